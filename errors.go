@@ -1,0 +1,161 @@
+package rowraft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Code answers the two questions of an error: what may the caller do, and may
+// the push still take effect?
+type Code uint8
+
+const (
+	CodeUnknown         Code = iota // an error without a code; effect: maybe
+	CodeInvalidArgument             // wrong on any replica: fix the call
+	CodeTableNotFound
+	CodeTableExists
+	CodeNotLeader      // refused before proposing: follow the hint
+	CodeWrongShard     // the slot is elsewhere: fetch the map, split again
+	CodeNoLeader       // nobody here can serve it now: back off, same call
+	CodeStarting       // likewise
+	CodeClosing        // likewise
+	CodeTooStale       // this replica lags the bound: another one, then the leader
+	CodeOverloaded     // queue, memory or disk is full: wait as told
+	CodeLeadershipLost // commit unknown: resend the same number
+	CodeDeadline       // gave up after proposing: resend the same number
+	CodeSessionExpired // session unknown, fenced or of an older epoch: report
+	CodeVersionTooNew  // file or peer is newer than this binary: upgrade
+	CodeCorrupt        // checksum or format broken: operator
+	CodeInternal       // an invariant does not hold: report
+	CodeIdentity       // data directory or peer of another cluster or node: operator
+	CodeNotFound       // a named thing other than a table does not exist
+	CodeAlreadyExists  // likewise, exists
+)
+
+var codeNames = [...]string{
+	"Unknown", "InvalidArgument", "TableNotFound", "TableExists", "NotLeader", "WrongShard",
+	"NoLeader", "Starting", "Closing", "TooStale", "Overloaded", "LeadershipLost", "Deadline",
+	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists",
+}
+
+func (c Code) String() string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("Code(%d)", uint8(c))
+}
+
+// MaybeApplied reports whether a push that ended with this code may still take
+// effect. Only then must the client resend it under the same number.
+func (c Code) MaybeApplied() bool {
+	switch c {
+	case CodeUnknown, CodeLeadershipLost, CodeDeadline, CodeSessionExpired, CodeInternal:
+		return true
+	}
+	return false
+}
+
+// Retryable reports whether the same call may succeed later without a change
+// by the caller.
+func (c Code) Retryable() bool {
+	switch c {
+	case CodeUnknown, CodeNotLeader, CodeWrongShard, CodeNoLeader, CodeStarting, CodeClosing,
+		CodeTooStale, CodeOverloaded, CodeLeadershipLost, CodeDeadline:
+		return true
+	}
+	return false
+}
+
+// Error is an error with a Code and a text for a person. Errors that carry
+// more (NotLeaderError …) are types of their own with a Code method.
+type Error struct {
+	code Code
+	msg  string
+	err  error // wrapped, may be nil
+}
+
+func (e *Error) Error() string { return e.msg }
+func (e *Error) Code() Code    { return e.code }
+func (e *Error) Unwrap() error { return e.err }
+
+// Errorf returns an error with code. The format is that of fmt.Errorf, %w included.
+func Errorf(code Code, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &Error{code: code, msg: err.Error(), err: errors.Unwrap(err)}
+}
+
+// CodeOf returns the code of the first error in err's chain that has one:
+// CodeDeadline for an expired or cancelled context, CodeUnknown otherwise.
+func CodeOf(err error) Code {
+	var coded interface {
+		error
+		Code() Code
+	}
+	if errors.As(err, &coded) {
+		return coded.Code()
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return CodeDeadline
+	}
+	return CodeUnknown
+}
+
+// NotLeaderError reports that this replica does not lead the shard, so it
+// refused the request before proposing it: nothing was or will be applied.
+// Leader is a hint and may be stale. A client follows it once, then fetches a
+// fresh cluster map.
+type NotLeaderError struct {
+	Shard  ShardID
+	Term   Term   // in which Leader was last seen leading
+	Leader NodeID // "" if unknown
+}
+
+func (e *NotLeaderError) Error() string {
+	if e.Leader == "" {
+		return fmt.Sprintf("shard %d: not leader, and the leader at term %d is unknown", e.Shard, e.Term)
+	}
+	return fmt.Sprintf("shard %d: not leader (node %s leads at term %d)", e.Shard, e.Leader, e.Term)
+}
+
+func (e *NotLeaderError) Code() Code { return CodeNotLeader }
+
+// WrongShardError reports that the request was split by a map that no longer
+// holds. Nothing was applied.
+type WrongShardError struct {
+	Shard      ShardID
+	Have, Want MapVersion // of the request, and of the node
+}
+
+func (e *WrongShardError) Error() string {
+	return fmt.Sprintf("shard %d: the request was split by map version %d, this node has version %d: fetch the map and split again", e.Shard, e.Have, e.Want)
+}
+
+func (e *WrongShardError) Code() Code { return CodeWrongShard }
+
+// TooStaleError reports that this replica has not yet applied what the read
+// asked for.
+type TooStaleError struct {
+	Shard           ShardID
+	Applied, Wanted Index
+}
+
+func (e *TooStaleError) Error() string {
+	return fmt.Sprintf("shard %d: applied index %d, the read wants %d", e.Shard, e.Applied, e.Wanted)
+}
+
+func (e *TooStaleError) Code() Code { return CodeTooStale }
+
+// OverloadedError reports that a bounded queue, the memory or the disk is full.
+// Nothing was applied; retry after RetryAfter with jitter.
+type OverloadedError struct {
+	What       string // which limit, for a person
+	RetryAfter time.Duration
+}
+
+func (e *OverloadedError) Error() string {
+	return fmt.Sprintf("overloaded: %s, retry after %v", e.What, e.RetryAfter)
+}
+
+func (e *OverloadedError) Code() Code { return CodeOverloaded }

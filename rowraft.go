@@ -1,0 +1,276 @@
+package rowraft
+
+import (
+	"fmt"
+	"regexp"
+)
+
+// Key identifies a row within a table. All 64-bit values are valid keys.
+type Key uint64
+
+// TableID is the random, non-zero uid a table is born with. It is part of the
+// key hash, of the initializer and of every stored row, so it travels with the
+// schema and is never reused.
+type TableID uint64
+
+// ShardID numbers the shards of a cluster from 0.
+type ShardID uint32
+
+// Slot is one of the NumSlots parts of the key space.
+type Slot uint16
+
+// NumSlots is the number of slots; fixed for ever (ARCHITECTURE.md, one-way door 1).
+const NumSlots = 4096
+
+// ClusterID, NodeID and ReplicaID are UUIDs in their canonical text form. They
+// are born with a data directory and never reused.
+type (
+	ClusterID string
+	NodeID    string
+	ReplicaID string
+)
+
+// Term and Index are those of the Raft paper.
+type (
+	Term  uint64
+	Index uint64
+)
+
+// MapVersion counts the changes of the cluster map. 0 means unknown.
+type MapVersion uint64
+
+// ClientID names one pushing client; random, 128 bits. Incarnation is issued by
+// the scheduler: of two sessions of one client the higher incarnation fences
+// the lower.
+type (
+	ClientID    [16]byte
+	Incarnation uint64
+)
+
+// Seq numbers the push parts of one session on one shard, densely from 1.
+type Seq uint64
+
+// TableEpoch starts at 1 and grows when a table set is restored from a
+// checkpoint; sessions and read tokens of older epochs are refused.
+type TableEpoch uint64
+
+// DType is the type of numbers on the wire.
+type DType uint8
+
+const (
+	Float32  DType = 1 // 4 bytes, IEEE 754, little-endian
+	BFloat16 DType = 2 // 2 bytes, upper half of a Float32, rounded to nearest even
+)
+
+// Size returns the bytes of one number, or 0 if d is unknown.
+func (d DType) Size() int {
+	switch d {
+	case Float32:
+		return 4
+	case BFloat16:
+		return 2
+	}
+	return 0
+}
+
+func (d DType) String() string {
+	switch d {
+	case Float32:
+		return "float32"
+	case BFloat16:
+		return "bfloat16"
+	}
+	return fmt.Sprintf("dtype(%d)", uint8(d))
+}
+
+// MaxDim is the largest number of weights in a row.
+const MaxDim = 4096
+
+// Limits of one request part; a client splits what is larger.
+const (
+	TargetEntryBytes = 512 << 10 // what a log entry is packed up to
+	MaxEntryBytes    = 4 << 20   // hard limit of a log entry and of a push part
+	MaxKeysPerPart   = 256 << 10 // keys in one part or one pull of a shard
+)
+
+// TableKind says what the keys of a table mean.
+type TableKind uint8
+
+const (
+	// Sparse tables hold embedding rows; any key may exist.
+	Sparse TableKind = 1
+	// Dense tables hold tensors cut into rows: a key is DenseKey(tensor, row), and
+	// all rows of one tensor live in one slot.
+	Dense TableKind = 2
+)
+
+func (k TableKind) String() string {
+	switch k {
+	case Sparse:
+		return "sparse"
+	case Dense:
+		return "dense"
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// denseRowBits is the part of a dense key that counts rows within a tensor.
+const denseRowBits = 40
+
+// DenseKey is the key of row number row (< 2^40) of a tensor (< 2^24).
+func DenseKey(tensor uint32, row uint64) Key {
+	return Key(uint64(tensor)<<denseRowBits | row)
+}
+
+// PlacementKey returns the key whose hash decides the slot of key: key itself
+// in a sparse table, the first row of its tensor in a dense one.
+func (k TableKind) PlacementKey(key Key) Key {
+	if k == Dense {
+		return key &^ (1<<denseRowBits - 1)
+	}
+	return key
+}
+
+// InitializerKind says how the weights of a row that was never pushed read.
+type InitializerKind uint8
+
+const (
+	InitZeros   InitializerKind = 1 // 0
+	InitUniform InitializerKind = 2 // uniform in [A, B)
+	InitNormal  InitializerKind = 3 // mean A, standard deviation B, sum of twelve uniforms
+)
+
+// Initializer is a pure function f(Seed, table, key) → weights, fixed with the
+// table. Uniform uses [A, B); Normal has mean A and standard deviation B.
+type Initializer struct {
+	Kind InitializerKind
+	Seed uint64
+	A, B float32
+}
+
+// OptimizerKind names the update rule a table's replicas run.
+type OptimizerKind uint8
+
+const (
+	SGD     OptimizerKind = 1
+	Adagrad OptimizerKind = 2
+	Adam    OptimizerKind = 3
+)
+
+func (k OptimizerKind) String() string {
+	switch k {
+	case SGD:
+		return "sgd"
+	case Adagrad:
+		return "adagrad"
+	case Adam:
+		return "adam"
+	}
+	return fmt.Sprintf("optimizer(%d)", uint8(k))
+}
+
+// Optimizer is the update rule of a table with its constants. Fields a rule
+// does not use must be 0.
+type Optimizer struct {
+	Kind               OptimizerKind
+	LR                 float32 // learning rate; a push may override it
+	InitialAccumulator float32 // Adagrad: first value of the accumulator
+	Epsilon            float32 // Adagrad, Adam
+	Beta1, Beta2       float32 // Adam
+}
+
+// Schema is what a table is created with; it never changes afterwards.
+type Schema struct {
+	ID          TableID // issued by the scheduler
+	Name        string
+	Kind        TableKind
+	Dim         int // weights per row, 1 … MaxDim
+	Initializer Initializer
+	Optimizer   Optimizer
+}
+
+var tableName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,127}$`)
+
+// Validate reports the first thing that makes s unusable as a table, as
+// CodeInvalidArgument. It does not look at ID.
+func (s *Schema) Validate() error {
+	switch {
+	case !tableName.MatchString(s.Name):
+		return Errorf(CodeInvalidArgument, "table name %q: want a letter, then up to 127 letters, digits, '_', '.' or '-'", s.Name)
+	case s.Kind != Sparse && s.Kind != Dense:
+		return Errorf(CodeInvalidArgument, "table %s: kind %s: want sparse or dense", s.Name, s.Kind)
+	case s.Dim < 1 || s.Dim > MaxDim:
+		return Errorf(CodeInvalidArgument, "table %s: dim %d: want 1 to %d", s.Name, s.Dim, MaxDim)
+	}
+	if err := s.Initializer.validate(); err != nil {
+		return fmt.Errorf("table %s: %w", s.Name, err)
+	}
+	if err := s.Optimizer.validate(); err != nil {
+		return fmt.Errorf("table %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// SameShape reports whether two schemas of one name may stand for each other:
+// everything but the ID is equal.
+func (s Schema) SameShape(o Schema) bool {
+	s.ID = o.ID
+	return s == o
+}
+
+func (i *Initializer) validate() error {
+	if !finite(i.A) || !finite(i.B) {
+		return Errorf(CodeInvalidArgument, "initializer: A and B must be finite, got %v and %v", i.A, i.B)
+	}
+	switch i.Kind {
+	case InitZeros:
+		return nil
+	case InitUniform:
+		if i.A >= i.B {
+			return Errorf(CodeInvalidArgument, "uniform initializer: want low < high, got %v and %v", i.A, i.B)
+		}
+		return nil
+	case InitNormal:
+		if i.B < 0 {
+			return Errorf(CodeInvalidArgument, "normal initializer: want a standard deviation ≥ 0, got %v", i.B)
+		}
+		return nil
+	}
+	return Errorf(CodeInvalidArgument, "initializer kind %d: want zeros, uniform or normal", i.Kind)
+}
+
+func (o *Optimizer) validate() error {
+	for _, v := range []float32{o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2} {
+		if !finite(v) || v < 0 {
+			return Errorf(CodeInvalidArgument, "optimizer %s: constants must be finite and ≥ 0, got %v", o.Kind, v)
+		}
+	}
+	switch o.Kind {
+	case SGD:
+		if o.InitialAccumulator != 0 || o.Epsilon != 0 || o.Beta1 != 0 || o.Beta2 != 0 {
+			return Errorf(CodeInvalidArgument, "optimizer sgd takes a learning rate only")
+		}
+	case Adagrad:
+		if o.Beta1 != 0 || o.Beta2 != 0 {
+			return Errorf(CodeInvalidArgument, "optimizer adagrad has no betas")
+		}
+		if o.InitialAccumulator == 0 && o.Epsilon == 0 {
+			return Errorf(CodeInvalidArgument, "optimizer adagrad: initial accumulator and epsilon must not both be 0: a zero gradient would divide by zero")
+		}
+	case Adam:
+		if o.Beta1 >= 1 || o.Beta2 >= 1 {
+			return Errorf(CodeInvalidArgument, "optimizer adam: want betas in [0, 1), got %v and %v", o.Beta1, o.Beta2)
+		}
+		if o.Epsilon == 0 {
+			return Errorf(CodeInvalidArgument, "optimizer adam: epsilon must be > 0")
+		}
+		if o.InitialAccumulator != 0 {
+			return Errorf(CodeInvalidArgument, "optimizer adam has no accumulator")
+		}
+	default:
+		return Errorf(CodeInvalidArgument, "optimizer kind %d: want sgd, adagrad or adam", o.Kind)
+	}
+	return nil
+}
+
+func finite(v float32) bool { return v-v == 0 }
