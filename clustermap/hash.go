@@ -1,0 +1,33 @@
+package clustermap
+
+import "github.com/rowraft/rowraft"
+
+// HashVersion is stored with every snapshot and checkpoint; a change of Hash
+// would move every row.
+const HashVersion = 1
+
+const golden = 0x9E3779B97F4A7C15 // 2^64 / φ, as in splitmix64
+
+// Mix64 is the finalizer of splitmix64 (Steele, Lea, Flood 2014).
+func Mix64(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
+	z = (z ^ z>>27) * 0x94D049BB133111EB
+	return z ^ z>>31
+}
+
+// TableSeed is the part of Hash that depends on the table alone.
+func TableSeed(table rowraft.TableID) uint64 { return Mix64(uint64(table) + golden) }
+
+// Hash is Mix64(key ⊕ Mix64(table + golden)). Its top 12 bits are the slot.
+func Hash(table rowraft.TableID, key rowraft.Key) uint64 {
+	return Mix64(uint64(key) ^ TableSeed(table))
+}
+
+// SlotOfHash returns the slot of a hash.
+func SlotOfHash(h uint64) rowraft.Slot { return rowraft.Slot(h >> 52) }
+
+// SlotOf returns the slot of a key: that of its own hash in a sparse table, of
+// its tensor's in a dense one.
+func SlotOf(table rowraft.TableID, kind rowraft.TableKind, key rowraft.Key) rowraft.Slot {
+	return SlotOfHash(Hash(table, kind.PlacementKey(key)))
+}

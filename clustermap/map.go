@@ -1,0 +1,127 @@
+package clustermap
+
+import (
+	"fmt"
+
+	"github.com/rowraft/rowraft"
+)
+
+// MaxShards is the largest number of shards of a cluster.
+const MaxShards = 256
+
+// Node is one server process, known by the id of its data directory.
+type Node struct {
+	ID        rowraft.NodeID
+	Name      string // for people; unique, may be empty
+	Addr      string // host:port of the gRPC services
+	PeerAddr  string // host:port of the Raft groups
+	Scheduler bool   // also a member of the metadata group
+}
+
+// Replica is one copy of a shard.
+type Replica struct {
+	ID   rowraft.ReplicaID
+	Node rowraft.NodeID
+}
+
+// Shard is one Raft group.
+type Shard struct {
+	ID       rowraft.ShardID
+	Replicas []Replica
+}
+
+// Map is one version of the placement of everything. It is immutable after New.
+type Map struct {
+	Cluster      rowraft.ClusterID
+	Version      rowraft.MapVersion // grows with every change
+	SlotsVersion rowraft.MapVersion // Version at which a slot last changed its shard
+	Nodes        []Node
+	Shards       []Shard // Shards[i].ID == i
+	Tables       []rowraft.Schema
+	Epoch        rowraft.TableEpoch
+
+	slots [rowraft.NumSlots]uint8 // slot → shard
+}
+
+// New checks m, fills in its slots (nil means EvenSlots) and returns it. slots has NumSlots entries.
+func New(m Map, slots []uint8) (*Map, error) {
+	if len(m.Shards) > MaxShards {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want at most %d", len(m.Shards), MaxShards)
+	}
+	for i, s := range m.Shards {
+		if int(s.ID) != i {
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "cluster map: shard %d stands at place %d", s.ID, i)
+		}
+	}
+	if slots == nil {
+		slots = EvenSlots(len(m.Shards))
+	}
+	if len(slots) != rowraft.NumSlots {
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "cluster map: %d slots, want %d", len(slots), rowraft.NumSlots)
+	}
+	for slot, shard := range slots {
+		if len(m.Shards) > 0 && int(shard) >= len(m.Shards) {
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "cluster map: slot %d belongs to shard %d of %d", slot, shard, len(m.Shards))
+		}
+	}
+	copy(m.slots[:], slots)
+	return &m, nil
+}
+
+// EvenSlots divides the slots among n shards in contiguous ranges whose sizes
+// differ by at most one. n = 0 gives all slots to shard 0.
+func EvenSlots(n int) []uint8 {
+	slots := make([]uint8, rowraft.NumSlots)
+	for i := range slots {
+		slots[i] = uint8(i * max(n, 1) / rowraft.NumSlots)
+	}
+	return slots
+}
+
+// ShardOf returns the shard that holds slot.
+func (m *Map) ShardOf(slot rowraft.Slot) rowraft.ShardID { return rowraft.ShardID(m.slots[slot]) }
+
+// Slots returns a copy of the slot → shard table.
+func (m *Map) Slots() []uint8 { return append([]uint8(nil), m.slots[:]...) }
+
+// SlotsOf lists the slots of one shard in ascending order.
+func (m *Map) SlotsOf(shard rowraft.ShardID) []rowraft.Slot {
+	var out []rowraft.Slot
+	for s, owner := range m.slots {
+		if rowraft.ShardID(owner) == shard {
+			out = append(out, rowraft.Slot(s))
+		}
+	}
+	return out
+}
+
+// Node returns the node with id.
+func (m *Map) Node(id rowraft.NodeID) (Node, bool) {
+	for _, n := range m.Nodes {
+		if n.ID == id {
+			return n, true
+		}
+	}
+	return Node{}, false
+}
+
+// Table returns the schema of the table called name.
+func (m *Map) Table(name string) (rowraft.Schema, error) {
+	for _, t := range m.Tables {
+		if t.Name == name {
+			return t, nil
+		}
+	}
+	return rowraft.Schema{}, rowraft.Errorf(rowraft.CodeTableNotFound, "table %q does not exist; `rowraft table list` shows those that do", name)
+}
+
+// KeyInShard returns the smallest key of a sparse table that lives in shard.
+// The trainers' audit rows are found by it.
+func (m *Map) KeyInShard(table rowraft.TableID, shard rowraft.ShardID) (rowraft.Key, error) {
+	for k := rowraft.Key(0); k < 1<<20; k++ {
+		if m.ShardOf(SlotOf(table, rowraft.Sparse, k)) == shard {
+			return k, nil
+		}
+	}
+	return 0, fmt.Errorf("shard %d holds no slot", shard)
+}

@@ -1,0 +1,203 @@
+package wire
+
+import (
+	"math"
+
+	"github.com/rowraft/rowraft"
+)
+
+// EntryVersion is the newest apply version this binary writes and understands.
+const EntryVersion = 1
+
+const (
+	entryMagic  = 0x52 // 'R'
+	entryFormat = 1
+
+	// EntryHeaderSize and PartHeaderSize are the fixed parts in bytes, multiples of 8.
+	EntryHeaderSize = 32
+	PartHeaderSize  = 48
+)
+
+// EntryKind says what an entry does to the state machine.
+type EntryKind uint8
+
+const (
+	EntryParts       EntryKind = 1 // pushes and assigns of clients
+	EntryOpenSession EntryKind = 2
+	EntryCreateTable EntryKind = 3
+)
+
+// EntryHeader is the fixed start of every log entry.
+type EntryHeader struct {
+	Kind    EntryKind
+	Version uint16 // apply version; an unknown one stops the replica
+	LogTime uint64 // nanoseconds of logged time, never decreasing (clamped by apply)
+	Epoch   rowraft.TableEpoch
+	Parts   int // EntryParts only
+}
+
+// Op says what a part does with its rows.
+type Op uint8
+
+const (
+	OpPush   Op = 1 // values are gradients; the table's optimizer runs
+	OpAssign Op = 2 // values are weights
+)
+
+// Part is one client's numbered share of an entry.
+type Part struct {
+	Client      rowraft.ClientID
+	Incarnation rowraft.Incarnation
+	Seq         rowraft.Seq // from 1, dense per (session, shard)
+	Floor       rowraft.Seq // every number ≤ Floor has been acknowledged to the client
+	Op          Op
+	Payload     []byte // segments; length a multiple of 8
+}
+
+// Size returns the bytes the part takes in an entry.
+func (p *Part) Size() int { return PartHeaderSize + len(p.Payload) }
+
+// PutEntryHeader writes h to dst[:EntryHeaderSize].
+func PutEntryHeader(dst []byte, h EntryHeader) {
+	dst[0], dst[1], dst[2], dst[3] = entryMagic, entryFormat, byte(h.Kind), 0
+	le.PutUint16(dst[4:], h.Version)
+	le.PutUint16(dst[6:], 0)
+	le.PutUint64(dst[8:], h.LogTime)
+	le.PutUint64(dst[16:], uint64(h.Epoch))
+	le.PutUint32(dst[24:], uint32(h.Parts))
+	le.PutUint32(dst[28:], 0)
+}
+
+// ParseEntryHeader reads the header of an entry and returns what follows it.
+// Errors: CodeVersionTooNew, CodeCorrupt.
+func ParseEntryHeader(entry []byte) (h EntryHeader, rest []byte, err error) {
+	if len(entry) < EntryHeaderSize || entry[0] != entryMagic {
+		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry of %d bytes does not start with an entry header", len(entry))
+	}
+	h = EntryHeader{
+		Kind:    EntryKind(entry[2]),
+		Version: le.Uint16(entry[4:]),
+		LogTime: le.Uint64(entry[8:]),
+		Epoch:   rowraft.TableEpoch(le.Uint64(entry[16:])),
+		Parts:   int(le.Uint32(entry[24:])),
+	}
+	if entry[1] > entryFormat || h.Version > EntryVersion {
+		return h, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry has format %d, apply version %d; this binary knows up to %d and %d: upgrade it", entry[1], h.Version, entryFormat, EntryVersion)
+	}
+	if entry[1] == 0 || h.Version == 0 || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 {
+		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry header has impossible fields")
+	}
+	return h, entry[EntryHeaderSize:], nil
+}
+
+// AppendPart appends p to an entry under construction.
+func AppendPart(dst []byte, p *Part) []byte {
+	var h [PartHeaderSize]byte
+	copy(h[:16], p.Client[:])
+	le.PutUint64(h[16:], uint64(p.Incarnation))
+	le.PutUint64(h[24:], uint64(p.Seq))
+	le.PutUint64(h[32:], uint64(p.Floor))
+	h[40] = byte(p.Op)
+	le.PutUint32(h[44:], uint32(len(p.Payload)))
+	return append(append(dst, h[:]...), p.Payload...)
+}
+
+// ParsePart reads the first part of b; p.Payload aliases b. Errors: CodeCorrupt.
+func ParsePart(b []byte, p *Part) (rest []byte, err error) {
+	if len(b) < PartHeaderSize {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry ends within a part header: %d bytes left", len(b))
+	}
+	p.Client = rowraft.ClientID(b[:16])
+	p.Incarnation = rowraft.Incarnation(le.Uint64(b[16:]))
+	p.Seq = rowraft.Seq(le.Uint64(b[24:]))
+	p.Floor = rowraft.Seq(le.Uint64(b[32:]))
+	p.Op = Op(b[40])
+	n := uint64(le.Uint32(b[44:]))
+	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op != OpPush && p.Op != OpAssign {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry has an impossible part: op %d, payload %d of %d bytes", b[40], n, len(b)-PartHeaderSize)
+	}
+	end := PartHeaderSize + int(n)
+	p.Payload = b[PartHeaderSize:end:end]
+	return b[end:], nil
+}
+
+// SessionSize is the length of an OpenSession entry's body.
+const SessionSize = 24
+
+// OpenSessionEntry returns the entry that opens a session.
+func OpenSessionEntry(h EntryHeader, client rowraft.ClientID, inc rowraft.Incarnation) []byte {
+	h.Kind, h.Parts = EntryOpenSession, 0
+	b := make([]byte, EntryHeaderSize+SessionSize)
+	PutEntryHeader(b, h)
+	copy(b[EntryHeaderSize:], client[:])
+	le.PutUint64(b[EntryHeaderSize+16:], uint64(inc))
+	return b
+}
+
+// ParseOpenSession reads the body of an OpenSession entry.
+func ParseOpenSession(body []byte) (client rowraft.ClientID, inc rowraft.Incarnation, err error) {
+	if len(body) != SessionSize {
+		return client, 0, rowraft.Errorf(rowraft.CodeCorrupt, "OpenSession entry has %d bytes, want %d", len(body), SessionSize)
+	}
+	return rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:])), nil
+}
+
+// CreateTableEntry returns the entry that makes a table known to a shard.
+func CreateTableEntry(h EntryHeader, s *rowraft.Schema) []byte {
+	h.Kind, h.Parts = EntryCreateTable, 0
+	b := make([]byte, EntryHeaderSize, EntryHeaderSize+SchemaSize(s))
+	PutEntryHeader(b, h)
+	return AppendSchema(b, s)
+}
+
+const schemaFixed = 56
+
+// SchemaSize returns the encoded length of s, a multiple of 8.
+func SchemaSize(s *rowraft.Schema) int { return align8(schemaFixed + len(s.Name)) }
+
+// AppendSchema appends the encoding of s (docs/formats/entry.md), used in
+// entries and snapshots.
+func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
+	dst = le.AppendUint64(dst, uint64(s.ID))
+	dst = append(dst, byte(s.Kind), byte(s.Initializer.Kind), byte(s.Optimizer.Kind), 0)
+	dst = le.AppendUint32(dst, uint32(s.Dim))
+	dst = le.AppendUint64(dst, s.Initializer.Seed)
+	o := &s.Optimizer
+	for _, f := range [...]float32{s.Initializer.A, s.Initializer.B, o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2} {
+		dst = le.AppendUint32(dst, math.Float32bits(f))
+	}
+	dst = le.AppendUint32(dst, uint32(len(s.Name)))
+	dst = append(dst, s.Name...)
+	for pad := SchemaSize(s) - schemaFixed - len(s.Name); pad > 0; pad-- {
+		dst = append(dst, 0)
+	}
+	return dst
+}
+
+// ParseSchema reads a schema from the start of b and validates it. Errors: CodeCorrupt.
+func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
+	if len(b) < schemaFixed {
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema ends after %d bytes, want at least %d", len(b), schemaFixed)
+	}
+	f := func(i int) float32 { return math.Float32frombits(le.Uint32(b[24+4*i:])) }
+	s = rowraft.Schema{
+		ID:          rowraft.TableID(le.Uint64(b)),
+		Kind:        rowraft.TableKind(b[8]),
+		Dim:         int(le.Uint32(b[12:])),
+		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: f(0), B: f(1)},
+		Optimizer:   rowraft.Optimizer{Kind: rowraft.OptimizerKind(b[10]), LR: f(2), InitialAccumulator: f(3), Epsilon: f(4), Beta1: f(5), Beta2: f(6)},
+	}
+	n := uint64(le.Uint32(b[52:]))
+	if n > 128 || schemaFixed+n > uint64(len(b)) {
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has a name of %d bytes, %d are left", n, len(b)-schemaFixed)
+	}
+	s.Name = string(b[schemaFixed : schemaFixed+n])
+	size := SchemaSize(&s)
+	if size > len(b) {
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q ends early", s.Name)
+	}
+	if err := s.Validate(); err != nil {
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema in the log: %w", err)
+	}
+	return s, b[size:], nil
+}

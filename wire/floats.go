@@ -1,0 +1,61 @@
+package wire
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+)
+
+// littleEndian says whether a []float32 already has the bytes of the wire.
+var littleEndian = func() bool { x := uint16(1); return *(*byte)(unsafe.Pointer(&x)) == 1 }()
+
+// float32Bytes returns the memory of f.
+func float32Bytes(f []float32) []byte {
+	if len(f) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), 4*len(f))
+}
+
+// PutFloats writes src as dtype; dst has len(src)·dtype.Size() bytes. bfloat16
+// rounds to nearest, ties to even.
+func PutFloats(dst []byte, dtype rowraft.DType, src []float32) {
+	switch {
+	case dtype == rowraft.BFloat16:
+		for i, v := range src {
+			le.PutUint16(dst[2*i:], BFloat16(v))
+		}
+	case littleEndian:
+		copy(dst, float32Bytes(src))
+	default:
+		for i, v := range src {
+			le.PutUint32(dst[4*i:], math.Float32bits(v))
+		}
+	}
+}
+
+// GetFloats reads len(dst) numbers of dtype from src.
+func GetFloats(dst []float32, dtype rowraft.DType, src []byte) {
+	switch {
+	case dtype == rowraft.BFloat16:
+		for i := range dst {
+			dst[i] = math.Float32frombits(uint32(le.Uint16(src[2*i:])) << 16)
+		}
+	case littleEndian:
+		copy(float32Bytes(dst), src[:4*len(dst)])
+	default:
+		for i := range dst {
+			dst[i] = math.Float32frombits(le.Uint32(src[4*i:]))
+		}
+	}
+}
+
+// BFloat16 returns the upper half of v, rounded to nearest even. A NaN stays a NaN.
+func BFloat16(v float32) uint16 {
+	b := math.Float32bits(v)
+	if b&0x7fffffff > 0x7f800000 {
+		return uint16(b>>16) | 0x40 // quiet, so that rounding cannot turn it into infinity
+	}
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
