@@ -1,0 +1,362 @@
+package rpc
+
+import (
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec for everything that is not hot
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Codec is the protobuf codec with a zero-copy path for the hot messages. It
+// writes and reads the protobuf wire format.
+var Codec encoding.CodecV2 = codec{std: encoding.GetCodecV2("proto")}
+
+type codec struct{ std encoding.CodecV2 }
+
+func (codec) Name() string { return "proto" }
+
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	switch m := v.(type) {
+	case *rowraftv1.PullRequest:
+		return withPayload(pullRequestHead(nil, m), 6, mem.SliceBuffer(m.Payload)), nil
+	case *rowraftv1.PullReply:
+		return withPayload(pullReplyHead(nil, m), 3, mem.NewBuffer(&m.Payload, Pool)), nil
+	case *rowraftv1.PushRequest:
+		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
+	case *rowraftv1.AssignRequest:
+		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
+	case *rowraftv1.PullStreamRequest:
+		return nested(m.Id, pullRequestHead(nil, m.Pull), 6, mem.SliceBuffer(m.Pull.GetPayload())), nil
+	case *rowraftv1.PullStreamReply:
+		if m.Reply != nil {
+			return nested(m.Id, pullReplyHead(nil, m.Reply), 3, mem.NewBuffer(&m.Reply.Payload, Pool)), nil
+		}
+	case *rowraftv1.PushStreamRequest:
+		return nested(m.Id, pushHead(nil, m.Push), 8, mem.SliceBuffer(m.Push.GetPayload())), nil
+	}
+	return c.std.Marshal(v)
+}
+
+// withPayload ends a message with its payload field. The payload is not copied.
+func withPayload(head []byte, num protowire.Number, payload mem.Buffer) mem.BufferSlice {
+	if payload.Len() == 0 {
+		payload.Free()
+		return mem.BufferSlice{mem.SliceBuffer(head)}
+	}
+	head = protowire.AppendTag(head, num, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(payload.Len()))
+	return mem.BufferSlice{mem.SliceBuffer(head), payload}
+}
+
+// nested wraps a message with payload as field 2 of a stream message.
+func nested(id uint64, head []byte, num protowire.Number, payload mem.Buffer) mem.BufferSlice {
+	inner := withPayload(head, num, payload)
+	outer := appendUint(nil, 1, id)
+	outer = protowire.AppendTag(outer, 2, protowire.BytesType)
+	outer = protowire.AppendVarint(outer, uint64(inner.Len()))
+	return append(mem.BufferSlice{mem.SliceBuffer(outer)}, inner...)
+}
+
+func appendUint(b []byte, num protowire.Number, v uint64) []byte {
+	if v == 0 {
+		return b
+	}
+	return protowire.AppendVarint(protowire.AppendTag(b, num, protowire.VarintType), v)
+}
+
+func pullRequestHead(b []byte, m *rowraftv1.PullRequest) []byte {
+	b = appendUint(b, 1, m.GetMapVersion())
+	b = appendUint(b, 2, uint64(m.GetShard()))
+	b = appendUint(b, 3, uint64(m.GetMode()))
+	b = appendUint(b, 4, m.GetTableEpoch())
+	b = appendUint(b, 5, m.GetMinIndex())
+	return appendUint(b, 7, protowire.EncodeBool(m.GetPresence()))
+}
+
+func pullReplyHead(b []byte, m *rowraftv1.PullReply) []byte {
+	return appendUint(appendUint(b, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex())
+}
+
+// numbered is what PushRequest and AssignRequest have in common; their field
+// numbers are equal.
+type numbered interface {
+	GetMapVersion() uint64
+	GetShard() uint32
+	GetTableEpoch() uint64
+	GetClientId() []byte
+	GetIncarnation() uint64
+	GetSeq() uint64
+	GetFloor() uint64
+}
+
+func pushHead(b []byte, m numbered) []byte {
+	b = appendUint(b, 1, m.GetMapVersion())
+	b = appendUint(b, 2, uint64(m.GetShard()))
+	b = appendUint(b, 3, m.GetTableEpoch())
+	if id := m.GetClientId(); len(id) > 0 {
+		b = protowire.AppendBytes(protowire.AppendTag(b, 4, protowire.BytesType), id)
+	}
+	b = appendUint(b, 5, m.GetIncarnation())
+	b = appendUint(b, 6, m.GetSeq())
+	return appendUint(b, 7, m.GetFloor())
+}
+
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	var fields func(*reader, protowire.Number, protowire.Type) (bool, error)
+	switch m := v.(type) {
+	case *rowraftv1.PullRequest:
+		fields = pullRequestField(m)
+	case *rowraftv1.PullReply:
+		fields = pullReplyField(m)
+	case *rowraftv1.PushRequest:
+		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
+	case *rowraftv1.AssignRequest:
+		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
+	case *rowraftv1.PullStreamRequest:
+		m.Pull = new(rowraftv1.PullRequest)
+		fields = nestedField(&m.Id, pullRequestField(m.Pull), nil)
+	case *rowraftv1.PullStreamReply:
+		reply := new(rowraftv1.PullReply)
+		inner := pullReplyField(reply)
+		fields = nestedField(&m.Id, func(r *reader, n protowire.Number, t protowire.Type) (bool, error) {
+			m.Reply = reply
+			return inner(r, n, t)
+		}, &m.Error)
+	case *rowraftv1.PushStreamRequest:
+		p := new(rowraftv1.PushRequest)
+		m.Push = p
+		fields = nestedField(&m.Id, pushField(&p.MapVersion, &p.Shard, &p.TableEpoch, &p.ClientId, &p.Incarnation, &p.Seq, &p.Floor, &p.Payload), nil)
+	default:
+		return c.std.Unmarshal(data, v)
+	}
+	r := &reader{r: data.Reader(), left: data.Len()}
+	defer r.r.Close()
+	return r.message(fields)
+}
+
+// reader reads the protobuf wire format from the buffers of a message.
+type reader struct {
+	r    *mem.Reader
+	left int // bytes left of the (sub)message
+}
+
+// message reads fields until the message ends. fields handles one field and
+// reports whether it knew it; unknown ones are skipped.
+func (r *reader) message(fields func(*reader, protowire.Number, protowire.Type) (bool, error)) error {
+	for r.left > 0 {
+		tag, err := r.varint()
+		if err != nil {
+			return err
+		}
+		num, typ := protowire.DecodeTag(tag)
+		if num < 1 {
+			return fmt.Errorf("protobuf: impossible field number in tag %#x", tag)
+		}
+		known, err := fields(r, num, typ)
+		if err != nil {
+			return fmt.Errorf("protobuf field %d: %w", num, err)
+		}
+		if !known {
+			if err := r.skip(typ); err != nil {
+				return fmt.Errorf("protobuf field %d: %w", num, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *reader) varint() (uint64, error) {
+	var v uint64
+	for shift := 0; shift < 70; shift += 7 {
+		if r.left == 0 {
+			return 0, io.ErrUnexpectedEOF
+		}
+		b, err := r.r.ReadByte()
+		if err != nil {
+			return 0, err
+		}
+		r.left--
+		if shift == 63 && b > 1 {
+			break
+		}
+		v |= uint64(b&0x7f) << shift
+		if b < 0x80 {
+			return v, nil
+		}
+	}
+	return 0, fmt.Errorf("varint of more than 64 bits")
+}
+
+func (r *reader) length() (int, error) {
+	n, err := r.varint()
+	if err != nil {
+		return 0, err
+	}
+	if n > uint64(r.left) {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return int(n), nil
+}
+
+// bytes reads a length-delimited field into pooled memory.
+func (r *reader) bytes() ([]byte, error) {
+	n, err := r.length()
+	if err != nil {
+		return nil, err
+	}
+	b := Pool.Bytes(n)
+	if _, err := io.ReadFull(r.r, b); err != nil {
+		return nil, err
+	}
+	r.left -= n
+	return b, nil
+}
+
+func (r *reader) skip(typ protowire.Type) error {
+	n := 0
+	switch typ {
+	case protowire.VarintType:
+		_, err := r.varint()
+		return err
+	case protowire.Fixed32Type:
+		n = 4
+	case protowire.Fixed64Type:
+		n = 8
+	case protowire.BytesType:
+		var err error
+		if n, err = r.length(); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("wire type %d is not supported", typ)
+	}
+	if n > r.left {
+		return io.ErrUnexpectedEOF
+	}
+	if _, err := r.r.Discard(n); err != nil {
+		return err
+	}
+	r.left -= n
+	return nil
+}
+
+// number is a field of integer type that r fills in.
+type number interface{ ~uint64 | ~uint32 | ~int32 }
+
+func setNumber[T number](r *reader, typ protowire.Type, dst *T) (bool, error) {
+	if typ != protowire.VarintType {
+		return false, nil
+	}
+	v, err := r.varint()
+	*dst = T(v)
+	return true, err
+}
+
+func setBytes(r *reader, typ protowire.Type, dst *[]byte) (bool, error) {
+	if typ != protowire.BytesType {
+		return false, nil
+	}
+	if len(*dst) > 0 { // the last one wins, as in protobuf
+		Pool.Release(*dst)
+	}
+	b, err := r.bytes()
+	*dst = b
+	return true, err
+}
+
+func pullRequestField(m *rowraftv1.PullRequest) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
+		switch num {
+		case 1:
+			return setNumber(r, typ, &m.MapVersion)
+		case 2:
+			return setNumber(r, typ, &m.Shard)
+		case 3:
+			return setNumber(r, typ, &m.Mode)
+		case 4:
+			return setNumber(r, typ, &m.TableEpoch)
+		case 5:
+			return setNumber(r, typ, &m.MinIndex)
+		case 6:
+			return setBytes(r, typ, &m.Payload)
+		case 7:
+			var v uint64
+			known, err := setNumber(r, typ, &v)
+			m.Presence = v != 0
+			return known, err
+		}
+		return false, nil
+	}
+}
+
+func pullReplyField(m *rowraftv1.PullReply) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
+		switch num {
+		case 1:
+			return setNumber(r, typ, &m.TableEpoch)
+		case 2:
+			return setNumber(r, typ, &m.AppliedIndex)
+		case 3:
+			return setBytes(r, typ, &m.Payload)
+		}
+		return false, nil
+	}
+}
+
+func pushField(mapVersion *uint64, shard *uint32, epoch *uint64, client *[]byte, inc, seq, floor *uint64, payload *[]byte) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
+		switch num {
+		case 1:
+			return setNumber(r, typ, mapVersion)
+		case 2:
+			return setNumber(r, typ, shard)
+		case 3:
+			return setNumber(r, typ, epoch)
+		case 4:
+			return setBytes(r, typ, client)
+		case 5:
+			return setNumber(r, typ, inc)
+		case 6:
+			return setNumber(r, typ, seq)
+		case 7:
+			return setNumber(r, typ, floor)
+		case 8:
+			return setBytes(r, typ, payload)
+		}
+		return false, nil
+	}
+}
+
+// nestedField reads a stream message: the id, the inner message, and the error
+// where the message has one.
+func nestedField(id *uint64, inner func(*reader, protowire.Number, protowire.Type) (bool, error), failure **rowraftv1.ErrorDetail) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
+		switch {
+		case num == 1:
+			return setNumber(r, typ, id)
+		case num == 2 && typ == protowire.BytesType:
+			n, err := r.length()
+			if err != nil {
+				return true, err
+			}
+			sub := &reader{r: r.r, left: n}
+			err = sub.message(inner)
+			r.left -= n
+			return true, err
+		case num == 3 && typ == protowire.BytesType && failure != nil:
+			b, err := r.bytes()
+			if err != nil {
+				return true, err
+			}
+			defer Pool.Release(b)
+			*failure = new(rowraftv1.ErrorDetail)
+			return true, unmarshalProto(b, *failure)
+		}
+		return false, nil
+	}
+}

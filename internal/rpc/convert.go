@@ -1,0 +1,95 @@
+package rpc
+
+import (
+	"time"
+
+	"google.golang.org/grpc/backoff"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+var backoffConfig = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
+
+// SchemaToProto and SchemaFromProto convert a table's schema; the latter does
+// not validate.
+func SchemaToProto(s *rowraft.Schema) *rowraftv1.TableSchema {
+	return &rowraftv1.TableSchema{
+		Id: uint64(s.ID), Name: s.Name, Kind: uint32(s.Kind), Dim: uint32(s.Dim),
+		Initializer: &rowraftv1.Initializer{Kind: uint32(s.Initializer.Kind), Seed: s.Initializer.Seed, A: s.Initializer.A, B: s.Initializer.B},
+		Optimizer: &rowraftv1.Optimizer{
+			Kind: uint32(s.Optimizer.Kind), Lr: s.Optimizer.LR, InitialAccumulator: s.Optimizer.InitialAccumulator,
+			Epsilon: s.Optimizer.Epsilon, Beta1: s.Optimizer.Beta1, Beta2: s.Optimizer.Beta2,
+		},
+	}
+}
+
+func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
+	small := func(v uint32) uint8 { // an unknown kind must stay unknown
+		if v > 255 {
+			return 255
+		}
+		return uint8(v)
+	}
+	i, o := p.GetInitializer(), p.GetOptimizer()
+	return rowraft.Schema{
+		ID: rowraft.TableID(p.GetId()), Name: p.GetName(), Kind: rowraft.TableKind(small(p.GetKind())), Dim: int(p.GetDim()),
+		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(small(i.GetKind())), Seed: i.GetSeed(), A: i.GetA(), B: i.GetB()},
+		Optimizer: rowraft.Optimizer{
+			Kind: rowraft.OptimizerKind(small(o.GetKind())), LR: o.GetLr(), InitialAccumulator: o.GetInitialAccumulator(),
+			Epsilon: o.GetEpsilon(), Beta1: o.GetBeta1(), Beta2: o.GetBeta2(),
+		},
+	}
+}
+
+// MapToProto and MapFromProto convert a cluster map.
+func MapToProto(m *clustermap.Map) *rowraftv1.Map {
+	p := &rowraftv1.Map{
+		ClusterId: string(m.Cluster), Version: uint64(m.Version), SlotsVersion: uint64(m.SlotsVersion),
+		Slots: m.Slots(), Epoch: uint64(m.Epoch),
+	}
+	for _, n := range m.Nodes {
+		p.Nodes = append(p.Nodes, NodeToProto(n))
+	}
+	for _, s := range m.Shards {
+		ps := &rowraftv1.Shard{Id: uint32(s.ID)}
+		for _, r := range s.Replicas {
+			ps.Replicas = append(ps.Replicas, &rowraftv1.Replica{Id: string(r.ID), Node: string(r.Node)})
+		}
+		p.Shards = append(p.Shards, ps)
+	}
+	for i := range m.Tables {
+		p.Tables = append(p.Tables, SchemaToProto(&m.Tables[i]))
+	}
+	return p
+}
+
+func MapFromProto(p *rowraftv1.Map) (*clustermap.Map, error) {
+	m := clustermap.Map{
+		Cluster: rowraft.ClusterID(p.GetClusterId()), Version: rowraft.MapVersion(p.GetVersion()),
+		SlotsVersion: rowraft.MapVersion(p.GetSlotsVersion()), Epoch: rowraft.TableEpoch(p.GetEpoch()),
+	}
+	for _, n := range p.GetNodes() {
+		m.Nodes = append(m.Nodes, NodeFromProto(n))
+	}
+	for _, s := range p.GetShards() {
+		ms := clustermap.Shard{ID: rowraft.ShardID(s.GetId())}
+		for _, r := range s.GetReplicas() {
+			ms.Replicas = append(ms.Replicas, clustermap.Replica{ID: rowraft.ReplicaID(r.GetId()), Node: rowraft.NodeID(r.GetNode())})
+		}
+		m.Shards = append(m.Shards, ms)
+	}
+	for _, t := range p.GetTables() {
+		m.Tables = append(m.Tables, SchemaFromProto(t))
+	}
+	return clustermap.New(m, p.GetSlots())
+}
+
+func NodeToProto(n clustermap.Node) *rowraftv1.Node {
+	return &rowraftv1.Node{Id: string(n.ID), Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr, Scheduler: n.Scheduler}
+}
+
+func NodeFromProto(n *rowraftv1.Node) clustermap.Node {
+	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(), PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler()}
+}

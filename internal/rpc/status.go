@@ -1,0 +1,146 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func unmarshalProto(b []byte, m proto.Message) error { return proto.Unmarshal(b, m) }
+
+// grpcCodes is STYLE's table of codes.
+var grpcCodes = map[rowraft.Code]codes.Code{
+	rowraft.CodeInvalidArgument: codes.InvalidArgument,
+	rowraft.CodeTableNotFound:   codes.NotFound,
+	rowraft.CodeTableExists:     codes.AlreadyExists,
+	rowraft.CodeNotLeader:       codes.FailedPrecondition,
+	rowraft.CodeWrongShard:      codes.FailedPrecondition,
+	rowraft.CodeNoLeader:        codes.Unavailable,
+	rowraft.CodeStarting:        codes.Unavailable,
+	rowraft.CodeClosing:         codes.Unavailable,
+	rowraft.CodeTooStale:        codes.Unavailable,
+	rowraft.CodeOverloaded:      codes.ResourceExhausted,
+	rowraft.CodeLeadershipLost:  codes.Unavailable,
+	rowraft.CodeDeadline:        codes.DeadlineExceeded,
+	rowraft.CodeSessionExpired:  codes.OutOfRange,
+	rowraft.CodeVersionTooNew:   codes.FailedPrecondition,
+	rowraft.CodeCorrupt:         codes.DataLoss,
+	rowraft.CodeInternal:        codes.Internal,
+	rowraft.CodeIdentity:        codes.FailedPrecondition,
+	rowraft.CodeNotFound:        codes.NotFound,
+	rowraft.CodeAlreadyExists:   codes.AlreadyExists,
+}
+
+// Detail turns an error into the message that carries all of it.
+func Detail(err error) *rowraftv1.ErrorDetail {
+	d := &rowraftv1.ErrorDetail{Code: uint32(rowraft.CodeOf(err)), Message: err.Error()}
+	if e, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
+		d.Shard, d.Leader, d.Term = uint32(e.Shard), string(e.Leader), uint64(e.Term)
+	}
+	if e, ok := errors.AsType[*rowraft.WrongShardError](err); ok {
+		d.Shard, d.HaveVersion, d.WantVersion = uint32(e.Shard), uint64(e.Have), uint64(e.Want)
+	}
+	if e, ok := errors.AsType[*rowraft.TooStaleError](err); ok {
+		d.Shard, d.Applied, d.Wanted = uint32(e.Shard), uint64(e.Applied), uint64(e.Wanted)
+	}
+	if e, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
+		d.RetryAfterNs = uint64(max(e.RetryAfter, 0))
+	}
+	return d
+}
+
+// detailError is what arrives of an error: its text, and the typed error inside.
+type detailError struct {
+	msg   string
+	inner error
+}
+
+func (e *detailError) Error() string { return e.msg }
+func (e *detailError) Unwrap() error { return e.inner }
+
+// FromDetail is the reverse of Detail.
+func FromDetail(d *rowraftv1.ErrorDetail) error {
+	code := rowraft.Code(d.Code)
+	var inner error
+	switch code {
+	case rowraft.CodeNotLeader:
+		inner = &rowraft.NotLeaderError{Shard: rowraft.ShardID(d.Shard), Term: rowraft.Term(d.Term), Leader: rowraft.NodeID(d.Leader)}
+	case rowraft.CodeWrongShard:
+		inner = &rowraft.WrongShardError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.MapVersion(d.HaveVersion), Want: rowraft.MapVersion(d.WantVersion)}
+	case rowraft.CodeTooStale:
+		inner = &rowraft.TooStaleError{Shard: rowraft.ShardID(d.Shard), Applied: rowraft.Index(d.Applied), Wanted: rowraft.Index(d.Wanted)}
+	case rowraft.CodeOverloaded:
+		inner = &rowraft.OverloadedError{What: d.Message, RetryAfter: time.Duration(d.RetryAfterNs)}
+	default:
+		return rowraft.Errorf(code, "%s", d.Message)
+	}
+	return &detailError{msg: d.Message, inner: inner}
+}
+
+// ToStatus turns an error into the gRPC error a handler returns; nil stays nil.
+func ToStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	d := Detail(err)
+	code, ok := grpcCodes[rowraft.Code(d.Code)]
+	if !ok {
+		if s, isStatus := status.FromError(err); isStatus {
+			return s.Err()
+		}
+		code = codes.Unknown
+	}
+	s, derr := status.New(code, d.Message).WithDetails(d)
+	if derr != nil {
+		return status.Error(code, d.Message)
+	}
+	return s.Err()
+}
+
+// FromStatus turns what a gRPC call returned into an error with a Code; nil
+// stays nil. A status without our detail (from gRPC itself, a proxy, a crash)
+// becomes CodeUnknown, or CodeDeadline: a push may have been applied.
+func FromStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	for _, any := range s.Details() {
+		if d, ok := any.(*rowraftv1.ErrorDetail); ok {
+			return FromDetail(d)
+		}
+	}
+	switch s.Code() {
+	case codes.DeadlineExceeded, codes.Canceled:
+		return rowraft.Errorf(rowraft.CodeDeadline, "%s", s.Message())
+	case codes.Unimplemented:
+		return rowraft.Errorf(rowraft.CodeVersionTooNew, "the server does not know this call (%s): it is older than this client, or no rowraft server", s.Message())
+	}
+	return rowraft.Errorf(rowraft.CodeUnknown, "%s: %s", s.Code(), s.Message())
+}
+
+// unaryStatus and streamStatus turn handlers' errors into statuses.
+func unaryStatus(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	reply, err := h(ctx, req)
+	return reply, ToStatus(err)
+}
+
+func streamStatus(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	return ToStatus(h(srv, s))
+}
+
+// clientStatus gives callers of generated stubs errors with Codes.
+func clientStatus(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return FromStatus(invoke(ctx, method, req, reply, cc, opts...))
+}

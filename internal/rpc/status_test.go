@@ -1,0 +1,57 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rowraft/rowraft"
+)
+
+func TestErrorsSurviveTheWire(t *testing.T) {
+	for _, want := range []error{
+		rowraft.Errorf(rowraft.CodeInvalidArgument, "dim 3, want 4"),
+		fmt.Errorf("push: %w", &rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}),
+		&rowraft.WrongShardError{Shard: 1, Have: 2, Want: 5},
+		&rowraft.TooStaleError{Shard: 1, Applied: 7, Wanted: 8},
+		&rowraft.OverloadedError{What: "queue", RetryAfter: 20 * time.Millisecond},
+		rowraft.Errorf(rowraft.CodeSessionExpired, "gone"),
+	} {
+		got := FromStatus(ToStatus(want))
+		if got.Error() != want.Error() || rowraft.CodeOf(got) != rowraft.CodeOf(want) {
+			t.Errorf("%v (%v) came out as %v (%v)", want, rowraft.CodeOf(want), got, rowraft.CodeOf(got))
+		}
+	}
+	nl, ok := errors.AsType[*rowraft.NotLeaderError](FromStatus(ToStatus(fmt.Errorf("x: %w", &rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}))))
+	if !ok || *nl != (rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}) {
+		t.Errorf("the hint of NotLeader was lost: %+v", nl)
+	}
+}
+
+// TestForeignStatusMayHaveBeenApplied: a status that rowraft did not make says
+// nothing about the push.
+func TestForeignStatusMayHaveBeenApplied(t *testing.T) {
+	for _, err := range []error{
+		status.Error(codes.Unavailable, "connection reset"),
+		status.Error(codes.DeadlineExceeded, "late"),
+		context.DeadlineExceeded,
+		status.Error(codes.Internal, "stream"),
+	} {
+		if got := FromStatus(err); !rowraft.CodeOf(got).MaybeApplied() {
+			t.Errorf("%v became %v, which claims that nothing was applied", err, rowraft.CodeOf(got))
+		}
+	}
+}
+
+func TestEveryCodeHasAStatus(t *testing.T) {
+	for c := rowraft.CodeInvalidArgument; c <= rowraft.CodeAlreadyExists; c++ {
+		if _, ok := grpcCodes[c]; !ok {
+			t.Errorf("code %v has no gRPC status", c)
+		}
+	}
+}
