@@ -1,0 +1,147 @@
+# `make help` lists the targets. CONTRIBUTING.md says when to use which.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN     := bin
+TOOLS   := $(CURDIR)/.cache/bin
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -X main.version=$(VERSION)
+
+# The SIMD kernels need an experiment of the Go 1.26 toolchain that exists on
+# amd64 only. Everything also builds, and is tested, without it.
+ifeq ($(shell go env GOARCH),amd64)
+SIMD := simd
+endif
+
+# Tools, at exact versions, built into .cache/bin.
+STATICCHECK_VERSION        := v0.8.2
+PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
+BUF_VERSION                := v1.60.0
+
+GOTEST   := go test -timeout 10m
+PKG      ?= ./...
+FUZZTIME ?= 10s
+BENCH    ?= .
+
+##@ Build and run
+
+.PHONY: build
+build: ## build bin/rowraft and bin/rowraft-trainer (SIMD kernels on amd64)
+	GOEXPERIMENT=$(SIMD) go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+
+.PHONY: build-plain
+build-plain: ## build every package without SIMD; keeps no binary
+	GOEXPERIMENT= go build ./...
+
+.PHONY: demo
+demo: build ## train on a cluster on this machine, kill a leader, check everything (MODE=async)
+	$(BIN)/rowraft demo $(if $(MODE),--mode $(MODE))
+
+##@ Test
+
+.PHONY: test
+test: ## all tests, built as `make build` does (PKG=./shard/... for some)
+	GOEXPERIMENT=$(SIMD) $(GOTEST) $(PKG)
+
+.PHONY: test-simd
+test-simd: test ## the same, under the name verify uses
+
+.PHONY: test-plain
+test-plain: ## all tests without SIMD
+	GOEXPERIMENT= $(GOTEST) $(PKG)
+
+.PHONY: race
+race: ## all tests under the race detector
+	GOEXPERIMENT=$(SIMD) $(GOTEST) -race $(PKG)
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME=10s each
+	GOEXPERIMENT=$(SIMD) scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: bench
+bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
+	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
+
+.PHONY: bench-peers
+bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)
+	bench/peers/compare.sh
+
+##@ Check
+
+.PHONY: lint
+lint: fmt-check vet staticcheck proto-lint ## gofmt, go vet, staticcheck, buf lint, buf breaking
+
+.PHONY: fmt-check
+fmt-check: ## fail if gofmt would change a file
+	@files=$$(git ls-files -co --exclude-standard '*.go' | while read -r f; do [ -e "$$f" ] && echo "$$f"; done); \
+	bad=$$(gofmt -l $$files); \
+	if [ -n "$$bad" ]; then echo "gofmt -w these:" >&2; echo "$$bad" >&2; exit 1; fi
+
+.PHONY: vet
+vet: ## go vet, both builds
+	GOEXPERIMENT=$(SIMD) go vet ./...
+	$(if $(SIMD),GOEXPERIMENT= go vet ./...)
+
+.PHONY: staticcheck
+staticcheck: $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) ## staticcheck, both builds
+	GOEXPERIMENT=$(SIMD) $< ./...
+	$(if $(SIMD),GOEXPERIMENT= $< ./...)
+
+.PHONY: proto-lint
+proto-lint: $(TOOLS)/buf-$(BUF_VERSION) ## buf lint; buf breaking against the last release
+	$< lint
+	scripts/proto-breaking.sh $<
+
+.PHONY: mod-check
+mod-check: ## go.mod and go.sum are tidy and the module cache is intact
+	go mod tidy -diff
+	go mod verify
+
+.PHONY: verify
+verify: ## everything CI runs, with the time each stage took
+	scripts/verify.sh
+
+##@ Generate
+
+GEN_TOOLS = $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc-$(PROTOC_GEN_GO_GRPC_VERSION)
+
+.PHONY: gen
+gen: $(GEN_TOOLS) ## regenerate proto/**/*.pb.go (needs protoc: apt install protobuf-compiler)
+	scripts/gen.sh proto $(GEN_TOOLS)
+
+.PHONY: gen-check
+gen-check: $(GEN_TOOLS) ## fail if `make gen` would change a committed file
+	scripts/gen.sh --check $(GEN_TOOLS)
+
+# protoc-gen-go is part of the protobuf module, so go.mod decides its version.
+$(TOOLS)/protoc-gen-go: go.mod
+	go build -o $@ google.golang.org/protobuf/cmd/protoc-gen-go
+	@touch $@
+
+$(TOOLS)/protoc-gen-go-grpc-$(PROTOC_GEN_GO_GRPC_VERSION):
+	$(call install-tool,google.golang.org/grpc/cmd/protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC_VERSION))
+
+$(TOOLS)/staticcheck-$(STATICCHECK_VERSION):
+	$(call install-tool,honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION))
+
+$(TOOLS)/buf-$(BUF_VERSION):
+	$(call install-tool,github.com/bufbuild/buf/cmd/buf@$(BUF_VERSION))
+
+# install-tool builds one command at its version and keeps it under the target's name.
+define install-tool
+@mkdir -p $(TOOLS)
+dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+GOFLAGS= GOEXPERIMENT= GOBIN="$$dir" go install $(1) && mv "$$dir"/* $@
+endef
+
+##@ Housekeeping
+
+.PHONY: clean
+clean: ## remove what make built; caches of Go stay
+	rm -rf $(BIN) .cache
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z][a-zA-Z-]*:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
