@@ -1,0 +1,323 @@
+package models
+
+import (
+	"fmt"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	. "github.com/gomlx/gomlx/core/graph" //nolint:staticcheck // graph code reads as formulas
+	"github.com/gomlx/gomlx/core/tensors"
+)
+
+// DLRMConfig is the shape of a [DLRM].
+type DLRMConfig struct {
+	Batch       int   // examples per step, padding included
+	Dense       int   // dense features; 0 leaves out the bottom network
+	Categorical int   // categorical features
+	Dim         int   // weights per embedding row
+	Bottom      []int // hidden layers of the bottom network; a layer of Dim follows
+	Top         []int // hidden layers of the top network; a layer of 1 follows
+}
+
+// DLRM is the model of Naumov et al., arXiv:1906.00091: a bottom network over
+// the dense features, dot products of all pairs of its output and the
+// embeddings, and a top network over those products and the bottom's output.
+// Hidden layers are ReLU; the last layer of the bottom network is linear, so
+// that it can be a constant vector, by which each embedding also counts alone.
+type DLRM struct {
+	cfg     DLRMConfig
+	params  []Param
+	step    *Exec
+	predict *Exec
+
+	pad     []float32 // scratch: rows padded to a bucket
+	weights []float32 // scratch: 1/N for real examples, 0 for padding
+}
+
+// NewDLRM builds a DLRM on a backend opened by package accel.
+//
+// Errors: CodeInvalidArgument if cfg makes no model.
+func NewDLRM(backend compute.Backend, cfg DLRMConfig) (*DLRM, error) {
+	if cfg.Batch < 1 || cfg.Dim < 1 || cfg.Categorical < 1 || cfg.Dense < 0 {
+		return nil, invalid("batch %d, dim %d, %d categorical and %d dense features: want batch, dim and categorical ≥ 1, dense ≥ 0",
+			cfg.Batch, cfg.Dim, cfg.Categorical, cfg.Dense)
+	}
+	if cfg.vectors() < 2 {
+		return nil, invalid("one categorical feature and no dense one: nothing to multiply")
+	}
+	for _, width := range append(append([]int(nil), cfg.Bottom...), cfg.Top...) {
+		if width < 1 {
+			return nil, invalid("a layer of width %d: want ≥ 1", width)
+		}
+	}
+	m := &DLRM{cfg: cfg, params: cfg.params(), weights: make([]float32, cfg.Batch)}
+	var err error
+	if m.step, err = NewExec(backend, m.stepGraph); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	if m.predict, err = NewExec(backend, m.predictGraph); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	return m, nil
+}
+
+// vectors is the number of vectors that are multiplied in pairs.
+func (c *DLRMConfig) vectors() int {
+	if c.Dense > 0 {
+		return c.Categorical + 1
+	}
+	return c.Categorical
+}
+
+func (c *DLRMConfig) pairs() int { return c.vectors() * (c.vectors() - 1) / 2 }
+
+// params lists the dense weights: bottom layers, then the top's first layer,
+// in two parts because its input is never concatenated, then the other layers.
+func (c *DLRMConfig) params() []Param {
+	var params []Param
+	layer := func(name string, in, out int) int {
+		params = append(params,
+			Param{Name: name + ".weights", Shape: []int{in, out}, FanIn: in, FanOut: out},
+			Param{Name: name + ".bias", Shape: []int{out}})
+		return out
+	}
+	if c.Dense > 0 {
+		in := c.Dense
+		for i, width := range c.Bottom {
+			in = layer(fmt.Sprintf("bottom.%d", i), in, width)
+		}
+		layer("bottom.out", in, c.Dim)
+	}
+	first, in := 1, c.pairs()
+	if len(c.Top) > 0 {
+		first = c.Top[0]
+	}
+	if c.Dense > 0 {
+		in += c.Dim
+		params = append(params, Param{Name: "top.0.bottom", Shape: []int{c.Dim, first}, FanIn: in, FanOut: first})
+	}
+	params = append(params,
+		Param{Name: "top.0.pairs", Shape: []int{c.pairs(), first}, FanIn: in, FanOut: first},
+		Param{Name: "top.0.bias", Shape: []int{first}})
+	in = first
+	for i := 1; i <= len(c.Top); i++ {
+		width := 1
+		if i < len(c.Top) {
+			width = c.Top[i]
+		}
+		in = layer(fmt.Sprintf("top.%d", i), in, width)
+	}
+	return params
+}
+
+// Params returns the dense weights.
+func (m *DLRM) Params() []Param { return m.params }
+
+// logits builds the graph: rows [U,D], index [B,F], dense [B,N] (nil without
+// dense features), params as listed → [B].
+func (m *DLRM) logits(rows, index, dense *Node, params []*Node) *Node {
+	c := &m.cfg
+	take := func() *Node { p := params[0]; params = params[1:]; return p }
+	affine := func(x *Node) *Node {
+		x = MatMul(x, take())
+		return Add(x, ExpandDims(take(), 0))
+	}
+	batch := c.Batch
+	vectors := Gather(rows, InsertAxes(index, -1)) // [B,F,D]
+	var bottom *Node
+	if c.Dense > 0 {
+		bottom = dense
+		for range c.Bottom {
+			bottom = relu(affine(bottom))
+		}
+		bottom = affine(bottom) // [B,D]
+		vectors = Concatenate([]*Node{InsertAxes(bottom, 1), vectors}, 1)
+	}
+	v := c.vectors()
+	products := EinsumAxes(vectors, vectors, [][2]int{{2, 2}}, [][2]int{{0, 0}}) // [B,V,V], symmetric
+	products = Reshape(products, batch, v*v)
+
+	// The lower triangle is never cut out of products: instead the weights of
+	// the pairs are spread over a [V·V, width] matrix whose other rows are zero.
+	// That costs nothing per example; cutting costs V slices and V pads.
+	var x *Node
+	if c.Dense > 0 {
+		x = MatMul(bottom, take())
+	}
+	pairs := take()
+	zero := Zeros(pairs.Graph(), pairs.Shape().Clone()) // only one row of it is used
+	spread := Gather(Concatenate([]*Node{pairs, Slice(zero, AxisRange(0, 1))}, 0),
+		InsertAxes(Const(pairs.Graph(), c.spread()), -1))
+	p := MatMul(products, spread)
+	if x == nil {
+		x = p
+	} else {
+		x = Add(x, p)
+	}
+	x = Add(x, ExpandDims(take(), 0))
+	for range c.Top {
+		x = affine(relu(x))
+	}
+	return Reshape(x, batch)
+}
+
+// spread maps each cell of the [V,V] products to its pair below the diagonal,
+// and all other cells to the zero row after the last pair.
+func (c *DLRMConfig) spread() []int32 {
+	v := c.vectors()
+	cells := make([]int32, v*v)
+	for i := range v {
+		for j := range v {
+			cells[i*v+j] = int32(c.pairs())
+			if j < i {
+				cells[i*v+j] = int32(i*(i-1)/2 + j)
+			}
+		}
+	}
+	return cells
+}
+
+func relu(x *Node) *Node { return Max(x, ZerosLike(x)) }
+
+// split takes the inputs apart: rows, index, [dense], then what inputs adds.
+func (m *DLRM) split(in []*Node) (rows, index, dense *Node, rest []*Node) {
+	rows, index, rest = in[0], in[1], in[2:]
+	if m.cfg.Dense > 0 {
+		dense, rest = rest[0], rest[1:]
+	}
+	return rows, index, dense, rest
+}
+
+func (m *DLRM) predictGraph(in []*Node) []*Node {
+	rows, index, dense, params := m.split(in)
+	return []*Node{m.logits(rows, index, dense, params)}
+}
+
+// stepGraph returns the logits and the gradients of rows and params.
+//
+// The loss itself is computed on the host. Its gradient with respect to the
+// logits is (σ(z) − y)·weight; the gradient of Σ stop(that)·z is therefore the
+// gradient of the loss, without the loss in the graph.
+func (m *DLRM) stepGraph(in []*Node) []*Node {
+	rows, index, dense, rest := m.split(in)
+	labels, weights, params := rest[0], rest[1], rest[2:]
+	z := m.logits(rows, index, dense, params)
+	slope := StopGradient(Mul(Sub(Sigmoid(z), labels), weights))
+	grads := Gradient(ReduceAllSum(Mul(slope, z)), append([]*Node{rows}, params...)...)
+	return append([]*Node{z}, grads...)
+}
+
+// Step implements [Model].
+func (m *DLRM) Step(b *Batch, rows, params []float32, out *Result) error {
+	for i := range m.weights {
+		m.weights[i] = 0
+		if i < b.N {
+			m.weights[i] = 1 / float32(b.N)
+		}
+	}
+	outputs, err := m.run(m.step, b, rows, params, true)
+	if err != nil {
+		return err
+	}
+	defer finalize(outputs)
+	if err := m.readLogits(outputs[0], b, out); err != nil {
+		return err
+	}
+	out.RowGrads = grow(out.RowGrads, len(rows))
+	if err := read(outputs[1], out.RowGrads); err != nil {
+		return err
+	}
+	out.ParamGrads = grow(out.ParamGrads, len(params))
+	at := 0
+	for i, p := range m.params {
+		if err := read(outputs[2+i], out.ParamGrads[at:at+p.Size()]); err != nil {
+			return err
+		}
+		at += p.Size()
+	}
+	return nil
+}
+
+// Predict implements [Model].
+func (m *DLRM) Predict(b *Batch, rows, params []float32, out *Result) error {
+	outputs, err := m.run(m.predict, b, rows, params, false)
+	if err != nil {
+		return err
+	}
+	defer finalize(outputs)
+	return m.readLogits(outputs[0], b, out)
+}
+
+func (m *DLRM) check(b *Batch, rows, params []float32) error {
+	c := &m.cfg
+	switch {
+	case b.N < 1 || b.N > c.Batch:
+		return invalid("%d examples: want 1 to %d", b.N, c.Batch)
+	case len(b.Labels) != c.Batch || len(b.Dense) != c.Batch*c.Dense || len(b.Index) != c.Batch*c.Categorical:
+		return invalid("%d labels, %d dense numbers, %d indices: want %d, %d, %d",
+			len(b.Labels), len(b.Dense), len(b.Index), c.Batch, c.Batch*c.Dense, c.Batch*c.Categorical)
+	case len(rows) == 0 || len(rows)%c.Dim != 0 || len(rows)/c.Dim > c.Batch*c.Categorical:
+		return invalid("%d numbers of rows: want 1 to %d rows of %d", len(rows), c.Batch*c.Categorical, c.Dim)
+	case len(params) != TotalSize(m.params):
+		return invalid("%d dense weights: want %d", len(params), TotalSize(m.params))
+	}
+	u := int32(len(rows) / c.Dim)
+	for i, x := range b.Index {
+		if x < 0 || x >= u {
+			return invalid("index %d at position %d: there are %d rows", x, i, u)
+		}
+	}
+	return nil
+}
+
+// run copies the inputs into tensors, rows padded to their bucket, and runs e.
+func (m *DLRM) run(e *Exec, b *Batch, rows, params []float32, backward bool) ([]*tensors.Tensor, error) {
+	if err := m.check(b, rows, params); err != nil {
+		return nil, err
+	}
+	c := &m.cfg
+	bucket := BucketRows(len(rows)/c.Dim, c.Batch*c.Categorical)
+	m.pad = grow(m.pad, bucket*c.Dim)
+	clear(m.pad[copy(m.pad, rows):])
+
+	var in []any
+	var made []*tensors.Tensor
+	add := func(t *tensors.Tensor) { in, made = append(in, t), append(made, t) }
+	defer func() { finalize(made) }()
+	add(tensors.FromFlatDataAndDimensions(m.pad, bucket, c.Dim))
+	add(tensors.FromFlatDataAndDimensions(b.Index, c.Batch, c.Categorical))
+	if c.Dense > 0 {
+		add(tensors.FromFlatDataAndDimensions(b.Dense, c.Batch, c.Dense))
+	}
+	if backward {
+		add(tensors.FromFlatDataAndDimensions(b.Labels, c.Batch))
+		add(tensors.FromFlatDataAndDimensions(m.weights, c.Batch))
+	}
+	for _, p := range m.params {
+		add(tensors.FromFlatDataAndDimensions(params[:p.Size()], p.Shape...))
+		params = params[p.Size():]
+	}
+	out, err := e.Exec(in...)
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	return out, nil
+}
+
+func (m *DLRM) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
+	return tensors.ConstFlatData(t, func(z []float32) { bce(z, b.Labels, b.N, out) })
+}
+
+// read copies the first len(dst) numbers of t.
+func read(t *tensors.Tensor, dst []float32) error {
+	if t.DType() != dtypes.Float32 || t.Shape().Size() < len(dst) {
+		return invalid("an output of shape %s: want %d float32", t.Shape(), len(dst))
+	}
+	return tensors.ConstFlatData(t, func(flat []float32) { copy(dst, flat) })
+}
+
+func finalize(ts []*tensors.Tensor) {
+	for _, t := range ts {
+		t.MustFinalizeAll()
+	}
+}

@@ -1,0 +1,133 @@
+package models
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Model is what the training loop needs of a model. A Model is used by one
+// goroutine at a time.
+type Model interface {
+	// Params are the dense weights, in the order in which Step wants them.
+	Params() []Param
+	// Step runs the model forward and backward.
+	//
+	// rows is U × dim, row-major; params is all dense weights one after the
+	// other, in the order of Params. Step fills out; it keeps none of its
+	// arguments. out.Loss is NaN or infinite if the numbers are: it is for the
+	// caller to skip the batch.
+	Step(b *Batch, rows, params []float32, out *Result) error
+	// Predict runs forward only and fills out.Predictions and out.Loss.
+	Predict(b *Batch, rows, params []float32, out *Result) error
+}
+
+// Param is one dense tensor: its name, shape and initial values.
+type Param struct {
+	Name  string
+	Shape []int
+	// FanIn and FanOut scale the Glorot initializer; both 0 means zeros.
+	FanIn, FanOut int
+}
+
+// Size is the number of weights.
+func (p Param) Size() int {
+	n := 1
+	for _, d := range p.Shape {
+		n *= d
+	}
+	return n
+}
+
+// TotalSize is the number of weights of all params.
+func TotalSize(params []Param) int {
+	n := 0
+	for _, p := range params {
+		n += p.Size()
+	}
+	return n
+}
+
+// Initial writes the initial weights of params one after the other into dst: a
+// pure function of seed, the position of the tensor and of the weight, so that
+// every trainer computes the same without asking anybody. Tensors with a fan
+// are Glorot uniform, the others zeros.
+func Initial(dst []float32, params []Param, seed uint64) {
+	at := 0
+	for t, p := range params {
+		limit := 0.0
+		if p.FanIn+p.FanOut > 0 {
+			limit = math.Sqrt(6 / float64(p.FanIn+p.FanOut))
+		}
+		for i := range p.Size() {
+			u := float64(mix(seed^uint64(t+1)<<40, uint64(i))>>11) / (1 << 53)
+			dst[at] = float32((2*u - 1) * limit)
+			at++
+		}
+	}
+}
+
+// mix is splitmix64's finalizer over the i-th state after seed.
+func mix(seed, i uint64) uint64 {
+	z := seed + (i+1)*0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// Batch is what a step reads, apart from weights. All slices hold the whole
+// batch size of the model, of which the first N examples are real.
+type Batch struct {
+	N      int
+	Labels []float32 // [batch], 0 or 1
+	Dense  []float32 // [batch, dense features], row-major
+	Index  []int32   // [batch, categorical features]: which row of rows
+}
+
+// Result is what a step gives. Its slices are allocated by the caller or grown
+// by the model, and reused.
+type Result struct {
+	Loss        float64   // mean binary cross entropy of the N examples, in nats
+	Predictions []float32 // [N], probability of label 1, before the update
+	RowGrads    []float32 // [U, dim], of the mean loss, summed per unique row
+	ParamGrads  []float32 // all dense weights, in the order of Params
+}
+
+// BucketRows is the number of rows that u unique rows are padded to: powers of
+// two and the steps half-way between, at least 64, at most max rounded up.
+func BucketRows(u, max int) int {
+	for size := 64; ; size *= 2 {
+		if u <= size || size >= max {
+			return size
+		}
+		if u <= size+size/2 || size+size/2 >= max {
+			return size + size/2
+		}
+	}
+}
+
+// bce fills out.Predictions and out.Loss from logits.
+func bce(logits, labels []float32, n int, out *Result) {
+	out.Predictions = grow(out.Predictions, n)
+	sum := 0.0
+	for i := range n {
+		z, y := float64(logits[i]), float64(labels[i])
+		// log(1 + e^z) - y·z, without overflow.
+		sum += max(z, 0) + math.Log1p(math.Exp(-math.Abs(z))) - y*z
+		out.Predictions[i] = float32(1 / (1 + math.Exp(-z)))
+	}
+	out.Loss = sum / float64(n)
+}
+
+func grow(s []float32, n int) []float32 {
+	if cap(s) < n {
+		return make([]float32, n)
+	}
+	return s[:n]
+}
+
+// invalid is the error for a shape that a caller got wrong.
+func invalid(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, "model: %s", fmt.Sprintf(format, args...))
+}
