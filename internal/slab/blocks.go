@@ -1,0 +1,207 @@
+package slab
+
+import (
+	"math/bits"
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+)
+
+const (
+	minBlockWords = 16 // 128 bytes, two cache lines
+	leafBytes     = minBlockWords * 8
+	maxOrder      = 14 // a chunk: leafBytes << maxOrder = hugePage
+	chunkLeaves   = 1 << maxOrder
+)
+
+// Blocks hands out blocks of a power of two words with the buddy method: the
+// two halves of a split block join again when both are free, so that the
+// segments an index outgrows become the larger ones it grows into. Blocks of
+// more than a huge page are mappings of their own.
+//
+// A leaf is numbered across chunks: chunk·chunkLeaves + leaf within it. A free
+// block keeps its list links in its first 8 bytes.
+type Blocks struct {
+	regions []region
+	chunks  []chunk
+	heads   [maxOrder + 1]uint32 // 1 + leaf of the first free block of an order; 0 = none
+	large   map[unsafe.Pointer]region
+	used    int64
+}
+
+// chunk is one huge page of leaves. state[l] is 1 + the order of the free block
+// that starts at leaf l, else 0.
+type chunk struct {
+	base  unsafe.Pointer
+	state *[chunkLeaves]uint8
+}
+
+// links is the head of a free block: 1 + leaf of its neighbours in the list.
+type links struct{ next, prev uint32 }
+
+// Alloc returns n zeroed words; n is a power of two and at least 16.
+//
+// Errors: CodeOverloaded if the system gives no memory.
+func (b *Blocks) Alloc(n int) ([]uint64, error) {
+	if n < minBlockWords || n&(n-1) != 0 {
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "block of %d words: want a power of two, at least %d", n, minBlockWords)
+	}
+	order := bits.TrailingZeros(uint(n / minBlockWords))
+	if order > maxOrder {
+		return b.allocLarge(n)
+	}
+	from := order
+	for from <= maxOrder && b.heads[from] == 0 {
+		from++
+	}
+	if from > maxOrder {
+		if err := b.addChunk(); err != nil {
+			return nil, err
+		}
+		from = maxOrder
+	}
+	leaf := b.heads[from] - 1
+	b.unlink(leaf, from)
+	for from > order {
+		from--
+		b.link(leaf+1<<from, from)
+	}
+	words := unsafe.Slice((*uint64)(b.at(leaf)), n)
+	clear(words)
+	b.used += int64(n) * 8
+	return words, nil
+}
+
+// Free gives back words, which Alloc returned.
+func (b *Blocks) Free(words []uint64) {
+	if poison {
+		for i := range words {
+			words[i] = 0xDBDBDBDBDBDBDBDB
+		}
+	}
+	b.used -= int64(len(words)) * 8
+	p := unsafe.Pointer(unsafe.SliceData(words))
+	if r, ok := b.large[p]; ok {
+		delete(b.large, p)
+		// The only failure is a bad address, which would be a bug of this file.
+		if err := r.release(); err != nil {
+			panic("slab: " + err.Error())
+		}
+		return
+	}
+	leaf := b.leafOf(p)
+	order := bits.TrailingZeros(uint(len(words) / minBlockWords))
+	for order < maxOrder {
+		buddy := leaf ^ 1<<order
+		if *b.stateOf(buddy) != uint8(order+1) {
+			break
+		}
+		b.unlink(buddy, order)
+		leaf &^= 1 << order
+		order++
+	}
+	b.link(leaf, order)
+}
+
+// Stats returns the memory held.
+func (b *Blocks) Stats() Stats {
+	st := Stats{UsedBytes: b.used}
+	for i := range b.regions {
+		st.MappedBytes += int64(b.regions[i].committed)
+	}
+	for _, r := range b.large {
+		st.MappedBytes += int64(r.committed)
+	}
+	return st
+}
+
+// Close gives all memory back. b is empty afterwards and may be used again.
+func (b *Blocks) Close() error {
+	err := releaseAll(b.regions)
+	for _, r := range b.large {
+		if e := r.release(); e != nil && err == nil {
+			err = rowraft.Errorf(rowraft.CodeInternal, "row memory: unmap: %w", e)
+		}
+	}
+	*b = Blocks{}
+	return err
+}
+
+func (b *Blocks) allocLarge(n int) ([]uint64, error) {
+	r, err := reserve(n * 8)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.commit(n * 8); err != nil {
+		_ = r.release() // the first error says more
+		return nil, err
+	}
+	if b.large == nil {
+		b.large = make(map[unsafe.Pointer]region)
+	}
+	b.large[r.base] = r
+	b.used += int64(n) * 8
+	return unsafe.Slice((*uint64)(r.base), n), nil
+}
+
+// addChunk takes one more huge page and links it as one free block.
+func (b *Blocks) addChunk() error {
+	const perRegion = regionBytes / hugePage
+	i := len(b.chunks)
+	if i == len(b.regions)*perRegion {
+		r, err := reserve(regionBytes)
+		if err != nil {
+			return err
+		}
+		b.regions = append(b.regions, r)
+	}
+	r := &b.regions[i/perRegion]
+	within := i % perRegion * hugePage
+	if err := r.commit(within + hugePage); err != nil {
+		return err
+	}
+	b.chunks = append(b.chunks, chunk{base: unsafe.Add(r.base, within), state: new([chunkLeaves]uint8)})
+	b.link(uint32(i)<<maxOrder, maxOrder)
+	return nil
+}
+
+func (b *Blocks) at(leaf uint32) unsafe.Pointer {
+	return unsafe.Add(b.chunks[leaf>>maxOrder].base, uintptr(leaf&(chunkLeaves-1))*leafBytes)
+}
+
+func (b *Blocks) stateOf(leaf uint32) *uint8 {
+	return &b.chunks[leaf>>maxOrder].state[leaf&(chunkLeaves-1)]
+}
+
+// leafOf is the inverse of at. Regions are few, so it looks at each.
+func (b *Blocks) leafOf(p unsafe.Pointer) uint32 {
+	for i := range b.regions {
+		if d := uintptr(p) - uintptr(b.regions[i].base); d < uintptr(b.regions[i].committed) {
+			return uint32(i*(regionBytes/leafBytes)) + uint32(d/leafBytes)
+		}
+	}
+	panic("slab: a block was freed that was not allocated here")
+}
+
+func (b *Blocks) link(leaf uint32, order int) {
+	head := b.heads[order]
+	*(*links)(b.at(leaf)) = links{next: head}
+	if head != 0 {
+		(*links)(b.at(head - 1)).prev = leaf + 1
+	}
+	b.heads[order] = leaf + 1
+	*b.stateOf(leaf) = uint8(order + 1)
+}
+
+func (b *Blocks) unlink(leaf uint32, order int) {
+	l := *(*links)(b.at(leaf))
+	if l.prev != 0 {
+		(*links)(b.at(l.prev - 1)).next = l.next
+	} else {
+		b.heads[order] = l.next
+	}
+	if l.next != 0 {
+		(*links)(b.at(l.next - 1)).prev = l.prev
+	}
+	*b.stateOf(leaf) = 0
+}

@@ -1,0 +1,16 @@
+// Package slab is off-heap memory: fixed-size records that never move ([Slab])
+// and power-of-two blocks of words ([Blocks]).
+//
+// Both take anonymous mappings from the system, so the garbage collector
+// neither scans nor counts them, ask for huge pages, and give everything back
+// in Close. Address space is reserved a region at a time and made usable as it
+// fills, so an empty slab costs address space only.
+//
+// # Invariants
+//
+//  1. A record or block keeps its address from Alloc to Free.
+//  2. Who allocates frees. A pointer into a slab must not be used after Free or
+//     Close; built with the tag invariant, freed places are poisoned.
+//  3. No method is safe beside Alloc, Free or Close; readers of records and At
+//     may run beside each other.
+package slab

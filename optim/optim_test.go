@@ -1,0 +1,247 @@
+package optim
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+func mustNew(tb testing.TB, o rowraft.Optimizer) Rule {
+	tb.Helper()
+	r, err := New(o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+// minus rounds both operands to float32 first, unlike constant arithmetic.
+func minus(a, b float32) float32 { return a - b }
+
+// TestUpdate checks numbers worked out on paper; the equations are named.
+func TestUpdate(t *testing.T) {
+	type step struct{ g, wantW, wantState []float32 }
+	for _, tc := range []struct {
+		name  string
+		opt   rowraft.Optimizer
+		lr    float32
+		w     []float32
+		steps []step
+	}{
+		{
+			name: "sgd: w(t+1) = w(t) - lr·g (Robbins & Monro 1951)",
+			opt:  rowraft.Optimizer{Kind: rowraft.SGD}, lr: 0.5,
+			w: []float32{1, -2},
+			steps: []step{
+				{g: []float32{4, 1}, wantW: []float32{-1, -2.5}, wantState: []float32{}},
+				{g: []float32{0, -1}, wantW: []float32{-1, -2}, wantState: []float32{}},
+			},
+		},
+		{
+			// Duchi, Hazan & Singer 2011, section 1.1: x(t+1) = x(t) - η·g(t) / sqrt(Σ g(τ)²),
+			// diagonal form. First step: lr·g/|g| = ±lr. Second: 3²+4² = 25, 4/5 of lr.
+			name: "adagrad: first step moves by the learning rate whatever the gradient's size, the second by lr·g/√(g1²+g2²)",
+			opt:  rowraft.Optimizer{Kind: rowraft.Adagrad, Epsilon: 0x1p-126}, lr: 0.5,
+			w: []float32{1, 1},
+			steps: []step{
+				{g: []float32{3, -100}, wantW: []float32{0.5, 1.5}, wantState: []float32{9, 10000}},
+				{g: []float32{4, 0}, wantW: []float32{minus(0.5, 0.4), 1.5}, wantState: []float32{25, 10000}},
+			},
+		},
+		{
+			name: "adagrad: the accumulator starts at InitialAccumulator and ε is added outside the root",
+			opt:  rowraft.Optimizer{Kind: rowraft.Adagrad, InitialAccumulator: 7, Epsilon: 1}, lr: 1,
+			w: []float32{0},
+			steps: []step{
+				{g: []float32{3}, wantW: []float32{-3.0 / 5}, wantState: []float32{16}},
+			},
+		},
+		{
+			// Kingma & Ba 2015, algorithm 1, with powers of two so that every step is exact:
+			// β1 = 1/2, β2 = 3/4, ε = 1.
+			// t=1: m = 2, v = 4; m̂ = 2/(1-1/2) = 4, v̂ = 4/(1-3/4) = 16; w = 0 - 1·4/(4+1).
+			// t=2, g=0: m = 1, v = 3; m̂ = 1/(1-1/4) = 4/3, v̂ = 3/(1-9/16) = 48/7.
+			name: "adam: algorithm 1, both moments corrected for their bias",
+			opt:  rowraft.Optimizer{Kind: rowraft.Adam, Beta1: 0.5, Beta2: 0.75, Epsilon: 1}, lr: 1,
+			w: []float32{0},
+			steps: []step{
+				{g: []float32{4}, wantW: []float32{-0.8}, wantState: []float32{2, 4, 0.5, 0.75}},
+				{g: []float32{0}, wantW: []float32{minus(-0.8, float32(4.0/3)/(float32(math.Sqrt(48.0/7))+1))}, wantState: []float32{1, 3, 0.25, 0.5625}},
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := mustNew(t, tc.opt)
+			w := slices.Clone(tc.w)
+			state := make([]float32, r.StateLen(len(w)))
+			r.InitState(state)
+			for i, s := range tc.steps {
+				r.Update(w, state, s.g, tc.lr)
+				if !slices.Equal(w, s.wantW) || !slices.Equal(state, s.wantState) {
+					t.Fatalf("after step %d with g %v: w %v state %v, want w %v state %v", i+1, s.g, w, state, s.wantW, s.wantState)
+				}
+			}
+		})
+	}
+}
+
+// TestAdamStepIsBounded: Kingma & Ba 2015, section 2.1: with a constant gradient
+// the effective step is lr, whatever the gradient's scale.
+func TestAdamStepIsBounded(t *testing.T) {
+	for _, g := range []float32{1e-3, 1, 1e4} {
+		r := mustNew(t, rowraft.Optimizer{Kind: rowraft.Adam, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-12})
+		w := []float32{0}
+		state := make([]float32, r.StateLen(1))
+		r.InitState(state)
+		for step := 1; step <= 2000; step++ {
+			before := w[0]
+			r.Update(w, state, []float32{g}, 0.01)
+			if d := before - w[0]; math.Abs(float64(d)-0.01) > 2e-4 {
+				t.Fatalf("g %v, step %d moved by %v, want about 0.01", g, step, d)
+			}
+		}
+	}
+}
+
+// naive is the rule again, one element at a time in float64 with every result
+// rounded to float32. For + - * / and sqrt that rounding is exact (float64 has
+// more than 2·24+2 bits), so the bits must be those of float32 arithmetic.
+func naive(o rowraft.Optimizer, w, state, g []float32, lr float32) {
+	r := func(x float64) float64 { return float64(float32(x)) }
+	n := len(w)
+	var c1, c2 float64
+	if o.Kind == rowraft.Adam {
+		state[2*n] = float32(float64(state[2*n]) * float64(o.Beta1))
+		state[2*n+1] = float32(float64(state[2*n+1]) * float64(o.Beta2))
+		c1, c2 = r(1-float64(state[2*n])), r(1-float64(state[2*n+1]))
+	}
+	for i := range w {
+		wi, gi, l, eps := float64(w[i]), float64(g[i]), float64(lr), float64(o.Epsilon)
+		var step float64
+		switch o.Kind {
+		case rowraft.SGD:
+			step = r(l * gi)
+		case rowraft.Adagrad:
+			a := r(float64(state[i]) + r(gi*gi))
+			state[i] = float32(a)
+			step = r(r(l*gi) / r(r(math.Sqrt(a))+eps))
+		case rowraft.Adam:
+			b1, b2 := float64(o.Beta1), float64(o.Beta2)
+			m := r(r(b1*float64(state[i])) + r(r(1-b1)*gi))
+			v := r(r(b2*float64(state[n+i])) + r(r(1-b2)*r(gi*gi)))
+			state[i], state[n+i] = float32(m), float32(v)
+			step = r(r(l*r(m/c1)) / r(r(math.Sqrt(r(v/c2)))+eps))
+		}
+		w[i] = float32(wi - step)
+	}
+}
+
+var testOptimizers = []rowraft.Optimizer{
+	{Kind: rowraft.SGD},
+	{Kind: rowraft.Adagrad, InitialAccumulator: 0.1, Epsilon: 1e-10},
+	{Kind: rowraft.Adagrad, Epsilon: 1e-8},
+	{Kind: rowraft.Adam, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8},
+	{Kind: rowraft.Adam, Beta1: 0, Beta2: 0, Epsilon: 1e-8},
+}
+
+// number draws a float32 that is usual, denormal, huge, zero or of random bits.
+func number(rng *rand.Rand) float32 {
+	switch rng.IntN(8) {
+	case 0:
+		return math.Float32frombits(rng.Uint32() & 0x807FFFFF) // denormal or zero
+	case 1:
+		return float32(rng.NormFloat64()) * 1e38 / 3
+	case 2:
+		return 0
+	case 3:
+		for {
+			if v := math.Float32frombits(rng.Uint32()); v-v == 0 {
+				return v
+			}
+		}
+	}
+	return float32(rng.NormFloat64())
+}
+
+// TestUpdateBits: in every build, for each length 1 … 70 and the lengths of
+// tails, the kernels give the bits of one-at-a-time arithmetic. A fused product
+// or a reciprocal in place of a division shows here.
+func TestUpdateBits(t *testing.T) {
+	const seed = 1
+	t.Logf("seed %d, SIMD kernels: %v", seed, simd())
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, o := range testOptimizers {
+		r := mustNew(t, o)
+		for dim := 1; dim <= 70; dim++ {
+			for range 20 {
+				w, g := make([]float32, dim), make([]float32, dim)
+				state := make([]float32, r.StateLen(dim))
+				r.InitState(state)
+				for i := range w {
+					w[i] = number(rng)
+				}
+				wantW, wantState := slices.Clone(w), slices.Clone(state)
+				for step := range 4 {
+					for i := range g {
+						g[i] = number(rng)
+					}
+					lr := []float32{0.01, 1, 1e-30, 3}[step]
+					r.Update(w, state, g, lr)
+					naive(o, wantW, wantState, g, lr)
+					equalBits(t, fmt.Sprintf("%s dim %d step %d weights", o.Kind, dim, step), w, wantW)
+					equalBits(t, fmt.Sprintf("%s dim %d step %d state", o.Kind, dim, step), state, wantState)
+				}
+			}
+		}
+	}
+}
+
+// equalBits compares bit by bit; two NaN count as equal, since their payload is
+// the machine's choice.
+func equalBits(t *testing.T, what string, got, want []float32) {
+	t.Helper()
+	for i := range got {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) && !(got[i] != got[i] && want[i] != want[i]) {
+			t.Fatalf("%s: [%d] = %v (%08x), want %v (%08x)", what, i, got[i], math.Float32bits(got[i]), want[i], math.Float32bits(want[i]))
+		}
+	}
+}
+
+func TestUpdateDoesNotAllocate(t *testing.T) {
+	for _, o := range testOptimizers {
+		r := mustNew(t, o)
+		w, g, state := make([]float32, 19), make([]float32, 19), make([]float32, r.StateLen(19))
+		r.InitState(state)
+		if n := testing.AllocsPerRun(100, func() { r.Update(w, state, g, 0.1) }); n != 0 {
+			t.Errorf("%s: %v allocations per Update, want 0", o.Kind, n)
+		}
+	}
+}
+
+func TestNewRefusesUnknownRule(t *testing.T) {
+	if _, err := New(rowraft.Optimizer{Kind: 99}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("New with kind 99: %v, want CodeInvalidArgument", err)
+	}
+}
+
+func BenchmarkUpdate(b *testing.B) {
+	for _, o := range []rowraft.Optimizer{testOptimizers[0], testOptimizers[1], testOptimizers[3]} {
+		for _, dim := range []int{16, 64} {
+			b.Run(fmt.Sprintf("%s/dim=%d", o.Kind, dim), func(b *testing.B) {
+				r := mustNew(b, o)
+				w, g, state := make([]float32, dim), make([]float32, dim), make([]float32, r.StateLen(dim))
+				r.InitState(state)
+				for i := range g {
+					g[i] = 0.01 * float32(i+1)
+				}
+				for b.Loop() {
+					r.Update(w, state, g, 1e-6)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,231 @@
+package rowstore
+
+import (
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/optim"
+)
+
+// chunkKeys is how many keys are in flight between two passes: enough to hide
+// the latency of memory, few enough that their lines stay in the first cache.
+const chunkKeys = 64
+
+// chunk is the work of one batch of lookups. It lives on the stack.
+type chunk struct {
+	slot [chunkKeys]rowraft.Slot
+	tag  [chunkKeys]uint32
+	addr [chunkKeys]unsafe.Pointer // first the index entries, then the records
+}
+
+// noRow is what addr holds for a key whose tag is not in the index.
+var noRow [64]byte
+
+// lookup finds the candidates of keys: addr is the record of the first entry
+// with the key's tag, or noRow. A candidate may still be another key's.
+// lines is how much of a record the caller will touch.
+//
+// REQUIRES: the slots are owned.
+func (t *Table) lookup(c *chunk, keys []rowraft.Key, lines int) {
+	for i, key := range keys {
+		slot, tag := t.locate(key)
+		c.slot[i], c.tag[i] = slot, tag
+		seg := t.slots[slot].seg
+		if len(seg) == 0 {
+			c.addr[i] = unsafe.Pointer(&noRow)
+			continue
+		}
+		c.addr[i] = unsafe.Pointer(&seg[tag&uint32(len(seg)-1)])
+	}
+	prefetch(&c.addr[0], len(keys), 1)
+	for i := range keys {
+		seg := t.slots[c.slot[i]].seg
+		c.addr[i] = unsafe.Pointer(&noRow)
+		if len(seg) == 0 {
+			continue
+		}
+		if p, _, ok := seg.next(c.tag[i], c.tag[i]); ok {
+			c.addr[i] = t.rows.At(p)
+		}
+	}
+	prefetch(&c.addr[0], len(keys), lines)
+}
+
+// record returns the record of keys[i] after lookup, if there is one.
+func (t *Table) record(c *chunk, i int, key rowraft.Key) (record, bool) {
+	if c.addr[i] == unsafe.Pointer(&noRow) {
+		return record{}, false
+	}
+	if r := (record{c.addr[i]}); r.key() == uint64(key) {
+		return r, true
+	}
+	return t.find(c.slot[i], c.tag[i], key)
+}
+
+// lines is how many cache lines n bytes are prefetched as. The hardware follows
+// a longer row by itself.
+func lines(n int) int { return min((n+63)/64+1, 4) }
+
+// check reports keys of foreign slots and lengths that do not fit, before
+// anything changes.
+func (t *Table) check(keys []rowraft.Key, numBytes int, dt rowraft.DType) error {
+	if dt.Size() == 0 {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %s: want float32 or bfloat16", t.schema.Name, dt)
+	}
+	if want := len(keys) * t.dim * dt.Size(); numBytes != want {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %d bytes of numbers for %d keys: want %d × dim %d × %d bytes = %d",
+			t.schema.Name, numBytes, len(keys), len(keys), t.dim, dt.Size(), want)
+	}
+	for _, key := range keys {
+		if slot, _ := t.locate(key); !t.Owns(slot) {
+			return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold", t.schema.Name, key, slot)
+		}
+	}
+	return nil
+}
+
+// Pull writes the weights of keys to dst: row i, dim numbers of type dt,
+// little-endian, belongs to keys[i].
+//
+// keys may repeat and come in any order. A key never pushed reads as the
+// initializer and is not created. present, unless nil, has a bit per key (bit
+// i%8 of byte i/8) and is set to which keys have a row. Pull keeps no argument
+// and allocates nothing.
+//
+// Errors, before anything is written: CodeInvalidArgument if dst or present does
+// not fit the keys or dt is unknown; CodeWrongShard if a key's slot is not owned.
+func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []byte) error {
+	if err := t.check(keys, len(dst), dt); err != nil {
+		return err
+	}
+	if present != nil {
+		if len(present) != (len(keys)+7)/8 {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: presence bitmap of %d bytes for %d keys", t.schema.Name, len(present), len(keys))
+		}
+		clear(present)
+	}
+	var c chunk
+	rowBytes := t.dim * dt.Size()
+	touched := lines(headerBytes + 4*t.dim)
+	for base := 0; base < len(keys); base += chunkKeys {
+		part := keys[base:min(base+chunkKeys, len(keys))]
+		t.lookup(&c, part, touched)
+		for i, key := range part {
+			out := dst[:rowBytes:rowBytes]
+			dst = dst[rowBytes:]
+			r, ok := t.record(&c, i, key)
+			if !ok {
+				t.putInitial(out, dt, key)
+				continue
+			}
+			putFloats(out, dt, t.numbers(r)[:t.dim])
+			if present != nil {
+				present[(base+i)/8] |= 1 << ((base + i) % 8)
+			}
+		}
+	}
+	return nil
+}
+
+// putInitial writes the weights of a key without a row.
+func (t *Table) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
+	var part [64]float32
+	for first := 0; first < t.dim; first += len(part) {
+		w := part[:min(len(part), t.dim-first)]
+		optim.InitFrom(t.schema.Initializer, t.schema.ID, key, first, w)
+		putFloats(dst[first*dt.Size():], dt, w)
+	}
+}
+
+// Update creates the rows of keys that have none, runs the optimizer with
+// learning rate lr on each, and gives it the next version of its slot. grads
+// are dim numbers of type dt a key, little-endian. It allocates nothing per row.
+//
+// Keys may repeat; they are taken in the order given.
+//
+// REQUIRES: the table is not used by anyone else meanwhile.
+//
+// Errors: CodeInvalidArgument, CodeWrongShard as Pull, before anything changes;
+// CodeOverloaded if the system gives no memory, after an unknown part of the
+// rows changed: the replica must stop and be restored.
+func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr float32) error {
+	return t.change(keys, grads, dt, func(numbers, g []float32) {
+		t.rule.Update(numbers[:t.dim:t.dim], numbers[t.dim:], g, lr)
+	})
+}
+
+// Assign creates the rows of keys that have none, sets their weights to values,
+// and gives them the next version of their slot. The optimizer state stays.
+// All else is as in Update.
+func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) error {
+	return t.change(keys, values, dt, func(numbers, v []float32) {
+		copy(numbers[:t.dim], v)
+	})
+}
+
+// change calls do with the numbers of each row and those of the argument.
+func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func(numbers, arg []float32)) error {
+	if err := t.check(keys, len(arg), dt); err != nil {
+		return err
+	}
+	var c chunk
+	rowBytes := t.dim * dt.Size()
+	touched := lines(t.RecordBytes())
+	for base := 0; base < len(keys); base += chunkKeys {
+		part := keys[base:min(base+chunkKeys, len(keys))]
+		t.lookup(&c, part, touched)
+		for i, key := range part {
+			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
+			arg = arg[rowBytes:]
+			r, err := t.open(&c, i, key)
+			if err != nil {
+				return err
+			}
+			do(t.numbers(r), values)
+			t.seal(c.slot[i], r)
+		}
+	}
+	return nil
+}
+
+// open returns the record of keys[i], about to change: its hash is out of the
+// digest, and a snapshot that still needs it has its image. A missing row is
+// created from the initializer.
+func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
+	r, ok := t.record(c, i, key)
+	if !ok {
+		// An earlier key of the chunk may have been this one.
+		r, ok = t.find(c.slot[i], c.tag[i], key)
+	}
+	s := &t.slots[c.slot[i]]
+	if ok {
+		s.digest = s.digest.Sub(t.rowHash(r))
+		if t.snap != nil {
+			return r, t.snap.keep(c.slot[i], c.tag[i], r)
+		}
+		return r, nil
+	}
+	r, err := t.insert(c.slot[i], c.tag[i], key)
+	if err != nil {
+		return r, err
+	}
+	numbers := t.numbers(r)
+	optim.Init(t.schema.Initializer, t.schema.ID, key, numbers[:t.dim])
+	t.rule.InitState(numbers[t.dim:])
+	return r, nil
+}
+
+// seal ends a change: next version, hash into the digest.
+func (t *Table) seal(slot rowraft.Slot, r record) {
+	s := &t.slots[slot]
+	s.version++
+	*r.version() = s.version
+	s.digest = s.digest.Add(t.rowHash(r))
+}
+
+// Contains reports whether key has a row. The slot of key must be owned.
+func (t *Table) Contains(key rowraft.Key) bool {
+	slot, tag := t.locate(key)
+	_, ok := t.find(slot, tag, key)
+	return ok
+}

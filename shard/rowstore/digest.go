@@ -1,0 +1,68 @@
+package rowstore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Digest is a sum of row hashes mod 2^128. It does not depend on the order of
+// rows or slots, so digests of disjoint sets of rows add up to that of their
+// union.
+//
+// The hash of a row is XXH3-128 with seed 0 of its key, version, weights and
+// optimizer state in the record's bytes; counters are not part of it.
+type Digest struct{ Hi, Lo uint64 }
+
+// Add returns d + o mod 2^128.
+func (d Digest) Add(o Digest) Digest {
+	lo, carry := bits.Add64(d.Lo, o.Lo, 0)
+	hi, _ := bits.Add64(d.Hi, o.Hi, carry)
+	return Digest{Hi: hi, Lo: lo}
+}
+
+// Sub returns d − o mod 2^128.
+func (d Digest) Sub(o Digest) Digest {
+	lo, borrow := bits.Sub64(d.Lo, o.Lo, 0)
+	hi, _ := bits.Sub64(d.Hi, o.Hi, borrow)
+	return Digest{Hi: hi, Lo: lo}
+}
+
+// Bytes returns d as 16 little-endian bytes.
+func (d Digest) Bytes() (b [16]byte) {
+	binary.LittleEndian.PutUint64(b[:8], d.Lo)
+	binary.LittleEndian.PutUint64(b[8:], d.Hi)
+	return b
+}
+
+// DigestOf is the inverse of Bytes.
+func DigestOf(b [16]byte) Digest {
+	return Digest{Lo: binary.LittleEndian.Uint64(b[:8]), Hi: binary.LittleEndian.Uint64(b[8:])}
+}
+
+// String returns 32 hexadecimal digits.
+func (d Digest) String() string { return fmt.Sprintf("%016x%016x", d.Hi, d.Lo) }
+
+// SlotDigest returns the digest of the rows of slot s.
+func (t *Table) SlotDigest(s rowraft.Slot) Digest { return t.slots[s].digest }
+
+// Digest returns the digest of all rows.
+func (t *Table) Digest() Digest {
+	var d Digest
+	for s := range rowraft.NumSlots {
+		if t.Owns(rowraft.Slot(s)) {
+			d = d.Add(t.slots[s].digest)
+		}
+	}
+	return d
+}
+
+// rowHash is the hash of one row's key, version and numbers.
+func (t *Table) rowHash(r record) Digest {
+	h := xxh3.Hash128(t.hashed(r))
+	return Digest{Hi: h.Hi, Lo: h.Lo}
+}

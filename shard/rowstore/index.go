@@ -1,0 +1,131 @@
+package rowstore
+
+import (
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/slab"
+)
+
+const gamma = 0x9E3779B97F4A7C15
+
+// mix64 is the finalizer of splitmix64. clustermap.Hash(table, key) is
+// mix64(key ^ mix64(table + gamma)); the inner half is kept per table here.
+func mix64(z uint64) uint64 {
+	z ^= z >> 30
+	z *= 0xBF58476D1CE4E5B9
+	z ^= z >> 27
+	z *= 0x94D049BB133111EB
+	return z ^ z>>31
+}
+
+// slotShift turns a hash into a slot: 4096 = 2^12.
+const slotShift = 52
+
+// locate returns the slot of key and its tag, the 32 bits of its hash that the
+// slot's segment is probed by. All rows of a dense tensor share a slot, and
+// their own hashes spread them within it.
+func (t *Table) locate(key rowraft.Key) (rowraft.Slot, uint32) {
+	h := mix64(uint64(key) ^ t.hashSeed)
+	if !t.dense {
+		return rowraft.Slot(h >> slotShift), uint32(h)
+	}
+	place := mix64(uint64(rowraft.Dense.PlacementKey(key)) ^ t.hashSeed)
+	return rowraft.Slot(place >> slotShift), uint32(h)
+}
+
+// segment is the open-addressing index of one slot: len is 0 or a power of two,
+// an entry is tag<<32 | place+1, and 0 is empty.
+type segment []uint64
+
+// minSegment is the first size of a segment: two cache lines.
+const minSegment = 16
+
+// full reports whether a segment of n entries should grow before it takes
+// another row: load stays at or below 0.8, where a hit takes 3 probes on
+// average, within one or two cache lines.
+func full(rows uint32, n int) bool { return uint64(rows+1)*5 > uint64(n)*4 }
+
+// next returns the first place at or after position i whose entry has tag, and
+// the position after it. ok is false if an empty entry came first.
+func (s segment) next(i, tag uint32) (p slab.Place, after uint32, ok bool) {
+	mask := uint32(len(s) - 1)
+	for {
+		e := s[i&mask]
+		if e == 0 {
+			return 0, 0, false
+		}
+		i++
+		if uint32(e>>32) == tag {
+			return slab.Place(uint32(e) - 1), i, true
+		}
+	}
+}
+
+// put adds an entry. REQUIRES: there is room.
+func (s segment) put(e uint64) {
+	mask := uint32(len(s) - 1)
+	i := uint32(e>>32) & mask
+	for s[i] != 0 {
+		i = (i + 1) & mask
+	}
+	s[i] = e
+}
+
+// find returns the record of key in slot, if there is one.
+func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bool) {
+	seg := t.slots[slot].seg
+	if len(seg) == 0 {
+		return record{}, false
+	}
+	i := tag
+	for {
+		p, after, ok := seg.next(i, tag)
+		if !ok {
+			return record{}, false
+		}
+		if r := t.at(p); r.key() == uint64(key) {
+			return r, true
+		}
+		i = after
+	}
+}
+
+// insert makes an uninitialized record for key, which must not have one, and
+// enters it into the index.
+func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
+	s := &t.slots[slot]
+	if full(s.rows, len(s.seg)) {
+		if err := t.grow(slot); err != nil {
+			return record{}, err
+		}
+	}
+	p, err := t.rows.Alloc()
+	if err != nil {
+		return record{}, err
+	}
+	s.seg.put(uint64(tag)<<32 | uint64(p) + 1)
+	s.rows++
+	t.count++
+	r := t.at(p)
+	*(*uint64)(r.p) = 0 // counters
+	r.setKey(key)
+	return r, nil
+}
+
+// grow doubles the segment of slot.
+func (t *Table) grow(slot rowraft.Slot) error {
+	s := &t.slots[slot]
+	seg, err := t.blocks.Alloc(max(minSegment, 2*len(s.seg)))
+	if err != nil {
+		return err
+	}
+	for _, e := range s.seg {
+		if e != 0 {
+			segment(seg).put(e)
+		}
+	}
+	if len(s.seg) > 0 {
+		t.retire(slot, s.seg)
+	}
+	s.seg = seg
+	return nil
+}

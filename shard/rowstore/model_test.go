@@ -1,0 +1,325 @@
+package rowstore
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+	"pgregory.net/rapid"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/optim"
+)
+
+// model is the table again: a Go map, one element at a time.
+type model struct {
+	schema   rowraft.Schema
+	rows     map[rowraft.Key]modelRow
+	versions map[rowraft.Slot]uint64
+}
+
+type modelRow struct {
+	version uint64
+	numbers []float32
+}
+
+func (r modelRow) clone() modelRow {
+	return modelRow{r.version, append([]float32(nil), r.numbers...)}
+}
+
+func newModel(s rowraft.Schema) *model {
+	return &model{schema: s, rows: map[rowraft.Key]modelRow{}, versions: map[rowraft.Slot]uint64{}}
+}
+
+func (m *model) clone() *model {
+	c := newModel(m.schema)
+	for k, r := range m.rows {
+		c.rows[k] = r.clone()
+	}
+	for s, v := range m.versions {
+		c.versions[s] = v
+	}
+	return c
+}
+
+func (m *model) slot(key rowraft.Key) rowraft.Slot {
+	return rowraft.Slot(mix64(uint64(m.schema.Kind.PlacementKey(key))^mix64(uint64(m.schema.ID)+gamma)) >> 52)
+}
+
+func (m *model) initial(key rowraft.Key) []float32 {
+	w := make([]float32, m.schema.Dim)
+	optim.Init(m.schema.Initializer, m.schema.ID, key, w)
+	return w
+}
+
+func (m *model) weights(key rowraft.Key) []float32 {
+	if r, ok := m.rows[key]; ok {
+		return r.numbers[:m.schema.Dim]
+	}
+	return m.initial(key)
+}
+
+// change runs f on the row of key and gives it the next version.
+func (m *model) change(key rowraft.Key, f func(w, state []float32)) {
+	dim := m.schema.Dim
+	r, ok := m.rows[key]
+	if !ok {
+		r.numbers = m.initial(key)
+		switch m.schema.Optimizer.Kind {
+		case rowraft.Adagrad:
+			for range dim {
+				r.numbers = append(r.numbers, m.schema.Optimizer.InitialAccumulator)
+			}
+		case rowraft.Adam:
+			r.numbers = append(r.numbers, make([]float32, 2*dim)...)
+			r.numbers = append(r.numbers, 1, 1)
+		}
+	}
+	f(r.numbers[:dim], r.numbers[dim:])
+	slot := m.slot(key)
+	m.versions[slot]++
+	r.version = m.versions[slot]
+	m.rows[key] = r
+}
+
+func (m *model) update(key rowraft.Key, g []float32, lr float32) {
+	o := m.schema.Optimizer
+	m.change(key, func(w, st []float32) {
+		n := len(w)
+		if o.Kind == rowraft.Adam {
+			st[2*n] = float32(st[2*n] * o.Beta1)
+			st[2*n+1] = float32(st[2*n+1] * o.Beta2)
+		}
+		for i := range w {
+			switch o.Kind {
+			case rowraft.SGD:
+				w[i] -= float32(lr * g[i])
+			case rowraft.Adagrad:
+				st[i] += float32(g[i] * g[i])
+				w[i] -= float32(lr*g[i]) / (float32(math.Sqrt(float64(st[i]))) + o.Epsilon)
+			case rowraft.Adam:
+				st[i] = float32(o.Beta1*st[i]) + float32((1-o.Beta1)*g[i])
+				st[n+i] = float32(o.Beta2*st[n+i]) + float32((1-o.Beta2)*float32(g[i]*g[i]))
+				mHat, vHat := st[i]/(1-st[2*n]), st[n+i]/(1-st[2*n+1])
+				w[i] -= float32(lr*mHat) / (float32(math.Sqrt(float64(vHat))) + o.Epsilon)
+			}
+		}
+	})
+}
+
+func (m *model) assign(key rowraft.Key, v []float32) {
+	m.change(key, func(w, _ []float32) { copy(w, v) })
+}
+
+// record is the row in the bytes of the package comment.
+func (m *model) record(key rowraft.Key) []byte {
+	r := m.rows[key]
+	b := make([]byte, 8)
+	b = binary.LittleEndian.AppendUint64(b, uint64(key))
+	b = binary.LittleEndian.AppendUint64(b, r.version)
+	return appendFloats(b, r.numbers)
+}
+
+// digests hashes every row from scratch.
+func (m *model) digests() map[rowraft.Slot]Digest {
+	d := map[rowraft.Slot]Digest{}
+	for key := range m.rows {
+		h := xxh3.Hash128(m.record(key)[8:])
+		s := m.slot(key)
+		d[s] = d[s].Add(Digest{Hi: h.Hi, Lo: h.Lo})
+	}
+	return d
+}
+
+func appendFloats(b []byte, v []float32) []byte {
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
+	}
+	return b
+}
+
+func testSchema(kind rowraft.TableKind, opt rowraft.OptimizerKind, dim int) rowraft.Schema {
+	s := rowraft.Schema{
+		ID: 0x5EED5EED5EED, Name: "test", Kind: kind, Dim: dim,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 7, B: 0.1},
+		Optimizer:   rowraft.Optimizer{Kind: opt, LR: 0.1},
+	}
+	switch opt {
+	case rowraft.Adagrad:
+		s.Optimizer.InitialAccumulator, s.Optimizer.Epsilon = 0.1, 1e-8
+	case rowraft.Adam:
+		s.Optimizer.Beta1, s.Optimizer.Beta2, s.Optimizer.Epsilon = 0.9, 0.999, 1e-8
+	}
+	return s
+}
+
+func mustNew(tb testing.TB, s rowraft.Schema) *Table {
+	tb.Helper()
+	table, err := New(Options{Schema: s})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := table.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return table
+}
+
+// checkAgainst compares every key, version, state and digest of the table with the model's.
+func checkAgainst(tb rapid.TB, table *Table, m *model) {
+	tb.Helper()
+	if table.Rows() != len(m.rows) {
+		tb.Fatalf("table has %d rows, want %d", table.Rows(), len(m.rows))
+	}
+	for key := range m.rows {
+		slot, tag := table.locate(key)
+		r, ok := table.find(slot, tag, key)
+		if !ok {
+			tb.Fatalf("key %d is not in the table", key)
+		}
+		if got, want := string(table.bytes(r)), string(m.record(key)); got != want {
+			tb.Fatalf("key %d: record %x, want %x", key, got, want)
+		}
+	}
+	var sum Digest
+	for slot, want := range m.digests() {
+		if got := table.SlotDigest(slot); got != want {
+			tb.Fatalf("slot %d: digest %v, want %v recomputed from its rows", slot, got, want)
+		}
+		sum = sum.Add(want)
+	}
+	if got := table.Digest(); got != sum {
+		tb.Fatalf("digest %v, want %v", got, sum)
+	}
+}
+
+// TestTableAgainstModel runs random pushes, assigns, pulls and snapshots on a
+// table and on a Go map. A snapshot is read piecemeal, with updates between the
+// pieces, and must be the model as it was at its begin, bit for bit.
+func TestTableAgainstModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		kind := rapid.SampledFrom([]rowraft.TableKind{rowraft.Sparse, rowraft.Dense}).Draw(rt, "kind")
+		opt := rapid.SampledFrom([]rowraft.OptimizerKind{rowraft.SGD, rowraft.Adagrad, rowraft.Adam}).Draw(rt, "optimizer")
+		dim := rapid.SampledFrom([]int{1, 3, 8, 16, 70}).Draw(rt, "dim")
+		schema := testSchema(kind, opt, dim)
+		table, err := New(Options{Schema: schema})
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer table.Close()
+		m := newModel(schema)
+		// Dense keys of two tensors fall into two slots, so segments grow there.
+		keyGen := rapid.Custom(func(rt *rapid.T) rowraft.Key {
+			if kind == rowraft.Dense {
+				return rowraft.DenseKey(uint32(rapid.IntRange(0, 1).Draw(rt, "tensor")), uint64(rapid.IntRange(0, 150).Draw(rt, "row")))
+			}
+			return rowraft.Key(rapid.IntRange(0, 300).Draw(rt, "key"))
+		})
+		numbers := func(n int) []float32 {
+			seed := rapid.Uint64().Draw(rt, "numbers")
+			v := make([]float32, n)
+			for i := range v {
+				seed = mix64(seed + gamma)
+				v[i] = float32(int64(seed)>>40) / 1e6
+			}
+			return v
+		}
+
+		var snap *Snapshot
+		var snapModel *model
+		var snapSlot rowraft.Slot
+		var snapBytes []byte
+		rt.Repeat(map[string]func(*rapid.T){
+			"update": func(rt *rapid.T) {
+				keys := rapid.SliceOfN(keyGen, 0, 150).Draw(rt, "keys")
+				g := numbers(len(keys) * dim)
+				if err := table.Update(keys, appendFloats(nil, g), rowraft.Float32, 0.1); err != nil {
+					rt.Fatal(err)
+				}
+				for i, k := range keys {
+					m.update(k, g[i*dim:(i+1)*dim], 0.1)
+				}
+			},
+			"assign": func(rt *rapid.T) {
+				keys := rapid.SliceOfN(keyGen, 0, 10).Draw(rt, "keys")
+				v := numbers(len(keys) * dim)
+				if err := table.Assign(keys, appendFloats(nil, v), rowraft.Float32); err != nil {
+					rt.Fatal(err)
+				}
+				for i, k := range keys {
+					m.assign(k, v[i*dim:(i+1)*dim])
+				}
+			},
+			"pull": func(rt *rapid.T) {
+				keys := rapid.SliceOfN(keyGen, 0, 150).Draw(rt, "keys")
+				got := make([]byte, len(keys)*dim*4)
+				present := make([]byte, (len(keys)+7)/8)
+				if err := table.Pull(keys, got, rowraft.Float32, present); err != nil {
+					rt.Fatal(err)
+				}
+				for i, k := range keys {
+					if want := appendFloats(nil, m.weights(k)); string(got[i*dim*4:(i+1)*dim*4]) != string(want) {
+						rt.Fatalf("pull of key %d: %x, want %x", k, got[i*dim*4:(i+1)*dim*4], want)
+					}
+					if _, want := m.rows[k]; present[i/8]>>(i%8)&1 != 0 != want {
+						rt.Fatalf("key %d: presence %v, want %v", k, !want, want)
+					}
+				}
+			},
+			"snapshot": func(rt *rapid.T) {
+				if snap == nil {
+					if snap, err = table.BeginSnapshot(); err != nil {
+						rt.Fatal(err)
+					}
+					snapModel, snapSlot, snapBytes = m.clone(), 0, nil
+					return
+				}
+				for range rapid.IntRange(1, 3000).Draw(rt, "pieces") {
+					var done bool
+					snapBytes, done = snap.AppendSlot(snapBytes, snapSlot, rapid.SampledFrom([]int{1, 7, 40, 1000}).Draw(rt, "entries"))
+					if done {
+						snapSlot++
+					}
+					if snapSlot == rowraft.NumSlots {
+						checkSnapshot(rt, snap, snapBytes, snapModel)
+						if err := table.EndSnapshot(); err != nil {
+							rt.Fatal(err)
+						}
+						snap = nil
+						return
+					}
+				}
+			},
+			"": func(rt *rapid.T) { checkAgainst(rt, table, m) },
+		})
+	})
+}
+
+// checkSnapshot restores the records into a fresh table and compares it with
+// the model of the begin.
+func checkSnapshot(rt *rapid.T, snap *Snapshot, records []byte, want *model) {
+	rt.Helper()
+	into, err := New(Options{Schema: want.schema})
+	if err != nil {
+		rt.Fatal(err)
+	}
+	defer into.Close()
+	n := into.RecordBytes()
+	for ; len(records) > 0; records = records[n:] {
+		if err := into.RestoreRow(records[:n]); err != nil {
+			rt.Fatal(err)
+		}
+	}
+	checkAgainst(rt, into, want)
+	if snap.Digest() != into.Digest() || snap.Rows() != into.Rows() {
+		rt.Fatalf("snapshot says %d rows and digest %v, its rows are %d with %v", snap.Rows(), snap.Digest(), into.Rows(), into.Digest())
+	}
+	for slot, v := range want.versions {
+		if snap.SlotVersion(slot) != v || into.SlotVersion(slot) != v {
+			rt.Fatalf("slot %d: version counter %d in the snapshot, %d restored, want %d", slot, snap.SlotVersion(slot), into.SlotVersion(slot), v)
+		}
+	}
+}

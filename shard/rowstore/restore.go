@@ -1,0 +1,60 @@
+package rowstore
+
+import (
+	"encoding/binary"
+
+	"github.com/rowraft/rowraft"
+)
+
+// RestoreRow adds a row from its record, as Snapshot.AppendSlot wrote it, with
+// its version and counters. The digest of what was restored is kept as for any
+// change; the caller compares it with the one it expects. RestoreRow keeps no
+// part of rec.
+//
+// Errors, and then nothing changed: CodeCorrupt if the record has another
+// length than this table's, has version 0 or is of a key that has a row already;
+// CodeWrongShard if the slot of its key is not owned; CodeOverloaded if the
+// system gives no memory.
+func (t *Table) RestoreRow(rec []byte) error {
+	if len(rec) != t.RecordBytes() {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of %d bytes: want %d for dim %d with %s",
+			t.schema.Name, len(rec), t.RecordBytes(), t.dim, t.schema.Optimizer.Kind)
+	}
+	key := rowraft.Key(binary.LittleEndian.Uint64(rec[keyOffset:]))
+	version := binary.LittleEndian.Uint64(rec[versionOffset:])
+	slot, tag := t.locate(key)
+	switch {
+	case version == 0:
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of key %d has version 0", t.schema.Name, key)
+	case !t.Owns(slot):
+		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold", t.schema.Name, key, slot)
+	}
+	if _, ok := t.find(slot, tag, key); ok {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d was restored twice", t.schema.Name, key)
+	}
+	r, err := t.insert(slot, tag, key)
+	if err != nil {
+		return err
+	}
+	copy(t.bytes(r), rec)
+	s := &t.slots[slot]
+	s.version = max(s.version, version)
+	s.digest = s.digest.Add(t.rowHash(r))
+	return nil
+}
+
+// RestoreSlotVersion sets the version counter of slot to v, after its rows were
+// restored: the counter may be beyond every row when the last one changed was
+// deleted.
+//
+// Errors: CodeCorrupt if a row of the slot has a higher version; CodeWrongShard.
+func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v uint64) error {
+	if !t.Owns(slot) {
+		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
+	}
+	if s := &t.slots[slot]; v < s.version {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d and a row of version %d", t.schema.Name, slot, v, s.version)
+	}
+	t.slots[slot].version = v
+	return nil
+}

@@ -1,0 +1,164 @@
+package rowstore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/optim"
+)
+
+// Options is what a Table is made of.
+type Options struct {
+	Schema rowraft.Schema
+	// Owned tells which slots this shard holds; nil means all. It is asked in New
+	// only.
+	Owned func(rowraft.Slot) bool
+}
+
+// Table holds the rows of one table on one shard. See the package for the
+// concurrency rules. Close gives its memory back; it starts no goroutine.
+type Table struct {
+	schema   rowraft.Schema
+	rule     optim.Rule
+	dim      int
+	stateLen int
+	hashSeed uint64 // mix64 of the table, half of the key hash
+	dense    bool
+
+	rows   *slab.Slab
+	blocks slab.Blocks // index segments
+	slots  []slotState // indexed by rowraft.Slot; pages of slots not owned are never touched
+	owned  [rowraft.NumSlots / 64]uint64
+	count  int
+
+	snap    *Snapshot // the running one, or nil
+	scratch []float32 // one unpacked gradient or value; used by Update and Assign only
+}
+
+// slotState is one slot of the table.
+type slotState struct {
+	seg     segment
+	rows    uint32
+	version uint64 // of the last change
+	digest  Digest
+}
+
+// New returns an empty table.
+//
+// Errors: CodeInvalidArgument if the schema is not valid; CodeInternal on a
+// big-endian machine, since records are kept in wire order.
+func New(o Options) (*Table, error) {
+	if err := o.Schema.Validate(); err != nil {
+		return nil, err
+	}
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "row store: big-endian machines are not supported")
+	}
+	rule, err := optim.New(o.Schema.Optimizer)
+	if err != nil {
+		return nil, err
+	}
+	t := &Table{
+		schema:   o.Schema,
+		rule:     rule,
+		dim:      o.Schema.Dim,
+		stateLen: rule.StateLen(o.Schema.Dim),
+		hashSeed: mix64(uint64(o.Schema.ID) + gamma),
+		dense:    o.Schema.Kind == rowraft.Dense,
+		slots:    make([]slotState, rowraft.NumSlots),
+		scratch:  make([]float32, o.Schema.Dim),
+	}
+	t.rows, err = slab.New(t.slabRecordBytes())
+	if err != nil {
+		return nil, fmt.Errorf("table %s: %w", o.Schema.Name, err)
+	}
+	for s := range rowraft.NumSlots {
+		if o.Owned == nil || o.Owned(rowraft.Slot(s)) {
+			t.owned[s/64] |= 1 << (s % 64)
+		}
+	}
+	return t, nil
+}
+
+// Close unmaps the table's memory. The table must not be used afterwards.
+func (t *Table) Close() error {
+	err := t.rows.Close()
+	if e := t.blocks.Close(); err == nil {
+		err = e
+	}
+	if t.snap != nil {
+		if e := t.snap.images.Close(); err == nil {
+			err = e
+		}
+		t.snap = nil
+	}
+	t.slots = nil
+	t.count = 0
+	return err
+}
+
+// Schema returns the schema the table was made with.
+func (t *Table) Schema() rowraft.Schema { return t.schema }
+
+// Owns reports whether the table holds slot s.
+func (t *Table) Owns(s rowraft.Slot) bool {
+	return s < rowraft.NumSlots && t.owned[s/64]>>(s%64)&1 != 0
+}
+
+// Rows returns the number of rows.
+func (t *Table) Rows() int { return t.count }
+
+// SlotRows returns the number of rows of slot s.
+func (t *Table) SlotRows(s rowraft.Slot) int { return int(t.slots[s].rows) }
+
+// SlotVersion returns the version of the last change in slot s, 0 if there was none.
+func (t *Table) SlotVersion(s rowraft.Slot) uint64 { return t.slots[s].version }
+
+// Bytes returns the memory mapped for rows, index and a running snapshot.
+func (t *Table) Bytes() int64 {
+	n := t.rows.Stats().MappedBytes + t.blocks.Stats().MappedBytes
+	if t.snap != nil {
+		n += t.snap.images.Stats().MappedBytes
+	}
+	return n
+}
+
+// RecordBytes returns the size of a row's record: what Snapshot appends per row
+// and RestoreRow takes.
+func (t *Table) RecordBytes() int { return headerBytes + 4*(t.dim+t.stateLen) }
+
+// slabRecordBytes is RecordBytes rounded up, so that keys and versions stay aligned.
+func (t *Table) slabRecordBytes() int { return (t.RecordBytes() + 7) &^ 7 }
+
+// Offsets within a record; the package comment has the table.
+const (
+	keyOffset     = 8
+	versionOffset = 16
+	headerBytes   = 24
+)
+
+// record is a row in a slab. It must not outlive the call that found it.
+type record struct{ p unsafe.Pointer }
+
+func (t *Table) at(p slab.Place) record { return record{t.rows.At(p)} }
+
+func (r record) key() uint64      { return *(*uint64)(unsafe.Add(r.p, keyOffset)) }
+func (r record) version() *uint64 { return (*uint64)(unsafe.Add(r.p, versionOffset)) }
+
+// bytes is the whole record as a snapshot stores it.
+func (t *Table) bytes(r record) []byte { return unsafe.Slice((*byte)(r.p), t.RecordBytes()) }
+
+// numbers is weights and optimizer state.
+func (t *Table) numbers(r record) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Add(r.p, headerBytes)), t.dim+t.stateLen)
+}
+
+// hashed is what the digest covers: key, version, numbers.
+func (t *Table) hashed(r record) []byte {
+	return unsafe.Slice((*byte)(unsafe.Add(r.p, keyOffset)), t.RecordBytes()-keyOffset)
+}
+
+func (r record) setKey(k rowraft.Key) { *(*uint64)(unsafe.Add(r.p, keyOffset)) = uint64(k) }
