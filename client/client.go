@@ -1,0 +1,329 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Options of a Client. Only Endpoints is required.
+type Options struct {
+	Endpoints []string     // host:port of any servers; the rest is discovered
+	TLS       rpc.TLSFiles // zero: plaintext, loopback only
+
+	// ClientID names this client across restarts; zero: a random one. Of two
+	// clients with one id the later fences the earlier.
+	ClientID rowraft.ClientID
+
+	// DType is the type of numbers on the wire; zero: Float32. BFloat16 halves
+	// the bytes and rounds gradients and weights to nearest even.
+	DType rowraft.DType
+
+	// ConnsPerNode is the number of connections to each server; zero: 2.
+	ConnsPerNode int
+
+	// MaxInFlight bounds the unacknowledged parts per shard; zero: 64, at most 512.
+	MaxInFlight int
+
+	// AttemptTimeout bounds one try of a call before another replica is asked;
+	// zero: 2 s.
+	AttemptTimeout time.Duration
+
+	Logger *slog.Logger // zero: discards
+}
+
+// Client is a session with a cluster. Safe for concurrent use.
+//
+// Goroutines: one watches the cluster map, and each unacknowledged part has one
+// that resends it; all end in Close.
+type Client struct {
+	opts  Options
+	tls   *tls.Config
+	log   *slog.Logger
+	conns *connPool
+
+	ctx    context.Context // ends in Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	cluster atomic.Pointer[clustermap.Map]
+	refresh chan struct{} // asks the watcher for a new map; capacity 1
+
+	leaders [clustermap.MaxShards]atomic.Pointer[leaderHint]
+	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged part
+
+	session session
+
+	tables struct {
+		sync.RWMutex
+		byID map[rowraft.TableID]*Table
+	}
+}
+
+type leaderHint struct {
+	node rowraft.NodeID
+	term rowraft.Term
+}
+
+// Dial connects to a cluster and fetches its map, waiting until ctx ends for one
+// that has shards.
+func Dial(ctx context.Context, opts Options) (*Client, error) {
+	if len(opts.Endpoints) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "no endpoints: name at least one server as host:port")
+	}
+	if opts.DType == 0 {
+		opts.DType = rowraft.Float32
+	}
+	if opts.DType.Size() == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "wire dtype %s: want float32 or bfloat16", opts.DType)
+	}
+	if opts.ConnsPerNode <= 0 {
+		opts.ConnsPerNode = 2
+	}
+	if opts.MaxInFlight <= 0 {
+		opts.MaxInFlight = 64
+	}
+	opts.MaxInFlight = min(opts.MaxInFlight, 512)
+	if opts.AttemptTimeout <= 0 {
+		opts.AttemptTimeout = 2 * time.Second
+	}
+	if opts.ClientID == (rowraft.ClientID{}) {
+		_, _ = rand.Read(opts.ClientID[:]) // never fails (crypto/rand)
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	conf, err := opts.TLS.Client()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{
+		opts:    opts,
+		tls:     conf,
+		log:     opts.Logger,
+		conns:   newConnPool(conf, opts.ConnsPerNode),
+		refresh: make(chan struct{}, 1),
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.tables.byID = make(map[rowraft.TableID]*Table)
+	c.session.init()
+	if err := c.firstMap(ctx); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("connect to %v: %w", opts.Endpoints, err)
+	}
+	c.wg.Add(1)
+	go c.watchMap()
+	return c, nil
+}
+
+// Close stops resending and closes the connections. Parts without an answer
+// stay unknown: call Flush first.
+func (c *Client) Close() error {
+	c.cancel()
+	c.wg.Wait()
+	return c.conns.close()
+}
+
+// Map returns the newest cluster map this client has seen.
+func (c *Client) Map() *clustermap.Map { return c.cluster.Load() }
+
+// firstMap asks the endpoints in turn until one has a map with shards.
+func (c *Client) firstMap(ctx context.Context) error {
+	b := backoff{}
+	var last error
+	for i := 0; ; i++ {
+		err := c.fetchMap(ctx, c.opts.Endpoints[i%len(c.opts.Endpoints)], 0)
+		if err == nil {
+			if m := c.cluster.Load(); m != nil && len(m.Shards) > 0 {
+				return nil
+			}
+			err = rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: it waits for more servers")
+		}
+		if code := rowraft.CodeOf(err); !code.Retryable() {
+			return err
+		}
+		last = err
+		if i%len(c.opts.Endpoints) == len(c.opts.Endpoints)-1 {
+			if err := b.wait(ctx, 0); err != nil {
+				return last
+			}
+		}
+	}
+}
+
+// fetchMap gets a newer map from addr, waiting up to wait for one.
+func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) error {
+	conn, err := c.conns.get(addr)
+	if err != nil {
+		return err
+	}
+	var known uint64
+	if m := c.cluster.Load(); m != nil {
+		known = uint64(m.Version)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait+c.opts.AttemptTimeout)
+	defer cancel()
+	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(wait)})
+	if err != nil {
+		return fmt.Errorf("cluster map from %s: %w", addr, err)
+	}
+	for _, l := range reply.Leaders {
+		c.learnLeader(rowraft.ShardID(l.Shard), rowraft.NodeID(l.Node), rowraft.Term(l.Term))
+	}
+	if reply.Map == nil {
+		return nil
+	}
+	m, err := rpc.MapFromProto(reply.Map)
+	if err != nil {
+		return err
+	}
+	for {
+		old := c.cluster.Load()
+		if old != nil && old.Version >= m.Version {
+			return nil
+		}
+		if old != nil && old.Cluster != m.Cluster {
+			return rowraft.Errorf(rowraft.CodeIdentity, "server %s belongs to cluster %s, this client talks to %s", addr, m.Cluster, old.Cluster)
+		}
+		if c.cluster.CompareAndSwap(old, m) {
+			return nil
+		}
+	}
+}
+
+// watchMap keeps the map fresh by long polls, and at once when asked.
+func (c *Client) watchMap() {
+	defer c.wg.Done()
+	const poll = 10 * time.Second
+	b := backoff{}
+	for i := 0; c.ctx.Err() == nil; i++ {
+		addrs := c.addrs()
+		ctx, cancel := context.WithCancel(c.ctx)
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			select {
+			case <-c.refresh:
+				cancel() // end the long poll; the next one asks another server
+			case <-ctx.Done():
+			}
+		}()
+		err := c.fetchMap(ctx, addrs[i%len(addrs)], poll)
+		cancel()
+		<-asked
+		if err != nil && c.ctx.Err() == nil {
+			c.log.Debug("cluster map", "err", err)
+			_ = b.wait(c.ctx, 0)
+			continue
+		}
+		b = backoff{}
+	}
+}
+
+// addrs lists where the map may be asked for: the servers, then the endpoints.
+func (c *Client) addrs() []string {
+	var out []string
+	if m := c.cluster.Load(); m != nil {
+		for _, n := range m.Nodes {
+			out = append(out, n.Addr)
+		}
+	}
+	return append(out, c.opts.Endpoints...)
+}
+
+func (c *Client) askForMap() {
+	select {
+	case c.refresh <- struct{}{}:
+	default:
+	}
+}
+
+// learnLeader keeps the hint of the highest term.
+func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term rowraft.Term) {
+	if int(shard) >= len(c.leaders) || node == "" {
+		return
+	}
+	p := &c.leaders[shard]
+	for {
+		old := p.Load()
+		if old != nil && old.term >= term {
+			return
+		}
+		if p.CompareAndSwap(old, &leaderHint{node: node, term: term}) {
+			return
+		}
+	}
+}
+
+// schedulerCall runs call against the metadata leader, following hints until it
+// answers or ctx ends.
+func (c *Client) schedulerCall(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
+	b := backoff{}
+	hint := ""
+	for i := 0; ; i++ {
+		addr := hint
+		if addr == "" {
+			addr = c.schedulerAddr(i)
+		}
+		conn, err := c.conns.get(addr)
+		if err == nil {
+			attempt, cancel := context.WithTimeout(ctx, 5*c.opts.AttemptTimeout)
+			err = call(attempt, rowraftv1.NewClusterClient(conn))
+			cancel()
+		}
+		if err == nil {
+			return nil
+		}
+		if !rowraft.CodeOf(err).Retryable() {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		followed := hint != ""
+		hint = ""
+		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok && nl.Leader != "" && !followed {
+			hint = c.addrOf(nl.Leader)
+		}
+		if hint != "" {
+			continue
+		}
+		if werr := b.wait(ctx, 0); werr != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+}
+
+// schedulerAddr returns the i-th place to look for the scheduler.
+func (c *Client) schedulerAddr(i int) string {
+	var addrs []string
+	if m := c.cluster.Load(); m != nil {
+		for _, n := range m.Nodes {
+			if n.Scheduler {
+				addrs = append(addrs, n.Addr)
+			}
+		}
+	}
+	if len(addrs) == 0 {
+		addrs = c.addrs()
+	}
+	return addrs[i%len(addrs)]
+}
+
+// addrOf turns a leader hint into an address: a node id of the map, or an address itself.
+func (c *Client) addrOf(id rowraft.NodeID) string {
+	if m := c.cluster.Load(); m != nil {
+		if n, ok := m.Node(id); ok {
+			return n.Addr
+		}
+	}
+	return ""
+}

@@ -1,0 +1,23 @@
+// Package client pulls rows from a rowraft cluster and pushes gradients to it.
+//
+//	c, err := client.Dial(ctx, client.Options{Endpoints: []string{"127.0.0.1:7070"}})
+//	user, err := c.Table("user")
+//	err = user.Pull(ctx, keys, weights)   // len(weights) = len(keys) × dim
+//	ack, err := user.Push(ctx, keys, grads)
+//
+// A Client routes by the cluster map, sums the gradients of repeated keys,
+// splits a call by shard, merges the answers, and retries by rowraft.Code until
+// the context ends.
+//
+// # Exactly once
+//
+// A push is cut into parts, at least one per shard it touches. Each part gets
+// the next number of (this session, its shard) and is resent under that number
+// until the shard gives a definite answer; the shard applies a number at most
+// once. When the caller's context ends first, Push returns an error that says
+// so and the part goes on being resent in the background: the caller must not
+// push the same gradients again. Flush waits for such parts.
+//
+// A push over several shards is several parts, each exactly-once; it is not
+// atomic across shards.
+package client

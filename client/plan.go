@@ -1,0 +1,196 @@
+package client
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// Segment is a call's share for one table: Keys, and Values with len(Keys) × dim
+// float32, row-major. The caller owns both.
+type Segment struct {
+	Table  *Table
+	Keys   []rowraft.Key
+	Values []float32
+
+	// LR replaces the table's learning rate for this push; 0: the table's own.
+	LR float32
+
+	// Present, when not nil, has len(Keys) places; Pull sets those whose key has
+	// been pushed or assigned before.
+	Present []bool
+}
+
+func (s *Segment) check() error {
+	if s.Table == nil {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "segment without a table")
+	}
+	if len(s.Values) != len(s.Keys)*s.Table.schema.Dim {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %d keys × dim %d need %d values, got %d",
+			s.Table.schema.Name, len(s.Keys), s.Table.schema.Dim, len(s.Keys)*s.Table.schema.Dim, len(s.Values))
+	}
+	if s.Present != nil && len(s.Present) != len(s.Keys) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %d keys, Present has %d places", s.Table.schema.Name, len(s.Keys), len(s.Present))
+	}
+	return nil
+}
+
+func (s *Segment) row(i int32) []float32 {
+	d := s.Table.schema.Dim
+	return s.Values[int(i)*d : (int(i)+1)*d]
+}
+
+// piece is the rows of one segment that go into one request, by their place in
+// the segment.
+type piece struct {
+	seg  *Segment
+	rows []int32
+}
+
+// request is what one shard gets in one message.
+type request struct {
+	shard  rowraft.ShardID
+	pieces []piece
+}
+
+// byShard groups the rows of a segment by shard, in the caller's order:
+// rows[start[s]:start[s+1]] belong to shard s.
+func byShard(m *clustermap.Map, s *Segment) (rows []int32, start []int32) {
+	shards := make([]uint8, len(s.Keys))
+	start = make([]int32, len(m.Shards)+1)
+	for i, k := range s.Keys {
+		sh := uint8(m.ShardOf(s.Table.Slot(k)))
+		shards[i] = sh
+		start[int(sh)+1]++
+	}
+	for i := range m.Shards {
+		start[i+1] += start[i]
+	}
+	rows = make([]int32, len(s.Keys))
+	next := slices.Clone(start)
+	for i, sh := range shards {
+		rows[next[sh]] = int32(i)
+		next[sh]++
+	}
+	return rows, start
+}
+
+// plan cuts segments into requests: every row goes to its shard, and no request
+// has more than limit bytes, rowBytes(segment) each row.
+func plan(m *clustermap.Map, segs []Segment, rowBytes func(*Segment) int, limit int) []request {
+	var out []request
+	open := make([]int, len(m.Shards)) // index+1 in out of the shard's request with room
+	size := make([]int, len(m.Shards)) // bytes in it
+	for si := range segs {
+		s := &segs[si]
+		rows, start := byShard(m, s)
+		per := rowBytes(s)
+		for sh := range m.Shards {
+			for mine := rows[start[sh]:start[sh+1]]; len(mine) > 0; {
+				room := (limit - size[sh]) / per
+				if open[sh] == 0 || room <= 0 {
+					out = append(out, request{shard: rowraft.ShardID(sh)})
+					open[sh], size[sh] = len(out), 0
+					room = max(limit/per, 1)
+				}
+				n := min(room, len(mine), rowraft.MaxKeysPerPart)
+				r := &out[open[sh]-1]
+				r.pieces = append(r.pieces, piece{seg: s, rows: mine[:n:n]})
+				size[sh] += n*per + wire.SegmentHeaderSize
+				mine = mine[n:]
+			}
+		}
+	}
+	return out
+}
+
+// ascending reports whether keys are strictly ascending, as parts must be.
+func ascending(keys []rowraft.Key) bool {
+	for i := 1; i < len(keys); i++ {
+		if keys[i] <= keys[i-1] {
+			return false
+		}
+	}
+	return true
+}
+
+// normalize returns s with strictly ascending keys. The values of a repeated key
+// are summed in the order they come, or, for an assign, the last one counts. The
+// caller's slices are not changed.
+func normalize(s Segment, op wire.Op) Segment {
+	if ascending(s.Keys) {
+		return s
+	}
+	order := make([]int32, len(s.Keys))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(s.Keys[a], s.Keys[b]), cmp.Compare(a, b))
+	})
+	out := Segment{Table: s.Table, LR: s.LR, Keys: make([]rowraft.Key, 0, len(s.Keys)), Values: make([]float32, 0, len(s.Values))}
+	for _, i := range order {
+		k, row := s.Keys[i], s.row(i)
+		last := len(out.Keys) - 1
+		switch {
+		case last < 0 || out.Keys[last] != k:
+			out.Keys = append(out.Keys, k)
+			out.Values = append(out.Values, row...)
+		case op == wire.OpAssign:
+			copy(out.row(int32(last)), row)
+		default:
+			sum := out.row(int32(last))
+			for d, v := range row {
+				sum[d] += v
+			}
+		}
+	}
+	return out
+}
+
+// putKeys writes the keys of the piece's rows.
+func (p *piece) putKeys(dst []byte) {
+	keys := p.seg.Keys
+	for j, i := range p.rows {
+		binary.LittleEndian.PutUint64(dst[8*j:], uint64(keys[i]))
+	}
+}
+
+// contiguous reports whether the rows are neighbours in the segment, so that
+// they can be copied at once.
+func (p *piece) contiguous() bool {
+	n := len(p.rows)
+	return int(p.rows[n-1]-p.rows[0]) == n-1 // rows ascend
+}
+
+// values returns the segment's values of contiguous rows.
+func (p *piece) values() []float32 {
+	d := p.seg.Table.schema.Dim
+	return p.seg.Values[int(p.rows[0])*d : (int(p.rows[len(p.rows)-1])+1)*d]
+}
+
+func (p *piece) putValues(dst []byte, dtype rowraft.DType) {
+	if p.contiguous() {
+		wire.PutFloats(dst, dtype, p.values())
+		return
+	}
+	rowBytes := p.seg.Table.schema.Dim * dtype.Size()
+	for j, i := range p.rows {
+		wire.PutFloats(dst[j*rowBytes:(j+1)*rowBytes], dtype, p.seg.row(i))
+	}
+}
+
+func (p *piece) getValues(src []byte, dtype rowraft.DType) {
+	if p.contiguous() {
+		wire.GetFloats(p.values(), dtype, src)
+		return
+	}
+	rowBytes := p.seg.Table.schema.Dim * dtype.Size()
+	for j, i := range p.rows {
+		wire.GetFloats(p.seg.row(i), dtype, src[j*rowBytes:(j+1)*rowBytes])
+	}
+}

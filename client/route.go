@@ -1,0 +1,112 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// attempt is one try of a call on one server.
+type attempt func(context.Context, rowraftv1.TableClient) error
+
+// shardCall runs call on the leader of shard, following hints and trying the
+// other replicas, until it succeeds, fails for good, or ctx ends. The error is
+// the last answer; maybe says whether any try may have taken effect.
+func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
+	b := backoff{}
+	useHint := true
+	for i := 0; ; i++ {
+		node, addr := c.target(shard, i, useHint)
+		err = c.try(ctx, addr, call)
+		if err == nil {
+			c.confirmLeader(shard, node)
+			return false, nil
+		}
+		code := rowraft.CodeOf(err)
+		maybe = maybe || code.MaybeApplied()
+		if !code.Retryable() || code == rowraft.CodeWrongShard {
+			return maybe, err
+		}
+		if ctx.Err() != nil {
+			return maybe, err
+		}
+		useHint = false
+		var atLeast time.Duration
+		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
+			before := c.leaders[shard].Load()
+			c.learnLeader(shard, nl.Leader, nl.Term)
+			if after := c.leaders[shard].Load(); after != before && after.node != node {
+				useHint = true
+				continue // follow a new hint at once
+			}
+		}
+		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
+			useHint, atLeast = true, o.RetryAfter
+		}
+		c.askForMap()
+		if werr := b.wait(ctx, atLeast); werr != nil {
+			return maybe, err
+		}
+	}
+}
+
+func (c *Client) try(ctx context.Context, addr string, call attempt) error {
+	if addr == "" {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
+	}
+	conn, err := c.conns.get(addr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.opts.AttemptTimeout)
+	defer cancel()
+	if err := call(ctx, rowraftv1.NewTableClient(conn)); err != nil {
+		return fmt.Errorf("server %s: %w", addr, err)
+	}
+	return nil
+}
+
+// target picks the server for try i: the leader hint if wanted and known, else
+// the replicas in turn.
+func (c *Client) target(shard rowraft.ShardID, i int, useHint bool) (rowraft.NodeID, string) {
+	m := c.cluster.Load()
+	if hint := c.leaders[shard].Load(); useHint && hint != nil {
+		if n, ok := m.Node(hint.node); ok {
+			return n.ID, n.Addr
+		}
+	}
+	if int(shard) >= len(m.Shards) || len(m.Shards[shard].Replicas) == 0 {
+		return "", ""
+	}
+	replicas := m.Shards[shard].Replicas
+	n, _ := m.Node(replicas[i%len(replicas)].Node)
+	return n.ID, n.Addr
+}
+
+// confirmLeader remembers who answered as the leader.
+func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
+	p := &c.leaders[shard]
+	old := p.Load()
+	if old != nil && old.node == node {
+		return
+	}
+	hint := &leaderHint{node: node}
+	if old != nil {
+		hint.term = old.term
+	}
+	p.CompareAndSwap(old, hint)
+}
+
+// raise lifts the shard's highest acknowledged index, which later reads ask for.
+func (c *Client) raise(shard rowraft.ShardID, index uint64) {
+	for {
+		old := c.acked[shard].Load()
+		if old >= index || c.acked[shard].CompareAndSwap(old, index) {
+			return
+		}
+	}
+}

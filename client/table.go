@@ -1,0 +1,136 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Table is a handle to one table. Safe for concurrent use.
+type Table struct {
+	c      *Client
+	schema rowraft.Schema
+	seed   uint64 // clustermap.TableSeed
+}
+
+// Schema returns what the table was created with.
+func (t *Table) Schema() rowraft.Schema { return t.schema }
+
+// Dim returns the number of weights in a row.
+func (t *Table) Dim() int { return t.schema.Dim }
+
+// Slot returns the slot of key.
+func (t *Table) Slot(key rowraft.Key) rowraft.Slot {
+	h := clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key)) ^ t.seed)
+	return clustermap.SlotOfHash(h)
+}
+
+// Pull copies the weights of keys into dst.
+//
+// keys may repeat and come in any order. dst is len(keys) × dim float32,
+// row-major: row i belongs to keys[i]. The caller owns both; Pull keeps neither.
+// A key never pushed reads as the table's initializer and is not created. The
+// rows are never older than this client's acknowledged pushes.
+//
+// Errors: CodeInvalidArgument if len(dst) ≠ len(keys)·dim; otherwise the last
+// answer of the cluster when ctx ends.
+func (t *Table) Pull(ctx context.Context, keys []rowraft.Key, dst []float32) error {
+	return t.c.Pull(ctx, Segment{Table: t, Keys: keys, Values: dst})
+}
+
+// Push applies grads (len(keys) × dim float32, row-major) exactly once and
+// returns when they are on a majority of disks. Gradients of a repeated key are
+// summed in the order they come. The caller owns keys and grads; Push keeps
+// neither.
+//
+// Errors: CodeInvalidArgument, CodeTableNotFound: nothing was applied.
+// CodeDeadline: the outcome is unknown when ctx ends; the client goes on
+// resending, so do not push the same gradients again. CodeSessionExpired: the
+// outcome is unknown and stays so.
+func (t *Table) Push(ctx context.Context, keys []rowraft.Key, grads []float32) (Ack, error) {
+	return t.c.Push(ctx, Segment{Table: t, Keys: keys, Values: grads})
+}
+
+// Assign sets weights, with the promises of Push. Optimizer state is kept. Of a
+// repeated key the last value counts.
+func (t *Table) Assign(ctx context.Context, keys []rowraft.Key, weights []float32) (Ack, error) {
+	return t.c.Assign(ctx, Segment{Table: t, Keys: keys, Values: weights})
+}
+
+// Table returns a handle to the table called name. Errors: CodeTableNotFound.
+func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
+	if s, err := c.cluster.Load().Table(name); err == nil {
+		return c.handle(s), nil
+	}
+	// The map may be older than the table.
+	var err error
+	for _, addr := range c.addrs() {
+		if err = c.fetchMap(ctx, addr, 0); err == nil {
+			break
+		}
+	}
+	s, terr := c.cluster.Load().Table(name)
+	if terr != nil {
+		if err != nil {
+			return nil, err
+		}
+		return nil, terr
+	}
+	return c.handle(s), nil
+}
+
+func (c *Client) handle(s rowraft.Schema) *Table {
+	c.tables.RLock()
+	t := c.tables.byID[s.ID]
+	c.tables.RUnlock()
+	if t != nil {
+		return t
+	}
+	c.tables.Lock()
+	defer c.tables.Unlock()
+	if t := c.tables.byID[s.ID]; t != nil {
+		return t
+	}
+	t = &Table{c: c, schema: s, seed: clustermap.TableSeed(s.ID)}
+	c.tables.byID[s.ID] = t
+	return t
+}
+
+// CreateTable creates the table and returns once every shard knows it. s.ID is
+// ignored. Errors: CodeTableExists if the name is taken by a table of another
+// shape, or, without ifNotExists, by any.
+func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists bool) (*Table, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	s.ID = 0
+	var reply *rowraftv1.CreateTableReply
+	retried := false
+	err := c.schedulerCall(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
+		// A resent creation may find the table its first try has made.
+		reply, err = stub.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists || retried})
+		if err != nil && rowraft.CodeOf(err).MaybeApplied() {
+			retried = true
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.handle(rpc.SchemaFromProto(reply.Table)), nil
+}
+
+// JoinJob asks for this worker's rank in a job of the given number of workers. A
+// worker that comes back under its name gets its rank back with a higher incarnation.
+func (c *Client) JoinJob(ctx context.Context, job, worker string, workers int) (rank int, inc rowraft.Incarnation, err error) {
+	err = c.schedulerCall(ctx, fmt.Sprintf("join job %s as %s", job, worker), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+		reply, err := stub.JoinJob(ctx, &rowraftv1.JoinJobRequest{Job: job, Worker: worker, Workers: uint32(workers)})
+		rank, inc = int(reply.GetRank()), rowraft.Incarnation(reply.GetIncarnation())
+		return err
+	})
+	return rank, inc, err
+}
