@@ -1,0 +1,92 @@
+package data
+
+import (
+	"github.com/zeebo/xxh3"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Batch holds up to Cap examples. Its slices are allocated once by [NewBatch].
+type Batch struct {
+	N      int           // examples it holds now
+	First  int64         // number of the first example in its source, for messages
+	Labels []float32     // [Cap], 0 or 1
+	Dense  []float32     // [Cap, dense], row-major
+	Keys   []rowraft.Key // [Cap, categorical], row-major
+	// Truth is the probability that drew the label, [Cap], where the source knows it; else nil.
+	Truth []float32
+}
+
+// NewBatch returns an empty batch for up to size examples of shape s.
+func NewBatch(size int, s Shape) *Batch {
+	b := &Batch{
+		Labels: make([]float32, size),
+		Dense:  make([]float32, size*s.Dense),
+		Keys:   make([]rowraft.Key, size*s.Categorical),
+	}
+	if s.Truth {
+		b.Truth = make([]float32, size)
+	}
+	return b
+}
+
+// Shape is what the examples of a source have.
+type Shape struct {
+	Dense, Categorical int
+	Truth              bool // true probabilities are known
+}
+
+// Source is a stream of examples. It is used by one goroutine at a time.
+type Source interface {
+	// Next fills b with the next examples, as many as it has room for, and
+	// returns io.EOF when none are left. The last batch may be smaller.
+	Next(b *Batch) error
+	Close() error
+}
+
+// Part says which examples of a data set a source gives: those with
+// From ≤ number < To (To < 0: to the end), of these every Trainers-th, the
+// Rank-th first.
+type Part struct {
+	From, To       int64
+	Rank, Trainers int
+}
+
+// Set is a data set that can be opened as sources any number of times.
+type Set interface {
+	Shape() Shape
+	// Train and Held open the training part, split by rank, and the held-out part.
+	Train(rank, trainers int) (Source, error)
+	Held() (Source, error)
+	// TrainSize is the number of examples Train gives all trainers together; 0 means no end.
+	TrainSize() int64
+	// Name says in a few words what is read.
+	Name() string
+}
+
+// separator stands between the name of a feature and a value in what is hashed.
+const separator = 0
+
+// Hasher computes the keys of one feature. Not safe for concurrent use.
+type Hasher struct {
+	buf  []byte
+	name int // length of name and separator
+}
+
+// NewHasher returns the hasher of the feature called name.
+func NewHasher(name string) *Hasher {
+	return &Hasher{buf: append([]byte(name), separator), name: len(name) + 1}
+}
+
+// Key returns the key of value.
+func (h *Hasher) Key(value []byte) rowraft.Key {
+	h.buf = append(h.buf[:h.name], value...)
+	return rowraft.Key(xxh3.Hash(h.buf))
+}
+
+func (p Part) validate() error {
+	if p.Trainers < 1 || p.Rank < 0 || p.Rank >= p.Trainers {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "rank %d of %d trainers: want a rank from 0 to %d", p.Rank, p.Trainers, max(p.Trainers, 1)-1)
+	}
+	return nil
+}

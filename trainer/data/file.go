@@ -1,0 +1,313 @@
+package data
+
+import (
+	"bytes"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+)
+
+// File is a data set in one delimited text file. Its last part is held out.
+type File struct {
+	path   string
+	schema *Schema
+	size   int64 // examples
+	held   int64 // of these, held out
+}
+
+// OpenFile counts the examples of a file and checks its header and first line
+// against the schema. held is the share, [0, 1), that is held out at the end.
+//
+// Errors: CodeInvalidArgument, naming file and line.
+func OpenFile(path string, schema *Schema, held float64) (*File, error) {
+	if !(held >= 0 && held < 1) {
+		return nil, invalid("held-out share %v: want from 0 to below 1", held)
+	}
+	f := &File{path: path, schema: schema}
+	r, err := f.open(Part{To: -1, Trainers: 1})
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	first := NewBatch(1, schema.Shape())
+	if err := r.Next(first); err == io.EOF {
+		return nil, invalid("%s: no examples", path)
+	} else if err != nil {
+		return nil, err
+	}
+	for f.size = 1; ; f.size++ {
+		if _, err := r.lines.next(); err == io.EOF {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	f.held = int64(math.Round(float64(f.size) * held))
+	return f, nil
+}
+
+// Shape implements [Set].
+func (f *File) Shape() Shape { return f.schema.Shape() }
+
+// TrainSize implements [Set].
+func (f *File) TrainSize() int64 { return f.size - f.held }
+
+// Name implements [Set].
+func (f *File) Name() string { return f.path }
+
+// Train implements [Set].
+func (f *File) Train(rank, trainers int) (Source, error) {
+	return f.open(Part{To: f.size - f.held, Rank: rank, Trainers: trainers})
+}
+
+// Held implements [Set].
+func (f *File) Held() (Source, error) {
+	return f.open(Part{From: f.size - f.held, To: f.size, Trainers: 1})
+}
+
+func (f *File) open(p Part) (*fileSource, error) {
+	if err := p.validate(); err != nil {
+		return nil, err
+	}
+	l, err := openLines(f.path)
+	if err != nil {
+		return nil, err
+	}
+	s := &fileSource{schema: f.schema, lines: l, part: p}
+	if err := s.start(); err != nil {
+		l.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// fileSource reads the examples of one part.
+type fileSource struct {
+	schema   *Schema
+	lines    *lines
+	split    splitter
+	part     Part
+	number   int64  // of the next example in the file
+	held     []byte // first line, if it was no header
+	columns  int    // that each line must have
+	label    int    // positions, from 0
+	dense    []int
+	category []int
+	hashers  []*Hasher
+	bucket   []byte // scratch
+}
+
+// start reads the header and resolves columns to positions.
+func (s *fileSource) start() error {
+	first, err := s.lines.next()
+	if err == io.EOF {
+		return invalid("%s: the file is empty", s.lines.path)
+	} else if err != nil {
+		return err
+	}
+	separator, header := byte(','), false
+	if s.schema.Separator != "" {
+		separator = s.schema.Separator[0]
+	} else if bytes.IndexByte(first, '\t') >= 0 {
+		separator = '\t'
+	}
+	if s.schema.Header != nil {
+		header = *s.schema.Header
+	} else { // criteo: a line of data starts with the label
+		header = !bytes.HasPrefix(first, []byte{'0', separator}) && !bytes.HasPrefix(first, []byte{'1', separator})
+	}
+	s.split = splitter{separator: separator, quotes: *s.schema.Quotes, trim: s.schema.Trim}
+	values, err := s.split.split(first)
+	if err != nil {
+		return s.lines.errorf("%v", err)
+	}
+	s.columns = len(values)
+	var names []string
+	if header {
+		for _, v := range values {
+			names = append(names, string(v))
+		}
+	} else {
+		s.held = bytes.Clone(first)
+	}
+	if s.label, err = s.position(s.schema.Label.Column, names); err != nil {
+		return err
+	}
+	for _, d := range s.schema.Dense {
+		at, err := s.position(d.Column, names)
+		if err != nil {
+			return err
+		}
+		s.dense = append(s.dense, at)
+	}
+	for _, c := range s.schema.Categorical {
+		at, err := s.position(c.Column, names)
+		if err != nil {
+			return err
+		}
+		s.category = append(s.category, at)
+		s.hashers = append(s.hashers, NewHasher(c.Name))
+	}
+	return nil
+}
+
+func (s *fileSource) position(c Column, names []string) (int, error) {
+	if c.Column == "" {
+		if c.Position > s.columns {
+			return 0, s.lines.errorf("%d columns, the schema wants column %d", s.columns, c.Position)
+		}
+		return c.Position - 1, nil
+	}
+	if names == nil {
+		return 0, invalid("%s: the schema names column %q, but says that there is no header: use position", s.lines.path, c.Column)
+	}
+	at := slices.Index(names, c.Column)
+	if at < 0 {
+		return 0, s.lines.errorf("the header has no column %q; it has %q", c.Column, names)
+	}
+	return at, nil
+}
+
+// Next implements [Source].
+func (s *fileSource) Next(b *Batch) error {
+	b.N = 0
+	for b.N < len(b.Labels) {
+		if s.part.To >= 0 && s.number >= s.part.To {
+			break
+		}
+		line, err := s.line()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			return err
+		}
+		number := s.number
+		s.number++
+		if number < s.part.From || (number-s.part.From)%int64(s.part.Trainers) != int64(s.part.Rank) {
+			continue
+		}
+		if b.N == 0 {
+			b.First = number
+		}
+		if err := s.example(line, b); err != nil {
+			return err
+		}
+		b.N++
+	}
+	if b.N == 0 {
+		return io.EOF
+	}
+	return nil
+}
+
+func (s *fileSource) line() ([]byte, error) {
+	if s.held != nil {
+		line := s.held
+		s.held = nil
+		return line, nil
+	}
+	return s.lines.next()
+}
+
+// example puts the values of line into example b.N of b.
+func (s *fileSource) example(line []byte, b *Batch) error {
+	values, err := s.split.split(line)
+	if err != nil {
+		return s.lines.errorf("%v", err)
+	}
+	if len(values) != s.columns {
+		return s.lines.errorf("%d columns, expected %d", len(values), s.columns)
+	}
+	if b.Labels[b.N], err = s.labelOf(values[s.label]); err != nil {
+		return err
+	}
+	for i, at := range s.dense {
+		d := &s.schema.Dense[i]
+		v := float32(d.Missing)
+		if !s.missing(values[at]) {
+			x, err := s.number64(values[at], d.Column)
+			if err != nil {
+				return err
+			}
+			v = d.value(x)
+		}
+		b.Dense[b.N*len(s.dense)+i] = v
+	}
+	for i, at := range s.category {
+		key, err := s.key(i, values[at])
+		if err != nil {
+			return err
+		}
+		b.Keys[b.N*len(s.category)+i] = key
+	}
+	return nil
+}
+
+func (s *fileSource) key(i int, value []byte) (rowraft.Key, error) {
+	c := &s.schema.Categorical[i]
+	if s.missing(value) {
+		return s.hashers[i].Key(nil), nil
+	}
+	if len(c.Buckets) > 0 {
+		x, err := s.number64(value, c.Column)
+		if err != nil {
+			return 0, err
+		}
+		n := 0
+		for n < len(c.Buckets) && c.Buckets[n] <= x {
+			n++
+		}
+		s.bucket = strconv.AppendInt(append(s.bucket[:0], 'b'), int64(n), 10)
+		value = s.bucket
+	}
+	return s.hashers[i].Key(value), nil
+}
+
+func (s *fileSource) labelOf(value []byte) (float32, error) {
+	l := &s.schema.Label
+	for _, p := range l.Positive {
+		if string(value) == p {
+			return 1, nil
+		}
+	}
+	if s.missing(value) {
+		return 0, s.lines.errorf("%s: the label is missing", l.Column)
+	}
+	if len(l.Negative) == 0 {
+		return 0, nil
+	}
+	for _, n := range l.Negative {
+		if string(value) == n {
+			return 0, nil
+		}
+	}
+	return 0, s.lines.errorf("%s: label %q, expected one of %q or %q", l.Column, value, l.Positive, l.Negative)
+}
+
+func (s *fileSource) missing(value []byte) bool {
+	if len(value) == 0 {
+		return true
+	}
+	for _, m := range s.schema.Missing {
+		if string(value) == m {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *fileSource) number64(value []byte, c Column) (float64, error) {
+	// ParseFloat keeps nothing of its argument unless it fails.
+	x, err := strconv.ParseFloat(unsafe.String(unsafe.SliceData(value), len(value)), 64)
+	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
+		return 0, s.lines.errorf("%s: %q, expected a finite number", c, value)
+	}
+	return x, nil
+}
+
+// Close implements [Source].
+func (s *fileSource) Close() error { return s.lines.close() }
