@@ -99,6 +99,8 @@ type HelloReply struct {
 	Scheduler       bool                   `protobuf:"varint,6,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                                   // serves the whole Cluster service
 	SchedulerLeader string                 `protobuf:"bytes,7,opt,name=scheduler_leader,json=schedulerLeader,proto3" json:"scheduler_leader,omitempty"` // address of the metadata leader, "" if unknown
 	Version         string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	Join            []string               `protobuf:"bytes,9,rep,name=join,proto3" json:"join,omitempty"`          // the servers this one was told to form the cluster with, sorted
+	Founders        []*Node                `protobuf:"bytes,10,rep,name=founders,proto3" json:"founders,omitempty"` // first members of the metadata group; empty while cluster_id is
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -187,6 +189,20 @@ func (x *HelloReply) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *HelloReply) GetJoin() []string {
+	if x != nil {
+		return x.Join
+	}
+	return nil
+}
+
+func (x *HelloReply) GetFounders() []*Node {
+	if x != nil {
+		return x.Founders
+	}
+	return nil
 }
 
 type TableSchema struct {
@@ -1763,13 +1779,14 @@ func (x *JobStatus) GetMembers() []string {
 }
 
 type StatusReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Map           *Map                   `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
-	Nodes         []*NodeStatus          `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	Problems      []string               `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"` // one sentence each; empty if all is well
-	Jobs          []*JobStatus           `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Map             *Map                   `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
+	Nodes           []*NodeStatus          `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Problems        []string               `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"` // one sentence each; empty if all is well
+	Jobs            []*JobStatus           `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	ExpectedServers uint32                 `protobuf:"varint,5,opt,name=expected_servers,json=expectedServers,proto3" json:"expected_servers,omitempty"` // the shards are made once so many have registered
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
@@ -1830,6 +1847,13 @@ func (x *StatusReply) GetJobs() []*JobStatus {
 	return nil
 }
 
+func (x *StatusReply) GetExpectedServers() uint32 {
+	if x != nil {
+		return x.ExpectedServers
+	}
+	return 0
+}
+
 var File_rowraft_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_cluster_proto_rawDesc = "" +
@@ -1841,7 +1865,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04addr\x18\x03 \x01(\tR\x04addr\x12\x1b\n" +
-	"\tpeer_addr\x18\x04 \x01(\tR\bpeerAddr\"\xf5\x01\n" +
+	"\tpeer_addr\x18\x04 \x01(\tR\bpeerAddr\"\xb7\x02\n" +
 	"\n" +
 	"HelloReply\x12\x1d\n" +
 	"\n" +
@@ -1852,7 +1876,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tnode_name\x18\x05 \x01(\tR\bnodeName\x12\x1c\n" +
 	"\tscheduler\x18\x06 \x01(\bR\tscheduler\x12)\n" +
 	"\x10scheduler_leader\x18\a \x01(\tR\x0fschedulerLeader\x12\x18\n" +
-	"\aversion\x18\b \x01(\tR\aversion\"\xc7\x01\n" +
+	"\aversion\x18\b \x01(\tR\aversion\x12\x12\n" +
+	"\x04join\x18\t \x03(\tR\x04join\x12,\n" +
+	"\bfounders\x18\n" +
+	" \x03(\v2\x10.rowraft.v1.NodeR\bfounders\"\xc7\x01\n" +
 	"\vTableSchema\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1975,12 +2002,13 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tJobStatus\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\amembers\x18\x03 \x03(\tR\amembers\"\xa5\x01\n" +
+	"\amembers\x18\x03 \x03(\tR\amembers\"\xd0\x01\n" +
 	"\vStatusReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12,\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x16.rowraft.v1.NodeStatusR\x05nodes\x12\x1a\n" +
 	"\bproblems\x18\x03 \x03(\tR\bproblems\x12)\n" +
-	"\x04jobs\x18\x04 \x03(\v2\x15.rowraft.v1.JobStatusR\x04jobs2\xc1\x04\n" +
+	"\x04jobs\x18\x04 \x03(\v2\x15.rowraft.v1.JobStatusR\x04jobs\x12)\n" +
+	"\x10expected_servers\x18\x05 \x01(\rR\x0fexpectedServers2\xc1\x04\n" +
 	"\aCluster\x129\n" +
 	"\x05Hello\x12\x18.rowraft.v1.HelloRequest\x1a\x16.rowraft.v1.HelloReply\x12<\n" +
 	"\x06GetMap\x12\x19.rowraft.v1.GetMapRequest\x1a\x17.rowraft.v1.GetMapReply\x12N\n" +
@@ -2035,45 +2063,46 @@ var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(*StatusReply)(nil),             // 27: rowraft.v1.StatusReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
-	3,  // 0: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
-	4,  // 1: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
-	6,  // 2: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
-	5,  // 3: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
-	7,  // 4: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
-	2,  // 5: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
-	8,  // 6: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
-	9,  // 7: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
-	5,  // 8: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
-	15, // 9: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
-	14, // 10: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
-	2,  // 11: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
-	2,  // 12: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
-	5,  // 13: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
-	14, // 14: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
-	8,  // 15: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	25, // 16: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	26, // 17: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	0,  // 18: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	10, // 19: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	12, // 20: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	16, // 21: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	18, // 22: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	20, // 23: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	22, // 24: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	24, // 25: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	1,  // 26: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	11, // 27: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	13, // 28: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	17, // 29: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	19, // 30: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	21, // 31: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	23, // 32: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	27, // 33: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	26, // [26:34] is the sub-list for method output_type
-	18, // [18:26] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	5,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
+	3,  // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
+	4,  // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
+	6,  // 3: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
+	5,  // 4: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
+	7,  // 5: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
+	2,  // 6: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
+	8,  // 7: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
+	9,  // 8: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
+	5,  // 9: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
+	15, // 10: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
+	14, // 11: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
+	2,  // 12: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
+	2,  // 13: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
+	5,  // 14: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
+	14, // 15: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
+	8,  // 16: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
+	25, // 17: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	26, // 18: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	0,  // 19: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	10, // 20: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	12, // 21: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	16, // 22: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	18, // 23: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	20, // 24: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	22, // 25: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	24, // 26: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	1,  // 27: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	11, // 28: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	13, // 29: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	17, // 30: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	19, // 31: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	21, // 32: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	23, // 33: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	27, // 34: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	27, // [27:35] is the sub-list for method output_type
+	19, // [19:27] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
