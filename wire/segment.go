@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 	"math"
+	"unsafe"
 
 	"github.com/rowraft/rowraft"
 )
@@ -200,4 +201,21 @@ func CheckFinite(s Segment, values []byte) error {
 
 func notFinite(s Segment, i int, v float32) error {
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: row %d, dimension %d is %v: gradients and weights must be finite", uint64(s.Table), i/s.Dim, i%s.Dim, v)
+}
+
+// Keys returns the keys whose bytes are src: src itself where it lies so that
+// it can be read as keys, else a copy in scratch, which has room for them.
+func Keys(scratch []rowraft.Key, src []byte) []rowraft.Key {
+	n := len(src) / 8
+	if n == 0 {
+		return nil
+	}
+	if p := unsafe.Pointer(&src[0]); littleEndian && uintptr(p)%8 == 0 {
+		return unsafe.Slice((*rowraft.Key)(p), n)
+	}
+	scratch = scratch[:n]
+	for i := range scratch {
+		scratch[i] = rowraft.Key(le.Uint64(src[8*i:]))
+	}
+	return scratch
 }

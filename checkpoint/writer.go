@@ -1,0 +1,186 @@
+package checkpoint
+
+import (
+	"bytes"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// Writer writes one stream: NewWriter, then for each (table, slot) in ascending
+// order BeginSlot and any number of Append, then Finish.
+type Writer struct {
+	w     io.Writer
+	bytes int64
+
+	buf     []byte // the chunk under construction, its header included
+	slot    Slot
+	open    bool
+	part    uint32 // chunks of the open slot written so far
+	rows    uint32 // in buf
+	started bool   // a slot has been written, so slot orders the next one
+	total   Trailer
+}
+
+// NewWriter writes everything that stands before the rows. tables must be
+// ascending by ID and sessions by Client.
+func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session) (*Writer, error) {
+	wr := &Writer{w: w, buf: make([]byte, 0, targetChunk+(64<<10))}
+	wr.buf = h.append(wr.buf, len(tables), len(sessions))
+	if err := wr.flush(); err != nil {
+		return nil, err
+	}
+	wr.begin(chunkSchemas)
+	for i := range tables {
+		if i > 0 && tables[i].ID <= tables[i-1].ID {
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "snapshot: tables are not in ascending order")
+		}
+		if err := wr.split(chunkSchemas, wire.SchemaSize(&tables[i])); err != nil {
+			return nil, err
+		}
+		wr.buf = wire.AppendSchema(wr.buf, &tables[i])
+	}
+	if err := wr.end(); err != nil {
+		return nil, err
+	}
+	wr.begin(chunkSessions)
+	for i := range sessions {
+		s := &sessions[i]
+		if i > 0 && bytes.Compare(s.Client[:], sessions[i-1].Client[:]) <= 0 {
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "snapshot: sessions are not in ascending order")
+		}
+		if err := wr.split(chunkSessions, sessionFixed+refusalSize*len(s.Refused)); err != nil {
+			return nil, err
+		}
+		wr.buf = appendSession(wr.buf, s)
+	}
+	return wr, wr.end()
+}
+
+// Bytes returns how many bytes have been written.
+func (w *Writer) Bytes() int64 { return w.bytes }
+
+// BeginSlot starts the rows of s, which must stand after the slot before.
+func (w *Writer) BeginSlot(s Slot) error {
+	if err := w.endSlot(); err != nil {
+		return err
+	}
+	if w.started && !w.slot.before(s) {
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d follows table %#x slot %d", uint64(s.Table), s.Slot, uint64(w.slot.Table), w.slot.Slot)
+	}
+	w.slot, w.open, w.started, w.part = s, true, true, 0
+	w.beginRows()
+	return nil
+}
+
+func (s Slot) before(o Slot) bool {
+	return s.Table < o.Table || s.Table == o.Table && s.Slot < o.Slot
+}
+
+// Append adds whole records to the open slot. It does not keep records.
+func (w *Writer) Append(records []byte) error {
+	size := w.slot.RecordBytes
+	if !w.open || size <= 0 || len(records)%size != 0 {
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: %d bytes of records of %d bytes each", len(records), size)
+	}
+	for len(records) > 0 {
+		if w.rows > 0 && len(w.buf)+size > targetChunk {
+			if err := w.endRows(); err != nil {
+				return err
+			}
+			w.beginRows()
+		}
+		n := max(1, min(len(records), targetChunk-len(w.buf))/size)
+		w.buf = append(w.buf, records[:n*size]...)
+		w.rows += uint32(n)
+		records = records[n*size:]
+	}
+	return nil
+}
+
+// Finish writes the trailer. digest is the sum over all records.
+func (w *Writer) Finish(digest Digest) error {
+	if err := w.endSlot(); err != nil {
+		return err
+	}
+	w.total.Digest = digest
+	w.begin(chunkTrailer)
+	w.buf = le.AppendUint64(w.buf, w.total.Rows)
+	w.buf = le.AppendUint64(w.buf, w.total.Chunks)
+	w.buf = le.AppendUint64(w.buf, uint64(w.bytes))
+	w.buf = append(w.buf, make([]byte, 8)...)
+	w.buf = append(w.buf, digest[:]...)
+	return w.end()
+}
+
+func (w *Writer) beginRows() {
+	w.begin(chunkRows)
+	s := &w.slot
+	w.buf = le.AppendUint64(w.buf, uint64(s.Table))
+	w.buf = le.AppendUint16(w.buf, uint16(s.Slot))
+	w.buf = le.AppendUint16(w.buf, 0)
+	w.buf = le.AppendUint32(w.buf, w.part)
+	w.buf = le.AppendUint64(w.buf, s.Counter)
+	w.buf = le.AppendUint32(w.buf, 0) // rows, set by endRows
+	w.buf = le.AppendUint32(w.buf, uint32(s.RecordBytes))
+}
+
+func (w *Writer) endRows() error {
+	le.PutUint32(w.buf[chunkHeaderSize+24:], w.rows)
+	w.total.Rows += uint64(w.rows)
+	w.total.Chunks++
+	w.part++
+	w.rows = 0
+	return w.end()
+}
+
+func (w *Writer) endSlot() error {
+	if !w.open {
+		return nil
+	}
+	w.open = false
+	return w.endRows()
+}
+
+// split ends the open chunk and begins another if next more bytes would make it long.
+func (w *Writer) split(kind chunkKind, next int) error {
+	if len(w.buf)+next <= targetChunk {
+		return nil
+	}
+	if err := w.end(); err != nil {
+		return err
+	}
+	w.begin(kind)
+	return nil
+}
+
+func (w *Writer) begin(kind chunkKind) {
+	w.buf = append(w.buf[:0], byte(kind), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+}
+
+// end fills in length and checksum and writes the chunk.
+func (w *Writer) end() error {
+	le.PutUint64(w.buf[8:], uint64(len(w.buf)-chunkHeaderSize))
+	le.PutUint32(w.buf[4:], chunkSum(w.buf[:chunkHeaderSize], w.buf[chunkHeaderSize:]))
+	return w.flush()
+}
+
+// chunkSum covers the header without the checksum itself, then the body.
+func chunkSum(header, body []byte) uint32 {
+	sum := crc32.Checksum(header[:4], castagnoli)
+	sum = crc32.Update(sum, castagnoli, header[8:chunkHeaderSize])
+	return crc32.Update(sum, castagnoli, body)
+}
+
+func (w *Writer) flush() error {
+	n, err := w.w.Write(w.buf)
+	w.bytes += int64(n)
+	if err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	w.buf = w.buf[:0]
+	return nil
+}

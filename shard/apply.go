@@ -1,0 +1,269 @@
+package shard
+
+import (
+	"fmt"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// chunkRows is how many rows change under one hold of the lock, so that pulls
+// get in between.
+const chunkRows = 1024
+
+// Applied is what Apply returns for an entry that the state machine understood.
+type Applied struct {
+	Index rowraft.Index
+	Parts []PartResult // of an EntryParts; the one answer of any other kind
+}
+
+// PartResult is the answer to one part.
+type PartResult struct {
+	Err       error // nil: it is applied, now or before
+	Duplicate bool  // it had been applied before; nothing changed now
+}
+
+// FatalError reports an entry that this replica cannot apply: it is corrupt, of
+// a later version, or memory ran out half-way. The replica must stop: its state
+// is that of no later index, and Machine serves nothing until Restore.
+type FatalError struct {
+	Shard rowraft.ShardID
+	Index rowraft.Index
+	Err   error
+}
+
+func (e *FatalError) Error() string {
+	return fmt.Sprintf("shard %d: entry %d cannot be applied, the replica stops: %v", e.Shard, e.Index, e.Err)
+}
+func (e *FatalError) Unwrap() error { return e.Err }
+
+// Code is CodeInternal whatever Err's is: this replica cannot say whether the
+// others applied the entry, so to whoever proposed it the outcome is open.
+func (e *FatalError) Code() rowraft.Code { return rowraft.CodeInternal }
+
+// Apply applies a committed entry and returns *Applied, or *FatalError if this
+// replica must stop. Entries up to AppliedIndex have been applied: it ignores
+// them and returns nil.
+//
+// It keeps no part of entry. One goroutine calls it, in log order.
+func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
+	if index <= m.AppliedIndex() {
+		return nil
+	}
+	m.entry.Lock()
+	defer m.entry.Unlock()
+	a, err := m.applyEntry(index, entry)
+	if err != nil {
+		return m.fail(index, err)
+	}
+	m.applied.Store(uint64(index))
+	return a
+}
+
+// fail stops the replica for good.
+func (m *Machine) fail(index rowraft.Index, err error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.failed == nil {
+		m.mu.failed = &FatalError{Shard: m.shard, Index: index, Err: err}
+	}
+	return m.mu.failed
+}
+
+// applyEntry returns an error only if the replica must stop.
+// REQUIRES: m.entry is held.
+func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error) {
+	m.mu.RLock()
+	err := m.usableLocked()
+	m.mu.RUnlock()
+	if err != nil {
+		return nil, err
+	}
+	h, body, err := wire.ParseEntryHeader(entry)
+	if err != nil {
+		return nil, err
+	}
+	a := &Applied{Index: index}
+	switch h.Kind {
+	case wire.EntryParts:
+		return a, m.applyParts(h, body, a)
+	case wire.EntryOpenSession:
+		client, inc, err := wire.ParseOpenSession(body)
+		if err != nil {
+			return nil, err
+		}
+		return a, m.change(h, a, func(st *state, now uint64) (error, error) {
+			return st.sessions.open(client, inc, now), nil
+		})
+	case wire.EntryCreateTable:
+		s, rest, err := wire.ParseSchema(body)
+		if err != nil {
+			return nil, err
+		}
+		if len(rest) != 0 {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the schema of table %s", len(rest), s.Name)
+		}
+		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
+	}
+	return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry of kind %d, which this binary does not know: upgrade it", h.Kind)
+}
+
+// change applies an entry with one answer. do returns the answer, and an error
+// if the replica must stop.
+func (m *Machine) change(h wire.EntryHeader, a *Applied, do func(st *state, now uint64) (answer, fatal error)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.tick(h)
+	answer, fatal := m.checkEpoch(h), error(nil)
+	if answer == nil {
+		answer, fatal = do(m.mu.state, now)
+	}
+	a.Parts = []PartResult{{Err: answer}}
+	return fatal
+}
+
+// tick advances log time, which never goes back, and returns it.
+func (m *Machine) tick(h wire.EntryHeader) uint64 {
+	now := max(m.logTime.Load(), h.LogTime)
+	m.logTime.Store(now)
+	return now
+}
+
+// checkEpoch reports an entry that was proposed for the tables of another epoch.
+func (m *Machine) checkEpoch(h wire.EntryHeader) error {
+	if have := m.Epoch(); h.Epoch != have {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the entry is of table epoch %d, the tables are of %d", m.shard, h.Epoch, have)
+	}
+	return nil
+}
+
+func (st *state) createTable(s rowraft.Schema, owned *ownedSlots) (answer, fatal error) {
+	if s.ID == 0 {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no id", s.Name), nil
+	}
+	for _, t := range st.tables {
+		switch {
+		case t.schema == s:
+			return nil, nil
+		case t.schema.ID == s.ID:
+			return rowraft.Errorf(rowraft.CodeTableExists, "table id %#x exists as %q with another schema", uint64(s.ID), t.schema.Name), nil
+		case t.schema.Name == s.Name:
+			return rowraft.Errorf(rowraft.CodeTableExists, "table %q exists with id %#x", s.Name, uint64(t.schema.ID)), nil
+		}
+	}
+	if len(st.tables) >= MaxTables {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the shard has %d tables, and no more can be", MaxTables), nil
+	}
+	_, fatal = st.addTable(s, owned)
+	return nil, fatal
+}
+
+// applyParts walks the whole entry before it changes anything, so that a corrupt
+// one has no effect at all.
+func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error {
+	if h.Parts > len(body)/wire.PartHeaderSize {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "log entry names %d parts in %d bytes", h.Parts, len(body))
+	}
+	var p wire.Part
+	rest, err := body, error(nil)
+	for range h.Parts {
+		if rest, err = wire.ParsePart(rest, &p); err != nil {
+			return err
+		}
+	}
+	if len(rest) != 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the parts of a log entry", len(rest))
+	}
+	now := m.tick(h)
+	wrongEpoch := m.checkEpoch(h)
+	a.Parts = make([]PartResult, h.Parts)
+	rest = body
+	for i := range a.Parts {
+		rest, _ = wire.ParsePart(rest, &p)
+		if a.Parts[i].Err = wrongEpoch; wrongEpoch == nil {
+			if a.Parts[i], err = m.applyPart(&p, now); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// applyPart answers one part. Only parts of a living session whose number is in
+// the window are recorded; such a part is applied or refused as a whole.
+// The error is fatal.
+func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
+	m.mu.Lock()
+	s, err := m.mu.sessions.check(p.Client, p.Incarnation, now)
+	if err != nil {
+		m.mu.Unlock()
+		return PartResult{Err: err}, nil
+	}
+	s.LastUsed = now
+	v, err := look(s, p)
+	if v == answered || err != nil {
+		m.mu.Unlock()
+		return PartResult{Err: err, Duplicate: err == nil}, nil
+	}
+	raise(s, p.Floor)
+	m.mu.Unlock()
+
+	refusal := m.Validate(p.Op, p.Payload)
+	if refusal == nil {
+		if err := m.applyRows(p); err != nil {
+			return PartResult{}, err
+		}
+	}
+	m.mu.Lock()
+	answer(s, p.Seq, refusal) // s stays: only this goroutine changes sessions
+	m.mu.Unlock()
+	return PartResult{Err: refusal}, nil
+}
+
+// applyRows runs the op on every row of p. It holds the lock for chunkRows at a
+// time. Any error is fatal, since some rows may have changed.
+// REQUIRES: Validate(p.Op, p.Payload) == nil.
+func (m *Machine) applyRows(p *wire.Part) error {
+	for payload := p.Payload; len(payload) > 0; {
+		seg, body, rest, err := wire.ParseSegment(payload)
+		if err != nil {
+			return err
+		}
+		payload = rest
+		t, err := m.find(seg.Table)
+		if err != nil {
+			return err
+		}
+		lr := t.schema.Optimizer.LR
+		if seg.Flags&wire.FlagLR != 0 {
+			lr = seg.LR
+		}
+		if err := m.applySegment(p.Op, t, seg, body, lr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire.Body, lr float32) error {
+	var scratch [chunkRows]rowraft.Key
+	rowBytes := seg.Dim * seg.DType.Size()
+	for from := 0; from < seg.N; from += chunkRows {
+		to := min(from+chunkRows, seg.N)
+		keys := wire.Keys(scratch[:], body.Keys[8*from:8*to])
+		values := body.Values[from*rowBytes : to*rowBytes]
+		if err := m.applyChunk(op, t, keys, values, seg.DType, lr); err != nil {
+			return fmt.Errorf("table %s: %w", t.schema.Name, err)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if op == wire.OpAssign {
+		return t.rows.Assign(keys, values, dt)
+	}
+	return t.rows.Update(keys, values, dt, lr)
+}

@@ -1,0 +1,101 @@
+package shard
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+const (
+	benchRows = 1_000_000
+	benchPart = 7_000
+)
+
+// benchMachine has an Adagrad table of dim 16 with benchRows rows.
+func benchMachine(b *testing.B) (*replica, rowraft.Schema) {
+	table := testTable(3, "bench", 16, adagrad)
+	r := newReplica(b, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	seq := rowraft.Seq(0)
+	for from := 0; from < benchRows; from += benchPart {
+		keys := make([]rowraft.Key, min(benchPart, benchRows-from))
+		for i := range keys {
+			keys[i] = rowraft.Key(from + i)
+		}
+		seq++
+		p := push(1, seq, payloadOf(rows{schema: table, keys: keys}))
+		p.Floor = seq - 1
+		if err := r.parts(p)[0].Err; err != nil {
+			b.Fatal(err)
+		}
+	}
+	r.mustOpen(2, 1)
+	return r, table
+}
+
+func randomKeys(rng *rand.Rand, n int) []rowraft.Key {
+	keys := make([]rowraft.Key, 0, n+n/8)
+	for len(keys) < n {
+		for len(keys) < cap(keys) {
+			keys = append(keys, rowraft.Key(rng.IntN(benchRows)))
+		}
+		slices.Sort(keys)
+		keys = slices.Compact(keys)
+	}
+	return keys[:n]
+}
+
+func BenchmarkApply(b *testing.B) {
+	for _, dt := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
+		b.Run("dim=16/rows=1M/part=7000/"+dt.String(), func(b *testing.B) {
+			r, table := benchMachine(b)
+			rng := rand.New(rand.NewPCG(1, 2))
+			entries := make([][]byte, 32)
+			for i := range entries {
+				p := push(2, 1, payloadOf(rows{schema: table, dtype: dt, keys: randomKeys(rng, benchPart)}))
+				entries[i] = entryOf(r.header(), p)
+			}
+			seq := uint64(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				e := entries[seq%uint64(len(entries))]
+				seq++
+				// number and floor of the only part
+				le.PutUint64(e[wire.EntryHeaderSize+24:], seq)
+				le.PutUint64(e[wire.EntryHeaderSize+32:], seq-1)
+				if got := r.apply(e).Parts[0]; got.Err != nil || got.Duplicate {
+					b.Fatal(got)
+				}
+			}
+			b.ReportMetric(float64(b.N)*benchPart/b.Elapsed().Seconds(), "rows/s")
+		})
+	}
+}
+
+func BenchmarkPull(b *testing.B) {
+	for _, dt := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
+		b.Run("dim=16/rows=1M/keys=8192/"+dt.String(), func(b *testing.B) {
+			r, table := benchMachine(b)
+			rng := rand.New(rand.NewPCG(1, 2))
+			asks := make([][]byte, 32)
+			for i := range asks {
+				asks[i] = payloadOf(rows{schema: table, dtype: dt, flags: wire.FlagNoValues, keys: randomKeys(rng, 8192)})
+			}
+			buf := make([]byte, 1<<20)
+			alloc := func(n int) []byte { return buf[:n] }
+			i := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, _, err := r.Pull(asks[i%len(asks)], false, alloc); err != nil {
+					b.Fatal(err)
+				}
+				i++
+			}
+			b.ReportMetric(float64(b.N)*8192/b.Elapsed().Seconds(), "rows/s")
+		})
+	}
+}

@@ -1,0 +1,250 @@
+package shard
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/shard/rowstore"
+)
+
+// MaxTables is how many tables a shard holds; a constant of apply version 1.
+const MaxTables = 1024
+
+// Config is what a Machine is made of.
+type Config struct {
+	Shard rowraft.ShardID
+	Slots []rowraft.Slot     // held by this shard; nil means all
+	Epoch rowraft.TableEpoch // of an empty shard; 0 means 1
+}
+
+// Machine is the state machine of one shard replica.
+//
+// Goroutines: the apply goroutine (owned by raftstore) calls Apply, Snapshot
+// and Restore, one at a time and in log order. Any goroutine may call all else
+// until Close returns. Machine starts no goroutine of its own.
+//
+// Lock order: entry, then mu. Neither is held across I/O, a channel operation
+// or a call out of this package and the ones below.
+type Machine struct {
+	shard rowraft.ShardID
+	owned *ownedSlots // immutable
+
+	// applied, logTime and epoch are those of state, for readers without a lock.
+	// applied is stored after the rows have changed, so that whoever loads it
+	// first and reads rows then sees at least that entry.
+	applied atomic.Uint64
+	logTime atomic.Uint64
+	epoch   atomic.Uint64
+
+	// entry is held while one entry is applied, so that its holder sees the state
+	// at one index.
+	entry sync.Mutex
+
+	mu struct {
+		sync.RWMutex
+		*state
+		closed bool
+		// failed is the fatal error that stopped this replica; rows may be those of
+		// no index, so nothing is served. Only Restore clears it.
+		failed error
+		// snapshot is the one not yet released, or nil.
+		snapshot *Snapshot
+	}
+}
+
+// state is everything that a snapshot holds. Restore replaces it as a whole, so
+// its address tells whether that happened.
+type state struct {
+	tables   []*table // ascending by ID
+	sessions sessions
+}
+
+// table is a table of the shard. All but rows is immutable and may be read
+// without a lock.
+type table struct {
+	schema rowraft.Schema
+	seed   uint64 // clustermap.TableSeed
+	rows   *rowstore.Table
+}
+
+// ownedSlots is a set of slots.
+type ownedSlots [rowraft.NumSlots / 64]uint64
+
+func (o *ownedSlots) has(s rowraft.Slot) bool { return o[s/64]>>(s%64)&1 != 0 }
+
+// New returns a Machine without tables at index 0.
+//
+// Errors: CodeInvalidArgument if a slot does not exist.
+func New(c Config) (*Machine, error) {
+	m := &Machine{shard: c.Shard, owned: &ownedSlots{}}
+	for _, s := range c.Slots {
+		if s >= rowraft.NumSlots {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: slot %d: want less than %d", c.Shard, s, rowraft.NumSlots)
+		}
+		m.owned[s/64] |= 1 << (s % 64)
+	}
+	if c.Slots == nil {
+		for i := range m.owned {
+			m.owned[i] = ^uint64(0)
+		}
+	}
+	m.mu.state = &state{sessions: sessions{}}
+	m.epoch.Store(uint64(max(c.Epoch, 1)))
+	return m, nil
+}
+
+// Close frees the rows and returns when no pull uses them any more.
+func (m *Machine) Close() error {
+	m.entry.Lock()
+	defer m.entry.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.closed {
+		return nil
+	}
+	m.mu.closed = true
+	return m.mu.state.close()
+}
+
+func (st *state) close() error {
+	var errs []error
+	for _, t := range st.tables {
+		errs = append(errs, t.rows.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// AppliedIndex returns the index of the last entry whose effects Pull can see.
+// It never decreases, except by Restore.
+func (m *Machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
+
+// LogTime returns the logged time of the last entry in nanoseconds.
+func (m *Machine) LogTime() uint64 { return m.logTime.Load() }
+
+// Epoch returns the table epoch, which the leader writes into entries.
+func (m *Machine) Epoch() rowraft.TableEpoch { return rowraft.TableEpoch(m.epoch.Load()) }
+
+// Tables returns the schemas of all tables, ascending by ID.
+func (m *Machine) Tables() []rowraft.Schema {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.schemas()
+}
+
+func (st *state) schemas() []rowraft.Schema {
+	out := make([]rowraft.Schema, len(st.tables))
+	for i, t := range st.tables {
+		out[i] = t.schema
+	}
+	return out
+}
+
+// HasTable reports whether the table exists in this shard.
+func (m *Machine) HasTable(id rowraft.TableID) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.mu.table(id) != nil
+}
+
+// TableStats counts what one table holds in this shard.
+type TableStats struct {
+	ID    rowraft.TableID
+	Name  string
+	Rows  uint64
+	Bytes uint64 // memory mapped for rows, index and a running snapshot
+}
+
+// Stats returns the size of each table, ascending by ID.
+func (m *Machine) Stats() []TableStats {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.mu.closed {
+		return nil
+	}
+	out := make([]TableStats, len(m.mu.tables))
+	for i, t := range m.mu.tables {
+		out[i] = TableStats{ID: t.schema.ID, Name: t.schema.Name, Rows: uint64(t.rows.Rows()), Bytes: uint64(t.rows.Bytes())}
+	}
+	return out
+}
+
+// Digest is the content of a shard at one index.
+type Digest struct {
+	Index rowraft.Index
+	Sum   [16]byte // Σ mod 2^128 over the hashes of all rows, little-endian
+	Rows  uint64
+}
+
+// Digest returns the digest at the applied index; it waits for an entry that is
+// being applied.
+func (m *Machine) Digest() (Digest, error) {
+	m.entry.Lock()
+	defer m.entry.Unlock()
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if err := m.usableLocked(); err != nil {
+		return Digest{}, err
+	}
+	sum, rows := m.mu.digest()
+	return Digest{Index: m.AppliedIndex(), Sum: sum.Bytes(), Rows: rows}, nil
+}
+
+func (st *state) digest() (sum rowstore.Digest, rows uint64) {
+	for _, t := range st.tables {
+		sum = sum.Add(t.rows.Digest())
+		rows += uint64(t.rows.Rows())
+	}
+	return sum, rows
+}
+
+// usableLocked reports why nothing can be read or applied.
+// REQUIRES: m.mu is held for reading or writing.
+func (m *Machine) usableLocked() error {
+	if m.mu.closed {
+		return rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard)
+	}
+	return m.mu.failed
+}
+
+// table returns the table, or nil if it does not exist.
+func (st *state) table(id rowraft.TableID) *table {
+	i, ok := slices.BinarySearchFunc(st.tables, id, func(t *table, id rowraft.TableID) int {
+		switch {
+		case t.schema.ID < id:
+			return -1
+		case t.schema.ID > id:
+			return 1
+		}
+		return 0
+	})
+	if !ok {
+		return nil
+	}
+	return st.tables[i]
+}
+
+// addTable makes an empty table. The caller checked that neither ID nor name is taken.
+func (st *state) addTable(s rowraft.Schema, owned *ownedSlots) (*table, error) {
+	rows, err := rowstore.New(rowstore.Options{Schema: s, Owned: owned.has})
+	if err != nil {
+		return nil, fmt.Errorf("table %s: %w", s.Name, err)
+	}
+	t := &table{schema: s, seed: clustermap.TableSeed(s.ID), rows: rows}
+	at := 0
+	for at < len(st.tables) && st.tables[at].schema.ID < s.ID {
+		at++
+	}
+	st.tables = slices.Insert(st.tables, at, t)
+	return t, nil
+}
+
+// header is what a snapshot of the present state begins with.
+func (m *Machine) header() checkpoint.Header {
+	return checkpoint.Header{Shard: m.shard, Applied: m.AppliedIndex(), LogTime: m.LogTime(), Epoch: m.Epoch()}
+}

@@ -1,0 +1,276 @@
+package shard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// testTable is a schema with uniform initial weights.
+func testTable(id rowraft.TableID, name string, dim int, opt rowraft.Optimizer) rowraft.Schema {
+	return rowraft.Schema{
+		ID: id, Name: name, Kind: rowraft.Sparse, Dim: dim,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, A: -0.1, B: 0.1},
+		Optimizer:   opt,
+	}
+}
+
+var (
+	sgd     = rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}
+	adagrad = rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8}
+	adam    = rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.01, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8}
+)
+
+// rows is one segment of a payload under construction.
+type rows struct {
+	schema rowraft.Schema
+	dtype  rowraft.DType // 0: float32
+	flags  uint8
+	lr     float32
+	keys   []rowraft.Key
+	values []float32 // nil: 1 everywhere
+}
+
+func payloadOf(segments ...rows) []byte {
+	var out []byte
+	for _, r := range segments {
+		if r.dtype == 0 {
+			r.dtype = rowraft.Float32
+		}
+		s := wire.Segment{Table: r.schema.ID, N: len(r.keys), Dim: r.schema.Dim, DType: r.dtype, Flags: r.flags, LR: r.lr}
+		b := make([]byte, s.Size())
+		body := s.Put(b)
+		if s.Flags&wire.FlagNoKeys == 0 {
+			for i, k := range r.keys {
+				le.PutUint64(body.Keys[8*i:], uint64(k))
+			}
+		}
+		if s.Flags&wire.FlagNoValues == 0 {
+			values := r.values
+			if values == nil {
+				values = make([]float32, s.N*s.Dim)
+				for i := range values {
+					values[i] = 1
+				}
+			}
+			wire.PutFloats(body.Values, s.DType, values)
+		}
+		out = append(out, b...)
+	}
+	return out
+}
+
+func client(n byte) (c rowraft.ClientID) { c[0], c[15] = n, n; return c }
+
+func push(c byte, seq rowraft.Seq, payload []byte) wire.Part {
+	return wire.Part{Client: client(c), Incarnation: 1, Seq: seq, Op: wire.OpPush, Payload: payload}
+}
+
+// replica is a Machine with the log position its tests apply at.
+type replica struct {
+	*Machine
+	tb    testing.TB
+	index rowraft.Index
+	now   uint64
+}
+
+func newReplica(tb testing.TB, c Config) *replica {
+	tb.Helper()
+	m, err := New(c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return &replica{Machine: m, tb: tb, now: 1}
+}
+
+func (r *replica) header() wire.EntryHeader {
+	return wire.EntryHeader{Version: wire.EntryVersion, LogTime: r.now, Epoch: r.Epoch()}
+}
+
+func entryOf(h wire.EntryHeader, parts ...wire.Part) []byte {
+	h.Kind, h.Parts = wire.EntryParts, len(parts)
+	b := make([]byte, wire.EntryHeaderSize)
+	wire.PutEntryHeader(b, h)
+	for i := range parts {
+		b = wire.AppendPart(b, &parts[i])
+	}
+	return b
+}
+
+func (r *replica) apply(entry []byte) *Applied {
+	r.tb.Helper()
+	r.index++
+	switch got := r.Apply(r.index, entry).(type) {
+	case *Applied:
+		if got.Index != r.index || r.AppliedIndex() != r.index {
+			r.tb.Fatalf("applied index %d, result of %d, want %d", r.AppliedIndex(), got.Index, r.index)
+		}
+		return got
+	case error:
+		r.tb.Fatalf("Apply(%d): %v", r.index, got)
+	}
+	r.tb.Fatalf("Apply(%d) returned nothing", r.index)
+	return nil
+}
+
+func (r *replica) parts(parts ...wire.Part) []PartResult {
+	r.tb.Helper()
+	return r.apply(entryOf(r.header(), parts...)).Parts
+}
+
+func (r *replica) create(schemas ...rowraft.Schema) {
+	r.tb.Helper()
+	for _, s := range schemas {
+		if err := r.apply(wire.CreateTableEntry(r.header(), &s)).Parts[0].Err; err != nil {
+			r.tb.Fatal(err)
+		}
+	}
+}
+
+func (r *replica) open(c byte, inc rowraft.Incarnation) error {
+	r.tb.Helper()
+	return r.apply(wire.OpenSessionEntry(r.header(), client(c), inc)).Parts[0].Err
+}
+
+func (r *replica) mustOpen(c byte, inc rowraft.Incarnation) {
+	r.tb.Helper()
+	if err := r.open(c, inc); err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
+// pull returns the float32 weights and the presence bits of one segment.
+func (r *replica) pull(s rowraft.Schema, keys ...rowraft.Key) (weights []float32, present []bool) {
+	r.tb.Helper()
+	reply, applied, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), true, func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n) })
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	if applied != r.AppliedIndex() {
+		r.tb.Fatalf("pull reflects index %d, applied is %d", applied, r.AppliedIndex())
+	}
+	seg, body, rest, err := wire.ParseSegment(reply)
+	if err != nil || len(rest) != 0 || seg.N != len(keys) || seg.Table != s.ID {
+		r.tb.Fatalf("reply %+v, %d bytes left, error %v", seg, len(rest), err)
+	}
+	weights = make([]float32, seg.N*seg.Dim)
+	wire.GetFloats(weights, seg.DType, body.Values)
+	for i := range keys {
+		present = append(present, body.Presence[i/8]>>(i%8)&1 == 1)
+	}
+	return weights, present
+}
+
+func (r *replica) digest() Digest {
+	r.tb.Helper()
+	d, err := r.Digest()
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	return d
+}
+
+func (r *replica) snapshot() []byte {
+	r.tb.Helper()
+	s, err := r.Snapshot()
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	defer s.Release()
+	var b bytes.Buffer
+	n, err := s.WriteTo(&b)
+	if err != nil || n != int64(b.Len()) {
+		r.tb.Fatalf("WriteTo: %d of %d bytes, %v", n, b.Len(), err)
+	}
+	return b.Bytes()
+}
+
+// wantCode fails unless err has code.
+func wantCode(tb testing.TB, err error, code rowraft.Code) {
+	tb.Helper()
+	if err == nil || rowraft.CodeOf(err) != code {
+		tb.Errorf("got error %v (code %v), want code %v", err, rowraft.CodeOf(err), code)
+	}
+}
+
+func TestPushThenPull(t *testing.T) {
+	table := testTable(11, "t", 3, sgd)
+	r := newReplica(t, Config{Shard: 2})
+	r.create(table)
+	before, present := r.pull(table, 5, 9)
+	if present[0] || present[1] {
+		t.Fatal("a key that was never pushed is present")
+	}
+	r.mustOpen(1, 1)
+	got := r.parts(push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{5}, values: []float32{1, -2, 0.5}})))
+	if len(got) != 1 || got[0].Err != nil || got[0].Duplicate {
+		t.Fatalf("results %+v", got)
+	}
+	after, present := r.pull(table, 5, 9)
+	for i, g := range []float32{1, -2, 0.5, 0, 0, 0} {
+		if want := before[i] - g; after[i] != want {
+			t.Errorf("weight %d: %v, want %v", i, after[i], want)
+		}
+	}
+	if !present[0] || present[1] {
+		t.Errorf("present %v, want key 5 only", present)
+	}
+	if d := r.digest(); d.Rows != 1 || d.Index != 3 || d.Sum == [16]byte{} {
+		t.Errorf("digest %+v", d)
+	}
+}
+
+func TestRestoreBringsBackTheSnapshot(t *testing.T) {
+	tables := []rowraft.Schema{testTable(11, "a", 3, sgd), testTable(5, "b", 4, adam), testTable(8, "c", 16, adagrad)}
+	r := newReplica(t, Config{})
+	r.create(tables...)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 3000)
+	for i := range keys {
+		keys[i] = rowraft.Key(i * i)
+	}
+	r.parts(push(1, 1, payloadOf(rows{schema: tables[0], keys: keys}, rows{schema: tables[1], keys: keys}, rows{schema: tables[2], keys: keys})))
+	r.parts(push(1, 3, payloadOf(rows{schema: tables[1], keys: keys[:100], lr: 3, flags: wire.FlagLR})))
+	stream := r.snapshot()
+
+	other := newReplica(t, Config{})
+	if err := other.Restore(bytes.NewReader(stream)); err != nil {
+		t.Fatal(err)
+	}
+	other.index, other.now = r.index, r.now
+	if got, want := other.digest(), r.digest(); got != want {
+		t.Fatalf("digest %+v, want %+v", got, want)
+	}
+	if !bytes.Equal(other.snapshot()[:64], stream[:64]) {
+		t.Error("the header of a snapshot of the restored machine differs")
+	}
+	for _, m := range []*replica{r, other} {
+		got := m.parts(push(1, 1, nil), push(1, 2, nil), push(1, 3, nil))
+		if !got[0].Duplicate || got[1].Duplicate || !got[2].Duplicate {
+			t.Errorf("duplicates %+v, want 1 and 3", got)
+		}
+		m.parts(push(1, 4, payloadOf(rows{schema: tables[2], keys: keys})))
+	}
+	if got, want := other.digest(), r.digest(); got != want {
+		t.Errorf("after the same push: digest %+v, want %+v", got, want)
+	}
+}
+
+func TestNewRefusesASlotThatDoesNotExist(t *testing.T) {
+	_, err := New(Config{Slots: []rowraft.Slot{rowraft.NumSlots}})
+	wantCode(t, err, rowraft.CodeInvalidArgument)
+}
+
+var (
+	nan = float32(math.NaN())
+	le  = binary.LittleEndian
+)

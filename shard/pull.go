@@ -1,0 +1,127 @@
+package shard
+
+import (
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// MaxPullBytes is the longest reply of one pull.
+const MaxPullBytes = 64 << 20
+
+// Pull reads the weights of keys.
+//
+// payload is segments with FlagNoValues and nothing else; their keys may repeat
+// and come in any order. The reply has a segment for each of them, in order,
+// with FlagNoKeys and, if presence is set, FlagPresence: a bit for each key that
+// has been pushed. Values are of the dtype the segment asks for. A key never
+// pushed reads as the initializer and is not created.
+//
+// The reply is written once, into what alloc(size) returns: size bytes, which
+// need not be zero. The rows reflect the index applied or a later one, each row
+// as a whole. Pull keeps neither buffer. Safe for concurrent use.
+//
+// Errors: CodeInvalidArgument, CodeTableNotFound, CodeWrongShard; CodeStarting
+// if a snapshot was restored meanwhile; CodeClosing. What alloc returned is then
+// the caller's to free.
+func (m *Machine) Pull(payload []byte, presence bool, alloc func(size int) []byte) (reply []byte, applied rowraft.Index, err error) {
+	size, err := m.replySize(payload, presence)
+	if err != nil {
+		return nil, 0, err
+	}
+	m.mu.RLock()
+	st := m.mu.state
+	applied = m.AppliedIndex()
+	m.mu.RUnlock()
+	reply = alloc(size)[:size]
+	out := reply
+	for len(payload) > 0 {
+		ask, body, rest, err := wire.ParseSegment(payload)
+		if err != nil {
+			return nil, 0, err
+		}
+		payload = rest
+		give := replySegment(ask, presence)
+		n := give.Size()
+		if err := m.pullSegment(st, give, body, give.Put(out[:n:n])); err != nil {
+			return nil, 0, err
+		}
+		out = out[n:]
+	}
+	return reply, applied, nil
+}
+
+// replySegment is the answer to the segment ask.
+func replySegment(ask wire.Segment, presence bool) wire.Segment {
+	ask.Flags = wire.FlagNoKeys
+	if presence {
+		ask.Flags |= wire.FlagPresence
+	}
+	return ask
+}
+
+// replySize checks a pull and returns the length of its reply.
+func (m *Machine) replySize(payload []byte, presence bool) (int, error) {
+	size := 0
+	for keys := 0; len(payload) > 0; {
+		seg, body, rest, err := wire.ParseSegment(payload)
+		if err != nil {
+			return 0, err
+		}
+		payload = rest
+		t, err := m.find(seg.Table)
+		if err != nil {
+			return 0, err
+		}
+		if seg.Flags != wire.FlagNoValues {
+			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x: a pull has keys only (%#x)", t.schema.Name, seg.Flags, wire.FlagNoValues)
+		}
+		if err := t.checkDim(seg); err != nil {
+			return 0, err
+		}
+		if keys += seg.N; keys > rowraft.MaxKeysPerPart {
+			return 0, tooManyKeys(keys)
+		}
+		if size += replySegment(seg, presence).Size(); size > MaxPullBytes {
+			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "the rows of one pull take more than %d bytes: ask for fewer keys", MaxPullBytes)
+		}
+		if err := m.checkSlots(t, body); err != nil {
+			return 0, err
+		}
+	}
+	return size, nil
+}
+
+// pullSegment fills out with the rows of ask's keys, chunkRows under one hold of
+// the lock, so that Apply gets in between.
+func (m *Machine) pullSegment(st *state, seg wire.Segment, ask, out wire.Body) error {
+	var scratch [chunkRows]rowraft.Key
+	rowBytes := seg.Dim * seg.DType.Size()
+	for from := 0; from < seg.N; from += chunkRows {
+		to := min(from+chunkRows, seg.N)
+		keys := wire.Keys(scratch[:], ask.Keys[8*from:8*to])
+		var present []byte
+		if len(out.Presence) > 0 {
+			present = out.Presence[from/8 : (to+7)/8]
+		}
+		if err := m.pullChunk(st, seg, keys, out.Values[from*rowBytes:to*rowBytes], present); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Machine) pullChunk(st *state, seg wire.Segment, keys []rowraft.Key, values, present []byte) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if err := m.usableLocked(); err != nil {
+		return err
+	}
+	if m.mu.state != st {
+		return rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read", m.shard)
+	}
+	t := st.table(seg.Table)
+	if t == nil {
+		return m.notFound(seg.Table)
+	}
+	return t.rows.Pull(keys, values, seg.DType, present)
+}

@@ -1,0 +1,106 @@
+package shard
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/shard/rowstore"
+)
+
+// Restore replaces the state by the snapshot in r. It builds the new state aside
+// and verifies checksums, order, counts and the digest of the rows before it
+// swaps; until then, and after an error, the Machine is as it was. It clears a
+// fatal error.
+//
+// Errors: CodeCorrupt; CodeVersionTooNew; CodeIdentity if r is of another shard;
+// CodeWrongShard if a row is in a slot not held here; CodeClosing; that of r.
+func (m *Machine) Restore(r io.Reader) error {
+	rd, err := checkpoint.NewReader(r)
+	if err != nil {
+		return err
+	}
+	h := rd.Header()
+	if h.Shard != m.shard {
+		return rowraft.Errorf(rowraft.CodeIdentity, "restore shard %d: the snapshot is of shard %d", m.shard, h.Shard)
+	}
+	st, err := m.build(rd)
+	if err != nil {
+		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, st.close()))
+	}
+
+	m.entry.Lock()
+	defer m.entry.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.closed {
+		return errors.Join(rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard), st.close())
+	}
+	old := m.mu.state
+	m.mu.state, m.mu.snapshot, m.mu.failed = st, nil, nil
+	m.logTime.Store(h.LogTime)
+	m.epoch.Store(uint64(h.Epoch))
+	m.applied.Store(uint64(h.Applied))
+	// An error can only mean that memory was not given back; the new state stands.
+	_ = old.close()
+	return nil
+}
+
+// build reads all of rd into a new state. The state is not nil even if there is
+// an error, so that the caller can free it.
+func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
+	st := &state{sessions: sessions{}}
+	names := map[string]bool{}
+	for _, s := range rd.Tables() {
+		if s.ID == 0 || names[s.Name] || len(st.tables) >= MaxTables {
+			return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has an impossible table %q", s.Name)
+		}
+		names[s.Name] = true
+		if _, err := st.addTable(s, m.owned); err != nil {
+			return st, err
+		}
+	}
+	if n := len(rd.Sessions()); n > MaxSessions {
+		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has %d sessions, at most %d are possible", n, MaxSessions)
+	}
+	for _, s := range rd.Sessions() {
+		st.sessions[s.Client] = &s
+	}
+	for {
+		b, err := rd.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return st, err
+		}
+		if err := st.addRows(&b); err != nil {
+			return st, err
+		}
+	}
+	want := rowstore.DigestOf(rd.Trailer().Digest)
+	if sum, _ := st.digest(); sum != want {
+		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the digest of the rows is %s, the snapshot says %s", sum, want)
+	}
+	return st, nil
+}
+
+// addRows adds the rows of one block.
+func (st *state) addRows(b *checkpoint.Block) error {
+	t := st.table(b.Table)
+	if t == nil || b.RecordBytes != t.rows.RecordBytes() {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "slot %d has records of %d bytes of table %#x, which the snapshot does not describe so", b.Slot.Slot, b.RecordBytes, uint64(b.Table))
+	}
+	before := t.rows.SlotRows(b.Slot.Slot)
+	for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
+		if err := t.rows.RestoreRow(rec[:b.RecordBytes]); err != nil {
+			return err
+		}
+	}
+	if got := t.rows.SlotRows(b.Slot.Slot) - before; got != b.Rows {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: %d of %d rows of slot %d belong there", t.schema.Name, got, b.Rows, b.Slot.Slot)
+	}
+	return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter)
+}
