@@ -76,8 +76,8 @@ func (r *Rule) Update(w, state, g []float32, lr float32) {
 		adagrad(w, state[:n], g, lr, r.opt.Epsilon)
 	case rowraft.Adam:
 		t := state[2*n : 2*n+2]
-		t[0] = float32(t[0] * r.opt.Beta1)
-		t[1] = float32(t[1] * r.opt.Beta2)
+		t[0] = decay(t[0], r.opt.Beta1)
+		t[1] = decay(t[1], r.opt.Beta2)
 		adam(w, state[:n], state[n:2*n], g, &adamStep{
 			lr: lr, eps: r.opt.Epsilon,
 			b1: r.opt.Beta1, b2: r.opt.Beta2,
@@ -85,6 +85,17 @@ func (r *Rule) Update(w, state, g []float32, lr float32) {
 			c1: 1 - t[0], c2: 1 - t[1],
 		})
 	}
+}
+
+// decay returns b·β, or 0 once that is below 2^-64. 1 − β^t is 1 long before, so
+// no step changes; without it β^t would stay at the smallest denormal for ever
+// (0.9 times it rounds to itself), and each step would pay for a slow multiply.
+func decay(b, beta float32) float32 {
+	b = float32(b * beta)
+	if b < 0x1p-64 {
+		return 0
+	}
+	return b
 }
 
 // adamStep holds what one Adam step shares between the elements of a row.

@@ -115,8 +115,11 @@ func naive(o rowraft.Optimizer, w, state, g []float32, lr float32) {
 	n := len(w)
 	var c1, c2 float64
 	if o.Kind == rowraft.Adam {
-		state[2*n] = float32(float64(state[2*n]) * float64(o.Beta1))
-		state[2*n+1] = float32(float64(state[2*n+1]) * float64(o.Beta2))
+		for i, beta := range []float32{o.Beta1, o.Beta2} {
+			if state[2*n+i] = float32(float64(state[2*n+i]) * float64(beta)); state[2*n+i] < 0x1p-64 {
+				state[2*n+i] = 0
+			}
+		}
 		c1, c2 = r(1-float64(state[2*n])), r(1-float64(state[2*n+1]))
 	}
 	for i := range w {

@@ -2,34 +2,20 @@ package rowstore
 
 import (
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/slab"
 )
-
-const gamma = 0x9E3779B97F4A7C15
-
-// mix64 is the finalizer of splitmix64. clustermap.Hash(table, key) is
-// mix64(key ^ mix64(table + gamma)); the inner half is kept per table here.
-func mix64(z uint64) uint64 {
-	z ^= z >> 30
-	z *= 0xBF58476D1CE4E5B9
-	z ^= z >> 27
-	z *= 0x94D049BB133111EB
-	return z ^ z>>31
-}
-
-// slotShift turns a hash into a slot: 4096 = 2^12.
-const slotShift = 52
 
 // locate returns the slot of key and its tag, the 32 bits of its hash that the
 // slot's segment is probed by. All rows of a dense tensor share a slot, and
 // their own hashes spread them within it.
 func (t *Table) locate(key rowraft.Key) (rowraft.Slot, uint32) {
-	h := mix64(uint64(key) ^ t.hashSeed)
+	h := clustermap.Mix64(uint64(key) ^ t.hashSeed)
 	if !t.dense {
-		return rowraft.Slot(h >> slotShift), uint32(h)
+		return clustermap.SlotOfHash(h), uint32(h)
 	}
-	place := mix64(uint64(rowraft.Dense.PlacementKey(key)) ^ t.hashSeed)
-	return rowraft.Slot(place >> slotShift), uint32(h)
+	place := clustermap.Mix64(uint64(rowraft.Dense.PlacementKey(key)) ^ t.hashSeed)
+	return clustermap.SlotOfHash(place), uint32(h)
 }
 
 // segment is the open-addressing index of one slot: len is 0 or a power of two,

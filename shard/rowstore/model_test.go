@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/optim"
 )
 
@@ -44,7 +45,7 @@ func (m *model) clone() *model {
 }
 
 func (m *model) slot(key rowraft.Key) rowraft.Slot {
-	return rowraft.Slot(mix64(uint64(m.schema.Kind.PlacementKey(key))^mix64(uint64(m.schema.ID)+gamma)) >> 52)
+	return clustermap.SlotOf(m.schema.ID, m.schema.Kind, key)
 }
 
 func (m *model) initial(key rowraft.Key) []float32 {
@@ -222,7 +223,7 @@ func TestTableAgainstModel(t *testing.T) {
 			seed := rapid.Uint64().Draw(rt, "numbers")
 			v := make([]float32, n)
 			for i := range v {
-				seed = mix64(seed + gamma)
+				seed = clustermap.Mix64(seed + 1)
 				v[i] = float32(int64(seed)>>40) / 1e6
 			}
 			return v

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/slab"
 	"github.com/rowraft/rowraft/optim"
 )
@@ -25,7 +26,7 @@ type Table struct {
 	rule     optim.Rule
 	dim      int
 	stateLen int
-	hashSeed uint64 // mix64 of the table, half of the key hash
+	hashSeed uint64 // the part of clustermap.Hash that depends on the table alone
 	dense    bool
 
 	rows   *slab.Slab
@@ -66,7 +67,7 @@ func New(o Options) (*Table, error) {
 		rule:     rule,
 		dim:      o.Schema.Dim,
 		stateLen: rule.StateLen(o.Schema.Dim),
-		hashSeed: mix64(uint64(o.Schema.ID) + gamma),
+		hashSeed: clustermap.TableSeed(o.Schema.ID),
 		dense:    o.Schema.Kind == rowraft.Dense,
 		slots:    make([]slotState, rowraft.NumSlots),
 		scratch:  make([]float32, o.Schema.Dim),
@@ -145,8 +146,9 @@ type record struct{ p unsafe.Pointer }
 
 func (t *Table) at(p slab.Place) record { return record{t.rows.At(p)} }
 
-func (r record) key() uint64      { return *(*uint64)(unsafe.Add(r.p, keyOffset)) }
-func (r record) version() *uint64 { return (*uint64)(unsafe.Add(r.p, versionOffset)) }
+func (r record) key() uint64          { return *(*uint64)(unsafe.Add(r.p, keyOffset)) }
+func (r record) setKey(k rowraft.Key) { *(*uint64)(unsafe.Add(r.p, keyOffset)) = uint64(k) }
+func (r record) version() *uint64     { return (*uint64)(unsafe.Add(r.p, versionOffset)) }
 
 // bytes is the whole record as a snapshot stores it.
 func (t *Table) bytes(r record) []byte { return unsafe.Slice((*byte)(r.p), t.RecordBytes()) }
@@ -160,5 +162,3 @@ func (t *Table) numbers(r record) []float32 {
 func (t *Table) hashed(r record) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(r.p, keyOffset)), t.RecordBytes()-keyOffset)
 }
-
-func (r record) setKey(k rowraft.Key) { *(*uint64)(unsafe.Add(r.p, keyOffset)) = uint64(k) }

@@ -1,0 +1,138 @@
+package rowstore
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+const (
+	benchRows  = 1_000_000
+	benchBatch = 8192
+)
+
+// filled returns a table with rows 0 … n-1, pushed in batches.
+func filled(tb testing.TB, schema rowraft.Schema, n int) *Table {
+	tb.Helper()
+	t := mustNew(tb, schema)
+	keys := make([]rowraft.Key, 0, benchBatch)
+	grads := make([]byte, benchBatch*schema.Dim*4)
+	for k := 0; k < n; {
+		keys = keys[:0]
+		for ; k < n && len(keys) < benchBatch; k++ {
+			keys = append(keys, rowraft.Key(k))
+		}
+		if err := t.Update(keys, grads[:len(keys)*schema.Dim*4], rowraft.Float32, 0.1); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return t
+}
+
+// batches draws batches of keys; zipf has exponent 1.05 over scattered keys.
+func batches(dist string, rows int) [][]rowraft.Key {
+	rng := rand.New(rand.NewPCG(1, 2))
+	zipf := rand.NewZipf(rng, 1.05, 1, uint64(rows-1))
+	out := make([][]rowraft.Key, 64)
+	for i := range out {
+		out[i] = make([]rowraft.Key, benchBatch)
+		for j := range out[i] {
+			if dist == "zipf" {
+				out[i][j] = rowraft.Key(zipf.Uint64() * 7919 % uint64(rows))
+			} else {
+				out[i][j] = rowraft.Key(rng.IntN(rows))
+			}
+		}
+	}
+	return out
+}
+
+func rowsPerSecond(b *testing.B) {
+	b.ReportMetric(float64(b.N)*benchBatch/b.Elapsed().Seconds()/1e6, "Mrows/s")
+}
+
+func BenchmarkPull(b *testing.B) {
+	schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 16)
+	t := filled(b, schema, benchRows)
+	goMap := make(map[rowraft.Key]*[16]float32, benchRows)
+	for k := range benchRows {
+		goMap[rowraft.Key(k)] = new([16]float32)
+	}
+	for _, dist := range []string{"uniform", "zipf"} {
+		keys := batches(dist, benchRows)
+		dst := make([]byte, benchBatch*16*4)
+		for _, dt := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
+			b.Run(fmt.Sprintf("table/dim=16/rows=1M/%s/%s", dist, dt), func(b *testing.B) {
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					if err := t.Pull(keys[i%len(keys)], dst[:benchBatch*16*dt.Size()], dt, nil); err != nil {
+						b.Fatal(err)
+					}
+				}
+				rowsPerSecond(b)
+			})
+		}
+		b.Run(fmt.Sprintf("gomap/dim=16/rows=1M/%s", dist), func(b *testing.B) {
+			out := make([]float32, benchBatch*16)
+			for i := 0; b.Loop(); i++ {
+				for j, k := range keys[i%len(keys)] {
+					copy(out[j*16:], goMap[k][:])
+				}
+			}
+			rowsPerSecond(b)
+		})
+	}
+	b.Run("table/dim=16/rows=1M/missing", func(b *testing.B) {
+		keys := make([]rowraft.Key, benchBatch)
+		for i := range keys {
+			keys[i] = rowraft.Key(benchRows + i)
+		}
+		dst := make([]byte, benchBatch*16*4)
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := t.Pull(keys, dst, rowraft.Float32, nil); err != nil {
+				b.Fatal(err)
+			}
+		}
+		rowsPerSecond(b)
+	})
+}
+
+func BenchmarkUpdate(b *testing.B) {
+	for _, bc := range []struct {
+		opt rowraft.OptimizerKind
+		dim int
+	}{{rowraft.Adagrad, 16}, {rowraft.Adagrad, 64}, {rowraft.SGD, 16}, {rowraft.Adam, 16}} {
+		t := filled(b, testSchema(rowraft.Sparse, bc.opt, bc.dim), benchRows)
+		for _, dist := range []string{"uniform", "zipf"} {
+			keys := batches(dist, benchRows)
+			grads := make([]byte, benchBatch*bc.dim*4)
+			for i := range grads {
+				grads[i] = byte(i%4) * 0x11
+			}
+			b.Run(fmt.Sprintf("%s/dim=%d/rows=1M/%s", bc.opt, bc.dim, dist), func(b *testing.B) {
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					if err := t.Update(keys[i%len(keys)], grads, rowraft.Float32, 0.001); err != nil {
+						b.Fatal(err)
+					}
+				}
+				rowsPerSecond(b)
+			})
+		}
+		if err := t.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkCreate pushes keys that have no row.
+func BenchmarkCreate(b *testing.B) {
+	schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 16)
+	for b.Loop() {
+		filled(b, schema, benchRows/4)
+	}
+	b.ReportMetric(float64(b.N)*benchRows/4/b.Elapsed().Seconds()/1e6, "Mrows/s")
+}
