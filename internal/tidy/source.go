@@ -1,0 +1,215 @@
+package tidy
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// checkPackageDocs wants "Package x …" of every package and "Command x …" of
+// every command, in doc.go unless the package has one file.
+func checkPackageDocs(r *Repo) []Finding {
+	const rule = "packagedoc"
+	type pkg struct {
+		files []*File
+		docs  []*File
+	}
+	pkgs := make(map[string]*pkg)
+	for _, f := range r.Files {
+		if f.Test || f.Generated {
+			continue
+		}
+		p := pkgs[f.Dir]
+		if p == nil {
+			p = &pkg{}
+			pkgs[f.Dir] = p
+		}
+		p.files = append(p.files, f)
+		if f.AST.Doc != nil {
+			p.docs = append(p.docs, f)
+		}
+	}
+	var out []Finding
+	for dir, p := range sorted(pkgs) {
+		first := p.files[0]
+		name := first.AST.Name.Name
+		switch name {
+		case "util", "utils", "common", "types", "errors", "helpers", "misc":
+			out = append(out, r.finding(rule, first, first.AST.Name, "package %s: a package is a noun with one job", name))
+		}
+		want := "Package " + name + " "
+		if name == "main" {
+			want = "Command " + path.Base(dir) + " "
+		}
+		switch {
+		case len(p.docs) == 0:
+			out = append(out, r.finding(rule, first, first.AST.Name, "no package comment: say what it is: // %s…", want))
+		case len(p.docs) > 1:
+			out = append(out, r.finding(rule, p.docs[1], p.docs[1].AST.Name, "a second package comment beside %s", p.docs[0].Path))
+		default:
+			doc := p.docs[0]
+			text := strings.Join(strings.Fields(doc.AST.Doc.Text()), " ")
+			if !strings.HasPrefix(text, want) || !strings.ContainsAny(text, ".:") {
+				out = append(out, r.finding(rule, doc, doc.AST.Doc, "the package comment's first sentence must start with %q", want))
+			}
+			if name != "main" && len(p.files) > 1 && path.Base(doc.Path) != "doc.go" {
+				out = append(out, r.finding(rule, doc, doc.AST.Doc, "the package comment belongs in doc.go"))
+			}
+		}
+	}
+	return out
+}
+
+// checkExit leaves ending the process to main packages. Tests may: a test binary
+// that runs itself as a child must.
+func checkExit(r *Repo) []Finding {
+	var out []Finding
+	for _, f := range r.Files {
+		if f.Test || f.AST.Name.Name == "main" && (top(f.Dir) == "cmd" || top(f.Dir) == "bench") {
+			continue
+		}
+		for _, bad := range []struct{ pkg, prefix string }{
+			{"os", "Exit"}, {"syscall", "Exit"}, {"golang.org/x/sys/unix", "Exit"}, {"log", "Fatal"}, {"log", "Panic"},
+		} {
+			callsOf(f.AST, bad.pkg, func(call *ast.CallExpr, name string) {
+				if strings.HasPrefix(name, bad.prefix) {
+					out = append(out, r.finding("exit", f, call, "calls %s.%s: return an error; only cmd ends a process", path.Base(bad.pkg), name))
+				}
+			})
+		}
+	}
+	return out
+}
+
+// checkSleep looks at tests and at what they lean on. Within testing/synctest
+// time is virtual and a sleep is exact.
+func checkSleep(r *Repo) []Finding {
+	var out []Finding
+	for _, f := range r.Files {
+		if !f.Test && top(f.Dir) != "e2e" && !within(f.Dir, "internal/testutil") {
+			continue
+		}
+		if importName(f.AST, "testing/synctest") != "" {
+			continue
+		}
+		callsOf(f.AST, "time", func(call *ast.CallExpr, name string) {
+			if name == "Sleep" {
+				out = append(out, r.finding("sleep", f, call, "sleeps: wait for the thing itself, or use testing/synctest"))
+			}
+		})
+		clock := importName(f.AST, "time")
+		timeout := make(map[ast.Stmt]bool) // in a select it is a timeout, not a sleep
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CommClause:
+				timeout[n.Comm] = true
+			case *ast.ExprStmt:
+				recv, ok := n.X.(*ast.UnaryExpr)
+				if ok && !timeout[n] && recv.Op == token.ARROW && isCall(recv.X, clock, "After") {
+					out = append(out, r.finding("sleep", f, n, "waits by <-time.After: that is a sleep"))
+				}
+			}
+			return true
+		})
+	}
+	return out
+}
+
+func isCall(e ast.Expr, pkg, name string) bool {
+	call, ok := e.(*ast.CallExpr)
+	if !ok {
+		return false
+	}
+	sel, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || sel.Sel.Name != name {
+		return false
+	}
+	id, ok := sel.X.(*ast.Ident)
+	return ok && id.Name == pkg
+}
+
+// checkRaftConfig refuses settings that HAZARDS.md forbids.
+func checkRaftConfig(r *Repo) []Finding {
+	var out []Finding
+	for _, f := range r.Files {
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			if id, ok := n.(*ast.Ident); ok && id.Name == "RestoreCommittedLogs" {
+				out = append(out, r.finding("raftconfig", f, id, "RestoreCommittedLogs starts with an empty server list and can hang in NewRaft"))
+			}
+			return true
+		})
+	}
+	return out
+}
+
+// checkBackend keeps the pure Go backend out of its default mode, which
+// deadlocks when as many large products are ready as there are workers.
+func checkBackend(r *Repo) []Finding {
+	var out []Finding
+	bad := func(f *File, lit *ast.BasicLit) {
+		out = append(out, r.finding("backend", f, lit, "opens the backend %s: its default mode deadlocks, open go:ops_sequential", lit.Value))
+	}
+	for _, f := range r.Files {
+		if top(f.Dir) != "trainer" && top(f.Dir) != "cmd" {
+			continue
+		}
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.BasicLit:
+				if s, ok := stringLit(n); ok && strings.HasPrefix(s, "go:") && !strings.Contains(s, "ops_sequential") && !strings.Contains(s, " ") {
+					bad(f, n)
+				}
+			case *ast.CallExpr:
+				sel, ok := n.Fun.(*ast.SelectorExpr)
+				if !ok || sel.Sel.Name != "NewWithConfig" || len(n.Args) != 1 {
+					return true
+				}
+				if lit, ok := n.Args[0].(*ast.BasicLit); ok {
+					if s, ok := stringLit(lit); ok && s == "go" {
+						bad(f, lit)
+					}
+				}
+			}
+			return true
+		})
+	}
+	return out
+}
+
+func stringLit(lit *ast.BasicLit) (string, bool) {
+	if lit.Kind != token.STRING {
+		return "", false
+	}
+	s, err := strconv.Unquote(lit.Value)
+	return s, err == nil
+}
+
+// Lines a hand-written file should stay below, and must.
+const (
+	warnLines = 600
+	maxLines  = 800
+)
+
+func checkSize(r *Repo) []Finding {
+	var out []Finding
+	for _, f := range r.Files {
+		if !f.Generated && f.Lines > maxLines {
+			out = append(out, r.finding("size", f, f.AST.Name, "%d lines, at most %d: split it by job", f.Lines, maxLines))
+		}
+	}
+	return out
+}
+
+// Long lists the files that should be split before they must be.
+func (r *Repo) Long() []string {
+	var out []string
+	for _, f := range r.Files {
+		if !f.Generated && f.Lines > warnLines && f.Lines <= maxLines {
+			out = append(out, fmt.Sprintf("%s: %d lines, aim for %d", f.Path, f.Lines, warnLines))
+		}
+	}
+	return out
+}
