@@ -17,7 +17,6 @@ var applied = []string{"optim", "shard"}
 func checkDeterministicImports(r *Repo) []Finding {
 	const rule = "determinism"
 	forbidden := map[string]string{
-		"time":         "applies log entries: time comes with the entry",
 		"math/rand":    "applies log entries: nothing random",
 		"math/rand/v2": "applies log entries: nothing random",
 		"crypto/rand":  "applies log entries: nothing random",
@@ -37,15 +36,29 @@ func checkDeterministicImports(r *Repo) []Finding {
 				out = append(out, r.finding(rule, f, call, "calls math.%s, which is not exact on every machine", name))
 			}
 		})
+		clock := importName(f.AST, "time")
 		ast.Inspect(f.AST, func(n ast.Node) bool {
-			// The SIMD package calls its fused operation MulAdd.
-			if sel, ok := n.(*ast.SelectorExpr); ok && (sel.Sel.Name == "MulAdd" || sel.Sel.Name == "MulAddSub" || sel.Sel.Name == "MulSubAdd") {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			switch id, _ := sel.X.(*ast.Ident); {
+			case sel.Sel.Name == "MulAdd" || sel.Sel.Name == "MulAddSub" || sel.Sel.Name == "MulSubAdd":
+				// So the SIMD package calls its fused operations.
 				out = append(out, r.finding(rule, f, sel, "calls %s, a fused operation", sel.Sel.Name))
+			case id != nil && id.Name == clock && !isDuration[sel.Sel.Name]:
+				out = append(out, r.finding(rule, f, sel, "uses time.%s in code that applies log entries: time comes with the entry", sel.Sel.Name))
 			}
 			return true
 		})
 	}
 	return out
+}
+
+// isDuration lists the names of package time that know no clock.
+var isDuration = map[string]bool{
+	"Duration": true, "Nanosecond": true, "Microsecond": true, "Millisecond": true,
+	"Second": true, "Minute": true, "Hour": true,
 }
 
 // exactMath lists the functions of package math whose result IEEE 754 fixes.
@@ -91,18 +104,30 @@ func (u *Unit) checkMapOrder(f *ast.File, report reporter) {
 					report("determinism", n, "ranges over a map: its order is random")
 				}
 			}
+		case *ast.CallExpr:
+			// slices.Sorted(maps.Keys(m)) has an order.
+			return u.fullName(n.Fun) != "slices.Sorted"
 		case *ast.SelectorExpr:
-			fn, ok := u.Info.Uses[n.Sel].(*types.Func)
-			if !ok {
-				return true
-			}
-			switch fn.FullName() {
+			switch name := u.fullName(n); name {
 			case "maps.Keys", "maps.Values", "maps.All", "(*sync.Map).Range":
-				report("determinism", n, "uses %s: its order is random", fn.FullName())
+				report("determinism", n, "uses %s: its order is random", name)
 			}
 		}
 		return true
 	})
+}
+
+// fullName returns the name of the function or method that e selects, or "".
+func (u *Unit) fullName(e ast.Expr) string {
+	sel, ok := e.(*ast.SelectorExpr)
+	if !ok {
+		return ""
+	}
+	fn, ok := u.Info.Uses[sel.Sel].(*types.Func)
+	if !ok {
+		return ""
+	}
+	return fn.FullName()
 }
 
 // checkProducts wants each float product as the argument of a conversion, which

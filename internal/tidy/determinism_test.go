@@ -57,6 +57,7 @@ func TestTypedRulesCatchBadExamples(t *testing.T) {
 		{"a range over a map", `func f(m map[int]int) { for k := range m { _ = k } }`, "ranges over a map"},
 		{"a range over a named map", `type m map[int]int; func f(x m) { for range x { } }`, "ranges over a map"},
 		{"the keys of a map", `func f(m map[int]int) { _ = maps.Keys(m) }`, "uses maps.Keys"},
+		{"the sorted keys of a map", `func f(m map[int]int) { _ = slices.Sorted(maps.Keys(m)) }`, ""},
 		{"a range over a slice", `func f(m []int) { for range m { } }`, ""},
 		{"a map with a reason", "func f(m map[int]int) {\n//tidy:allow determinism freed in any order\nfor range m { } }", ""},
 
@@ -72,7 +73,7 @@ func TestTypedRulesCatchBadExamples(t *testing.T) {
 		{"integers and constants", `func f(a, b, c int) (int, float32) { return a*b + c, 2 * 0.5 }`, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			src := "package p\nimport \"maps\"\nvar _ = maps.Clone[map[int]int]\n" + tc.code + "\n"
+			src := "package p\nimport (\"maps\"; \"slices\")\nvar _, _ = maps.Clone[map[int]int], slices.Clone[[]int]\n" + tc.code + "\n"
 			unit := typeCheck(t, src)
 			got := unit.Check()
 			switch {

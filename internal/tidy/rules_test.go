@@ -230,7 +230,7 @@ var examples = []struct {
 	},
 	{
 		name: "a clock in apply", rule: "determinism",
-		sources: map[string]string{"shard/a.go": imp("shard", "time")},
+		sources: map[string]string{"shard/a.go": "package shard\nimport \"time\"\nvar now = time.Now\n"},
 		want:    "time comes with the entry",
 	},
 	{
@@ -249,10 +249,11 @@ var examples = []struct {
 		want:    "MulAdd",
 	},
 	{
-		name: "an exact function, and a clock in a test", rule: "determinism",
+		name: "an exact function, a duration, and a clock in a test", rule: "determinism",
 		sources: map[string]string{
+			"shard/a.go":      "package shard\nimport \"time\"\nconst ttl time.Duration = 24 * time.Hour\n",
 			"optim/a.go":      "package optim\nimport \"math\"\nfunc f(x float64) float64 { return math.Sqrt(x) }\n",
-			"optim/a_test.go": imp("optim", "time"),
+			"optim/a_test.go": "package optim\nimport \"time\"\nvar now = time.Now\n",
 		},
 	},
 	{
