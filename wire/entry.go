@@ -84,7 +84,8 @@ func ParseEntryHeader(entry []byte) (h EntryHeader, rest []byte, err error) {
 	if entry[1] > entryFormat || h.Version > EntryVersion {
 		return h, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry has format %d, apply version %d; this binary knows up to %d and %d: upgrade it", entry[1], h.Version, entryFormat, EntryVersion)
 	}
-	if entry[1] == 0 || h.Version == 0 || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 {
+	partless := h.Kind == EntryOpenSession || h.Kind == EntryCreateTable
+	if entry[1] == 0 || h.Version == 0 || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 || partless && h.Parts != 0 {
 		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry header has impossible fields")
 	}
 	return h, entry[EntryHeaderSize:], nil
@@ -188,6 +189,9 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		Optimizer:   rowraft.Optimizer{Kind: rowraft.OptimizerKind(b[10]), LR: f(2), InitialAccumulator: f(3), Epsilon: f(4), Beta1: f(5), Beta2: f(6)},
 	}
 	n := uint64(le.Uint32(b[52:]))
+	if b[11] != 0 {
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has reserved bytes that are not 0")
+	}
 	if n > 128 || schemaFixed+n > uint64(len(b)) {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has a name of %d bytes, %d are left", n, len(b)-schemaFixed)
 	}
@@ -196,8 +200,13 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	if size > len(b) {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q ends early", s.Name)
 	}
+	for _, pad := range b[schemaFixed+n : size] {
+		if pad != 0 {
+			return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has padding that is not 0", s.Name)
+		}
+	}
 	if err := s.Validate(); err != nil {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema in the log: %w", err)
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "stored schema: %w", err)
 	}
 	return s, b[size:], nil
 }

@@ -191,6 +191,18 @@ func CheckFinite(s Segment, values []byte) error {
 		}
 		return nil
 	}
+	// Four at a time, likewise.
+	const mask, unit, carry = 0x7f807f807f807f80, 0x0080008000800080, 0x8000800080008000
+	i, bad := 0, uint64(0)
+	for ; i+8 <= len(values); i += 8 {
+		bad |= (le.Uint64(values[i:]) & mask) + unit
+	}
+	for ; i+2 <= len(values); i += 2 {
+		bad |= uint64(le.Uint16(values[i:])&exp16) + 0x80
+	}
+	if bad&carry == 0 {
+		return nil
+	}
 	for i := 0; i+2 <= len(values); i += 2 {
 		if b := le.Uint16(values[i:]); b&exp16 == exp16 {
 			return notFinite(s, i/2, math.Float32frombits(uint32(b)<<16))

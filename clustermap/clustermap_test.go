@@ -1,0 +1,177 @@
+package clustermap
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rowraft/rowraft"
+)
+
+// TestHashVectors reads what a Python script computed from docs/formats/hash.md.
+func TestHashVectors(t *testing.T) {
+	text, err := os.ReadFile("../wire/testdata/hash.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]rowraft.TableKind{"sparse": rowraft.Sparse, "dense": rowraft.Dense}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		var (
+			name  string
+			table rowraft.TableID
+			key   rowraft.Key
+			hash  uint64
+			slot  rowraft.Slot
+		)
+		if _, err := fmt.Sscanf(line, "%s %x %x %x %d", &name, &table, &key, &hash, &slot); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		kind := kinds[name]
+		if got := Hash(table, kind.PlacementKey(key)); got != hash {
+			t.Errorf("%s: hash %x", strings.TrimSpace(line), got)
+		}
+		if got := SlotOf(table, kind, key); got != slot {
+			t.Errorf("%s: slot %d", strings.TrimSpace(line), got)
+		}
+		n++
+	}
+	if n != 144 {
+		t.Errorf("read %d vectors, want 144", n)
+	}
+}
+
+func TestRowsOfOneTensorShareASlot(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		table := rowraft.TableID(rapid.Uint64().Draw(t, "table"))
+		tensor := rapid.Uint32Range(0, 1<<24-1).Draw(t, "tensor")
+		row := rapid.Uint64Range(0, 1<<40-1).Draw(t, "row")
+		want := SlotOf(table, rowraft.Dense, rowraft.DenseKey(tensor, 0))
+		if got := SlotOf(table, rowraft.Dense, rowraft.DenseKey(tensor, row)); got != want {
+			t.Fatalf("row %d is in slot %d, row 0 in %d", row, got, want)
+		}
+	})
+}
+
+// TestSlotsAreEven: keys counted from 0, as many tables have them, spread over
+// the slots about as evenly as random ones would.
+func TestSlotsAreEven(t *testing.T) {
+	const perSlot = 64
+	var count [rowraft.NumSlots]float64
+	for k := range rowraft.NumSlots * perSlot {
+		count[SlotOf(0xA5A5, rowraft.Sparse, rowraft.Key(k))]++
+	}
+	chi := 0.0
+	for _, c := range count {
+		chi += (c - perSlot) * (c - perSlot) / perSlot
+	}
+	// χ² with 4095 degrees of freedom has mean 4095, deviation 90.5.
+	if chi < 4095-5*90.5 || chi > 4095+5*90.5 {
+		t.Errorf("χ² = %.0f, want 4095 ± 450", chi)
+	}
+}
+
+func TestEvenSlots(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4, 5, 16, 100, 255, 256} {
+		slots := EvenSlots(n)
+		size := make([]int, n)
+		for _, s := range slots {
+			size[s]++
+		}
+		if !slices.IsSorted(slots) || len(slots) != rowraft.NumSlots || slices.Max(size)-slices.Min(size) > 1 {
+			t.Errorf("%d shards: sorted %v, %d slots, sizes %d to %d", n, slices.IsSorted(slots), len(slots), slices.Min(size), slices.Max(size))
+		}
+	}
+	if slots := EvenSlots(0); slices.Max(slots) != 0 {
+		t.Error("without shards a slot belongs to one")
+	}
+}
+
+func shards(n int) []Shard {
+	out := make([]Shard, n)
+	for i := range out {
+		out[i].ID = rowraft.ShardID(i)
+	}
+	return out
+}
+
+func TestMapFindsWhatItHolds(t *testing.T) {
+	m, err := New(Map{
+		Version: 3, Shards: shards(4),
+		Nodes:  []Node{{ID: "a", Addr: "x:1"}, {ID: "b", Addr: "x:2"}},
+		Tables: []rowraft.Schema{{ID: 7, Name: "users"}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, s := range m.Shards {
+		slots := m.SlotsOf(s.ID)
+		total += len(slots)
+		for _, slot := range slots {
+			if m.ShardOf(slot) != s.ID {
+				t.Fatalf("slot %d is of shard %d and of %d", slot, s.ID, m.ShardOf(slot))
+			}
+		}
+		key, err := m.KeyInShard(7, s.ID)
+		if err != nil || m.ShardOf(SlotOf(7, rowraft.Sparse, key)) != s.ID {
+			t.Errorf("key %d stands for shard %d: %v", key, s.ID, err)
+		}
+		for k := range key {
+			if m.ShardOf(SlotOf(7, rowraft.Sparse, k)) == s.ID {
+				t.Errorf("key %d is in shard %d and smaller than %d", k, s.ID, key)
+			}
+		}
+	}
+	if total != rowraft.NumSlots {
+		t.Errorf("%d slots belong to a shard, want %d", total, rowraft.NumSlots)
+	}
+	if n, ok := m.Node("b"); !ok || n.Addr != "x:2" {
+		t.Errorf("node b: %+v, %v", n, ok)
+	}
+	if _, ok := m.Node("c"); ok {
+		t.Error("node c is there")
+	}
+	if s, err := m.Table("users"); err != nil || s.ID != 7 {
+		t.Errorf("table users: %+v, %v", s, err)
+	}
+	if _, err := m.Table("items"); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("table items: %v", err)
+	}
+	if _, err := m.KeyInShard(7, 9); err == nil {
+		t.Error("shard 9 has a key")
+	}
+	m.Slots()[0] = 3
+	if m.ShardOf(0) != 0 {
+		t.Error("a copy of the slots changed the map")
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	swapped := shards(2)
+	swapped[0].ID, swapped[1].ID = 1, 0
+	foreign := EvenSlots(2)
+	foreign[4095] = 2
+	for _, tc := range []struct {
+		name  string
+		m     Map
+		slots []uint8
+		code  rowraft.Code
+	}{
+		{"257 shards", Map{Shards: shards(257)}, nil, rowraft.CodeInvalidArgument},
+		{"shards out of order", Map{Shards: swapped}, nil, rowraft.CodeInternal},
+		{"a slot too few", Map{Shards: shards(2)}, make([]uint8, 4095), rowraft.CodeInternal},
+		{"a slot of a shard that is not there", Map{Shards: shards(2)}, foreign, rowraft.CodeInternal},
+	} {
+		if _, err := New(tc.m, tc.slots); rowraft.CodeOf(err) != tc.code {
+			t.Errorf("%s: %v, want %v", tc.name, err, tc.code)
+		}
+	}
+}
