@@ -301,7 +301,7 @@ func TestTableAgainstModel(t *testing.T) {
 
 // checkSnapshot restores the records into a fresh table and compares it with
 // the model of the begin.
-func checkSnapshot(rt *rapid.T, snap *Snapshot, records []byte, want *model) {
+func checkSnapshot(rt rapid.TB, snap *Snapshot, records []byte, want *model) {
 	rt.Helper()
 	into, err := New(Options{Schema: want.schema})
 	if err != nil {

@@ -213,6 +213,55 @@ func TestPullsBesideSnapshot(t *testing.T) {
 	}
 }
 
+// TestUpdatesWithinASlotBeingSaved: rows before and behind the cursor change, new
+// ones come, and the slot outgrows the segment that is walked; what was saved is
+// the slot at the begin.
+func TestUpdatesWithinASlotBeingSaved(t *testing.T) {
+	const n, seed = 600, 8
+	schema := testSchema(rowraft.Dense, rowraft.Adagrad, 2)
+	for entries := 1; entries <= 64; entries *= 4 {
+		t.Run(fmt.Sprintf("%d entries a step", entries), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, uint64(entries)))
+			table, m := mustNew(t, schema), newModel(schema)
+			next := rowraft.Key(0)
+			update := func(keys ...rowraft.Key) {
+				g := someFloats(rng.Uint64(), 2*len(keys))
+				mustUpdate(t, table, keys, g)
+				for i, k := range keys {
+					m.update(k, g[2*i:2*i+2], 0.1)
+				}
+			}
+			for ; next < n; next++ {
+				update(next)
+			}
+			snap, err := table.BeginSnapshot()
+			if err != nil {
+				t.Fatal(err)
+			}
+			begin := m.clone()
+			slot, _ := table.locate(0)
+			var records []byte
+			for done := false; !done; {
+				update(rowraft.Key(rng.IntN(n)), next, rowraft.Key(rng.IntN(n)))
+				next++
+				records, done = snap.AppendSlot(records, slot, entries)
+			}
+			if got, want := len(records), n*table.RecordBytes(); got != want {
+				t.Fatalf("saved %d bytes, want %d: %d records", got, want, n)
+			}
+			checkSnapshot(t, snap, records, begin)
+			update(1, 2, 3)
+			if more, done := snap.AppendSlot(nil, slot, 1); len(more) != 0 || !done {
+				t.Errorf("a saved slot appended %d bytes more, done %v", len(more), done)
+			}
+			if err := table.EndSnapshot(); err != nil {
+				t.Fatal(err)
+			}
+			checkAgainst(t, table, m)
+		})
+	}
+}
+
 // TestSnapshotEndsEarly: nothing stays behind when a snapshot ends early.
 func TestSnapshotEndsEarly(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Dense, rowraft.SGD, 4))
