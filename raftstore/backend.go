@@ -1,0 +1,82 @@
+package raftstore
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	wal "github.com/hashicorp/raft-wal"
+	"github.com/rowraft/rowraft"
+	bolt "go.etcd.io/bbolt"
+)
+
+// logBackend is one group's durable log with its stable store (term and vote).
+// When a method returns, what it stored survives a power cut.
+type logBackend interface {
+	raft.LogStore
+	raft.StableStore
+	IsMonotonic() bool
+	Close() error
+}
+
+// files that a backend leaves in its directory from the first moment; that they
+// are missing later means that the log was lost.
+var backendFiles = map[string]string{BackendWAL: "wal-meta.db", BackendBolt: "raft.db"}
+
+func openBackend(kind, dir string, segmentSizeBytes int, logger *slog.Logger) (logBackend, error) {
+	switch kind {
+	case BackendWAL:
+		w, err := wal.Open(dir,
+			wal.WithSegmentSize(segmentSizeBytes),
+			wal.WithLogger(&hclogger{log: logger, name: "raft-wal"}))
+		if err != nil {
+			return nil, fmt.Errorf("open raft-wal in %s: %w", dir, err)
+		}
+		return w, nil
+	case BackendBolt:
+		b, err := raftboltdb.New(raftboltdb.Options{
+			Path: filepath.Join(dir, backendFiles[BackendBolt]),
+			// The directory is locked by Open; a second owner is a bug, not a wait.
+			BoltOptions: &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoFreelistSync: true},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("open raft-boltdb in %s: %w", dir, err)
+		}
+		return boltBackend{b}, nil
+	}
+	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want %q or %q", kind, BackendWAL, BackendBolt)
+}
+
+// boltBackend makes raft-boltdb answer as a monotonic store, so that raft clears
+// the log after it installed a snapshot instead of keeping a conflicting entry at
+// its last index and being sent the snapshot for ever (hashicorp/raft #697).
+type boltBackend struct{ *raftboltdb.BoltStore }
+
+func (boltBackend) IsMonotonic() bool { return true }
+
+// syncDir makes renames and new files in dir durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if cerr := d.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// freeBytes is the disk space below dir that an ordinary user may still use.
+func freeBytes(dir string) (int64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * int64(st.Bsize), nil
+}

@@ -1,0 +1,133 @@
+package raftstore
+
+import (
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// entryCache keeps the most recent log entries of all groups of a node, bounded
+// by bytes. It replaces raft.LogCache, which counts entries per group: 512 of
+// 512 KiB are 256 MiB a group. Replication and apply read entries right after
+// they were stored, so the oldest is dropped first and nothing is ever promoted.
+type entryCache struct {
+	limitBytes int64
+
+	mu    sync.Mutex
+	bytes int64
+	fifo  []cacheItem // ring of what was put, oldest at head
+	head  int
+	n     int
+}
+
+type cacheItem struct {
+	group *groupCache
+	index uint64
+	entry *raft.Log // tells a replaced or dropped entry from the cached one
+}
+
+// groupCache is the part of one group; its map is guarded by entryCache.mu.
+type groupCache struct {
+	all  *entryCache
+	logs map[uint64]*raft.Log
+}
+
+// cacheOverheadBytes is what an entry costs beyond its data: raft.Log, map and ring.
+const cacheOverheadBytes = 256
+
+func newEntryCache(limitBytes int64) *entryCache { return &entryCache{limitBytes: limitBytes} }
+
+func (c *entryCache) group() *groupCache {
+	return &groupCache{all: c, logs: map[uint64]*raft.Log{}}
+}
+
+func entryBytes(l *raft.Log) int64 { return int64(len(l.Data)+len(l.Extensions)) + cacheOverheadBytes }
+
+// put remembers logs. Their data must never change afterwards.
+func (g *groupCache) put(logs []*raft.Log) {
+	c := g.all
+	if c.limitBytes == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range logs {
+		if old := g.logs[l.Index]; old != nil {
+			c.bytes -= entryBytes(old)
+		}
+		entry := *l // raft goes on writing to the log of a future
+		g.logs[l.Index] = &entry
+		c.bytes += entryBytes(&entry)
+		c.pushLocked(cacheItem{g, l.Index, &entry})
+	}
+	// The second condition bounds ring places of entries that were removed.
+	for c.n > 0 && (c.bytes > c.limitBytes || int64(c.n) > c.limitBytes/cacheOverheadBytes) {
+		c.dropLocked(c.popLocked())
+	}
+}
+
+func (g *groupCache) get(index uint64, out *raft.Log) bool {
+	g.all.mu.Lock()
+	defer g.all.mu.Unlock()
+	l := g.logs[index]
+	if l == nil {
+		return false
+	}
+	*out = *l
+	return true
+}
+
+// remove forgets the entries from min to max.
+func (g *groupCache) remove(min, max uint64) {
+	c := g.all
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, l := range g.logs {
+		if min <= i && i <= max {
+			c.bytes -= entryBytes(l)
+			delete(g.logs, i)
+		}
+	}
+	// What was dropped at the head may leave the ring; the rest is skipped when
+	// its turn comes.
+	for c.n > 0 {
+		it := c.fifo[c.head]
+		if it.group.logs[it.index] == it.entry {
+			break
+		}
+		c.popLocked()
+	}
+}
+
+func (c *entryCache) dropLocked(it cacheItem) {
+	if it.group.logs[it.index] == it.entry {
+		c.bytes -= entryBytes(it.entry)
+		delete(it.group.logs, it.index)
+	}
+}
+
+func (c *entryCache) pushLocked(it cacheItem) {
+	if c.n == len(c.fifo) {
+		grown := make([]cacheItem, max(64, 2*len(c.fifo)))
+		for i := range c.n {
+			grown[i] = c.fifo[(c.head+i)%len(c.fifo)]
+		}
+		c.fifo, c.head = grown, 0
+	}
+	c.fifo[(c.head+c.n)%len(c.fifo)] = it
+	c.n++
+}
+
+func (c *entryCache) popLocked() cacheItem {
+	it := c.fifo[c.head]
+	c.fifo[c.head] = cacheItem{}
+	c.head = (c.head + 1) % len(c.fifo)
+	c.n--
+	return it
+}
+
+func (c *entryCache) usedBytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
+}

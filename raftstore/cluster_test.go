@@ -1,0 +1,378 @@
+package raftstore
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m)
+}
+
+// listMachine appends entries to a list and returns its length. hooks change what
+// it does.
+type listMachine struct {
+	mu      sync.Mutex
+	index   rowraft.Index
+	entries [][]byte
+	sum     uint64 // over all entries, in order
+	ignored int    // entries at or below index
+
+	beforeApply func(index rowraft.Index, entry []byte) any // non-nil result ends Apply
+	released    int
+	snapped     int
+	restores    int
+}
+
+func (m *listMachine) Apply(index rowraft.Index, entry []byte) any {
+	if m.beforeApply != nil {
+		if out := m.beforeApply(index, entry); out != nil {
+			return out
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if index <= m.index {
+		m.ignored++
+		return nil
+	}
+	m.index = index
+	m.addLocked(bytes.Clone(entry))
+	return len(m.entries)
+}
+
+func (m *listMachine) addLocked(entry []byte) {
+	m.entries = append(m.entries, entry)
+	h := fnv.New64a()
+	binary.Write(h, binary.LittleEndian, m.sum)
+	h.Write(entry)
+	m.sum = h.Sum64()
+}
+
+func (m *listMachine) AppliedIndex() rowraft.Index {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.index
+}
+
+func (m *listMachine) state() (n int, sum uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.entries), m.sum
+}
+
+func (m *listMachine) list() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]string, len(m.entries))
+	for i, e := range m.entries {
+		out[i] = string(e)
+	}
+	return out
+}
+
+func (m *listMachine) restored() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.restores
+}
+
+type listSnapshot struct {
+	m       *listMachine
+	index   rowraft.Index
+	entries [][]byte
+}
+
+func (m *listMachine) Snapshot() (Snapshot, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.snapped++
+	return &listSnapshot{m, m.index, slices.Clone(m.entries)}, nil
+}
+
+func (s *listSnapshot) WriteTo(w io.Writer) (int64, error) {
+	b := bufio.NewWriter(w)
+	binary.Write(b, binary.LittleEndian, uint64(s.index))
+	binary.Write(b, binary.LittleEndian, uint64(len(s.entries)))
+	for _, e := range s.entries {
+		binary.Write(b, binary.LittleEndian, uint32(len(e)))
+		b.Write(e)
+	}
+	return 0, b.Flush()
+}
+
+func (s *listSnapshot) Release() {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	s.m.released++
+}
+
+func (m *listMachine) Restore(r io.Reader) error {
+	aside := &listMachine{}
+	var index, n uint64
+	if err := binary.Read(r, binary.LittleEndian, &index); err != nil {
+		return err
+	}
+	if err := binary.Read(r, binary.LittleEndian, &n); err != nil {
+		return err
+	}
+	for range n {
+		var size uint32
+		if err := binary.Read(r, binary.LittleEndian, &size); err != nil {
+			return err
+		}
+		e := make([]byte, size)
+		if _, err := io.ReadFull(r, e); err != nil {
+			return err
+		}
+		aside.addLocked(e)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.index, m.entries, m.sum = rowraft.Index(index), aside.entries, aside.sum
+	m.restores++
+	return nil
+}
+
+// testNode is one process of a test cluster.
+type testNode struct {
+	id      rowraft.NodeID
+	dir     string
+	store   *Store
+	group   *Group
+	machine *listMachine
+	fatal   chan error
+}
+
+// testCluster is three nodes on loopback with one group over all of them.
+type testCluster struct {
+	t     testing.TB
+	nodes []*testNode
+	opts  func(*Options)
+	conf  func(*GroupConfig)
+
+	mu    sync.Mutex
+	addrs map[rowraft.NodeID]string
+}
+
+const testCluID = "c1"
+
+func newTestCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
+	c := &testCluster{t: t, opts: opts, addrs: map[rowraft.NodeID]string{}}
+	for i := range n {
+		c.nodes = append(c.nodes, &testNode{id: rowraft.NodeID(fmt.Sprintf("node-%d", i)), dir: t.TempDir()})
+	}
+	t.Cleanup(func() {
+		for _, n := range c.nodes {
+			c.stop(n)
+		}
+	})
+	return c
+}
+
+func startedCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
+	c := newTestCluster(t, n, opts)
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	return c
+}
+
+func replicaOf(n rowraft.NodeID) rowraft.ReplicaID { return rowraft.ReplicaID("replica-of-" + n) }
+
+func (c *testCluster) resolve(id rowraft.NodeID) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if a := c.addrs[id]; a != "" {
+		return a, nil
+	}
+	return "", fmt.Errorf("node %s is not up", id)
+}
+
+func testOptions(t testing.TB, dir string, id rowraft.NodeID, fatal chan error) Options {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	level := slog.LevelError + 8
+	if os.Getenv("RAFTSTORE_TEST_LOG") != "" {
+		level = slog.LevelDebug
+	}
+	return Options{
+		Dir: filepath.Join(dir, "raft"), Cluster: testCluID, Node: id, Listener: ln,
+		Profile:          ProfileFast,
+		SegmentSizeBytes: 1 << 20,
+		DiskStallLimit:   10 * time.Second, // shared, noisy disks
+		DiskReserveBytes: -1,
+		Fatal:            func(err error) { fatal <- err },
+		Logger:           slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("node", id),
+		Resolve:          func(n rowraft.NodeID) (string, error) { return "", fmt.Errorf("unknown node %s", n) },
+	}
+}
+
+// open opens the store of n; the machine is new, as after a process start.
+func (c *testCluster) open(n *testNode) {
+	c.t.Helper()
+	n.fatal = make(chan error, 16)
+	o := testOptions(c.t, n.dir, n.id, n.fatal)
+	o.Resolve = c.resolve
+	if c.opts != nil {
+		c.opts(&o)
+	}
+	c.mu.Lock()
+	c.addrs[n.id] = o.Listener.Addr().String()
+	c.mu.Unlock()
+	var err error
+	if n.store, err = Open(o); err != nil {
+		c.t.Fatalf("open node %s: %v", n.id, err)
+	}
+	n.machine = &listMachine{}
+}
+
+func (c *testCluster) members() []Member {
+	var out []Member
+	for _, n := range c.nodes {
+		out = append(out, Member{replicaOf(n.id), n.id})
+	}
+	return out
+}
+
+func (c *testCluster) start(n *testNode) {
+	c.t.Helper()
+	c.open(n)
+	c.startGroup(n)
+}
+
+func (c *testCluster) startGroup(n *testNode) {
+	c.t.Helper()
+	cfg := GroupConfig{ID: "shard-0", Replica: replicaOf(n.id), Machine: n.machine, Bootstrap: c.members()}
+	if c.conf != nil {
+		c.conf(&cfg)
+	}
+	var err error
+	if n.group, err = n.store.StartGroup(cfg); err != nil {
+		c.t.Fatalf("start group on node %s: %v", n.id, err)
+	}
+}
+
+func (c *testCluster) stop(n *testNode) {
+	if n.store == nil {
+		return
+	}
+	if err := n.store.Close(); err != nil {
+		c.t.Errorf("close node %s: %v", n.id, err)
+	}
+	n.store, n.group = nil, nil
+	c.mu.Lock()
+	delete(c.addrs, n.id)
+	c.mu.Unlock()
+}
+
+func testContext(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually polls: raft offers no event for most of what tests wait for.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	end := time.Now().Add(30 * time.Second)
+	for !ok() {
+		if time.Now().After(end) {
+			t.Fatalf("never happened: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// leader waits until one of the running nodes leads and can serve.
+func (c *testCluster) leader() *testNode {
+	c.t.Helper()
+	var found *testNode
+	eventually(c.t, "a leader that serves", func() bool {
+		for _, n := range c.nodes {
+			if n.group == nil {
+				continue
+			}
+			if _, _, me := n.group.Leader(); !me {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_, err := n.group.ReadIndex(ctx)
+			cancel()
+			if err == nil {
+				found = n
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+func (c *testCluster) followers() []*testNode {
+	l := c.leader()
+	var out []*testNode
+	for _, n := range c.nodes {
+		if n != l && n.group != nil {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// propose proposes until it is known to be applied: what a client with sequence
+// numbers does. It may so apply an entry twice.
+func (c *testCluster) propose(entry string) rowraft.Index {
+	c.t.Helper()
+	var index rowraft.Index
+	eventually(c.t, "a proposal is applied", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_, i, err := c.leader().group.Propose([]byte(entry)).Wait(ctx)
+		index = i
+		return err == nil
+	})
+	return index
+}
+
+// converged waits until all running nodes have applied index and checks that they
+// hold the same state.
+func (c *testCluster) converged(index rowraft.Index) {
+	c.t.Helper()
+	var first *testNode
+	for _, n := range c.nodes {
+		if n.group == nil {
+			continue
+		}
+		if err := n.group.WaitApplied(testContext(c.t), index); err != nil {
+			c.t.Fatalf("node %s: applied %d, want %d: %v; status %+v", n.id, n.group.AppliedIndex(), index, err, n.group.Status())
+		}
+		if first == nil {
+			first = n
+			continue
+		}
+		n1, s1 := first.machine.state()
+		n2, s2 := n.machine.state()
+		if n1 != n2 || s1 != s2 {
+			c.t.Fatalf("at index %d: node %s has %d entries with sum %x, node %s has %d with %x", index, first.id, n1, s1, n.id, n2, s2)
+		}
+	}
+}

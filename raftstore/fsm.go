@@ -1,0 +1,211 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// fsm is the raft.FSM of a group: it passes log indices on to the machine, keeps
+// the index up to which the machine has seen the log, and stops the group at the
+// first sign that machine and log disagree.
+//
+// Raft calls Apply…, Snapshot and Restore on one goroutine. An fsm outlives the
+// raft instance of its group: after a restart in place raft replays entries that
+// the machine has, and they are ignored here.
+type fsm struct {
+	machine StateMachine
+	ledger  *ledger
+	fatal   func(error)
+
+	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
+	failed  atomic.Bool
+
+	mu      sync.Mutex
+	waiting chan struct{} // closed when applied moves; nil if nobody waits
+}
+
+var _ raft.BatchingFSM = (*fsm)(nil)
+
+// fsmFailure is the response of entries that were not applied.
+type fsmFailure struct{}
+
+func newFSM(m StateMachine, l *ledger, fatal func(error)) *fsm {
+	f := &fsm{machine: m, ledger: l, fatal: fatal}
+	f.applied.Store(uint64(m.AppliedIndex()))
+	return f
+}
+
+func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
+
+func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
+	out := make([]any, len(logs))
+	for i, l := range logs {
+		out[i] = f.applyOne(l)
+	}
+	f.wake()
+	return out
+}
+
+func (f *fsm) applyOne(l *raft.Log) any {
+	applied := f.applied.Load()
+	switch {
+	case f.failed.Load():
+		return fsmFailure{}
+	case l.Index <= applied:
+		return nil
+	case !f.ledger.advance(applied, l.Index):
+		return f.fail(rowraft.Errorf(rowraft.CodeInternal, "gap in the log: entry %d came after %d", l.Index, applied))
+	}
+	var out any
+	if l.Type == raft.LogCommand {
+		if err := checkEntry(l); err != nil {
+			return f.fail(err)
+		}
+		var err error
+		if out, err = f.call(l); err != nil {
+			return f.fail(fmt.Errorf("apply entry %d: %w", l.Index, err))
+		}
+	}
+	f.applied.Store(l.Index)
+	return out
+}
+
+// call applies l unless the machine has it, and turns a panic into an error.
+func (f *fsm) call(l *raft.Log) (out any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = rowraft.Errorf(rowraft.CodeInternal, "the state machine panicked: %v\n%s", p, debug.Stack())
+		}
+	}()
+	if rowraft.Index(l.Index) <= f.machine.AppliedIndex() {
+		return nil, nil
+	}
+	out = f.machine.Apply(rowraft.Index(l.Index), l.Data)
+	if fe, ok := out.(*FatalError); ok {
+		return nil, fe
+	}
+	return out, nil
+}
+
+func (f *fsm) fail(err error) any {
+	f.failed.Store(true)
+	f.fatal(err)
+	return fsmFailure{}
+}
+
+// snapshotHeaderBytes precede the machine's own bytes in a snapshot: magic, and
+// the AppliedIndex of the machine. The index comes from the data, not from the
+// name of a directory (rqlite #2747).
+const (
+	snapshotHeaderBytes = 16
+	snapshotMagic       = "rowraftS"
+)
+
+func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	if f.failed.Load() {
+		return nil, errors.New("the state machine failed before")
+	}
+	s, err := f.machine.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return &fsmSnapshot{snap: s, index: f.machine.AppliedIndex()}, nil
+}
+
+type fsmSnapshot struct {
+	snap  Snapshot
+	index rowraft.Index
+	once  sync.Once
+}
+
+func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
+	header := binary.LittleEndian.AppendUint64([]byte(snapshotMagic), uint64(s.index))
+	if _, err := sink.Write(header); err != nil {
+		return err
+	}
+	_, err := s.snap.WriteTo(sink)
+	return err
+}
+
+func (s *fsmSnapshot) Release() { s.once.Do(s.snap.Release) }
+
+// Restore replaces the machine's state, unless the machine has seen more of the
+// log than the snapshot holds, as after a restart in place.
+func (f *fsm) Restore(rc io.ReadCloser) error {
+	src, err := snapshotOf(rc)
+	if err != nil {
+		return err
+	}
+	if applied := f.applied.Load(); applied > 0 && src.meta.Index <= applied {
+		return nil
+	}
+	var header [snapshotHeaderBytes]byte
+	if _, err := io.ReadFull(rc, header[:]); err != nil {
+		return fmt.Errorf("read the header of snapshot %s: %w", src.meta.ID, err)
+	}
+	if string(header[:8]) != snapshotMagic {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: bad magic %q", src.meta.ID, header[:8])
+	}
+	index := rowraft.Index(binary.LittleEndian.Uint64(header[8:]))
+	if uint64(index) > src.meta.Index {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s holds state of index %d beyond its own %d", src.meta.ID, index, src.meta.Index)
+	}
+	if err := f.machine.Restore(rc); err != nil {
+		return fmt.Errorf("restore snapshot %s: %w", src.meta.ID, err)
+	}
+	if got := f.machine.AppliedIndex(); got != index {
+		err := rowraft.Errorf(rowraft.CodeInternal, "snapshot %s was taken at index %d, the machine restored to %d", src.meta.ID, index, got)
+		f.fail(err)
+		return err
+	}
+	// A machine that leaves bytes unread did not understand them.
+	if n, err := io.Copy(io.Discard, rc); err != nil || n > 0 {
+		err = errors.Join(err, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: %d bytes follow the machine's state", src.meta.ID, n))
+		f.fail(err)
+		return err
+	}
+	f.applied.Store(src.meta.Index)
+	f.wake()
+	return nil
+}
+
+// snapshotOf finds our reader below the counting one that raft passes.
+func snapshotOf(rc io.ReadCloser) (*snapshotReader, error) {
+	for {
+		switch r := rc.(type) {
+		case *snapshotReader:
+			return r, nil
+		case raft.ReadCloserWrapper:
+			rc = r.WrappedReadCloser()
+		default:
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "restore from a %T, want a snapshot of our store", rc)
+		}
+	}
+}
+
+// changed returns a channel that is closed when applied moves next.
+func (f *fsm) changed() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.waiting == nil {
+		f.waiting = make(chan struct{})
+	}
+	return f.waiting
+}
+
+func (f *fsm) wake() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.waiting != nil {
+		close(f.waiting)
+		f.waiting = nil
+	}
+}

@@ -1,0 +1,322 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// Group is one replica of one Raft group. All methods are safe for concurrent
+// use.
+//
+// Lock order: life, then leadership.mu or an instance's mu. life is held across
+// I/O: it only serialises start, restart and close. The supervisor only tries it.
+type Group struct {
+	store *Store
+	cfg   GroupConfig
+	dir   string
+	log   *slog.Logger
+
+	inner  logBackend
+	glog   *guardedLog
+	ledger *ledger
+	snaps  *snapshotStore
+	fsm    *fsm
+
+	life     sync.Mutex
+	closed   bool                     // guarded by life
+	closeErr error                    // guarded by life
+	run      atomic.Pointer[instance] // nil while raft does not run
+
+	failOnce sync.Once
+	failure  atomic.Pointer[error] // why the group stopped for good
+	dead     chan struct{}         // closed with failure
+	stop     chan struct{}         // closed by Close
+	wg       sync.WaitGroup        // supervisor, leadership
+
+	leadership  leadership
+	snapshotAt  atomic.Uint64 // raft index of the last snapshot of this replica
+	snapRetryAt atomic.Int64  // no snapshot before this time, in Unix ns
+	snapWanted  atomic.Bool   // a corrupt snapshot must be replaced
+	snapBusy    atomic.Bool
+
+	restarts atomic.Int64
+}
+
+// openGroup opens log and snapshots and starts raft. fresh says that the
+// directory was made just now.
+// REQUIRES: s.mu is held.
+func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh bool) (_ *Group, err error) {
+	g := &Group{
+		store: s, cfg: cfg, dir: dir,
+		log:    s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
+		ledger: &ledger{},
+		dead:   make(chan struct{}),
+		stop:   make(chan struct{}),
+	}
+	g.snaps, err = openSnapshotStore(filepath.Join(dir, "snapshots"), g.log, func(string, error) { g.snapWanted.Store(true) })
+	if err != nil {
+		return nil, err
+	}
+	g.inner, err = openBackend(cfg.Backend, filepath.Join(dir, "log"), s.opts.SegmentSizeBytes, g.log)
+	if err != nil {
+		return nil, err
+	}
+	if s.opts.hooks.wrapLog != nil {
+		g.inner = s.opts.hooks.wrapLog(cfg.ID, g.inner)
+	}
+	g.glog = &guardedLog{
+		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
+		dir: filepath.Join(dir, "log"), log: g.log,
+		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail,
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.glog.Close())
+		}
+	}()
+	if err := g.prepare(s, rec, fresh); err != nil {
+		return nil, err
+	}
+	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail)
+	if err := g.startRaft(); err != nil {
+		return nil, err
+	}
+	g.leadership.init()
+	g.wg.Add(2)
+	go g.supervise()
+	go g.deliverLeadership()
+	return g, nil
+}
+
+// prepare founds a new group, or checks that the files of an old one agree.
+// REQUIRES: s.mu is held.
+func (g *Group) prepare(s *Store, rec groupRecord, fresh bool) error {
+	if fresh {
+		if g.cfg.Bootstrap != nil {
+			if err := g.bootstrap(); err != nil {
+				return err
+			}
+		}
+		return s.activateLocked(g.cfg.ID, rec)
+	}
+	has, err := raft.HasExistingState(g.glog, g.glog, g.snaps)
+	if err != nil {
+		return err
+	}
+	if rec.Founded && !has {
+		return rowraft.Errorf(rowraft.CodeIdentity, "%s is empty but replica %s ran here: its data was lost; remove the replica from the group and add a new one under a new ID", g.dir, g.cfg.Replica)
+	}
+	return g.reconcile()
+}
+
+// bootstrap writes the first log entry: the founding members.
+func (g *Group) bootstrap() error {
+	var conf raft.Configuration
+	for _, m := range g.cfg.Bootstrap {
+		conf.Servers = append(conf.Servers, raft.Server{
+			Suffrage: raft.Voter, ID: raft.ServerID(m.Replica), Address: raft.ServerAddress(m.Node),
+		})
+	}
+	return raft.BootstrapCluster(g.raftConfig(nil), g.glog, g.glog, g.snaps, nil, conf)
+}
+
+// reconcile finishes what a crash interrupted between storing a snapshot that the
+// leader sent and clearing the log: a log that ends before the newest snapshot, or
+// disagrees with it, is cleared. Raft would append behind the gap instead, which
+// a monotonic log refuses, for ever.
+func (g *Group) reconcile() error {
+	first, err := g.inner.FirstIndex()
+	if err != nil {
+		return err
+	}
+	last, err := g.inner.LastIndex()
+	if err != nil {
+		return err
+	}
+	list, err := g.snaps.List()
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 || last == 0 {
+		if first > 1 {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "%s: the log begins at entry %d and there is no good snapshot to begin from", g.dir, first)
+		}
+		return nil
+	}
+	snap := list[0]
+	if first <= snap.Index && snap.Index <= last {
+		var l raft.Log
+		if err := g.inner.GetLog(snap.Index, &l); err != nil {
+			return err
+		}
+		if l.Term == snap.Term {
+			return nil
+		}
+	} else if first == snap.Index+1 {
+		return nil
+	} else if first > snap.Index {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: the log begins at entry %d, the newest good snapshot ends at %d", g.dir, first, snap.Index)
+	}
+	_, r, err := g.snaps.Open(snap.ID)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return err
+	}
+	g.log.Warn("clearing a log that a newer snapshot replaces", "first", first, "last", last, "snapshot", snap.ID)
+	return g.inner.DeleteRange(first, last)
+}
+
+// newestSnapshotIndex is the highest index of any snapshot directory, good or bad.
+func (g *Group) newestSnapshotIndex() (uint64, error) {
+	names, err := filepath.Glob(filepath.Join(g.snaps.dir, "*-*"))
+	if err != nil {
+		return 0, err
+	}
+	var newest uint64
+	for _, n := range names {
+		head, _, _ := strings.Cut(filepath.Base(n), "-")
+		if i, err := strconv.ParseUint(head, 10, 64); err == nil && !strings.HasSuffix(n, ".tmp") {
+			newest = max(newest, i)
+		}
+	}
+	return newest, nil
+}
+
+// raftSnapshotThreshold keeps raft from taking snapshots by its own count.
+const raftSnapshotThreshold = 1 << 62
+
+func (g *Group) raftConfig(notify chan<- bool) *raft.Config {
+	p := g.store.opts.Profile
+	c := raft.DefaultConfig()
+	c.LocalID = raft.ServerID(g.cfg.Replica)
+	c.HeartbeatTimeout = p.Heartbeat
+	c.ElectionTimeout = p.Heartbeat
+	c.LeaderLeaseTimeout = p.LeaderLease
+	c.CommitTimeout = p.Commit
+	c.MaxAppendEntries = 32
+	c.BatchApplyCh = true
+	c.ShutdownOnRemove = false
+	c.SnapshotThreshold = raftSnapshotThreshold
+	c.SnapshotInterval = time.Hour
+	c.TrailingLogs = 0 // set by bytes before each snapshot
+	c.NotifyCh = notify
+	c.NoLegacyTelemetry = true
+	c.Logger = &hclogger{log: g.log, name: "raft"}
+	return c
+}
+
+// startRaft runs a new raft instance on the group's stores and machine.
+// REQUIRES: life is held, or the group is not published yet.
+func (g *Group) startRaft() (err error) {
+	n := newInstance(g)
+	defer func() {
+		if p := recover(); p != nil { // NewRaft panics when a log entry cannot be read
+			err = rowraft.Errorf(rowraft.CodeCorrupt, "start raft: %v", p)
+		}
+		if err != nil {
+			n.trans.Close()
+		}
+	}()
+	g.glog.started.Store(false)
+	g.snaps.stopping.Store(false)
+	n.raft, err = raft.NewRaft(g.raftConfig(n.notify), g.fsm, g.glog, g.glog, g.snaps, n.trans)
+	if err != nil {
+		if rowraft.CodeOf(err) == rowraft.CodeUnknown {
+			err = rowraft.Errorf(rowraft.CodeCorrupt, "start raft: %w", err)
+		}
+		return err
+	}
+	g.glog.started.Store(true)
+	newest, err := g.newestSnapshotIndex()
+	if err == nil && n.raft.LastIndex() < newest {
+		err = rowraft.Errorf(rowraft.CodeCorrupt, "%s: the snapshot at entry %d is damaged and the log ends at %d: this replica would forget what it acknowledged; remove it from the group and add a new one under a new ID", g.dir, newest, n.raft.LastIndex())
+	}
+	if err != nil {
+		return errors.Join(err, n.raft.Shutdown().Error())
+	}
+	if snap, err := g.snaps.List(); err == nil && len(snap) > 0 {
+		g.snapshotAt.Store(snap[0].Index)
+	}
+	n.start()
+	g.run.Store(n)
+	return nil
+}
+
+// restart replaces the raft instance by a new one on the same stores and machine.
+func (g *Group) restart(reason string) {
+	if !g.life.TryLock() { // Close has it, and waits for the supervisor
+		return
+	}
+	defer g.life.Unlock()
+	old := g.run.Load()
+	if g.closed || old == nil || g.failure.Load() != nil {
+		return
+	}
+	g.log.Error("restarting the group in place", "reason", reason)
+	g.restarts.Add(1)
+	g.run.Store(nil)
+	err := old.shutdown(g.failure.Load() == nil)
+	if err == nil {
+		err = g.startRaft()
+	}
+	if err != nil {
+		g.fail(fmt.Errorf("restart of group %s in place (%s): %w", g.cfg.ID, reason, err))
+	}
+}
+
+// fail stops the group for good. It may be called on any goroutine of raft, so
+// the stopping itself is left to the supervisor.
+func (g *Group) fail(err error) {
+	g.failOnce.Do(func() {
+		err = fmt.Errorf("group %s, replica %s: %w", g.cfg.ID, g.cfg.Replica, err)
+		g.failure.Store(&err)
+		close(g.dead)
+		g.log.Error("the group stops for good", "err", err)
+		g.store.opts.Fatal(err)
+	})
+}
+
+// Err returns why the group stopped for good, or nil.
+func (g *Group) Err() error {
+	if e := g.failure.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// ID returns the name of the group.
+func (g *Group) ID() string { return g.cfg.ID }
+
+// Close stops the group. Proposals in flight are given a moment to finish.
+func (g *Group) Close() error {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.closed {
+		return g.closeErr
+	}
+	g.closed = true
+	close(g.stop)
+	n := g.run.Swap(nil)
+	var err error
+	if n != nil {
+		err = n.shutdown(g.failure.Load() == nil)
+	}
+	g.wg.Wait()
+	g.closeErr = errors.Join(err, g.glog.Close())
+	g.store.forget(g)
+	return g.closeErr
+}

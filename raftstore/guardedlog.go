@@ -1,0 +1,250 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// guardedLog stands between raft and a logBackend. It keeps recent entries in
+// memory, watches for a hanging disk, checks the CRC of what it reads and stops
+// the group at the first error.
+//
+// After an error it does not return to raft: the calling goroutine of raft ends
+// (runtime.Goexit runs raft's deferred clean-up). Returning would let raft go on:
+// it panics when the term cannot be stored, and after a failed append it keeps a
+// wrong last index and votes with it. Errors before start, while NewRaft reads
+// on the caller's goroutine, are returned.
+type guardedLog struct {
+	inner  logBackend
+	cache  *groupCache
+	ledger *ledger
+	dir    string // for messages
+	log    *slog.Logger
+
+	stall    time.Duration
+	isLeader func() bool
+	fatal    func(error)
+
+	started atomic.Bool
+	closed  atomic.Bool
+	failed  atomic.Bool
+
+	stores     atomic.Int64 // StoreLogs calls
+	slowStores atomic.Int64 // of those, slower than slowStore
+	readMisses atomic.Int64 // entries read from disk
+}
+
+// slowStore is when a log write is worth a warning; heartbeats of followers wait
+// behind it.
+const slowStore = 100 * time.Millisecond
+
+var (
+	_ raft.LogStore          = (*guardedLog)(nil)
+	_ raft.StableStore       = (*guardedLog)(nil)
+	_ raft.MonotonicLogStore = (*guardedLog)(nil)
+)
+
+func (g *guardedLog) IsMonotonic() bool { return g.inner.IsMonotonic() }
+
+func (g *guardedLog) FirstIndex() (uint64, error) {
+	i, err := g.inner.FirstIndex()
+	return i, g.check("read the first index of", err)
+}
+
+func (g *guardedLog) LastIndex() (uint64, error) {
+	i, err := g.inner.LastIndex()
+	return i, g.check("read the last index of", err)
+}
+
+func (g *guardedLog) GetLog(index uint64, out *raft.Log) error {
+	if g.cache.get(index, out) {
+		return nil
+	}
+	err := g.inner.GetLog(index, out)
+	if errors.Is(err, raft.ErrLogNotFound) {
+		return g.missing(index)
+	}
+	if err == nil {
+		g.readMisses.Add(1)
+		err = checkEntry(out)
+	}
+	if err := g.check(fmt.Sprintf("read entry %d of", index), err); err != nil {
+		return err
+	}
+	if !g.started.Load() {
+		g.ledger.observe(out)
+	}
+	return nil
+}
+
+// missing tells an entry that was compacted or is still to come, which raft asks
+// for all the time, from a hole.
+func (g *guardedLog) missing(index uint64) error {
+	first, err1 := g.inner.FirstIndex()
+	last, err2 := g.inner.LastIndex()
+	if err := errors.Join(err1, err2); err != nil {
+		return g.check("read the bounds of", err)
+	}
+	if first == 0 || index < first || index > last {
+		return raft.ErrLogNotFound
+	}
+	return g.check("read", rowraft.Errorf(rowraft.CodeCorrupt, "entry %d is missing between %d and %d", index, first, last))
+}
+
+func (g *guardedLog) StoreLog(l *raft.Log) error { return g.StoreLogs([]*raft.Log{l}) }
+
+func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
+	g.stopIfFailed()
+	stop := g.watch("append to")
+	err := g.inner.StoreLogs(logs)
+	stop()
+	if err := g.check("append to", err); err != nil {
+		return err
+	}
+	g.stopIfFailed() // the watchdog gave up meanwhile: acknowledge nothing
+	g.stores.Add(1)
+	g.cache.put(logs)
+	for _, l := range logs {
+		g.ledger.observe(l)
+	}
+	return nil
+}
+
+// DeleteRange is also called by raft's snapshot goroutine, which answers to a
+// future: it gets the error back.
+func (g *guardedLog) DeleteRange(min, max uint64) error {
+	if g.failed.Load() {
+		return errFailed
+	}
+	stop := g.watch("truncate")
+	err := g.inner.DeleteRange(min, max)
+	stop()
+	if err != nil {
+		return g.fail("truncate", err)
+	}
+	g.cache.remove(min, max)
+	g.ledger.removed(min, max)
+	return nil
+}
+
+func (g *guardedLog) Set(key, val []byte) error {
+	g.stopIfFailed()
+	stop := g.watch("store the vote in")
+	err := g.inner.Set(key, val)
+	stop()
+	return g.check("store the vote in", err)
+}
+
+func (g *guardedLog) SetUint64(key []byte, val uint64) error {
+	g.stopIfFailed()
+	stop := g.watch("store the term in")
+	err := g.inner.SetUint64(key, val)
+	stop()
+	return g.check("store the term in", err)
+}
+
+// Get and GetUint64 pass errors on: raft tells "not found" by its text.
+func (g *guardedLog) Get(key []byte) ([]byte, error)       { return g.inner.Get(key) }
+func (g *guardedLog) GetUint64(key []byte) (uint64, error) { return g.inner.GetUint64(key) }
+
+func (g *guardedLog) Close() error {
+	g.closed.Store(true)
+	return g.inner.Close()
+}
+
+var errFailed = rowraft.Errorf(rowraft.CodeInternal, "the log failed before")
+
+// check passes nil on and turns an error of the running group into its end.
+func (g *guardedLog) check(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = g.fail(what, err)
+	if g.started.Load() {
+		runtime.Goexit()
+	}
+	return err
+}
+
+func (g *guardedLog) fail(what string, err error) error {
+	hint := ""
+	if errors.Is(err, syscall.ENOSPC) {
+		hint = " (the disk is full)"
+	} else if free, ferr := freeBytes(g.dir); ferr == nil && free < 1<<20 {
+		hint = fmt.Sprintf(" (%d bytes of disk are free)", free)
+	}
+	err = fmt.Errorf("%s the log in %s%s: %w", what, g.dir, hint, err)
+	if g.started.Load() && !g.closed.Load() {
+		g.failed.Store(true)
+		g.fatal(err)
+	}
+	return err
+}
+
+func (g *guardedLog) stopIfFailed() {
+	if g.failed.Load() && g.started.Load() {
+		runtime.Goexit()
+	}
+}
+
+// watch calls fatal when the returned function is not called in time: a leader
+// whose disk hangs keeps its followers content and leads for ever (#503). A
+// follower harms nobody, so it is given ten times as long.
+func (g *guardedLog) watch(what string) (stop func()) {
+	begin := time.Now()
+	var expired atomic.Int32
+	var t *time.Timer
+	armed := make(chan struct{})
+	t = time.AfterFunc(g.stall, func() {
+		<-armed
+		if g.closed.Load() {
+			return
+		}
+		if n := expired.Add(1); n < 10 && !g.isLeader() {
+			t.Reset(g.stall)
+			return
+		}
+		g.failed.Store(true)
+		g.fatal(rowraft.Errorf(rowraft.CodeInternal, "disk stall: to %s the log in %s has taken %v, the limit is %v",
+			what, g.dir, time.Since(begin).Round(time.Millisecond), g.stall))
+	})
+	close(armed)
+	return func() {
+		t.Stop()
+		if d := time.Since(begin); d > slowStore {
+			g.slowStores.Add(1)
+			g.log.Warn("slow disk: heartbeats wait behind log writes", "op", what+" the log", "took", d, "dir", g.dir)
+		}
+	}
+}
+
+// sealEntry returns the CRC that travels with an entry in raft.Log.Extensions.
+func sealEntry(data []byte) []byte {
+	return binary.LittleEndian.AppendUint32(make([]byte, 0, 4), crc32.Checksum(data, castagnoli))
+}
+
+// checkEntry verifies an entry that Propose sealed.
+func checkEntry(l *raft.Log) error {
+	if l.Type != raft.LogCommand {
+		return nil
+	}
+	if len(l.Extensions) != 4 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d carries %d bytes of checksum, want 4", l.Index, len(l.Extensions))
+	}
+	if got, want := crc32.Checksum(l.Data, castagnoli), binary.LittleEndian.Uint32(l.Extensions); got != want {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d has checksum %08x, want %08x", l.Index, got, want)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package raftstore
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// maxPendingEntries bounds the proposals of a group beside their bytes.
+const maxPendingEntries = 4096
+
+// instance is one run of raft for a group: from NewRaft to Shutdown.
+//
+// Proposals pass through two goroutines. The dispatcher hands them to raft in the
+// order of Propose, and blocks while raft's main goroutine writes its log, so
+// that the next write takes all that came meanwhile. The completer waits for
+// their results, in the same order.
+type instance struct {
+	g      *Group
+	raft   *raft.Raft
+	trans  *transport
+	notify chan bool     // raft's leadership, buffered; watched until over
+	over   chan struct{} // closed when raft has ended: what is unresolved stays unknown
+
+	queue    chan *Future // dispatcher's; closed by shutdown
+	inflight chan *Future // completer's; closed by the dispatcher
+	drained  chan struct{}
+	reads    sync.WaitGroup // read rounds
+	watcher  sync.WaitGroup // leadership, snapshots: end with raft
+
+	mu struct {
+		sync.Mutex
+		stopping     bool
+		pendingBytes int64
+		pending      int
+		readers      []chan<- readAnswer // wait for the next read round
+		reading      bool                // a round runs
+		barrierTerm  uint64              // leadership of this term was confirmed by a barrier
+		transferBusy time.Time           // since when raft refuses because of a transfer; 0: not
+		transferring bool                // TransferLeadership runs
+	}
+}
+
+func newInstance(g *Group) *instance {
+	n := &instance{
+		g:        g,
+		notify:   make(chan bool, 16),
+		over:     make(chan struct{}),
+		queue:    make(chan *Future, maxPendingEntries),
+		inflight: make(chan *Future, maxPendingEntries),
+		drained:  make(chan struct{}),
+	}
+	o := &g.store.opts
+	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, g.cfg.ID, g.log, func() bool {
+		return g.backlogBytes() > o.MaxBacklogBytes
+	})
+	return n
+}
+
+// start runs the goroutines of n. n.raft is set.
+func (n *instance) start() {
+	go n.dispatch()
+	go n.complete()
+	n.watcher.Go(n.watchLeadership)
+}
+
+func (n *instance) watchLeadership() {
+	for {
+		select {
+		case leader := <-n.notify:
+			n.g.leadership.set(rowraft.Term(n.raft.CurrentTerm()), leader)
+		case <-n.g.dead:
+			n.g.leadership.set(rowraft.Term(n.raft.CurrentTerm()), false)
+			n.drainNotify()
+			return
+		case <-n.over:
+			n.g.leadership.set(rowraft.Term(n.raft.CurrentTerm()), false)
+			return
+		}
+	}
+}
+
+// drainNotify keeps raft from blocking on notify until it has ended.
+func (n *instance) drainNotify() {
+	for {
+		select {
+		case <-n.notify:
+		case <-n.over:
+			return
+		}
+	}
+}
+
+// shutdownLimit bounds the wait for raft's goroutines: one that sits in a hung
+// disk never ends.
+const shutdownLimit = 5 * time.Second
+
+// shutdown ends raft. If graceful, proposals and reads in flight get the time in
+// which a leader without followers notices, so that nearly all are answered.
+func (n *instance) shutdown(graceful bool) error {
+	n.mu.Lock()
+	n.mu.stopping = true
+	close(n.queue)
+	n.mu.Unlock()
+
+	drained := make(chan struct{})
+	go func() {
+		<-n.drained
+		n.reads.Wait()
+		close(drained)
+	}()
+	if graceful {
+		waitFor(drained, 2*n.g.store.opts.Profile.Heartbeat+time.Second)
+	}
+	n.g.snaps.stopping.Store(true)
+	done := n.raft.Shutdown()
+	n.trans.interrupt()
+	ended := make(chan error, 1)
+	go func() { ended <- done.Error() }()
+	t := time.NewTimer(shutdownLimit)
+	defer t.Stop()
+	var err error
+	select {
+	case err = <-ended:
+		waitFor(drained, 100*time.Millisecond) // deliver what raft answered last
+	case <-t.C:
+		err = rowraft.Errorf(rowraft.CodeInternal, "raft of group %s did not end within %v: its disk hangs", n.g.cfg.ID, shutdownLimit)
+	}
+	close(n.over)
+	n.watcher.Wait()
+	return err
+}
+
+func waitFor(ch <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ch:
+	case <-t.C:
+	}
+}

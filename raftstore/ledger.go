@@ -1,0 +1,139 @@
+package raftstore
+
+import (
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// entryOverheadBytes is what the ledger counts for an entry beyond its data, so
+// that a flood of tiny entries triggers snapshots too.
+const entryOverheadBytes = 64
+
+// ledger knows the size of each entry of a log that was stored or read since the
+// group started, and which entries are raft's own. Raft counts entries in all its
+// limits; ours are bytes, and this is where one becomes the other.
+type ledger struct {
+	mu sync.Mutex
+	// own holds, ascending, the indices of entries that never reach the state
+	// machine (no-ops and barriers), above the applied index.
+	own []uint64
+	// cum[i] is the total of bytes up to and including index base+1+i.
+	base      uint64
+	baseTotal int64
+	cum       []int64
+}
+
+// observe notes entry l. Entries are observed in log order; one that is known
+// already is ignored. One beyond a gap (a snapshot was installed) or below the
+// first (NewRaft reads the last entry, then all of them) starts the count anew.
+func (g *ledger) observe(l *raft.Log) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch next := g.base + uint64(len(g.cum)) + 1; {
+	case len(g.cum) > 0 && l.Index > g.base && l.Index < next:
+		return
+	case len(g.cum) == 0 || l.Index != next:
+		g.base, g.baseTotal, g.cum = l.Index-1, g.lastTotalLocked(), g.cum[:0]
+	}
+	g.cum = append(g.cum, g.lastTotalLocked()+int64(len(l.Data))+entryOverheadBytes)
+	if reachesMachine(l.Type) {
+		return
+	}
+	if i, found := slices.BinarySearch(g.own, l.Index); !found {
+		g.own = slices.Insert(g.own, i, l.Index)
+	}
+}
+
+// reachesMachine reports whether entries of type t pass through raft.BatchingFSM.
+func reachesMachine(t raft.LogType) bool {
+	return t == raft.LogCommand || t == raft.LogConfiguration
+}
+
+func (g *ledger) lastTotalLocked() int64 {
+	if n := len(g.cum); n > 0 {
+		return g.cum[n-1]
+	}
+	return g.baseTotal
+}
+
+func (g *ledger) totalLocked(index uint64) int64 {
+	if index <= g.base || len(g.cum) == 0 {
+		return g.baseTotal
+	}
+	return g.cum[min(index-g.base, uint64(len(g.cum)))-1]
+}
+
+// removed notes that the log dropped the entries from min to max: a prefix after
+// a snapshot, or a suffix that conflicts with the leader's.
+func (g *ledger) removed(min, max uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	last := g.base + uint64(len(g.cum))
+	if max >= last { // suffix, or everything
+		g.own = slices.DeleteFunc(g.own, func(i uint64) bool { return i >= min })
+		if min <= g.base+1 {
+			g.baseTotal, g.base, g.cum = g.totalLocked(last), last, nil
+		} else {
+			g.cum = g.cum[:min-1-g.base]
+		}
+		return
+	}
+	if max > g.base {
+		n := max - g.base
+		g.baseTotal = g.cum[n-1]
+		g.cum = slices.Clone(g.cum[n:])
+		g.base = max
+	}
+}
+
+// between is the number of bytes of the entries above from, up to and including to.
+func (g *ledger) between(from, to uint64) int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.totalLocked(to) - g.totalLocked(from)
+}
+
+// bytes is the size of the log, as far as it is known.
+func (g *ledger) bytes() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.lastTotalLocked() - g.baseTotal
+}
+
+// trailing is the smallest number of newest entries that hold at least want bytes.
+func (g *ledger) trailing(want int64) uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	end := g.lastTotalLocked()
+	i := sort.Search(len(g.cum), func(i int) bool { return end-g.cum[i] < want })
+	return uint64(len(g.cum) - i)
+}
+
+// throughOwn returns the highest index reached from applied over raft's own
+// entries only, at most limit: the machine has seen everything up to there.
+func (g *ledger) throughOwn(applied, limit uint64) uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i, _ := slices.BinarySearch(g.own, applied+1)
+	for ; i < len(g.own) && g.own[i] == applied+1 && applied < limit; i++ {
+		applied++
+	}
+	return applied
+}
+
+// advance checks that all entries between applied and index are raft's own, and
+// forgets those up to index. It reports false when an entry was left out.
+func (g *ledger) advance(applied, index uint64) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	lo, _ := slices.BinarySearch(g.own, applied+1)
+	hi, _ := slices.BinarySearch(g.own, index)
+	whole := uint64(hi-lo) == index-applied-1
+	if whole && hi > 0 {
+		g.own = append(g.own[:0], g.own[hi:]...)
+	}
+	return whole
+}

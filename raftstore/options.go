@@ -1,0 +1,214 @@
+package raftstore
+
+import (
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// StateMachine is what a group replicates.
+//
+// Apply, Snapshot and Restore are called one at a time, Apply in log order with
+// the raft index of the entry; indices have gaps where raft stored entries of
+// its own. AppliedIndex is called from any goroutine.
+type StateMachine interface {
+	// Apply applies one entry, which is valid during the call only. What it
+	// returns reaches the Future of the proposal, on the node that proposed it.
+	// A panic stops the group for good, as does a returned *FatalError.
+	Apply(index rowraft.Index, entry []byte) any
+
+	// AppliedIndex is the index of the last entry that reads may see, 0 if none.
+	AppliedIndex() rowraft.Index
+
+	// Snapshot fixes the state at AppliedIndex. It must return quickly: no entry
+	// is applied meanwhile.
+	Snapshot() (Snapshot, error)
+
+	// Restore replaces the state by what Snapshot.WriteTo wrote. It builds aside,
+	// verifies and then swaps: after an error the old state is still whole.
+	Restore(r io.Reader) error
+}
+
+// Snapshot is the state of a machine at one index. WriteTo runs beside Apply.
+// Release is called exactly once, also when WriteTo failed or was never called.
+type Snapshot interface {
+	WriteTo(w io.Writer) (int64, error)
+	Release()
+}
+
+// FatalError, returned by StateMachine.Apply, stops the group: the machine found
+// that it must not go on (unknown entry version, digest mismatch …).
+type FatalError struct{ Err error }
+
+func (e *FatalError) Error() string { return e.Err.Error() }
+func (e *FatalError) Unwrap() error { return e.Err }
+
+// Profile is a set of Raft timers (HAZARDS: measured failover times).
+type Profile struct {
+	Heartbeat   time.Duration // also the election timeout
+	LeaderLease time.Duration
+	Commit      time.Duration // bounds how stale an idle follower is
+}
+
+// The profiles that were measured, by the number of replicas on a node.
+var (
+	ProfileFast    = Profile{250 * time.Millisecond, 125 * time.Millisecond, 10 * time.Millisecond}   // ≤ 24, on cores of their own
+	ProfileDefault = Profile{500 * time.Millisecond, 250 * time.Millisecond, 20 * time.Millisecond}   // ≤ 100
+	ProfileDense   = Profile{1000 * time.Millisecond, 500 * time.Millisecond, 200 * time.Millisecond} // above
+)
+
+// Log backends.
+const (
+	BackendWAL  = "wal"  // hashicorp/raft-wal: the default
+	BackendBolt = "bolt" // hashicorp/raft-boltdb: small logs such as the metadata group
+)
+
+// Options configure the store of one node. Zero values mean the defaults named.
+type Options struct {
+	Dir     string // everything of this store lives below
+	Cluster rowraft.ClusterID
+	Node    rowraft.NodeID
+
+	// Listener is the one peer port, plain or TLS. The store closes it.
+	Listener net.Listener
+	// DialTLS encrypts outgoing connections; nil means plain TCP. An empty
+	// ServerName is set to the host that is dialled.
+	DialTLS *tls.Config
+	// Authorize decides, after the preamble, whether conn may speak for the node
+	// it says it is. nil allows.
+	Authorize func(conn net.Conn, from rowraft.NodeID) error
+	// Resolve returns the current peer address of a node; called at each dial.
+	Resolve func(rowraft.NodeID) (string, error)
+
+	Backend string  // BackendWAL
+	Profile Profile // ProfileDefault
+
+	SegmentSizeBytes   int   // of a raft-wal file, preallocated per group: 16 MiB
+	EntryCacheBytes    int64 // recent entries of all groups kept in memory: 128 MiB
+	TrailingLogBytes   int64 // log kept behind a snapshot, per group: 64 MiB
+	SnapshotEveryBytes int64 // log written until the next snapshot, per group: 256 MiB
+	MaxEntryBytes      int   // larger entries are refused: rowraft.MaxEntryBytes
+	MaxPendingBytes    int64 // proposed but not applied, per group: 16 MiB
+	MaxBacklogBytes    int64 // committed but not applied on a follower, per group: 64 MiB
+	MaxRPCBytes        int64 // entries in one AppendEntries: 8 MiB
+	DiskReserveBytes   int64 // with less free disk proposals are refused: 256 MiB; negative: off
+
+	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower
+	// is given ten times as much. Default: the larger of 500 ms and two heartbeats;
+	// set 2 s where tests share a noisy disk.
+	DiskStallLimit time.Duration
+	// WedgeTimeout is how long replication to a live follower may stand still while
+	// the log grows before the group is restarted in place: 5 s.
+	WedgeTimeout time.Duration
+	// DialTimeout bounds a dial with its handshakes: 1 s.
+	DialTimeout time.Duration
+
+	// Fatal is called, at most once per group, when the group must not go on. A
+	// server exits in it; the group is stopped whether it returns or not.
+	Fatal  func(error)
+	Logger *slog.Logger // slog.Default()
+
+	hooks hooks // tests only
+}
+
+// hooks let the tests of this package reach between the layers.
+type hooks struct {
+	wrapLog       func(group string, s logBackend) logBackend
+	wrapTransport func(group string, t raft.Transport) raft.Transport
+	freeBytes     func(dir string) (int64, error)
+	tick          time.Duration
+}
+
+func (o *Options) setDefaults() {
+	setDefault(&o.Backend, BackendWAL)
+	setDefault(&o.Profile, ProfileDefault)
+	setDefault(&o.SegmentSizeBytes, 16<<20)
+	setDefault(&o.EntryCacheBytes, 128<<20)
+	setDefault(&o.TrailingLogBytes, 64<<20)
+	setDefault(&o.SnapshotEveryBytes, 256<<20)
+	setDefault(&o.MaxEntryBytes, rowraft.MaxEntryBytes)
+	setDefault(&o.MaxPendingBytes, 16<<20)
+	setDefault(&o.MaxBacklogBytes, 64<<20)
+	setDefault(&o.MaxRPCBytes, 8<<20)
+	setDefault(&o.DiskReserveBytes, 256<<20)
+	setDefault(&o.DiskStallLimit, max(500*time.Millisecond, 2*o.Profile.Heartbeat))
+	setDefault(&o.WedgeTimeout, 5*time.Second)
+	setDefault(&o.DialTimeout, time.Second)
+	setDefault(&o.Logger, slog.Default())
+	setDefault(&o.hooks.tick, 250*time.Millisecond)
+	if o.hooks.freeBytes == nil {
+		o.hooks.freeBytes = freeBytes
+	}
+}
+
+func setDefault[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+func (o *Options) validate() error {
+	bad := func(format string, args ...any) error {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "raftstore options: "+format, args...)
+	}
+	switch {
+	case o.Dir == "":
+		return bad("Dir is empty")
+	case o.Cluster == "" || len(o.Cluster) > maxNameBytes:
+		return bad("Cluster %q: want 1 to %d bytes", o.Cluster, maxNameBytes)
+	case o.Node == "" || len(o.Node) > maxNameBytes:
+		return bad("Node %q: want 1 to %d bytes", o.Node, maxNameBytes)
+	case o.Listener == nil:
+		return bad("Listener is nil")
+	case o.Resolve == nil:
+		return bad("Resolve is nil")
+	case o.Fatal == nil:
+		return bad("Fatal is nil: nobody would stop the process when the log fails")
+	case o.Backend != BackendWAL && o.Backend != BackendBolt:
+		return bad("Backend %q: want %q or %q", o.Backend, BackendWAL, BackendBolt)
+	case o.Profile.LeaderLease > o.Profile.Heartbeat || o.Profile.Heartbeat < 10*time.Millisecond || o.Profile.Commit < time.Millisecond:
+		return bad("Profile %+v: want heartbeat ≥ 10ms, lease ≤ heartbeat, commit ≥ 1ms", o.Profile)
+	case o.SegmentSizeBytes < 64<<10 || o.SegmentSizeBytes > 1<<30:
+		return bad("SegmentSizeBytes %d: want 64 KiB to 1 GiB", o.SegmentSizeBytes)
+	case o.MaxEntryBytes < 1 || o.MaxEntryBytes > 32<<20:
+		return bad("MaxEntryBytes %d: want 1 to 32 MiB", o.MaxEntryBytes)
+	case o.MaxPendingBytes < int64(o.MaxEntryBytes):
+		return bad("MaxPendingBytes %d is less than MaxEntryBytes %d: the largest entry could never be proposed", o.MaxPendingBytes, o.MaxEntryBytes)
+	case o.SnapshotEveryBytes < 1 || o.TrailingLogBytes < 1 || o.MaxRPCBytes < 1 || o.MaxBacklogBytes < 1 || o.EntryCacheBytes < 0:
+		return bad("byte limits must be positive")
+	case o.DiskStallLimit < 2*time.Millisecond || o.WedgeTimeout < time.Millisecond || o.DialTimeout < time.Millisecond:
+		return bad("time limits must be positive")
+	}
+	return nil
+}
+
+// Member is one replica of a group. A group's replicas are on distinct nodes.
+type Member struct {
+	Replica rowraft.ReplicaID
+	Node    rowraft.NodeID
+}
+
+// GroupConfig starts one group.
+type GroupConfig struct {
+	ID      string // "meta", "shard-3": a letter, then letters, digits, '-', up to 64 bytes
+	Replica rowraft.ReplicaID
+	Machine StateMachine
+	Backend string // "" is that of the store
+
+	// Bootstrap lists the founding members, the same on each of them, this replica
+	// included. It is used only when the group never existed here. nil joins a
+	// group that others will add this replica to.
+	Bootstrap []Member
+
+	// OnLeader, if set, is called on a goroutine of its own when this replica
+	// becomes or stops being leader, never concurrently. Changes that follow each
+	// other faster than it returns are merged: it may see term 5 true, then term 8
+	// true. The last call before Close returns has leader false.
+	OnLeader func(term rowraft.Term, leader bool)
+}

@@ -1,0 +1,136 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"github.com/rowraft/rowraft"
+)
+
+// The first bytes on a peer connection and their answer; docs/formats/peer.md is
+// the authority.
+const (
+	preambleMagic   = "RWPR"
+	preambleVersion = 1
+	preambleFixed   = 8
+	maxNameBytes    = 64
+	maxPreambleBody = 4 * (1 + maxNameBytes)
+	maxReplyText    = 512
+)
+
+// preamble says who dials whom, for which group.
+type preamble struct {
+	cluster  rowraft.ClusterID
+	from, to rowraft.NodeID
+	group    string
+}
+
+// peerStatus answers a preamble.
+type peerStatus uint8
+
+const (
+	peerOK            peerStatus = 0
+	peerWrongCluster  peerStatus = 1
+	peerWrongNode     peerStatus = 2
+	peerUnknownGroup  peerStatus = 3
+	peerVersionTooNew peerStatus = 4
+	peerMalformed     peerStatus = 5
+	peerDenied        peerStatus = 6
+	peerBusy          peerStatus = 7
+)
+
+func (s peerStatus) code() rowraft.Code {
+	switch s {
+	case peerWrongCluster, peerWrongNode, peerDenied:
+		return rowraft.CodeIdentity
+	case peerUnknownGroup:
+		return rowraft.CodeStarting
+	case peerVersionTooNew:
+		return rowraft.CodeVersionTooNew
+	case peerBusy:
+		return rowraft.CodeOverloaded
+	}
+	return rowraft.CodeInternal
+}
+
+func (p *preamble) marshal() []byte {
+	b := append(make([]byte, 0, 128), preambleMagic...)
+	b = binary.LittleEndian.AppendUint16(b, preambleVersion)
+	b = append(b, 0, 0)
+	for _, s := range []string{string(p.cluster), string(p.from), string(p.to), p.group} {
+		b = append(b, byte(len(s)))
+		b = append(b, s...)
+	}
+	binary.LittleEndian.PutUint16(b[6:], uint16(len(b)-preambleFixed))
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// readPreamble reads a preamble. The status says how to answer an error.
+func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
+	b := make([]byte, preambleFixed, preambleFixed+maxPreambleBody+4)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return p, peerMalformed, err
+	}
+	if string(b[:4]) != preambleMagic {
+		return p, peerMalformed, fmt.Errorf("bad magic %q", b[:4])
+	}
+	if v := binary.LittleEndian.Uint16(b[4:]); v != preambleVersion {
+		return p, peerVersionTooNew, fmt.Errorf("peer protocol version %d, this node speaks %d", v, preambleVersion)
+	}
+	n := int(binary.LittleEndian.Uint16(b[6:]))
+	if n > maxPreambleBody {
+		return p, peerMalformed, fmt.Errorf("preamble body of %d bytes, at most %d", n, maxPreambleBody)
+	}
+	b = b[:preambleFixed+n+4]
+	if _, err := io.ReadFull(r, b[preambleFixed:]); err != nil {
+		return p, peerMalformed, err
+	}
+	sum := b[preambleFixed+n:]
+	if got, want := crc32.Checksum(b[:preambleFixed+n], castagnoli), binary.LittleEndian.Uint32(sum); got != want {
+		return p, peerMalformed, fmt.Errorf("preamble checksum is %08x, want %08x", got, want)
+	}
+	var names [4]string
+	body := b[preambleFixed : preambleFixed+n]
+	for i := range names {
+		if len(body) == 0 || int(body[0]) > len(body)-1 || body[0] == 0 || body[0] > maxNameBytes {
+			return p, peerMalformed, errors.New("preamble name does not fit")
+		}
+		names[i] = string(body[1 : 1+body[0]])
+		body = body[1+body[0]:]
+	}
+	if len(body) > 0 {
+		return p, peerMalformed, fmt.Errorf("%d bytes follow the names", len(body))
+	}
+	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3]}, peerOK, nil
+}
+
+func marshalReply(s peerStatus, text string) []byte {
+	if len(text) > maxReplyText {
+		text = text[:maxReplyText]
+	}
+	b := binary.LittleEndian.AppendUint16([]byte{byte(s)}, uint16(len(text)))
+	return append(b, text...)
+}
+
+// readReply reads the answer to a preamble; nil means that raft may speak now.
+func readReply(r io.Reader) error {
+	var h [3]byte
+	if _, err := io.ReadFull(r, h[:]); err != nil {
+		return fmt.Errorf("read the answer to the preamble: %w", err)
+	}
+	n := binary.LittleEndian.Uint16(h[1:])
+	if n > maxReplyText {
+		return rowraft.Errorf(rowraft.CodeInternal, "answer to the preamble has %d bytes of text, at most %d", n, maxReplyText)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return fmt.Errorf("read the answer to the preamble: %w", err)
+	}
+	if s := peerStatus(h[0]); s != peerOK {
+		return rowraft.Errorf(s.code(), "peer refused the connection: %q", text)
+	}
+	return nil
+}

@@ -1,0 +1,231 @@
+package raftstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// NotLeaderError reports that this replica does not lead its group, so the entry
+// was not proposed and never takes effect. Leader is a hint and may be stale.
+type NotLeaderError struct {
+	Group  string
+	Term   rowraft.Term
+	Leader rowraft.NodeID // "" if unknown
+}
+
+func (e *NotLeaderError) Error() string {
+	if e.Leader == "" {
+		return fmt.Sprintf("group %s: not leader, and the leader at term %d is unknown", e.Group, e.Term)
+	}
+	return fmt.Sprintf("group %s: not leader (node %s leads at term %d)", e.Group, e.Leader, e.Term)
+}
+
+// Code returns CodeNotLeader.
+func (e *NotLeaderError) Code() rowraft.Code { return rowraft.CodeNotLeader }
+
+// Future is the outcome of one proposal.
+type Future struct {
+	entry []byte
+	n     *instance
+	raft  raft.ApplyFuture
+	done  chan struct{} // closed once the fields below are set
+
+	result any
+	index  rowraft.Index
+	err    error
+}
+
+// Done is closed when Wait would return at once. After the group ended, Wait may
+// return though Done stays open.
+func (f *Future) Done() <-chan struct{} { return f.done }
+
+// Wait returns what the state machine returned for the entry, and its index.
+// It may be called by several goroutines, and again.
+//
+// Errors without effect: CodeNotLeader, CodeNoLeader, CodeOverloaded, CodeClosing,
+// CodeInvalidArgument. Errors after which the entry may still be applied:
+// CodeLeadershipLost, CodeInternal, and CodeDeadline when ctx ends.
+func (f *Future) Wait(ctx context.Context) (any, rowraft.Index, error) {
+	select {
+	case <-f.done:
+		return f.result, f.index, f.err
+	default:
+	}
+	var over <-chan struct{}
+	if f.n != nil {
+		over = f.n.over
+	}
+	select {
+	case <-f.done:
+	case <-over:
+		select {
+		case <-f.done:
+		default:
+			return nil, 0, rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s stopped before the outcome was known", f.n.g.cfg.ID)
+		}
+	case <-ctx.Done():
+		return nil, 0, rowraft.Errorf(rowraft.CodeDeadline, "gave up waiting for a proposal: %w", context.Cause(ctx))
+	}
+	return f.result, f.index, f.err
+}
+
+func (f *Future) resolve(result any, index rowraft.Index, err error) {
+	f.result, f.index, f.err = result, index, err
+	f.entry, f.raft = nil, nil
+	close(f.done)
+}
+
+func refused(err error) *Future {
+	f := &Future{done: make(chan struct{})}
+	f.resolve(nil, 0, err)
+	return f
+}
+
+// Propose asks the group to replicate and apply entry; it copies it and does not
+// wait. Entries proposed by one goroutine enter the log in that order, though a
+// change of leadership may lose any of them. The Future says what became of it.
+func (g *Group) Propose(entry []byte) *Future {
+	o := &g.store.opts
+	switch {
+	case len(entry) == 0:
+		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: an entry must not be empty", g.cfg.ID))
+	case len(entry) > o.MaxEntryBytes:
+		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: entry of %d bytes, at most %d", g.cfg.ID, len(entry), o.MaxEntryBytes))
+	case g.store.diskFull.Load():
+		return refused(&rowraft.OverloadedError{
+			What:       fmt.Sprintf("disk of %s has %d bytes free, %d are kept in reserve", o.Dir, g.store.freeDisk.Load(), o.DiskReserveBytes),
+			RetryAfter: time.Second,
+		})
+	}
+	n, err := g.running()
+	if err != nil {
+		return refused(err)
+	}
+	if n.raft.State() != raft.Leader {
+		return refused(g.notLeader(n))
+	}
+	return n.propose(entry)
+}
+
+// running returns the instance of a group that may be used.
+func (g *Group) running() (*instance, error) {
+	if e := g.failure.Load(); e != nil {
+		// Refused before proposing, so not CodeInternal: that would mean maybe.
+		return nil, rowraft.Errorf(rowraft.CodeClosing, "the group stopped: %w", *e)
+	}
+	if n := g.run.Load(); n != nil {
+		return n, nil
+	}
+	select {
+	case <-g.stop:
+		return nil, rowraft.Errorf(rowraft.CodeClosing, "group %s is closing", g.cfg.ID)
+	default:
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "group %s is restarting", g.cfg.ID)
+	}
+}
+
+func (g *Group) notLeader(n *instance) error {
+	addr, _ := n.raft.LeaderWithID()
+	leader := rowraft.NodeID(addr)
+	if leader == g.store.opts.Node {
+		leader = "" // it just changed: no hint is better than a loop
+	}
+	return &NotLeaderError{Group: g.cfg.ID, Term: rowraft.Term(n.raft.CurrentTerm()), Leader: leader}
+}
+
+func (n *instance) propose(entry []byte) *Future {
+	f := &Future{n: n, done: make(chan struct{}), entry: bytes.Clone(entry)}
+	size := int64(len(entry))
+	limit := n.g.store.opts.MaxPendingBytes
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.stopping {
+		return refused(rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
+	}
+	if n.mu.pendingBytes+size > limit || n.mu.pending >= maxPendingEntries {
+		return refused(&rowraft.OverloadedError{
+			What:       fmt.Sprintf("group %s has %d bytes in %d entries proposed and not applied, at most %d in %d", n.g.cfg.ID, n.mu.pendingBytes, n.mu.pending, limit, maxPendingEntries),
+			RetryAfter: 20 * time.Millisecond,
+		})
+	}
+	n.mu.pendingBytes += size
+	n.mu.pending++
+	n.queue <- f // never blocks: pending ≤ its capacity
+	return f
+}
+
+// finish resolves f and gives its admission back.
+func (n *instance) finish(f *Future, result any, index rowraft.Index, err error) {
+	n.mu.Lock()
+	n.mu.pendingBytes -= int64(len(f.entry))
+	n.mu.pending--
+	n.mu.Unlock()
+	f.resolve(result, index, err)
+}
+
+func (n *instance) dispatch() {
+	defer close(n.inflight)
+	for f := range n.queue {
+		n.mu.Lock()
+		stopping := n.mu.stopping
+		n.mu.Unlock()
+		if stopping {
+			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
+			continue
+		}
+		f.raft = n.raft.ApplyLog(raft.Log{Data: f.entry, Extensions: sealEntry(f.entry)}, 0)
+		n.inflight <- f
+	}
+}
+
+func (n *instance) complete() {
+	defer close(n.drained)
+	for f := range n.inflight {
+		err := f.raft.Error()
+		if err != nil {
+			n.finish(f, nil, 0, n.outcome(err))
+			continue
+		}
+		result := f.raft.Response()
+		if _, bad := result.(fsmFailure); bad {
+			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeInternal, "group %s stopped before it applied the entry, which is in its log", n.g.cfg.ID))
+			continue
+		}
+		n.noteTransfer(false)
+		n.finish(f, result, rowraft.Index(f.raft.Index()), nil)
+	}
+}
+
+// outcome translates an error of raft's future. Only those that raft gives before
+// it appends the entry mean that it has no effect.
+func (n *instance) outcome(err error) error {
+	switch {
+	case errors.Is(err, raft.ErrNotLeader):
+		return n.g.notLeader(n)
+	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		n.noteTransfer(true)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: leadership is being handed over", n.g.cfg.ID)
+	}
+	// ErrLeadershipLost, ErrRaftShutdown (raft may have taken the entry just before)
+	// and errors of the log store (the entry may be on disk).
+	return rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s: outcome unknown: %w", n.g.cfg.ID, err)
+}
+
+// noteTransfer remembers since when raft refuses because of a leadership transfer
+// (#696: the flag of an interrupted one may stay set).
+func (n *instance) noteTransfer(refusing bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case !refusing:
+		n.mu.transferBusy = time.Time{}
+	case n.mu.transferBusy.IsZero():
+		n.mu.transferBusy = time.Now()
+	}
+}

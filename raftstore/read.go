@@ -1,0 +1,174 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+type readAnswer struct {
+	index rowraft.Index
+	err   error
+}
+
+// ReadIndex returns an index i such that a read of the machine after WaitApplied(i)
+// is linearizable. It works on the leader only; calls that come while a round of
+// heartbeats runs share the next one.
+//
+// Errors: CodeNotLeader; CodeNoLeader when leadership was lost meanwhile;
+// CodeClosing, CodeStarting; CodeDeadline.
+func (g *Group) ReadIndex(ctx context.Context) (rowraft.Index, error) {
+	n, err := g.running()
+	if err != nil {
+		return 0, err
+	}
+	if n.raft.State() != raft.Leader {
+		return 0, g.notLeader(n)
+	}
+	answer := make(chan readAnswer, 1)
+	n.mu.Lock()
+	if n.mu.stopping {
+		n.mu.Unlock()
+		return 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", g.cfg.ID)
+	}
+	n.mu.readers = append(n.mu.readers, answer)
+	if !n.mu.reading {
+		n.mu.reading = true
+		n.reads.Go(n.readRounds)
+	}
+	n.mu.Unlock()
+	select {
+	case a := <-answer:
+		return a.index, a.err
+	case <-n.over:
+		return 0, rowraft.Errorf(rowraft.CodeNoLeader, "group %s stopped", g.cfg.ID)
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+// readRounds answers readers until none waits.
+func (n *instance) readRounds() {
+	for {
+		n.mu.Lock()
+		batch := n.mu.readers
+		n.mu.readers = nil
+		n.mu.reading = len(batch) > 0
+		n.mu.Unlock()
+		if len(batch) == 0 {
+			return
+		}
+		index, err := n.readRound()
+		for _, a := range batch {
+			a <- readAnswer{index, err}
+		}
+	}
+}
+
+// readRound asks the followers whether this replica still leads, after it fixed
+// the commit index. The order matters: a leader that stalls between "verified" and
+// "read the index" may be deposed in between (hashicorp/raft #603).
+func (n *instance) readRound() (rowraft.Index, error) {
+	term := n.raft.CurrentTerm()
+	if err := n.barrier(term); err != nil {
+		return 0, n.readError(err)
+	}
+	index := n.raft.CommitIndex()
+	if err := n.raft.VerifyLeader().Error(); err != nil {
+		return 0, n.readError(err)
+	}
+	if n.raft.CurrentTerm() != term || n.raft.State() != raft.Leader {
+		return 0, n.readError(raft.ErrLeadershipLost)
+	}
+	return rowraft.Index(index), nil
+}
+
+// barrier makes sure once per term that a leader knows what earlier terms
+// committed: its commit index may lag until an entry of its own is committed.
+func (n *instance) barrier(term uint64) error {
+	n.mu.Lock()
+	passed := n.mu.barrierTerm == term
+	n.mu.Unlock()
+	if passed {
+		return nil
+	}
+	if err := n.raft.Barrier(0).Error(); err != nil {
+		return err
+	}
+	if n.raft.CurrentTerm() != term {
+		return raft.ErrLeadershipLost
+	}
+	n.mu.Lock()
+	n.mu.barrierTerm = term
+	n.mu.Unlock()
+	return nil
+}
+
+// readError translates raft's error; a read has no effect, so it may be repeated.
+func (n *instance) readError(err error) error {
+	if errors.Is(err, raft.ErrNotLeader) {
+		return n.g.notLeader(n)
+	}
+	if errors.Is(err, raft.ErrLeadershipTransferInProgress) {
+		n.noteTransfer(true)
+	}
+	return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: leadership could not be confirmed: %w", n.g.cfg.ID, err)
+}
+
+// AppliedIndex is the raft index through which the machine has seen the log. It
+// may be above the machine's own AppliedIndex, by entries of raft.
+func (g *Group) AppliedIndex() rowraft.Index {
+	applied := g.fsm.applied.Load()
+	n := g.run.Load()
+	if n == nil {
+		return rowraft.Index(applied)
+	}
+	// What raft counts as applied it has at least queued for the machine; entries
+	// of its own need no more than that.
+	return rowraft.Index(g.ledger.throughOwn(applied, n.raft.AppliedIndex()))
+}
+
+// WaitApplied returns when the machine has seen the log through index.
+//
+// Errors: CodeClosing when the group stops first; the error of ctx.
+func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
+	var poll <-chan time.Time
+	for {
+		moved := g.fsm.changed() // before the check, or a move between them is missed
+		if g.AppliedIndex() >= index {
+			return nil
+		}
+		// No event tells that raft committed an entry of its own.
+		if poll == nil {
+			t := time.NewTicker(2 * time.Millisecond)
+			defer t.Stop()
+			poll = t.C
+		}
+		select {
+		case <-moved:
+		case <-poll:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-g.stop:
+			return rowraft.Errorf(rowraft.CodeClosing, "group %s is closing", g.cfg.ID)
+		case <-g.dead:
+			return rowraft.Errorf(rowraft.CodeClosing, "the group stopped: %w", g.Err())
+		}
+	}
+}
+
+// Read runs fn, which reads the machine, at a linearizable point: ReadIndex, then
+// WaitApplied, then fn.
+func (g *Group) Read(ctx context.Context, fn func() error) error {
+	index, err := g.ReadIndex(ctx)
+	if err != nil {
+		return err
+	}
+	if err := g.WaitApplied(ctx, index); err != nil {
+		return err
+	}
+	return fn()
+}

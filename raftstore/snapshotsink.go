@@ -1,0 +1,174 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+)
+
+// snapSeq makes the names of snapshots taken at one index distinct.
+var snapSeq atomic.Uint64
+
+// Create begins a snapshot. Until its sink is closed it is a directory that ends
+// in ".tmp" and that List does not see.
+func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
+	configurationIndex uint64, _ raft.Transport) (raft.SnapshotSink, error) {
+	if version != 1 {
+		return nil, fmt.Errorf("snapshot version %d, want 1", version)
+	}
+	var id string
+	for {
+		id = fmt.Sprintf("%020d-%010d-%04d", index, term, snapSeq.Add(1))
+		if _, err := os.Stat(filepath.Join(s.dir, id)); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	tmp := filepath.Join(s.dir, id+".tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(tmp, "data"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(tmp))
+	}
+	k := &snapshotSink{
+		store: s, tmp: tmp, f: f, buf: make([]byte, snapChunkHead, snapChunkHead+snapChunkBytes),
+		meta: snapMeta{Raft: raft.SnapshotMeta{
+			Version: version, ID: id, Index: index, Term: term,
+			Configuration: configuration, ConfigurationIndex: configurationIndex,
+		}},
+	}
+	header := append(make([]byte, 0, snapHeader), snapDataMagic...)
+	header = binary.LittleEndian.AppendUint16(header, snapVersion)
+	header = append(header, make([]byte, 6)...)
+	if _, err := f.Write(header); err != nil {
+		return nil, errors.Join(err, k.Cancel())
+	}
+	return k, nil
+}
+
+// snapshotSink writes one snapshot. Used by one goroutine. A second Close or
+// Cancel does nothing.
+type snapshotSink struct {
+	store *snapshotStore
+	tmp   string
+	f     *os.File
+	buf   []byte // chunk header, then payload
+	meta  snapMeta
+	done  bool
+	err   error // first failure; Close repeats it
+}
+
+func (k *snapshotSink) ID() string { return k.meta.Raft.ID }
+
+func (k *snapshotSink) Write(p []byte) (int, error) {
+	if k.done || k.store.stopping.Load() {
+		return 0, errSinkClosed
+	}
+	for rest := p; len(rest) > 0 && k.err == nil; {
+		n := copy(k.buf[len(k.buf):cap(k.buf)], rest)
+		k.buf = k.buf[:len(k.buf)+n]
+		rest = rest[n:]
+		if len(k.buf) == cap(k.buf) {
+			k.err = k.flushChunk()
+		}
+	}
+	if k.err != nil {
+		return 0, k.err
+	}
+	return len(p), nil
+}
+
+func (k *snapshotSink) flushChunk() error {
+	payload := k.buf[snapChunkHead:]
+	if len(payload) == 0 {
+		return nil
+	}
+	m := &k.meta
+	binary.LittleEndian.PutUint32(k.buf, uint32(len(payload)))
+	binary.LittleEndian.PutUint32(k.buf[4:], chunkCRC(m.Raft.Index, m.Raft.Term, m.Chunks, payload))
+	if _, err := k.f.Write(k.buf); err != nil {
+		return err
+	}
+	m.Chunks++
+	m.Raft.Size += int64(len(payload))
+	k.buf = k.buf[:snapChunkHead]
+	return nil
+}
+
+// Close makes the snapshot durable and visible, in this order: data, meta, the
+// directory, its rename.
+func (k *snapshotSink) Close() error {
+	if k.done {
+		return k.err
+	}
+	err := k.err
+	if err == nil {
+		err = k.commit()
+	}
+	if err != nil {
+		k.err = errors.Join(err, k.Cancel())
+		return k.err
+	}
+	k.done = true
+	if err := k.store.reap(); err != nil {
+		k.store.log.Warn("old snapshots could not be removed", "dir", k.store.dir, "err", err)
+	}
+	return nil
+}
+
+func (k *snapshotSink) commit() error {
+	if err := k.flushChunk(); err != nil {
+		return err
+	}
+	if err := k.f.Sync(); err != nil {
+		return err
+	}
+	if err := k.f.Close(); err != nil {
+		return err
+	}
+	body, err := json.Marshal(&k.meta)
+	if err != nil {
+		return err
+	}
+	if err := writeFileSync(filepath.Join(k.tmp, "meta"), sealFrame(snapMetaMagic, snapVersion, body)); err != nil {
+		return err
+	}
+	if err := syncDir(k.tmp); err != nil {
+		return err
+	}
+	if err := os.Rename(k.tmp, filepath.Join(k.store.dir, k.ID())); err != nil {
+		return err
+	}
+	return syncDir(k.store.dir)
+}
+
+// Cancel removes the unfinished snapshot.
+func (k *snapshotSink) Cancel() error {
+	if k.done {
+		return nil
+	}
+	k.done = true
+	k.f.Close()
+	return os.RemoveAll(k.tmp)
+}
+
+// writeFileSync creates path with content b and makes the content durable; the
+// caller syncs the directory.
+func writeFileSync(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}

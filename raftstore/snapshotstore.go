@@ -1,0 +1,342 @@
+package raftstore
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// The files of a snapshot; docs/formats/snapshot-store.md is the authority.
+const (
+	snapDataMagic  = "rowraftD"
+	snapMetaMagic  = "rowraftM"
+	snapVersion    = 1
+	snapChunkBytes = 256 << 10
+	snapHeader     = 16 // of both files
+	snapChunkHead  = 8
+	snapKeep       = 2
+	snapMaxMeta    = 1 << 20
+)
+
+// snapshotStore keeps the snapshots of one group, a directory each. It replaces
+// raft.FileSnapshotStore, which reads a whole snapshot for its checksum before
+// the first byte is used; here each chunk carries its own. Safe for concurrent
+// use: a snapshot may be received while another is sent and a third is written.
+type snapshotStore struct {
+	dir string
+	log *slog.Logger
+	// corrupt is told when a snapshot turned out bad while it was read.
+	corrupt func(id string, err error)
+
+	// stopping makes sinks fail, so that raft can end while one is written.
+	stopping atomic.Bool
+
+	mu  sync.Mutex
+	bad map[string]bool // IDs that failed a check since the start
+}
+
+var _ raft.SnapshotStore = (*snapshotStore)(nil)
+
+// openSnapshotStore opens dir, creating it, and removes what a crash left behind.
+func openSnapshotStore(dir string, log *slog.Logger, corrupt func(string, error)) (*snapshotStore, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := syncDir(filepath.Dir(dir)); err != nil {
+		return nil, err
+	}
+	names, err := filepath.Glob(filepath.Join(dir, "*.tmp"))
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range names {
+		if err := os.RemoveAll(n); err != nil {
+			return nil, err
+		}
+	}
+	return &snapshotStore{dir: dir, log: log, corrupt: corrupt, bad: map[string]bool{}}, nil
+}
+
+// snapMeta is the JSON in a meta file.
+type snapMeta struct {
+	Raft   raft.SnapshotMeta `json:"raft"`
+	Chunks int64             `json:"chunks"`
+}
+
+// List returns the good snapshots, newest first.
+func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []*raft.SnapshotMeta
+	for _, e := range entries {
+		if !e.IsDir() || strings.HasSuffix(e.Name(), ".tmp") || s.isBad(e.Name()) {
+			continue
+		}
+		m, err := readSnapMeta(filepath.Join(s.dir, e.Name()))
+		if err != nil {
+			if rowraft.CodeOf(err) == rowraft.CodeVersionTooNew {
+				return nil, err // an older one would bring back older state
+			}
+			s.markBad(e.Name(), err)
+			continue
+		}
+		if m.Raft.ID != e.Name() {
+			s.markBad(e.Name(), rowraft.Errorf(rowraft.CodeCorrupt, "meta file is of snapshot %s", m.Raft.ID))
+			continue
+		}
+		out = append(out, &m.Raft)
+	}
+	slices.SortFunc(out, func(a, b *raft.SnapshotMeta) int {
+		return -compareSnap(a, b)
+	})
+	return out, nil
+}
+
+func compareSnap(a, b *raft.SnapshotMeta) int {
+	switch {
+	case a.Index != b.Index:
+		return cmpUint(a.Index, b.Index)
+	case a.Term != b.Term:
+		return cmpUint(a.Term, b.Term)
+	}
+	return strings.Compare(a.ID, b.ID)
+}
+
+func cmpUint(a, b uint64) int {
+	if a < b {
+		return -1
+	}
+	return 1
+}
+
+func (s *snapshotStore) isBad(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bad[id]
+}
+
+func (s *snapshotStore) markBad(id string, err error) {
+	s.mu.Lock()
+	known := s.bad[id]
+	s.bad[id] = true
+	s.mu.Unlock()
+	if known {
+		return
+	}
+	s.log.Error("corrupt snapshot is skipped; its files are kept for inspection", "snapshot", id, "dir", s.dir, "err", err)
+	s.corrupt(id, err)
+}
+
+// Open returns a reader that checks each chunk before it passes it on.
+func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	dir := filepath.Join(s.dir, id)
+	m, err := readSnapMeta(dir)
+	if err != nil {
+		s.markBad(id, err)
+		return nil, nil, err
+	}
+	f, err := os.Open(filepath.Join(dir, "data"))
+	if err != nil {
+		s.markBad(id, err)
+		return nil, nil, err
+	}
+	r := &snapshotReader{store: s, meta: m.Raft, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
+	if err := r.readHeader(); err != nil {
+		f.Close()
+		s.markBad(id, err)
+		return nil, nil, err
+	}
+	return &r.meta, r, nil
+}
+
+// reap removes all but the newest snapKeep good snapshots, and the bad ones that
+// are older than those.
+func (s *snapshotStore) reap() error {
+	list, err := s.List()
+	if err != nil {
+		return err
+	}
+	if len(list) <= snapKeep {
+		return nil
+	}
+	for _, m := range list[snapKeep:] {
+		if err := os.RemoveAll(filepath.Join(s.dir, m.ID)); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.bad {
+		if id < list[snapKeep-1].ID { // IDs sort by index
+			if err := os.RemoveAll(filepath.Join(s.dir, id)); err != nil {
+				return err
+			}
+			delete(s.bad, id)
+		}
+	}
+	return syncDir(s.dir)
+}
+
+func readSnapMeta(dir string) (*snapMeta, error) {
+	path := filepath.Join(dir, "meta")
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "open snapshot meta: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, snapMaxMeta+1))
+	if err != nil {
+		return nil, err
+	}
+	body, err := openFrame(b, snapMetaMagic, snapVersion)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	var m snapMeta
+	if err := json.Unmarshal(body, &m); err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
+	}
+	return &m, nil
+}
+
+// sealFrame puts body into the frame shared by small files: magic, u16 version,
+// u16 zero, u32 length, body, u32 crc32c of all before.
+func sealFrame(magic string, version uint16, body []byte) []byte {
+	b := append(make([]byte, 0, snapHeader+len(body)+4), magic...)
+	b = binary.LittleEndian.AppendUint16(b, version)
+	b = binary.LittleEndian.AppendUint16(b, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
+	b = append(b, body...)
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+func openFrame(b []byte, magic string, version uint16) ([]byte, error) {
+	switch {
+	case len(b) < snapHeader+4 || string(b[:8]) != magic:
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "not a file of kind %q", magic)
+	case binary.LittleEndian.Uint16(b[8:]) > version:
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "format version %d is newer than this program's %d: upgrade it", binary.LittleEndian.Uint16(b[8:]), version)
+	case binary.LittleEndian.Uint16(b[8:]) == 0:
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "format version 0")
+	}
+	body := b[snapHeader : len(b)-4]
+	if uint64(binary.LittleEndian.Uint32(b[12:])) != uint64(len(body)) {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "length field says %d bytes, there are %d", binary.LittleEndian.Uint32(b[12:]), len(body))
+	}
+	if got, want := crc32.Checksum(b[:len(b)-4], castagnoli), binary.LittleEndian.Uint32(b[len(b)-4:]); got != want {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checksum is %08x, want %08x", got, want)
+	}
+	return body, nil
+}
+
+// chunkCRC covers the place of a chunk, so that swapped or foreign chunks show.
+func chunkCRC(index, term uint64, chunk int64, data []byte) uint32 {
+	var place [24]byte
+	binary.LittleEndian.PutUint64(place[0:], index)
+	binary.LittleEndian.PutUint64(place[8:], term)
+	binary.LittleEndian.PutUint64(place[16:], uint64(chunk))
+	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, data)
+}
+
+// snapshotReader yields the payload of a snapshot, chunk by checked chunk. Used
+// by one goroutine.
+type snapshotReader struct {
+	store  *snapshotStore
+	meta   raft.SnapshotMeta
+	chunks int64
+
+	f    *os.File
+	br   *bufio.Reader
+	buf  []byte // chunk in memory
+	off  int    // what was passed on of buf
+	next int64  // chunk to read
+	sent int64  // payload bytes in chunks read so far
+	err  error
+}
+
+func (r *snapshotReader) readHeader() error {
+	var h [snapHeader]byte
+	if _, err := io.ReadFull(r.br, h[:]); err != nil {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: read data header: %w", r.meta.ID, err)
+	}
+	if string(h[:8]) != snapDataMagic {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: bad data magic %q", r.meta.ID, h[:8])
+	}
+	if v := binary.LittleEndian.Uint16(h[8:]); v != snapVersion {
+		return rowraft.Errorf(rowraft.CodeVersionTooNew, "snapshot %s: data format version %d, this program knows %d", r.meta.ID, v, snapVersion)
+	}
+	return nil
+}
+
+func (r *snapshotReader) Read(p []byte) (int, error) {
+	for r.off == len(r.buf) {
+		if r.err == nil {
+			r.err = r.readChunk()
+		}
+		if r.err != nil {
+			return 0, r.err
+		}
+	}
+	n := copy(p, r.buf[r.off:])
+	r.off += n
+	return n, nil
+}
+
+func (r *snapshotReader) readChunk() error {
+	bad := func(format string, args ...any) error {
+		err := rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s, chunk %d of %d: "+format, append([]any{r.meta.ID, r.next, r.chunks}, args...)...)
+		r.store.markBad(r.meta.ID, err)
+		return err
+	}
+	if r.next == r.chunks {
+		if r.sent != r.meta.Size {
+			return bad("%d bytes in all, want %d", r.sent, r.meta.Size)
+		}
+		if _, err := r.br.ReadByte(); err != io.EOF {
+			return bad("bytes follow the last chunk")
+		}
+		return io.EOF
+	}
+	var h [snapChunkHead]byte
+	if _, err := io.ReadFull(r.br, h[:]); err != nil {
+		return bad("read header: %w", err)
+	}
+	n := binary.LittleEndian.Uint32(h[:])
+	if n == 0 || n > snapChunkBytes {
+		return bad("length %d, want 1 to %d", n, snapChunkBytes)
+	}
+	if r.buf == nil {
+		r.buf = make([]byte, snapChunkBytes)
+	}
+	r.buf, r.off = r.buf[:n], int(n) // nothing to pass on before the check
+	if _, err := io.ReadFull(r.br, r.buf); err != nil {
+		return bad("read: %w", err)
+	}
+	if got, want := chunkCRC(r.meta.Index, r.meta.Term, r.next, r.buf), binary.LittleEndian.Uint32(h[4:]); got != want {
+		return bad("checksum is %08x, want %08x", got, want)
+	}
+	r.off = 0
+	r.next++
+	r.sent += int64(n)
+	return nil
+}
+
+func (r *snapshotReader) Close() error { return r.f.Close() }
+
+var errSinkClosed = errors.New("snapshot sink is closed, or its group is stopping")

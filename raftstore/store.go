@@ -1,0 +1,317 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Store holds the groups of one node. Safe for concurrent use.
+type Store struct {
+	opts  Options
+	lock  *os.File
+	port  *peerPort
+	cache *entryCache
+
+	// diskFull is set while less than DiskReserveBytes are free.
+	diskFull atomic.Bool
+	freeDisk atomic.Int64
+
+	// snapshots bounds how many groups write a snapshot at once.
+	snapshots chan struct{}
+
+	stop chan struct{}
+	wg   sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		registry *registry
+		groups   map[string]*Group
+		closed   bool
+	}
+}
+
+// Open opens the store in opts.Dir, creating it, and begins to accept peers.
+func Open(opts Options) (*Store, error) {
+	opts.setDefaults()
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(opts.Dir, "groups"), 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := lockDir(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	reg, err := openRegistry(opts.Dir, opts.Cluster, opts.Node)
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
+	s := &Store{
+		opts: opts, lock: lock,
+		cache:     newEntryCache(opts.EntryCacheBytes),
+		snapshots: make(chan struct{}, 2),
+		stop:      make(chan struct{}),
+	}
+	s.mu.registry = reg
+	s.mu.groups = map[string]*Group{}
+	s.checkDisk()
+	s.port = newPeerPort(&s.opts)
+	s.wg.Add(1)
+	go s.watchDisk()
+	return s, nil
+}
+
+var groupName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,63}$`)
+
+// StartGroup opens a group and starts its raft.
+//
+// Errors: CodeInvalidArgument; CodeAlreadyExists if it runs already; CodeIdentity
+// if its directory does not belong to cfg.Replica or was lost; CodeCorrupt if log
+// and snapshots do not fit together; CodeClosing.
+func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
+	if cfg.Backend == "" {
+		cfg.Backend = s.opts.Backend
+	}
+	if err := s.validateGroup(&cfg); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil, errClosing
+	}
+	if s.mu.groups[cfg.ID] != nil {
+		return nil, rowraft.Errorf(rowraft.CodeAlreadyExists, "group %s is running", cfg.ID)
+	}
+	g, err := s.openGroupLocked(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("group %s: %w", cfg.ID, err)
+	}
+	s.mu.groups[cfg.ID] = g
+	return g, nil
+}
+
+var errClosing = rowraft.Errorf(rowraft.CodeClosing, "the raft store is closing")
+
+func (s *Store) validateGroup(cfg *GroupConfig) error {
+	bad := func(format string, args ...any) error {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "group %q: "+format, append([]any{cfg.ID}, args...)...)
+	}
+	switch {
+	case !groupName.MatchString(cfg.ID):
+		return bad("the name must match %s", groupName)
+	case cfg.Replica == "":
+		return bad("the replica ID is empty")
+	case cfg.Machine == nil:
+		return bad("the state machine is nil")
+	case cfg.Backend != BackendWAL && cfg.Backend != BackendBolt:
+		return bad("backend %q: want %q or %q", cfg.Backend, BackendWAL, BackendBolt)
+	}
+	if cfg.Bootstrap == nil {
+		return nil
+	}
+	replicas, nodes, self := map[rowraft.ReplicaID]bool{}, map[rowraft.NodeID]bool{}, false
+	for _, m := range cfg.Bootstrap {
+		if m.Replica == "" || m.Node == "" || replicas[m.Replica] || nodes[m.Node] {
+			return bad("member %+v: want distinct, non-empty replicas on distinct nodes", m)
+		}
+		replicas[m.Replica], nodes[m.Node] = true, true
+		self = self || m == Member{cfg.Replica, s.opts.Node}
+	}
+	if !self {
+		return bad("replica %s on node %s is not among the founding members", cfg.Replica, s.opts.Node)
+	}
+	return nil
+}
+
+// openGroupLocked brings the directory of a group into being or checks that it is
+// what the registry remembers, then starts the group.
+// REQUIRES: s.mu is held.
+func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
+	dir := filepath.Join(s.opts.Dir, "groups", cfg.ID)
+	reg := s.mu.registry
+	rec, known := reg.file.Groups[cfg.ID]
+	switch {
+	case known && rec.State == stateActive:
+		if err := checkActive(&rec, &cfg, dir); err != nil {
+			return nil, err
+		}
+		return openGroup(s, cfg, dir, rec, false)
+	case known && rec.State == stateRemoved && rec.Replica == cfg.Replica:
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
+	case !known:
+		if _, err := os.Stat(dir); err == nil {
+			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s exists but the registry does not know it: it is from another store", dir)
+		} else if !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+	}
+	rec = groupRecord{Replica: cfg.Replica, Backend: cfg.Backend, State: stateCreating, Founded: cfg.Bootstrap != nil}
+	if err := reg.set(cfg.ID, rec); err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "log"), 0o700); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(syncDir(dir), syncDir(filepath.Dir(dir)), syncDir(s.opts.Dir)); err != nil {
+		return nil, err
+	}
+	return openGroup(s, cfg, dir, rec, true)
+}
+
+// checkActive is the amnesia guard: a replica that voted or acknowledged must not
+// come back with less than it had.
+func checkActive(rec *groupRecord, cfg *GroupConfig, dir string) error {
+	if rec.Replica != cfg.Replica {
+		return rowraft.Errorf(rowraft.CodeIdentity, "%s is of replica %s, not of %s", dir, rec.Replica, cfg.Replica)
+	}
+	if rec.Backend != cfg.Backend {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was created with the %s backend, not %s", dir, rec.Backend, cfg.Backend)
+	}
+	for _, name := range []string{"snapshots", filepath.Join("log", backendFiles[rec.Backend])} {
+		if _, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, os.ErrNotExist) {
+			return rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but replica %s ran here: its data was lost, and with it the votes it cast; remove the replica from the group and add a new one under a new ID",
+				filepath.Join(dir, name), cfg.Replica)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// activate records that raft is about to run on the directory of a new group.
+// REQUIRES: s.mu is held.
+func (s *Store) activateLocked(id string, rec groupRecord) error {
+	rec.State = stateActive
+	return s.mu.registry.set(id, rec)
+}
+
+// RemoveGroup closes the group and deletes its data. Its replica ID can never be
+// used on this node again. The caller has removed the replica from the group.
+func (s *Store) RemoveGroup(id string) error {
+	s.mu.Lock()
+	g := s.mu.groups[id]
+	s.mu.Unlock()
+	if g != nil {
+		if err := g.Close(); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, known := s.mu.registry.file.Groups[id]
+	if !known {
+		return rowraft.Errorf(rowraft.CodeNotFound, "group %s was never on this node", id)
+	}
+	if s.mu.groups[id] != nil {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "group %s was started again meanwhile", id)
+	}
+	rec.State = stateRemoved
+	if err := s.mu.registry.set(id, rec); err != nil {
+		return err
+	}
+	return os.RemoveAll(filepath.Join(s.opts.Dir, "groups", id))
+}
+
+// Group returns a running group, or nil.
+func (s *Store) Group(id string) *Group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.groups[id]
+}
+
+// GroupIDs returns the groups whose data is on this node, running or not.
+func (s *Store) GroupIDs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for id, rec := range s.mu.registry.file.Groups {
+		if rec.State == stateActive {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+func (s *Store) forget(g *Group) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.groups[g.cfg.ID] == g {
+		delete(s.mu.groups, g.cfg.ID)
+	}
+}
+
+// Close closes all groups, the peer port and the directory.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	if s.mu.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.mu.closed = true
+	groups := make([]*Group, 0, len(s.mu.groups))
+	for _, g := range s.mu.groups {
+		groups = append(groups, g)
+	}
+	s.mu.Unlock()
+	errs := make([]error, len(groups)+2)
+	var wg sync.WaitGroup
+	for i, g := range groups {
+		wg.Go(func() { errs[i] = g.Close() })
+	}
+	wg.Wait()
+	close(s.stop)
+	errs[len(groups)] = s.port.Close()
+	s.wg.Wait()
+	errs[len(groups)+1] = s.lock.Close()
+	return errors.Join(errs...)
+}
+
+// watchDisk refuses proposals before the disk is full: a log that cannot be
+// written stops the process, a refused push is only late.
+func (s *Store) watchDisk() {
+	defer s.wg.Done()
+	t := time.NewTicker(s.opts.hooks.tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			s.checkDisk()
+		case <-s.stop:
+			return
+		}
+	}
+}
+
+func (s *Store) checkDisk() {
+	if s.opts.DiskReserveBytes < 0 {
+		return
+	}
+	free, err := s.opts.hooks.freeBytes(s.opts.Dir)
+	if err != nil {
+		s.opts.Logger.Warn("free disk space is unknown", "dir", s.opts.Dir, "err", err)
+		return
+	}
+	s.freeDisk.Store(free)
+	full := free < s.opts.DiskReserveBytes
+	if was := s.diskFull.Swap(full); was != full {
+		if full {
+			s.opts.Logger.Error("disk nearly full: proposals are refused until space is back", "dir", s.opts.Dir, "freeBytes", free, "reserveBytes", s.opts.DiskReserveBytes)
+		} else {
+			s.opts.Logger.Info("disk space is back", "dir", s.opts.Dir, "freeBytes", free)
+		}
+	}
+}

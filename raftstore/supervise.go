@@ -1,0 +1,200 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// snapshotRetry is the pause after a snapshot that failed.
+const snapshotRetry = 10 * time.Second
+
+// supervise looks after the group until it closes: it takes snapshots by bytes,
+// restarts a wedged raft, and ends raft when the group failed.
+func (g *Group) supervise() {
+	defer g.wg.Done()
+	t := time.NewTicker(g.store.opts.hooks.tick)
+	defer t.Stop()
+	dead := g.dead
+	watch := wedgeWatch{}
+	for {
+		select {
+		case <-g.stop:
+			return
+		case <-dead:
+			dead = nil
+			g.stopFailed()
+		case <-t.C:
+			n := g.run.Load()
+			if n == nil || g.failure.Load() != nil {
+				continue
+			}
+			g.maybeSnapshot(n)
+			if reason := g.stuckTransfer(n); reason != "" {
+				g.restart(reason)
+			} else if reason := watch.check(n, g.store.opts.WedgeTimeout, time.Now()); reason != "" {
+				g.restart(reason)
+				watch = wedgeWatch{}
+			}
+		}
+	}
+}
+
+// stopFailed ends raft after a failure, so that the replica neither votes nor
+// answers.
+func (g *Group) stopFailed() {
+	if !g.life.TryLock() {
+		return // Close is at it
+	}
+	defer g.life.Unlock()
+	if n := g.run.Swap(nil); n != nil {
+		if err := n.shutdown(false); err != nil {
+			g.log.Error("stopping a failed group", "err", err)
+		}
+	}
+}
+
+// maybeSnapshot takes a snapshot on a goroutine of its own when enough log was
+// applied since the last one.
+func (g *Group) maybeSnapshot(n *instance) {
+	o := &g.store.opts
+	applied := g.fsm.applied.Load()
+	grown := g.ledger.between(g.snapshotAt.Load(), applied)
+	wanted := g.snapWanted.Load()
+	if grown < o.SnapshotEveryBytes && !wanted || applied == 0 || time.Now().UnixNano() < g.snapRetryAt.Load() {
+		return
+	}
+	if !g.snapBusy.CompareAndSwap(false, true) {
+		return
+	}
+	select {
+	case g.store.snapshots <- struct{}{}:
+	default: // enough groups are at it
+		g.snapBusy.Store(false)
+		return
+	}
+	g.snapWanted.Store(false)
+	done := func() {
+		<-g.store.snapshots
+		g.snapBusy.Store(false)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.stopping {
+		done()
+		return
+	}
+	n.watcher.Go(func() {
+		defer done()
+		if err := n.snapshot(); err != nil {
+			g.snapRetryAt.Store(time.Now().Add(snapshotRetry).UnixNano())
+			g.log.Warn("snapshot failed, the log goes on growing", "err", err)
+		}
+	})
+}
+
+// Snapshot takes a snapshot now and returns when it is on disk.
+func (g *Group) Snapshot() error {
+	n, err := g.running()
+	if err != nil {
+		return err
+	}
+	return n.snapshot()
+}
+
+func (n *instance) snapshot() error {
+	g := n.g
+	rc := n.raft.ReloadableConfig()
+	rc.TrailingLogs = g.ledger.trailing(g.store.opts.TrailingLogBytes)
+	if err := n.raft.ReloadConfig(rc); err != nil {
+		return err
+	}
+	f := n.raft.Snapshot()
+	if err := f.Error(); err != nil {
+		if errors.Is(err, raft.ErrNothingNewToSnapshot) {
+			return nil
+		}
+		return fmt.Errorf("group %s: %w", g.cfg.ID, err)
+	}
+	list, err := g.snaps.List()
+	if err != nil {
+		return err
+	}
+	if len(list) > 0 {
+		g.snapshotAt.Store(list[0].Index)
+	}
+	return nil
+}
+
+// stuckTransfer reports a leadership transfer whose flag stayed set (#696).
+func (g *Group) stuckTransfer(n *instance) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	since := n.mu.transferBusy
+	limit := 2*time.Second + 4*g.store.opts.Profile.Heartbeat
+	if n.mu.transferring || since.IsZero() || time.Since(since) < limit {
+		return ""
+	}
+	return fmt.Sprintf("raft has refused proposals for %v because of a leadership transfer that ended", limit)
+}
+
+// wedgeWatch finds a leader that stopped replicating to a follower which still
+// answers heartbeats (#612 and its like).
+type wedgeWatch struct {
+	lastIndex uint64
+	grewAt    time.Time // when the log last grew
+}
+
+// check returns why the group must be restarted, or "".
+func (w *wedgeWatch) check(n *instance, limit time.Duration, now time.Time) string {
+	if last := n.raft.LastIndex(); last != w.lastIndex {
+		w.lastIndex, w.grewAt = last, now
+	}
+	if n.raft.State() != raft.Leader {
+		return ""
+	}
+	term := n.raft.CurrentTerm()
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		if s.ID == raft.ServerID(n.g.cfg.Replica) {
+			continue
+		}
+		p, ok := n.trans.progress(s.ID, term)
+		if !ok || p.installing || p.match >= w.lastIndex {
+			continue
+		}
+		alive := now.Sub(p.contact) < limit/2
+		still := now.Sub(p.matchSince) > limit && now.Sub(p.attempt) > limit
+		if alive && still {
+			return fmt.Sprintf("replication to replica %s stands still at entry %d of %d for %v while it answers heartbeats", s.ID, p.match, w.lastIndex, now.Sub(p.matchSince).Round(time.Millisecond))
+		}
+	}
+	return ""
+}
+
+// backlogBytes is what was committed and handed to the machine but not applied.
+func (g *Group) backlogBytes() int64 {
+	n := g.run.Load()
+	if n == nil {
+		return 0
+	}
+	return g.ledger.between(g.fsm.applied.Load(), n.raft.AppliedIndex())
+}
+
+func (g *Group) isRaftLeader() bool {
+	n := g.run.Load()
+	return n != nil && n.raft.State() == raft.Leader
+}
+
+// Leader returns the node that leads the group as far as this replica knows, the
+// term, and whether it is this replica. It is a hint: reads need ReadIndex.
+func (g *Group) Leader() (node rowraft.NodeID, term rowraft.Term, isMe bool) {
+	n := g.run.Load()
+	if n == nil || g.failure.Load() != nil {
+		return "", 0, false
+	}
+	addr, _ := n.raft.LeaderWithID()
+	return rowraft.NodeID(addr), rowraft.Term(n.raft.CurrentTerm()), n.raft.State() == raft.Leader
+}

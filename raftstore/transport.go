@@ -1,0 +1,243 @@
+package raftstore
+
+import (
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// rpcTimeout bounds one RPC. Raft's 10 s would block the heartbeats of a
+// one-way cut for as long after it healed.
+const rpcTimeout = time.Second
+
+// transport is raft's network transport with four changes:
+//
+//   - no heartbeat fast path: a heartbeat handled beside the main goroutine can
+//     raise the term under the leader loop, and logs diverge (#695);
+//   - no pipelining: one failed AppendEntries ends replication to a follower for
+//     good (#612);
+//   - an AppendEntries carries at most maxRPCBytes, where raft counts entries;
+//   - a follower whose machine lags holds AppendEntries back before they reach
+//     raft's main goroutine, which would block and miss elections.
+//
+// It also sees every answer, and so knows how far each follower is.
+type transport struct {
+	raft.Transport // *raft.NetworkTransport, perhaps wrapped by a test
+	net            *raft.NetworkTransport
+	layer          *streamLayer
+	log            *slog.Logger
+
+	maxRPCBytes int64
+	// backlogFull reports whether the machine must catch up first.
+	backlogFull func() bool
+
+	consume chan raft.RPC
+	stop    chan struct{}
+	once    sync.Once
+	wg      sync.WaitGroup
+
+	mu    sync.Mutex
+	peers map[raft.ServerID]*peerProgress
+}
+
+// peerProgress is what a leader learned about one follower from its answers.
+type peerProgress struct {
+	term       uint64    // in which the rest was learned
+	match      uint64    // highest index known to be in the follower's log
+	matchSince time.Time // when match last moved
+	contact    time.Time // last answer of any kind
+	attempt    time.Time // start of the last replication RPC (not a heartbeat)
+	installing bool      // a snapshot is on its way
+}
+
+var (
+	_ raft.Transport   = (*transport)(nil)
+	_ raft.WithPreVote = (*transport)(nil)
+	_ raft.WithClose   = (*transport)(nil)
+)
+
+func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger, backlogFull func() bool) *transport {
+	n := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream:          layer,
+		MaxPool:         3,
+		MaxRPCsInFlight: 1,
+		Timeout:         rpcTimeout,
+		Logger:          &hclogger{log: log, name: "raft-net"},
+	})
+	t := &transport{
+		Transport: n, net: n, layer: layer, log: log,
+		maxRPCBytes: o.MaxRPCBytes, backlogFull: backlogFull,
+		consume: make(chan raft.RPC),
+		stop:    make(chan struct{}),
+		peers:   map[raft.ServerID]*peerProgress{},
+	}
+	if o.hooks.wrapTransport != nil {
+		t.Transport = o.hooks.wrapTransport(group, n)
+	}
+	t.wg.Add(1)
+	go t.forward()
+	return t
+}
+
+// SetHeartbeatHandler does nothing, on purpose (#695). A transport without a
+// fast path is a documented choice: heartbeats then come through Consumer.
+func (t *transport) SetHeartbeatHandler(func(raft.RPC)) {}
+
+// AppendEntriesPipeline refuses, on purpose (#612).
+func (t *transport) AppendEntriesPipeline(raft.ServerID, raft.ServerAddress) (raft.AppendPipeline, error) {
+	return nil, raft.ErrPipelineReplicationNotSupported
+}
+
+// RequestPreVote is not part of raft.Transport.
+func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	return t.Transport.(raft.WithPreVote).RequestPreVote(id, target, args, resp)
+}
+
+func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	replicates := args.PrevLogEntry != 0 || len(args.Entries) > 0 || args.LeaderCommitIndex != 0
+	if replicates {
+		t.limit(args)
+		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
+	}
+	if err := t.Transport.AppendEntries(id, target, args, resp); err != nil {
+		return err
+	}
+	now := time.Now()
+	t.note(id, args.Term, func(p *peerProgress) {
+		p.contact = now
+		if !replicates || !resp.Success {
+			return
+		}
+		match := args.PrevLogEntry
+		if n := len(args.Entries); n > 0 {
+			match = args.Entries[n-1].Index
+		}
+		if match > p.match {
+			p.match, p.matchSince = match, now
+		}
+	})
+	return nil
+}
+
+// limit cuts args down to maxRPCBytes but never below one entry, and its commit
+// index to what the follower will then be known to hold, as in the Raft paper.
+// Raft reads the last entry from args after the call and sends the rest next, as
+// it does when it cuts at MaxAppendEntries.
+func (t *transport) limit(args *raft.AppendEntriesRequest) {
+	var sum int64
+	for i, e := range args.Entries {
+		sum += int64(len(e.Data)) + entryOverheadBytes
+		if i > 0 && sum > t.maxRPCBytes {
+			args.Entries = args.Entries[:i]
+			break
+		}
+	}
+	args.LeaderCommitIndex = min(args.LeaderCommitIndex, args.PrevLogEntry+uint64(len(args.Entries)))
+}
+
+func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	t.note(id, args.Term, func(p *peerProgress) { p.installing, p.attempt = true, time.Now() })
+	err := t.Transport.InstallSnapshot(id, target, args, resp, data)
+	now := time.Now()
+	t.note(id, args.Term, func(p *peerProgress) {
+		p.installing = false
+		if err != nil {
+			return
+		}
+		p.contact = now
+		if resp.Success && args.LastLogIndex > p.match {
+			p.match, p.matchSince = args.LastLogIndex, now
+		}
+	})
+	return err
+}
+
+// note updates what is known of follower id. A later term starts from nothing:
+// the follower's log may have been cut since.
+func (t *transport) note(id raft.ServerID, term uint64, update func(*peerProgress)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers[id]
+	if p == nil || p.term < term {
+		now := time.Now()
+		p = &peerProgress{term: term, matchSince: now, attempt: now}
+		t.peers[id] = p
+	}
+	if p.term == term {
+		update(p)
+	}
+}
+
+// progress returns what is known of follower id in term.
+func (t *transport) progress(id raft.ServerID, term uint64) (peerProgress, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers[id]
+	if p == nil || p.term != term {
+		return peerProgress{}, false
+	}
+	return *p, true
+}
+
+func (t *transport) Consumer() <-chan raft.RPC { return t.consume }
+
+// forward passes RPCs on to raft; those with entries wait beside it, without
+// holding up heartbeats and votes, while the machine lags too far behind. After
+// half the sender's timeout they pass anyway, so that a lag never looks like a
+// dead follower.
+func (t *transport) forward() {
+	defer t.wg.Done()
+	for {
+		var rpc raft.RPC
+		select {
+		case rpc = <-t.Transport.Consumer():
+		case <-t.stop:
+			return
+		}
+		if a, ok := rpc.Command.(*raft.AppendEntriesRequest); ok && len(a.Entries) > 0 && t.backlogFull() {
+			t.wg.Add(1)
+			go t.hold(rpc)
+			continue
+		}
+		select {
+		case t.consume <- rpc:
+		case <-t.stop:
+			return
+		}
+	}
+}
+
+func (t *transport) hold(rpc raft.RPC) {
+	defer t.wg.Done()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(rpcTimeout / 2); time.Now().Before(end) && t.backlogFull(); {
+		select {
+		case <-tick.C:
+		case <-t.stop:
+			return
+		}
+	}
+	select {
+	case t.consume <- rpc:
+	case <-t.stop:
+	}
+}
+
+// interrupt closes the connections of the group, so that RPCs in flight return.
+func (t *transport) interrupt() { t.net.Close() }
+
+// Close ends the transport and waits for its goroutines.
+func (t *transport) Close() error {
+	t.once.Do(func() {
+		t.interrupt()
+		t.net.CloseStreams()
+		close(t.stop)
+		t.wg.Wait()
+		t.layer.open.Wait()
+	})
+	return nil
+}
