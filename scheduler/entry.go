@@ -1,0 +1,85 @@
+package scheduler
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"io"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Entries and snapshots have one frame (docs/formats/metadata.md): magic,
+// version, payload length, CRC-32C of all before it and of the payload, payload.
+const (
+	entryMagic    = "RRME"
+	snapshotMagic = "RRMS"
+	frameVersion  = 1
+	frameBytes    = 16
+
+	// maxSnapshotBytes bounds what a damaged length can make us allocate.
+	maxSnapshotBytes = 1 << 30
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// marshal is deterministic within one binary; nothing compares bytes of two.
+var marshal = proto.MarshalOptions{Deterministic: true}
+
+func encodeFrame(magic string, m proto.Message) ([]byte, error) {
+	payload, err := marshal.Marshal(m)
+	if err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "encode %s: %w", magic, err)
+	}
+	b := make([]byte, frameBytes, frameBytes+len(payload))
+	copy(b, magic)
+	binary.LittleEndian.PutUint32(b[4:], frameVersion)
+	binary.LittleEndian.PutUint32(b[8:], uint32(len(payload)))
+	binary.LittleEndian.PutUint32(b[12:], crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, payload))
+	return append(b, payload...), nil
+}
+
+// decodeFrame reads one frame and nothing behind it from r.
+func decodeFrame(r io.Reader, magic string, m proto.Message) error {
+	var head [frameBytes]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: header: %w", magic, err)
+	}
+	if string(head[:4]) != magic {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata: magic %q, want %q", head[:4], magic)
+	}
+	if v := binary.LittleEndian.Uint32(head[4:]); v != frameVersion {
+		code := rowraft.CodeCorrupt
+		if v > frameVersion {
+			code = rowraft.CodeVersionTooNew
+		}
+		return rowraft.Errorf(code, "metadata %s: version %d, this binary knows %d", magic, v, frameVersion)
+	}
+	n := binary.LittleEndian.Uint32(head[8:])
+	if n > maxSnapshotBytes {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: %d bytes announced, at most %d are possible", magic, n, maxSnapshotBytes)
+	}
+	payload, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err != nil {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: payload: %w", magic, err)
+	}
+	if len(payload) != int(n) {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: %d bytes of %d", magic, len(payload), n)
+	}
+	sum := crc32.Update(crc32.Checksum(head[:12], castagnoli), castagnoli, payload)
+	if want := binary.LittleEndian.Uint32(head[12:]); sum != want {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: checksum %08x, want %08x", magic, sum, want)
+	}
+	// A field that this binary does not know would be dropped from the state.
+	if err := (proto.UnmarshalOptions{}).Unmarshal(payload, m); err != nil {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: %w", magic, err)
+	}
+	if len(m.ProtoReflect().GetUnknown()) > 0 {
+		return rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata %s: it has fields this binary does not know", magic)
+	}
+	return nil
+}
+
+func encodeCommand(c *rowraftv1.MetaCommand) ([]byte, error) { return encodeFrame(entryMagic, c) }

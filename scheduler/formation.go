@@ -1,0 +1,285 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/identity"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// How a cluster forms
+//
+// Each server is started with the same list of addresses and answers Hello from
+// its first moment. A server without a cluster asks all addresses, again and
+// again, until one of two things is true:
+//
+//   - Somebody answers with a cluster: the server writes the cluster's id and its
+//     founders into its own identity file.
+//   - All addresses answer, none has a cluster, all are different nodes that run
+//     a scheduler and were given the same list: then the one with the smallest
+//     node id, and nobody else, draws the cluster id and writes it, with the
+//     list of node ids it has just seen, into its identity file in one step. The
+//     others will learn it from the next Hello.
+//
+// Only then does a server start its Raft groups, and a founder bootstraps the
+// metadata group with the list in its file. So:
+//
+//   - The file is the only step that changes anything. Before it a crash loses
+//     nothing; after it the server knows all it needs and asks nobody.
+//   - All founders bootstrap the same list: it is written by one node, once, and
+//     copied with the id it belongs to.
+//   - Node ids, not addresses, are compared: the lists of two servers may be in
+//     any order, and a node with the smallest id is one node.
+//   - A disk that is wiped while the cluster forms comes back under another node
+//     id. If the old one is in the list, the new one is not: it is refused, and
+//     the others have their majority. If it makes a second cluster with nodes
+//     that have not joined the first, no node is in both, and so at most one of
+//     the two has a majority of its founders; the other is refused by Hello.
+
+const (
+	helloTimeout      = time.Second
+	formationPoll     = 100 * time.Millisecond
+	formationReport   = 5 * time.Second
+	restartHelloLimit = 2 * time.Second
+)
+
+// answer is what one address said to Hello.
+type answer struct {
+	addr  string
+	reply *rowraftv1.HelloReply
+	err   error
+}
+
+// Form returns once this server belongs to a cluster, durably: it joins the
+// cluster that the servers at Options.Join belong to, or forms it with them.
+// This server must be answering Hello already. With no addresses it forms a
+// cluster of its own.
+//
+// Errors: CodeIdentity if this data directory and the servers at those addresses
+// belong to different clusters, or if a cluster exists that this server should
+// have founded and did not; CodeInvalidArgument if the servers were told
+// different lists; CodeDeadline when ctx ends first.
+func (s *Scheduler) Form(ctx context.Context) (identity.Identity, error) {
+	dir := s.opts.Identity
+	if id := dir.Identity(); id.Cluster != "" {
+		return id, s.checkRestart(ctx, id)
+	}
+	if len(s.opts.Join) == 0 {
+		if !s.opts.Self.Scheduler {
+			return dir.Identity(), rowraft.Errorf(rowraft.CodeInvalidArgument, "a server without a scheduler needs --join with the addresses of the servers that have one")
+		}
+		s.logger.Warn("this server forms a cluster of its own (no --join): it has no replica elsewhere")
+		return s.found([]identity.Member{s.selfMember()})
+	}
+	poll := time.NewTicker(formationPoll)
+	defer poll.Stop()
+	var reported time.Time
+	for {
+		answers := s.helloAll(ctx)
+		done, waiting, err := s.formStep(answers)
+		if err != nil || done {
+			return dir.Identity(), err
+		}
+		if now := time.Now(); now.Sub(reported) >= formationReport {
+			s.logger.Info("server not ready: the cluster is not formed yet", "waiting_for", waiting)
+			reported = now
+		}
+		select {
+		case <-ctx.Done():
+			return dir.Identity(), fmt.Errorf("form the cluster: waiting for %s: %w", waiting, ctx.Err())
+		case <-poll.C:
+		}
+	}
+}
+
+func (s *Scheduler) selfMember() identity.Member {
+	n := s.opts.Self
+	return identity.Member{Node: n.ID, Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr}
+}
+
+// helloAll asks every address at once.
+func (s *Scheduler) helloAll(ctx context.Context) []answer {
+	id := s.opts.Identity.Identity()
+	req := &rowraftv1.HelloRequest{ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: s.opts.Self.Addr, PeerAddr: s.opts.Self.PeerAddr}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	answers := make([]answer, len(s.opts.Join))
+	var g errgroup.Group
+	for i, addr := range s.opts.Join {
+		g.Go(func() error {
+			answers[i] = answer{addr: addr}
+			conn, err := s.conns.get(addr)
+			if err == nil {
+				answers[i].reply, err = rowraftv1.NewClusterClient(conn).Hello(ctx, req)
+			}
+			answers[i].err = err
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return answers
+}
+
+// formStep looks at one round of answers: it joins, founds, or says what it
+// still waits for.
+func (s *Scheduler) formStep(answers []answer) (done bool, waiting string, err error) {
+	if joined, err := s.joinExisting(answers); err != nil || joined {
+		return joined, "", err
+	}
+	var silent []string
+	for _, a := range answers {
+		if a.err != nil {
+			if rowraft.CodeOf(a.err) == rowraft.CodeIdentity {
+				return false, "", a.err
+			}
+			silent = append(silent, a.addr)
+		}
+	}
+	if len(silent) > 0 {
+		return false, "answers from " + strings.Join(silent, ", "), nil
+	}
+	if !s.opts.Self.Scheduler {
+		return false, "the servers with a scheduler to form the cluster", nil
+	}
+	members, err := s.founders(answers)
+	if err != nil {
+		return false, "", err
+	}
+	if members[0].Node != s.opts.Self.ID {
+		return false, fmt.Sprintf("%s at %s to form the cluster", members[0].Node, members[0].Addr), nil
+	}
+	_, err = s.found(members)
+	return err == nil, "", err
+}
+
+// joinExisting joins the cluster that any answer names.
+func (s *Scheduler) joinExisting(answers []answer) (bool, error) {
+	var found *answer
+	for i, a := range answers {
+		switch {
+		case a.err != nil || a.reply.GetClusterId() == "":
+		case found != nil && found.reply.ClusterId != a.reply.ClusterId:
+			return false, rowraft.Errorf(rowraft.CodeIdentity, "%s belongs to cluster %s and %s to cluster %s: the addresses to join must be of one cluster",
+				found.addr, found.reply.ClusterId, a.addr, a.reply.ClusterId)
+		default:
+			found = &answers[i]
+		}
+	}
+	if found == nil {
+		return false, nil
+	}
+	var members []identity.Member
+	for _, f := range found.reply.GetFounders() {
+		members = append(members, identity.Member{Node: rowraft.NodeID(f.Id), Name: f.Name, Addr: f.Addr, PeerAddr: f.PeerAddr})
+	}
+	self := s.opts.Self
+	if self.Scheduler && !slices.ContainsFunc(members, func(m identity.Member) bool { return m.Node == self.ID }) {
+		return false, rowraft.Errorf(rowraft.CodeIdentity,
+			"cluster %s was formed without this data directory (node %s): if its disk was replaced, start it without --with-scheduler and it joins as a new server",
+			found.reply.ClusterId, self.ID)
+	}
+	if err := s.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
+		return false, err
+	}
+	s.logger.Info("joined the cluster", "cluster", found.reply.ClusterId, "node", self.ID, "through", found.addr)
+	return true, nil
+}
+
+// founders turns the answers of all addresses, none of which has a cluster, into
+// the list of founders by node id.
+func (s *Scheduler) founders(answers []answer) ([]identity.Member, error) {
+	want := sortedCopy(s.opts.Join)
+	byNode := make(map[rowraft.NodeID]string)
+	var members []identity.Member
+	for _, a := range answers {
+		r := a.reply
+		id := rowraft.NodeID(r.GetNodeId())
+		if other, twice := byNode[id]; twice {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s and %s are the same server (node %s): name each server once", other, a.addr, id)
+		}
+		byNode[id] = a.addr
+		if !r.GetScheduler() {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the server at %s runs no scheduler: a new cluster is formed by servers with --with-scheduler, and --join names these only", a.addr)
+		}
+		if !slices.Equal(r.GetJoin(), want) {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the server at %s was started with --join %s, this one with --join %s: they must name the same servers",
+				a.addr, strings.Join(r.GetJoin(), ","), strings.Join(want, ","))
+		}
+		members = append(members, identity.Member{Node: id, Name: r.GetNodeName(), Addr: r.GetAddr(), PeerAddr: r.GetPeerAddr()})
+	}
+	if _, ok := byNode[s.opts.Self.ID]; !ok {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "none of the addresses in --join %s leads to this server, which is at %s", strings.Join(want, ","), s.opts.Self.Addr)
+	}
+	slices.SortFunc(members, func(a, b identity.Member) int { return cmp.Compare(a.Node, b.Node) })
+	return members, nil
+}
+
+// found makes a new cluster of members, of which this server is one.
+func (s *Scheduler) found(members []identity.Member) (identity.Identity, error) {
+	cluster := rowraft.ClusterID(uuid.NewString())
+	if err := s.opts.Identity.Join(cluster, members); err != nil {
+		return s.opts.Identity.Identity(), err
+	}
+	s.logger.Info("formed the cluster", "cluster", cluster, "founders", len(members))
+	return s.opts.Identity.Identity(), nil
+}
+
+// checkRestart asks the addresses once whether they are of the cluster that the
+// data directory belongs to. Silence is fine: they may be starting too.
+func (s *Scheduler) checkRestart(ctx context.Context, id identity.Identity) error {
+	if s.opts.Self.Scheduler && !id.Founder() {
+		return rowraft.Errorf(rowraft.CodeIdentity, "data directory %s (node %s) joined cluster %s without a scheduler: start it without --with-scheduler", s.opts.Identity.Path(), id.Node, id.Cluster)
+	}
+	ctx, cancel := context.WithTimeout(ctx, restartHelloLimit)
+	defer cancel()
+	for _, a := range s.helloAll(ctx) {
+		if a.err != nil {
+			if rowraft.CodeOf(a.err) == rowraft.CodeIdentity {
+				return fmt.Errorf("data directory %s: %w", s.opts.Identity.Path(), a.err)
+			}
+			continue
+		}
+		if err := identity.CheckCluster(id.Cluster, rowraft.ClusterID(a.reply.GetClusterId())); err != nil {
+			return fmt.Errorf("data directory %s: server %s: %w", s.opts.Identity.Path(), a.addr, err)
+		}
+	}
+	return nil
+}
+
+// Peers asks the addresses of Options.Join who is there now and returns those of
+// this cluster. After a restart under other addresses the founders find each
+// other by it, because no map is newer than the move.
+func (s *Scheduler) Peers(ctx context.Context) ([]identity.Member, error) {
+	var out []identity.Member
+	var errs []error
+	cluster := string(s.opts.Identity.Identity().Cluster)
+	for _, a := range s.helloAll(ctx) {
+		switch {
+		case a.err != nil:
+			errs = append(errs, fmt.Errorf("%s: %w", a.addr, a.err))
+		case a.reply.GetClusterId() == cluster:
+			out = append(out, identity.Member{Node: rowraft.NodeID(a.reply.NodeId), Name: a.reply.NodeName, Addr: a.reply.Addr, PeerAddr: a.reply.PeerAddr})
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// MetaMembers is the list that every founder bootstraps the metadata group with.
+func MetaMembers(id identity.Identity) []raftstore.Member {
+	out := make([]raftstore.Member, len(id.Founders))
+	for i, f := range id.Founders {
+		out[i] = raftstore.Member{Replica: f.MetaReplica(), Node: f.Node}
+	}
+	return out
+}

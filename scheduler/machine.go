@@ -1,0 +1,207 @@
+package scheduler
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// machine is the state machine of the metadata group.
+//
+// Goroutines: the apply goroutine of the group calls Apply, Snapshot and
+// Restore; any goroutine may read. mu is held for the change itself only.
+type machine struct {
+	view    *View
+	applied atomic.Uint64
+
+	mu    sync.Mutex
+	state *state
+}
+
+var _ raftstore.StateMachine = (*machine)(nil)
+
+// applied commands answer with one of these.
+type (
+	tableResult struct {
+		schema  rowraft.Schema
+		created bool
+	}
+	rankResult struct {
+		rank        int
+		incarnation uint64
+	}
+)
+
+func newMachine(v *View) *machine { return &machine{view: v, state: &state{}} }
+
+// Apply applies one command. It returns the command's result, or its error:
+// what is refused is refused alike on every member.
+func (m *machine) Apply(index rowraft.Index, entry []byte) any {
+	var c rowraftv1.MetaCommand
+	r := bytes.NewReader(entry)
+	if err := decodeFrame(r, entryMagic, &c); err != nil {
+		return &raftstore.FatalError{Err: fmt.Errorf("metadata entry %d: %w", index, err)}
+	}
+	if r.Len() > 0 {
+		return &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeCorrupt, "metadata entry %d: %d bytes follow the command", index, r.Len())}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.state.cluster.Version
+	result, err := m.state.apply(&c)
+	if err != nil {
+		if _, fatal := err.(*raftstore.FatalError); fatal {
+			return err
+		}
+		result = err
+	}
+	m.state.index = index
+	if m.state.cluster.Version != before {
+		next, err := m.state.newMap()
+		if err != nil {
+			return &raftstore.FatalError{Err: fmt.Errorf("metadata entry %d: %w", index, err)}
+		}
+		m.view.Set(next)
+	}
+	m.applied.Store(uint64(index))
+	return result
+}
+
+// apply runs c and returns its result.
+func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
+	switch c := c.Command.(type) {
+	case *rowraftv1.MetaCommand_Init:
+		return nil, s.init(rowraft.ClusterID(c.Init.GetClusterId()))
+	case *rowraftv1.MetaCommand_PutNode:
+		return nil, s.putNode(rpc.NodeFromProto(c.PutNode.GetNode()))
+	case *rowraftv1.MetaCommand_CreateShards:
+		return nil, s.createShards(shardsFromProto(c.CreateShards.GetShards()), c.CreateShards.GetSlots())
+	case *rowraftv1.MetaCommand_CreateTable:
+		schema, created, err := s.createTable(rpc.SchemaFromProto(c.CreateTable.GetTable()), c.CreateTable.GetIfNotExists())
+		return tableResult{schema, created}, err
+	case *rowraftv1.MetaCommand_IssueIncarnation:
+		return s.issueIncarnation(), nil
+	case *rowraftv1.MetaCommand_JoinJob:
+		rank, inc, err := s.joinJob(c.JoinJob.GetJob(), c.JoinJob.GetWorker(), int(c.JoinJob.GetWorkers()))
+		return rankResult{rank, inc}, err
+	}
+	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
+}
+
+// AppliedIndex is the index of the last entry that reads see.
+func (m *machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
+
+// Snapshot copies the state, which is small.
+func (m *machine) Snapshot() (raftstore.Snapshot, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &snapshot{m.state.clone()}, nil
+}
+
+type snapshot struct{ state *state }
+
+func (s *snapshot) WriteTo(w io.Writer) (int64, error) {
+	p, err := s.state.toProto()
+	if err != nil {
+		return 0, err
+	}
+	b, err := encodeFrame(snapshotMagic, p)
+	if err != nil {
+		return 0, err
+	}
+	n, err := w.Write(b)
+	return int64(n), err
+}
+
+func (*snapshot) Release() {}
+
+// Restore replaces the state by that of a snapshot.
+func (m *machine) Restore(r io.Reader) error {
+	var p rowraftv1.MetaState
+	if err := decodeFrame(r, snapshotMagic, &p); err != nil {
+		return err
+	}
+	next, err := stateFromProto(&p)
+	if err != nil {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata snapshot: %w", err)
+	}
+	newest, err := next.newMap()
+	if err != nil {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata snapshot: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state = next
+	m.applied.Store(uint64(next.index))
+	m.view.Set(newest)
+	return nil
+}
+
+// jobStatuses returns all jobs by name.
+func (m *machine) jobStatuses() []*rowraftv1.JobStatus {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]*rowraftv1.JobStatus, len(m.state.jobs))
+	for i, j := range m.state.jobs {
+		out[i] = &rowraftv1.JobStatus{Job: j.name, Workers: uint32(j.workers), Members: make([]string, j.workers)}
+		for rank, w := range j.members {
+			out[i].Members[rank] = w.name
+		}
+	}
+	return out
+}
+
+func (s *state) toProto() (*rowraftv1.MetaState, error) {
+	newest, err := s.newMap()
+	if err != nil {
+		return nil, err
+	}
+	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation)}
+	if s.slots == nil {
+		p.Map.Slots = nil
+	}
+	for _, j := range s.jobs {
+		pj := &rowraftv1.MetaJob{Name: j.name, Workers: uint32(j.workers)}
+		for _, w := range j.members {
+			pj.Members = append(pj.Members, &rowraftv1.MetaWorker{Name: w.name, Incarnation: w.incarnation})
+		}
+		p.Jobs = append(p.Jobs, pj)
+	}
+	return p, nil
+}
+
+func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
+	m, err := rpc.MapFromProto(p.GetMap())
+	if err != nil {
+		return nil, err
+	}
+	s := &state{index: rowraft.Index(p.GetAppliedIndex()), cluster: *m, lastIncarnation: rowraft.Incarnation(p.GetLastIncarnation())}
+	if len(m.Shards) > 0 {
+		s.slots = m.Slots()
+	}
+	for _, pj := range p.GetJobs() {
+		j := job{name: pj.GetName(), workers: int(pj.GetWorkers())}
+		for _, w := range pj.GetMembers() {
+			j.members = append(j.members, worker{name: w.GetName(), incarnation: w.GetIncarnation()})
+		}
+		if len(j.members) > j.workers {
+			return nil, fmt.Errorf("job %s has %d members of %d", j.name, len(j.members), j.workers)
+		}
+		s.jobs = append(s.jobs, j)
+	}
+	if !slices.IsSortedFunc(s.jobs, func(a, b job) int { return strings.Compare(a.name, b.name) }) ||
+		!slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
+		return nil, fmt.Errorf("nodes or jobs are out of order")
+	}
+	return s, nil
+}

@@ -1,0 +1,401 @@
+package scheduler
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+func sgd(name string, dim int) rowraft.Schema {
+	return rowraft.Schema{
+		Name: name, Kind: rowraft.Sparse, Dim: dim,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}
+}
+
+func cmdInit(id string) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: id}}}
+}
+
+func cmdNode(id, name, addr string) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{
+		Node: &rowraftv1.Node{Id: id, Name: name, Addr: addr, PeerAddr: "p" + addr},
+	}}}
+}
+
+func cmdTable(s rowraft.Schema, id uint64, ifNotExists bool) *rowraftv1.MetaCommand {
+	s.ID = rowraft.TableID(id)
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists}}}
+}
+
+func cmdIncarnation() *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
+}
+
+func cmdJoin(job, worker string, workers int) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_JoinJob{JoinJob: &rowraftv1.MetaJoinJob{Job: job, Worker: worker, Workers: uint32(workers)}}}
+}
+
+func cmdShards(n int, nodes ...string) *rowraftv1.MetaCommand {
+	var ns []clustermap.Node
+	for _, id := range nodes {
+		ns = append(ns, clustermap.Node{ID: rowraft.NodeID(id)})
+	}
+	i := 0
+	shards := PlaceShards(ns, n, func() string { i++; return fmt.Sprintf("r%d-of-%d", i, n) })
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
+		Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(n),
+	}}}
+}
+
+// tb is what *testing.T and *rapid.T have in common.
+type tb interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+}
+
+type applier struct {
+	t     tb
+	m     *machine
+	index rowraft.Index
+}
+
+func newApplier(t tb) *applier { return &applier{t: t, m: newMachine(NewView())} }
+
+// do applies c at the next index; every third index is raft's own.
+func (a *applier) do(c *rowraftv1.MetaCommand) any {
+	a.t.Helper()
+	entry, err := encodeCommand(c)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.index++
+	if a.index%3 == 0 {
+		a.index++
+	}
+	result := a.m.Apply(a.index, entry)
+	if a.m.AppliedIndex() != a.index {
+		a.t.Fatalf("applied index %d after entry %d", a.m.AppliedIndex(), a.index)
+	}
+	return result
+}
+
+func (a *applier) refused(c *rowraftv1.MetaCommand, code rowraft.Code, words ...string) {
+	a.t.Helper()
+	before := stateBytes(a.t, a.m)
+	err, ok := a.do(c).(error)
+	if !ok || rowraft.CodeOf(err) != code {
+		a.t.Fatalf("%v answered %v, want code %v", c, err, code)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			a.t.Errorf("%q does not say %q", err, w)
+		}
+	}
+	if after := stateBytes(a.t, a.m); !bytes.Equal(before, after) {
+		a.t.Errorf("a refused %v changed the state", c)
+	}
+}
+
+// stateBytes is the state without its index.
+func stateBytes(t tb, m *machine) []byte {
+	t.Helper()
+	p, err := m.state.toProto()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.AppliedIndex = 0
+	b, err := marshal.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func snapshotBytes(t tb, m *machine) []byte {
+	t.Helper()
+	s, err := m.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Release()
+	var b bytes.Buffer
+	if n, err := s.WriteTo(&b); err != nil || n != int64(b.Len()) {
+		t.Fatalf("WriteTo: %d bytes of %d, %v", n, b.Len(), err)
+	}
+	return b.Bytes()
+}
+
+func TestCommandsAreCheckedBeforeTheyChangeAnything(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c1"))
+	a.refused(cmdInit("c2"), rowraft.CodeIdentity, "c1", "c2")
+	a.do(cmdNode("a", "n1", "h:1"))
+	a.refused(cmdNode("b", "n1", "h:2"), rowraft.CodeAlreadyExists, "n1", "node a")
+	a.refused(cmdNode("b", "n2", ""), rowraft.CodeInvalidArgument, "address")
+	a.refused(cmdShards(2, "a", "stranger"), rowraft.CodeInvalidArgument, "stranger")
+	a.do(cmdTable(sgd("user", 8), 7, false))
+	a.refused(cmdTable(sgd("user", 8), 8, false), rowraft.CodeTableExists, "user")
+	a.refused(cmdTable(sgd("user", 16), 8, true), rowraft.CodeTableExists, "dim 8", "dim 16")
+	a.refused(cmdTable(sgd("item", 8), 7, false), rowraft.CodeInternal, "user")
+	a.refused(cmdTable(sgd("item", 0), 9, false), rowraft.CodeInvalidArgument, "dim 0")
+	a.do(cmdJoin("j", "w0", 2))
+	a.do(cmdJoin("j", "w1", 2))
+	a.refused(cmdJoin("j", "w2", 2), rowraft.CodeInvalidArgument, "all of its 2 workers", "w2")
+	a.refused(cmdJoin("j", "w1", 3), rowraft.CodeInvalidArgument, "has 2 workers", "expects 3")
+	a.refused(cmdJoin("j", "", 2), rowraft.CodeInvalidArgument, "worker")
+	if got := a.do(cmdTable(sgd("user", 8), 99, true)).(tableResult); got.created || got.schema.ID != 7 {
+		t.Errorf("creating an existing table if it does not exist gave %+v", got)
+	}
+}
+
+func TestShardsAreMadeOnce(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c1"))
+	a.do(cmdNode("a", "", "h:1"))
+	a.do(cmdShards(2, "a"))
+	first := a.m.view.Map()
+	a.do(cmdNode("b", "", "h:2"))
+	a.do(cmdShards(5, "a", "b"))
+	m := a.m.view.Map()
+	if diff := cmp.Diff(first.Shards, m.Shards); diff != "" || len(m.Shards) != 2 || m.SlotsVersion != first.SlotsVersion {
+		t.Errorf("a second MetaCreateShards changed the shards:\n%s", diff)
+	}
+}
+
+// model is the metadata in the plainest form.
+type model struct {
+	nodes   map[string]string // id → name, address
+	tables  map[string]rowraft.Schema
+	last    uint64
+	jobs    map[string][]string // job → workers by rank
+	size    map[string]int
+	incs    map[[2]string]uint64
+	version uint64
+}
+
+// TestMachineMatchesModel runs random commands against the model, with restores
+// from snapshots in between, and a second machine that sees the same entries.
+func TestMachineMatchesModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, twin := newApplier(t), newApplier(t)
+		do := func(c *rowraftv1.MetaCommand) any {
+			twin.do(c)
+			return a.do(c)
+		}
+		do(cmdInit("c"))
+		md := model{nodes: map[string]string{}, tables: map[string]rowraft.Schema{}, jobs: map[string][]string{}, size: map[string]int{}, incs: map[[2]string]uint64{}, version: 1}
+		name := func(prefix string, n int) string {
+			return fmt.Sprintf("%s%d", prefix, rapid.IntRange(0, n).Draw(t, prefix))
+		}
+		nextTable := uint64(0)
+		t.Repeat(map[string]func(*rapid.T){
+			"put node": func(t *rapid.T) {
+				id, addr := name("n", 4), name("h:", 2)
+				if do(cmdNode(id, id, addr)); md.nodes[id] != addr {
+					md.nodes[id] = addr
+					md.version++
+				}
+			},
+			"create table": func(t *rapid.T) {
+				nextTable++
+				s, cond := sgd(name("t", 3), rapid.IntRange(1, 2).Draw(t, "dim")), rapid.Bool().Draw(t, "if not exists")
+				got := do(cmdTable(s, nextTable, cond))
+				have, exists := md.tables[s.Name]
+				switch {
+				case !exists:
+					s.ID = rowraft.TableID(nextTable)
+					md.tables[s.Name] = s
+					md.version++
+					if got != any(tableResult{s, true}) {
+						t.Fatalf("new table: %v", got)
+					}
+				case cond && have.SameShape(s):
+					if got != any(tableResult{have, false}) {
+						t.Fatalf("existing table: %v, want %v", got, have)
+					}
+				default:
+					if err, _ := got.(error); rowraft.CodeOf(err) != rowraft.CodeTableExists {
+						t.Fatalf("another table of one name: %v", got)
+					}
+				}
+			},
+			"issue incarnation": func(t *rapid.T) {
+				md.last++
+				if got := do(cmdIncarnation()); got != any(rowraft.Incarnation(md.last)) {
+					t.Fatalf("incarnation %v, want %d", got, md.last)
+				}
+			},
+			"join job": func(t *rapid.T) {
+				j, w, n := name("j", 1), name("w", 3), rapid.IntRange(1, 3).Draw(t, "workers")
+				got := do(cmdJoin(j, w, n))
+				if md.size[j] == 0 {
+					md.size[j] = n
+				}
+				rank := slices.Index(md.jobs[j], w)
+				if md.size[j] != n || rank < 0 && len(md.jobs[j]) == n {
+					if err, _ := got.(error); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+						t.Fatalf("job %s of %d with %v takes %s of %d: %v", j, md.size[j], md.jobs[j], w, n, got)
+					}
+					return
+				}
+				if rank < 0 {
+					rank = len(md.jobs[j])
+					md.jobs[j] = append(md.jobs[j], w)
+				}
+				md.incs[[2]string{j, w}]++
+				if want := (rankResult{rank, md.incs[[2]string{j, w}]}); got != any(want) {
+					t.Fatalf("job %s worker %s: %v, want %v", j, w, got, want)
+				}
+			},
+			"restart from a snapshot": func(t *rapid.T) {
+				b := snapshotBytes(t, a.m)
+				a.m = newMachine(NewView())
+				if err := a.m.Restore(bytes.NewReader(b)); err != nil {
+					t.Fatal(err)
+				}
+			},
+			"": func(t *rapid.T) {
+				if !bytes.Equal(snapshotBytes(t, a.m), snapshotBytes(t, twin.m)) {
+					t.Fatal("two machines with one log differ")
+				}
+				m := a.m.view.Map()
+				if uint64(m.Version) != md.version || len(m.Nodes) != len(md.nodes) || len(m.Tables) != len(md.tables) {
+					t.Fatalf("map %+v, want version %d, %d nodes, %d tables", m, md.version, len(md.nodes), len(md.tables))
+				}
+				for id, addr := range md.nodes {
+					if n, _ := m.Node(rowraft.NodeID(id)); n.Addr != addr {
+						t.Fatalf("node %s is at %q, want %q", id, n.Addr, addr)
+					}
+				}
+				for name, want := range md.tables {
+					if got, err := m.Table(name); err != nil || got != want {
+						t.Fatalf("table %s: %v (%v), want %v", name, got, err, want)
+					}
+				}
+			},
+		})
+	})
+}
+
+func TestUnknownEntriesStopTheMember(t *testing.T) {
+	good, err := encodeCommand(cmdInit("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	change := func(i int, b byte) []byte {
+		out := slices.Clone(good)
+		out[i] = b
+		return out
+	}
+	unknownField, err := encodeFrame(entryMagic, &rowraftv1.MetaCommand{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name  string
+		entry []byte
+		code  rowraft.Code
+	}{
+		{"an empty entry", nil, rowraft.CodeCorrupt},
+		{"another magic", change(0, 'X'), rowraft.CodeCorrupt},
+		{"a newer version", change(4, 2), rowraft.CodeVersionTooNew},
+		{"a flipped bit in the payload", change(len(good)-1, 'd'), rowraft.CodeCorrupt},
+		{"a longer length", change(8, good[8]+1), rowraft.CodeCorrupt},
+		{"a byte too many", append(slices.Clone(good), 0), rowraft.CodeCorrupt},
+		{"an unknown command", unknownField, rowraft.CodeVersionTooNew},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := newMachine(NewView())
+			fatal, ok := m.Apply(1, tc.entry).(*raftstore.FatalError)
+			if !ok || rowraft.CodeOf(fatal) != tc.code {
+				t.Errorf("Apply answered %v, want a fatal error of code %v", fatal, tc.code)
+			}
+			if m.AppliedIndex() != 0 || m.view.Map() != nil {
+				t.Error("it changed the state")
+			}
+		})
+	}
+}
+
+func TestDamagedSnapshotLeavesTheStateWhole(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	a.do(cmdNode("n", "", "h:1"))
+	a.do(cmdJoin("j", "w", 1))
+	good := snapshotBytes(t, a.m)
+	before := stateBytes(t, a.m)
+	for i := range good {
+		bad := slices.Clone(good)
+		bad[i] ^= 0x10
+		if err := a.m.Restore(bytes.NewReader(bad)); err == nil {
+			t.Errorf("a snapshot with byte %d changed was restored", i)
+		}
+		if err := a.m.Restore(bytes.NewReader(good[:i])); err == nil {
+			t.Errorf("a snapshot cut at %d was restored", i)
+		}
+	}
+	if !bytes.Equal(before, stateBytes(t, a.m)) {
+		t.Error("a failed restore changed the state")
+	}
+}
+
+// TestGoldenBytes reads an entry and a snapshot that testdata/golden.py wrote by
+// hand from docs/formats/metadata.md.
+func TestGoldenBytes(t *testing.T) {
+	entry, err := os.ReadFile(filepath.Join("testdata", "join_job.entry"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c rowraftv1.MetaCommand
+	if err := decodeFrame(bytes.NewReader(entry), entryMagic, &c); err != nil {
+		t.Fatal(err)
+	}
+	if want := cmdJoin("ctr", "worker-0", 3); !proto.Equal(&c, want) {
+		t.Errorf("entry reads %v, want %v", &c, want)
+	}
+	if again, err := encodeCommand(&c); err != nil || !bytes.Equal(again, entry) {
+		t.Errorf("the entry encodes to %x (%v), want %x", again, err, entry)
+	}
+	snap, err := os.ReadFile(filepath.Join("testdata", "state.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(NewView())
+	if err := m.Restore(bytes.NewReader(snap)); err != nil {
+		t.Fatal(err)
+	}
+	if m.AppliedIndex() != 300 || m.state.lastIncarnation != 5 || m.state.cluster.Cluster != "c-1" || m.view.Map().Version != 2 ||
+		len(m.state.jobs) != 1 || m.state.jobs[0].members[0] != (worker{"worker-0", 2}) {
+		t.Errorf("snapshot reads %+v", m.state)
+	}
+	if !bytes.Equal(snapshotBytes(t, m), snap) {
+		t.Errorf("the snapshot encodes to %x, want %x", snapshotBytes(t, m), snap)
+	}
+}
+
+func FuzzDecodeFrame(f *testing.F) {
+	b, _ := encodeCommand(cmdJoin("j", "w", 3))
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		newMachine(NewView()).Apply(1, b)
+		_ = newMachine(NewView()).Restore(bytes.NewReader(b))
+	})
+}

@@ -1,0 +1,232 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Run is the control loop; it acts while this member leads the metadata group,
+// and returns when ctx ends. What fails is tried again at the next turn.
+func (s *Scheduler) Run(ctx context.Context) {
+	tick := time.NewTicker(reconcileInterval)
+	defer tick.Stop()
+	var lastErr string
+	for {
+		err := s.reconcile(ctx)
+		// The same trouble is told once.
+		if msg := errorText(err); msg != lastErr && ctx.Err() == nil {
+			if lastErr = msg; err != nil {
+				s.logger.Warn("cannot bring the cluster to its wanted state; trying again", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.kick:
+		}
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// reconcile does what the state of the cluster asks for: names the cluster,
+// makes the shards once enough servers are there, and drives tables into shards
+// that may lack them.
+func (s *Scheduler) reconcile(ctx context.Context) error {
+	if _, _, err := s.leading(); err != nil {
+		return nil // another member's work
+	}
+	m := s.view.Map()
+	if m == nil || m.Cluster == "" {
+		cluster := s.opts.Identity.Identity().Cluster
+		c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: string(cluster)}}}
+		if _, err := s.propose(ctx, c); err != nil {
+			return fmt.Errorf("name the cluster: %w", err)
+		}
+		m = s.view.Map()
+	}
+	if m == nil {
+		return nil
+	}
+	if len(m.Shards) == 0 {
+		if len(m.Nodes) < s.opts.Servers {
+			return nil
+		}
+		return s.makeShards(ctx, m)
+	}
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	return s.ensureTables(ctx, m.Tables)
+}
+
+func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
+	shards := PlaceShards(m.Nodes, s.opts.Shards, uuid.NewString)
+	if n := len(shards[0].Replicas); n < ReplicasPerShard {
+		s.logger.Warn(fmt.Sprintf("DATA IS NOT SAFE: %d replica(s) per shard, because the cluster starts with %d server(s). "+
+			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(m.Nodes)), "replicas", n, "servers", len(m.Nodes))
+	}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
+		Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(len(shards)),
+	}}}
+	if _, err := s.propose(ctx, c); err != nil {
+		return fmt.Errorf("make the shards: %w", err)
+	}
+	s.logger.Info("Cluster is successfully initialized.", "cluster", m.Cluster, "servers", len(m.Nodes), "shards", len(shards), "replicas", len(shards[0].Replicas))
+	return nil
+}
+
+// PlaceShards spreads n shards over nodes: replica j of shard i is on node i+j
+// in the order of names, so that every node has as many replicas, and as many
+// first ones (which should lead), as any other, give or take one. newID draws
+// replica ids.
+func PlaceShards(nodes []clustermap.Node, n int, newID func() string) []clustermap.Shard {
+	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b clustermap.Node) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
+	shards := make([]clustermap.Shard, n)
+	for i := range shards {
+		shards[i].ID = rowraft.ShardID(i)
+		for j := range min(ReplicasPerShard, len(nodes)) {
+			shards[i].Replicas = append(shards[i].Replicas, clustermap.Replica{
+				ID: rowraft.ReplicaID(newID()), Node: nodes[(i+j)%len(nodes)].ID,
+			})
+		}
+	}
+	return shards
+}
+
+// maxEnsureCalls bounds how many shards are asked at a time.
+const maxEnsureCalls = 16
+
+// ensureTables returns once every shard has every one of tables. What is known
+// to be there in this term is not asked again.
+func (s *Scheduler) ensureTables(ctx context.Context, tables []rowraft.Schema) error {
+	m := s.view.Map()
+	if m == nil {
+		return rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
+	}
+	var g errgroup.Group
+	g.SetLimit(maxEnsureCalls)
+	for _, sh := range m.Shards {
+		todo := s.notEnsured(sh.ID, tables)
+		if len(todo) == 0 {
+			continue
+		}
+		g.Go(func() error {
+			for _, t := range todo {
+				if err := s.ensureTable(ctx, sh, t); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func (s *Scheduler) notEnsured(shard rowraft.ShardID, tables []rowraft.Schema) []rowraft.Schema {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	var out []rowraft.Schema
+	for _, t := range tables {
+		if _, done := s.soft.ensured[ensuredKey{t.ID, shard}]; !done {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// ensureTable drives one table into one shard, following its leader, until it
+// is there, the shard refuses it, or ctx ends.
+func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraft.Schema) error {
+	_, term, err := s.leading()
+	if err != nil {
+		return err
+	}
+	next := s.leaderOf(sh)
+	wait := 10 * time.Millisecond
+	for attempt := 0; ; attempt++ {
+		err := s.callEnsureTable(ctx, next, sh.ID, t)
+		if err == nil {
+			s.markEnsured(term, ensuredKey{t.ID, sh.ID})
+			return nil
+		}
+		err = fmt.Errorf("shard %d: table %s: node %s: %w", sh.ID, t.Name, next, err)
+		if !rowraft.CodeOf(err).Retryable() {
+			return err
+		}
+		hint, ok := errors.AsType[*rowraft.NotLeaderError](err)
+		if ok && hint.Leader != "" && hint.Leader != next {
+			next = hint.Leader
+			if attempt%4 != 3 { // two replicas may name each other
+				continue
+			}
+		} else {
+			next = sh.Replicas[attempt%len(sh.Replicas)].Node
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(wait + rand.N(wait)):
+			wait = min(2*wait, 250*time.Millisecond)
+		}
+		// The leadership may have moved meanwhile: another member does it then.
+		if _, now, lerr := s.leading(); lerr != nil || now != term {
+			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was driven into shard %d", t.Name, sh.ID)
+		}
+	}
+}
+
+func (s *Scheduler) markEnsured(term rowraft.Term, key ensuredKey) {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	if s.soft.term == term {
+		s.soft.ensured[key] = struct{}{}
+	}
+}
+
+// leaderOf returns the node that should lead sh.
+func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
+	for _, h := range s.hints() {
+		if h.Shard == sh.ID {
+			return h.Node
+		}
+	}
+	return sh.Replicas[0].Node
+}
+
+const ensureCallTimeout = 2 * time.Second
+
+func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema) error {
+	addr := s.addrOf(node)
+	if addr == "" {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "its address is unknown")
+	}
+	conn, err := s.conns.get(addr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, ensureCallTimeout)
+	defer cancel()
+	_, err = rowraftv1.NewAdminClient(conn).EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t)})
+	return err
+}

@@ -1,0 +1,255 @@
+package scheduler
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/identity"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// GroupID names the metadata group in raftstore.
+const GroupID = "meta"
+
+// Defaults of a new cluster.
+const (
+	DefaultShards     = 4
+	ReplicasPerShard  = 3 // fewer if there are fewer servers
+	HeartbeatInterval = 500 * time.Millisecond
+	SuspectAfter      = 4 * HeartbeatInterval
+	DownAfter         = 12 * HeartbeatInterval
+)
+
+const (
+	reconcileInterval  = 100 * time.Millisecond
+	repairTimeout      = 5 * time.Second
+	createTableTimeout = 30 * time.Second // if the caller has no deadline
+	maxMapWait         = time.Minute
+)
+
+// Log is the metadata group as the scheduler sees it.
+type Log interface {
+	// Propose appends entry and returns what Apply returned for it.
+	Propose(ctx context.Context, entry []byte) (any, error)
+	// Leader returns who leads the group as far as this member knows ("" if
+	// unknown), in which term, and whether that is this member.
+	Leader() (node rowraft.NodeID, term rowraft.Term, self bool)
+}
+
+// LeaderHint says who was last seen leading a shard. It may be stale.
+type LeaderHint struct {
+	Shard rowraft.ShardID
+	Node  rowraft.NodeID
+	Term  rowraft.Term
+}
+
+// Options configure the scheduler of one server.
+type Options struct {
+	Identity *identity.Dir
+	Self     clustermap.Node // ID and Scheduler included
+	Version  string          // of the binary
+	Join     []string        // addresses of the founders, this server's included; empty: alone
+	Servers  int             // shards are made once so many have registered; 0: as many as founders
+	Shards   int             // of a new cluster; 0: DefaultShards
+	TLS      *tls.Config     // for calls to other servers; nil is plaintext
+
+	// Hints returns the shard leaders that this server's own replicas know; may be nil.
+	Hints  func() []LeaderHint
+	Logger *slog.Logger // slog.Default()
+}
+
+// Scheduler answers the Cluster service of one server, and runs the control
+// plane while this server leads the metadata group.
+//
+// Goroutines: it starts none by itself; Run is one, and waits for those it starts.
+//
+// Lock order: soft.mu alone, never held across a call out of this package.
+type Scheduler struct {
+	rowraftv1.UnimplementedClusterServer
+
+	opts    Options
+	logger  *slog.Logger
+	view    *View
+	machine *machine
+	conns   *conns
+	log     atomic.Pointer[Log] // nil until Attach
+	kick    chan struct{}       // capacity 1: wakes Run
+	soft    soft
+}
+
+// soft is what the leader of the metadata group keeps in memory, for one term.
+type soft struct {
+	mu      sync.Mutex
+	term    rowraft.Term
+	since   time.Time // when this leader first noticed that it leads
+	beats   map[rowraft.NodeID]beat
+	ensured map[ensuredKey]struct{}
+}
+
+type beat struct {
+	at       time.Time
+	replicas []*rowraftv1.ReplicaStatus
+}
+
+type ensuredKey struct {
+	table rowraft.TableID
+	shard rowraft.ShardID
+}
+
+// New returns a scheduler that answers Hello and GetMap. Close it.
+func New(opts Options) (*Scheduler, error) {
+	if opts.Shards == 0 {
+		opts.Shards = DefaultShards
+	}
+	if opts.Servers == 0 {
+		opts.Servers = max(len(opts.Join), 1)
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	switch {
+	case opts.Identity == nil:
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "scheduler without a data directory")
+	case opts.Shards < 1 || opts.Shards > clustermap.MaxShards:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want 1 to %d", opts.Shards, clustermap.MaxShards)
+	case opts.Servers < 1 || opts.Servers > MaxNodes:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d servers: want 1 to %d", opts.Servers, MaxNodes)
+	}
+	opts.Self.ID = opts.Identity.Identity().Node
+	view := NewView()
+	return &Scheduler{
+		opts: opts, logger: opts.Logger.With("component", "scheduler"),
+		view: view, machine: newMachine(view), conns: newConns(opts.TLS), kick: make(chan struct{}, 1),
+	}, nil
+}
+
+// Close closes the connections to other servers. Call it after Run returned.
+func (s *Scheduler) Close() error { return s.conns.close() }
+
+// Machine is the state machine of the metadata group, to be started with it.
+func (s *Scheduler) Machine() raftstore.StateMachine { return s.machine }
+
+// View is the newest map this server knows. Members of the metadata group keep
+// it up to date themselves; on other servers the node sets it.
+func (s *Scheduler) View() *View { return s.view }
+
+// Attach gives the scheduler its metadata group.
+func (s *Scheduler) Attach(l Log) {
+	s.log.Store(&l)
+	s.wake()
+}
+
+// wake makes Run look at once.
+func (s *Scheduler) wake() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// notLeader tells a caller that another server leads the metadata group.
+type notLeader struct {
+	msg  string
+	hint rowraft.NotLeaderError
+}
+
+func (e *notLeader) Error() string { return e.msg }
+func (e *notLeader) Unwrap() error { return &e.hint }
+
+// leading returns the term in which this member leads the metadata group, or
+// the error that sends the caller to the leader.
+func (s *Scheduler) leading() (Log, rowraft.Term, error) {
+	p := s.log.Load()
+	if p == nil {
+		if s.opts.Self.Scheduler {
+			return nil, 0, rowraft.Errorf(rowraft.CodeStarting, "the scheduler of this server is starting")
+		}
+		return nil, 0, &notLeader{msg: "this server runs no scheduler: ask another one"}
+	}
+	node, term, self := (*p).Leader()
+	switch {
+	case self:
+		s.startTerm(term)
+		return *p, term, nil
+	case node == "":
+		return nil, 0, rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader at present")
+	}
+	e := &notLeader{
+		msg:  fmt.Sprintf("this server does not lead the metadata group, node %s at %s does", node, s.addrOf(node)),
+		hint: rowraft.NotLeaderError{Leader: node, Term: term},
+	}
+	return nil, 0, e
+}
+
+// startTerm drops the soft state of an older term.
+func (s *Scheduler) startTerm(term rowraft.Term) {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	if s.soft.beats != nil && s.soft.term == term {
+		return
+	}
+	s.soft.term, s.soft.since = term, time.Now()
+	s.soft.beats = make(map[rowraft.NodeID]beat)
+	s.soft.ensured = make(map[ensuredKey]struct{})
+}
+
+// addrOf returns the address of a node as the map or the founding knows it, ""
+// if neither does.
+func (s *Scheduler) addrOf(id rowraft.NodeID) string {
+	if id == s.opts.Self.ID {
+		return s.opts.Self.Addr
+	}
+	if m := s.view.Map(); m != nil {
+		if n, ok := m.Node(id); ok {
+			return n.Addr
+		}
+	}
+	for _, f := range s.opts.Identity.Identity().Founders {
+		if f.Node == id {
+			return f.Addr
+		}
+	}
+	return ""
+}
+
+// propose logs c and returns its result, or the error it was refused with.
+func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
+	l, _, err := s.leading()
+	if err != nil {
+		return nil, err
+	}
+	entry, err := encodeCommand(c)
+	if err != nil {
+		return nil, err
+	}
+	result, err := l.Propose(ctx, entry)
+	if err != nil {
+		return nil, err
+	}
+	if refused, ok := result.(error); ok {
+		return nil, refused
+	}
+	return result, nil
+}
+
+// proposeFor is propose for commands that answer with a T.
+func proposeFor[T any](ctx context.Context, s *Scheduler, c *rowraftv1.MetaCommand) (T, error) {
+	result, err := s.propose(ctx, c)
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	t, ok := result.(T)
+	if !ok {
+		return t, rowraft.Errorf(rowraft.CodeInternal, "metadata command %T answered %T, want %T", c.Command, result, t)
+	}
+	return t, nil
+}

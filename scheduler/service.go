@@ -1,0 +1,225 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Hello tells who answers.
+func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+	id := s.opts.Identity.Identity()
+	if err := identity.CheckCluster(id.Cluster, rowraft.ClusterID(req.GetClusterId())); err != nil {
+		return nil, fmt.Errorf("node %s at %s: %w", id.Node, s.opts.Self.Addr, err)
+	}
+	self := s.opts.Self
+	reply := &rowraftv1.HelloReply{
+		ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: self.Addr, PeerAddr: self.PeerAddr, NodeName: self.Name,
+		Scheduler: self.Scheduler, Version: s.opts.Version, Join: sortedCopy(s.opts.Join),
+	}
+	for _, f := range id.Founders {
+		reply.Founders = append(reply.Founders, &rowraftv1.Node{Id: string(f.Node), Name: f.Name, Addr: f.Addr, PeerAddr: f.PeerAddr, Scheduler: true})
+	}
+	if l := s.log.Load(); l != nil {
+		if node, _, _ := (*l).Leader(); node != "" {
+			reply.SchedulerLeader = s.addrOf(node)
+		}
+	}
+	return reply, nil
+}
+
+func sortedCopy(in []string) []string {
+	out := slices.Clone(in)
+	slices.Sort(out)
+	return out
+}
+
+// GetMap returns the newest map here, waiting for one if asked to.
+func (s *Scheduler) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
+	known := rowraft.MapVersion(req.GetKnownVersion())
+	ctx, cancel := context.WithTimeout(ctx, min(time.Duration(min(req.GetWaitNs(), uint64(maxMapWait))), maxMapWait))
+	defer cancel()
+	reply := &rowraftv1.GetMapReply{}
+	if m := s.view.Wait(ctx, known); m != nil {
+		reply.Map = rpc.MapToProto(m)
+	}
+	for _, h := range s.hints() {
+		reply.Leaders = append(reply.Leaders, &rowraftv1.LeaderHint{Shard: uint32(h.Shard), Node: string(h.Node), Term: uint64(h.Term)})
+	}
+	return reply, nil
+}
+
+// RegisterNode adds a server or renews its addresses.
+func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNodeRequest) (*rowraftv1.RegisterNodeReply, error) {
+	if err := s.checkMember(req.GetClusterId(), req.GetNode().GetId()); err != nil {
+		return nil, err
+	}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: req.GetNode()}}}
+	if _, err := s.propose(ctx, c); err != nil {
+		return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
+	}
+	s.wake()
+	return &rowraftv1.RegisterNodeReply{MapVersion: s.mapVersion()}, nil
+}
+
+// Heartbeat takes the state of a server's replicas.
+func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest) (*rowraftv1.HeartbeatReply, error) {
+	if err := s.checkMember(req.GetClusterId(), req.GetNodeId()); err != nil {
+		return nil, err
+	}
+	id := rowraft.NodeID(req.GetNodeId())
+	if _, _, err := s.leading(); err != nil {
+		return nil, err
+	}
+	m := s.view.Map()
+	if m == nil {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
+	}
+	if _, known := m.Node(id); !known {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not registered", id)
+	}
+	s.soft.mu.Lock()
+	s.soft.beats[id] = beat{at: time.Now(), replicas: req.GetReplicas()}
+	s.soft.mu.Unlock()
+	return &rowraftv1.HeartbeatReply{MapVersion: uint64(m.Version)}, nil
+}
+
+// checkMember refuses servers of other clusters, and those of none.
+func (s *Scheduler) checkMember(cluster, node string) error {
+	mine := s.opts.Identity.Identity().Cluster
+	switch {
+	case mine == "":
+		return rowraft.Errorf(rowraft.CodeStarting, "the cluster is not formed yet")
+	case cluster == "" || node == "":
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "cluster id %q, node id %q: a server must say both", cluster, node)
+	}
+	if err := identity.CheckCluster(mine, rowraft.ClusterID(cluster)); err != nil {
+		return fmt.Errorf("node %s: scheduler: %w", node, err)
+	}
+	return nil
+}
+
+func (s *Scheduler) mapVersion() uint64 {
+	if m := s.view.Map(); m != nil {
+		return uint64(m.Version)
+	}
+	return 0
+}
+
+// CreateTable logs a table and returns once every shard has it.
+func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+	schema := rpc.SchemaFromProto(req.GetTable())
+	if schema.ID != 0 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the id is chosen by the scheduler, %d was given", schema.Name, schema.ID)
+	}
+	if err := schema.Validate(); err != nil {
+		return nil, err
+	}
+	if _, _, err := s.leading(); err != nil {
+		return nil, err
+	}
+	m := s.view.Map()
+	if m == nil || len(m.Shards) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "table %s: the cluster has no shards yet: %s", schema.Name, s.waitingFor())
+	}
+	if _, hasDeadline := ctx.Deadline(); !hasDeadline {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, createTableTimeout)
+		defer cancel()
+	}
+	var err error
+	if schema.ID, err = newTableID(); err != nil {
+		return nil, err
+	}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{
+		Table: rpc.SchemaToProto(&schema), IfNotExists: req.GetIfNotExists(),
+	}}}
+	result, err := proposeFor[tableResult](ctx, s, c)
+	if err != nil {
+		return nil, fmt.Errorf("create table: %w", err)
+	}
+	if err := s.ensureTables(ctx, []rowraft.Schema{result.schema}); err != nil {
+		return nil, fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name, err)
+	}
+	return &rowraftv1.CreateTableReply{Table: rpc.SchemaToProto(&result.schema), Created: result.created, MapVersion: s.mapVersion()}, nil
+}
+
+func newTableID() (rowraft.TableID, error) {
+	for {
+		var b [8]byte
+		if _, err := rand.Read(b[:]); err != nil {
+			return 0, rowraft.Errorf(rowraft.CodeInternal, "table id: %w", err)
+		}
+		if id := rowraft.TableID(binary.LittleEndian.Uint64(b[:])); id != 0 {
+			return id, nil
+		}
+	}
+}
+
+// IssueIncarnation returns a number greater than any before.
+func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
+	if n := len(req.GetClientId()); n != len(rowraft.ClientID{}) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "client id of %d bytes, want %d", n, len(rowraft.ClientID{}))
+	}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
+	inc, err := proposeFor[rowraft.Incarnation](ctx, s, c)
+	if err != nil {
+		return nil, fmt.Errorf("issue an incarnation: %w", err)
+	}
+	return &rowraftv1.IssueIncarnationReply{Incarnation: uint64(inc)}, nil
+}
+
+// JoinJob gives a trainer its rank.
+func (s *Scheduler) JoinJob(ctx context.Context, req *rowraftv1.JoinJobRequest) (*rowraftv1.JoinJobReply, error) {
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_JoinJob{JoinJob: &rowraftv1.MetaJoinJob{
+		Job: req.GetJob(), Worker: req.GetWorker(), Workers: req.GetWorkers(),
+	}}}
+	r, err := proposeFor[rankResult](ctx, s, c)
+	if err != nil {
+		return nil, err
+	}
+	s.logger.Info("assigned a rank", "job", req.GetJob(), "worker", req.GetWorker(), "rank", r.rank, "incarnation", r.incarnation)
+	return &rowraftv1.JoinJobReply{Rank: uint32(r.rank), Incarnation: r.incarnation}, nil
+}
+
+// hints merges what the heartbeats and this server's own replicas know; of two
+// hints for a shard the one of the higher term wins.
+func (s *Scheduler) hints() []LeaderHint {
+	best := make(map[rowraft.ShardID]LeaderHint)
+	add := func(h LeaderHint) {
+		if old, ok := best[h.Shard]; h.Node != "" && (!ok || h.Term > old.Term) {
+			best[h.Shard] = h
+		}
+	}
+	s.soft.mu.Lock()
+	for node, b := range s.soft.beats {
+		for _, r := range b.replicas {
+			h := LeaderHint{Shard: rowraft.ShardID(r.GetShard()), Node: rowraft.NodeID(r.GetLeaderNode()), Term: rowraft.Term(r.GetTerm())}
+			if r.GetRole() == roleLeader {
+				h.Node = node
+			}
+			add(h)
+		}
+	}
+	s.soft.mu.Unlock()
+	if s.opts.Hints != nil {
+		for _, h := range s.opts.Hints() {
+			add(h)
+		}
+	}
+	out := make([]LeaderHint, 0, len(best))
+	for _, h := range best {
+		out = append(out, h)
+	}
+	slices.SortFunc(out, func(a, b LeaderHint) int { return cmp.Compare(a.Shard, b.Shard) })
+	return out
+}

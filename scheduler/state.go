@@ -1,0 +1,203 @@
+package scheduler
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+)
+
+// Limits of what the metadata group keeps, so that its snapshot stays small.
+const (
+	MaxNodes      = 1024
+	MaxTables     = 1024
+	MaxJobs       = 4096
+	MaxWorkers    = 4096
+	maxNameLength = 128
+)
+
+// state is all that the metadata group knows. Methods are the commands: they
+// check first and then change, so an error means that nothing happened.
+type state struct {
+	index           rowraft.Index
+	cluster         clustermap.Map // everything but the slots, which cmap holds
+	slots           []uint8        // slot → shard; nil until the shards are made
+	lastIncarnation rowraft.Incarnation
+	jobs            []job // by name
+}
+
+type job struct {
+	name    string
+	workers int
+	members []worker // by rank; at most workers
+}
+
+type worker struct {
+	name        string
+	incarnation uint64
+}
+
+// clone returns a copy that shares no memory that commands change.
+func (s *state) clone() *state {
+	c := *s
+	c.cluster.Nodes = slices.Clone(s.cluster.Nodes)
+	c.cluster.Shards = slices.Clone(s.cluster.Shards) // replica lists never change in place
+	c.cluster.Tables = slices.Clone(s.cluster.Tables)
+	c.jobs = make([]job, len(s.jobs))
+	for i, j := range s.jobs {
+		j.members = slices.Clone(j.members)
+		c.jobs[i] = j
+	}
+	return &c
+}
+
+// newMap returns the state as an immutable map.
+func (s *state) newMap() (*clustermap.Map, error) {
+	m := s.cluster
+	m.Nodes, m.Shards, m.Tables = slices.Clone(m.Nodes), slices.Clone(m.Shards), slices.Clone(m.Tables)
+	return clustermap.New(m, s.slots)
+}
+
+func (s *state) init(cluster rowraft.ClusterID) error {
+	switch {
+	case cluster == "":
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the cluster id is empty")
+	case s.cluster.Cluster == cluster:
+		return nil
+	case s.cluster.Cluster != "":
+		return rowraft.Errorf(rowraft.CodeIdentity, "the metadata belongs to cluster %s, not to %s", s.cluster.Cluster, cluster)
+	}
+	s.cluster.Cluster = cluster
+	s.cluster.Epoch = 1
+	s.cluster.Version++
+	return nil
+}
+
+func (s *state) putNode(n clustermap.Node) error {
+	switch {
+	case n.ID == "" || len(n.ID) > maxNameLength || len(n.Name) > maxNameLength:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node id %q, name %q: want an id, and at most %d bytes each", n.ID, n.Name, maxNameLength)
+	case n.Addr == "" || n.PeerAddr == "" || len(n.Addr) > 2*maxNameLength || len(n.PeerAddr) > 2*maxNameLength:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: address %q, peer address %q: want both, at most %d bytes each", n.ID, n.Addr, n.PeerAddr, 2*maxNameLength)
+	}
+	for _, o := range s.cluster.Nodes {
+		if n.Name != "" && o.Name == n.Name && o.ID != n.ID {
+			return rowraft.Errorf(rowraft.CodeAlreadyExists, "the name %s is that of node %s; a server with a new data directory needs another --name", n.Name, o.ID)
+		}
+	}
+	i, found := slices.BinarySearchFunc(s.cluster.Nodes, n.ID, func(a clustermap.Node, id rowraft.NodeID) int {
+		return strings.Compare(string(a.ID), string(id))
+	})
+	switch {
+	case found && s.cluster.Nodes[i] == n:
+		return nil
+	case found:
+		s.cluster.Nodes[i] = n
+	case len(s.cluster.Nodes) >= MaxNodes:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: the cluster has %d nodes already, the most there can be", n.ID, MaxNodes)
+	default:
+		s.cluster.Nodes = slices.Insert(s.cluster.Nodes, i, n)
+	}
+	s.cluster.Version++
+	return nil
+}
+
+// createShards lays out the shards. If there are shards already it changes
+// nothing: the leader that proposed it had not yet seen them.
+func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
+	if len(s.cluster.Shards) > 0 {
+		return nil
+	}
+	if len(shards) < 1 || len(shards) > clustermap.MaxShards {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want 1 to %d", len(shards), clustermap.MaxShards)
+	}
+	seen := make(map[rowraft.ReplicaID]bool)
+	for _, sh := range shards {
+		if len(sh.Replicas) == 0 {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d has no replicas", sh.ID)
+		}
+		nodes := make(map[rowraft.NodeID]bool)
+		for _, r := range sh.Replicas {
+			if _, known := s.cluster.Node(r.Node); !known || r.ID == "" || seen[r.ID] || nodes[r.Node] {
+				return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: replica %q on node %q: unknown node, or id or node used twice", sh.ID, r.ID, r.Node)
+			}
+			seen[r.ID], nodes[r.Node] = true, true
+		}
+	}
+	next := s.cluster
+	next.Shards = shards
+	if _, err := clustermap.New(next, slots); err != nil {
+		return err
+	}
+	s.cluster.Shards, s.slots = slices.Clone(shards), slices.Clone(slots)
+	s.cluster.Version++
+	s.cluster.SlotsVersion = s.cluster.Version
+	return nil
+}
+
+// createTable adds a table, or returns the one of that name and shape if
+// ifNotExists.
+func (s *state) createTable(t rowraft.Schema, ifNotExists bool) (rowraft.Schema, bool, error) {
+	if err := t.Validate(); err != nil {
+		return t, false, err
+	}
+	for _, have := range s.cluster.Tables {
+		switch {
+		case have.Name == t.Name && !have.SameShape(t):
+			return have, false, rowraft.Errorf(rowraft.CodeTableExists, "table %s exists with another shape: it has %s; asked for is %s", t.Name, describe(have), describe(t))
+		case have.Name == t.Name && ifNotExists:
+			return have, false, nil
+		case have.Name == t.Name:
+			return have, false, rowraft.Errorf(rowraft.CodeTableExists, "table %s exists", t.Name)
+		case have.ID == t.ID:
+			return have, false, rowraft.Errorf(rowraft.CodeInternal, "table id %d is that of table %s", t.ID, have.Name)
+		}
+	}
+	switch {
+	case t.ID == 0:
+		return t, false, rowraft.Errorf(rowraft.CodeInternal, "table %s was proposed without an id", t.Name)
+	case len(s.cluster.Tables) >= MaxTables:
+		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the cluster has %d tables already, the most there can be", t.Name, MaxTables)
+	}
+	s.cluster.Tables = append(s.cluster.Tables, t)
+	s.cluster.Version++
+	return t, true, nil
+}
+
+func (s *state) issueIncarnation() rowraft.Incarnation {
+	s.lastIncarnation++
+	return s.lastIncarnation
+}
+
+// joinJob gives worker its rank in a job of so many workers: the one it had, or
+// the next free one. Each call gives it a higher incarnation.
+func (s *state) joinJob(name, workerName string, workers int) (rank int, incarnation uint64, err error) {
+	switch {
+	case name == "" || workerName == "" || len(name) > maxNameLength || len(workerName) > maxNameLength:
+		return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %q, worker %q: want 1 to %d bytes each", name, workerName, maxNameLength)
+	case workers < 1 || workers > MaxWorkers:
+		return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers: want 1 to %d", name, workers, MaxWorkers)
+	}
+	i, found := slices.BinarySearchFunc(s.jobs, name, func(j job, name string) int { return strings.Compare(j.name, name) })
+	if !found {
+		if len(s.jobs) >= MaxJobs {
+			return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the cluster has %d jobs already, the most there can be", name, MaxJobs)
+		}
+		s.jobs = slices.Insert(s.jobs, i, job{name: name, workers: workers})
+	}
+	j := &s.jobs[i]
+	if j.workers != workers {
+		return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has %d workers, worker %s expects %d: all workers of a job must be started with the same number", name, j.workers, workerName, workers)
+	}
+	rank = slices.IndexFunc(j.members, func(w worker) bool { return w.name == workerName })
+	if rank < 0 {
+		if len(j.members) == j.workers {
+			return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has all of its %d workers, %s would be number %d; a restarted worker must keep its name, a new job needs another one", name, j.workers, workerName, j.workers+1)
+		}
+		rank = len(j.members)
+		j.members = append(j.members, worker{name: workerName})
+	}
+	j.members[rank].incarnation++
+	return rank, j.members[rank].incarnation, nil
+}
