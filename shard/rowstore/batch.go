@@ -11,6 +11,10 @@ import (
 // the latency of memory, few enough that their lines stay in the first cache.
 const chunkKeys = 64
 
+// maxPrefetch is how many bytes of a record are prefetched; the hardware follows
+// a longer row by itself.
+const maxPrefetch = 320
+
 // chunk is the work of one batch of lookups. It lives on the stack.
 type chunk struct {
 	slot [chunkKeys]rowraft.Slot
@@ -23,10 +27,10 @@ var noRow [64]byte
 
 // lookup finds the candidates of keys: addr is the record of the first entry
 // with the key's tag, or noRow. A candidate may still be another key's.
-// lines is how much of a record the caller will touch.
+// The caller will touch the first touched bytes of the records.
 //
 // REQUIRES: the slots are owned.
-func (t *Table) lookup(c *chunk, keys []rowraft.Key, lines int) {
+func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
 	for i, key := range keys {
 		slot, tag := t.locate(key)
 		c.slot[i], c.tag[i] = slot, tag
@@ -37,7 +41,7 @@ func (t *Table) lookup(c *chunk, keys []rowraft.Key, lines int) {
 		}
 		c.addr[i] = unsafe.Pointer(&seg[tag&uint32(len(seg)-1)])
 	}
-	prefetch(&c.addr[0], len(keys), 1)
+	prefetch(&c.addr[0], len(keys), 0, 8)
 	for i := range keys {
 		seg := t.slots[c.slot[i]].seg
 		c.addr[i] = unsafe.Pointer(&noRow)
@@ -48,7 +52,7 @@ func (t *Table) lookup(c *chunk, keys []rowraft.Key, lines int) {
 			c.addr[i] = t.rows.At(p)
 		}
 	}
-	prefetch(&c.addr[0], len(keys), lines)
+	prefetch(&c.addr[0], len(keys), keyOffset, min(touched, maxPrefetch))
 }
 
 // record returns the record of keys[i] after lookup, if there is one.
@@ -61,10 +65,6 @@ func (t *Table) record(c *chunk, i int, key rowraft.Key) (record, bool) {
 	}
 	return t.find(c.slot[i], c.tag[i], key)
 }
-
-// lines is how many cache lines n bytes are prefetched as. The hardware follows
-// a longer row by itself.
-func lines(n int) int { return min((n+63)/64+1, 4) }
 
 // check reports keys of foreign slots and lengths that do not fit, before
 // anything changes.
@@ -106,7 +106,7 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	}
 	var c chunk
 	rowBytes := t.dim * dt.Size()
-	touched := lines(headerBytes + 4*t.dim)
+	touched := headerBytes + 4*t.dim
 	for base := 0; base < len(keys); base += chunkKeys {
 		part := keys[base:min(base+chunkKeys, len(keys))]
 		t.lookup(&c, part, touched)
@@ -170,7 +170,7 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func
 	}
 	var c chunk
 	rowBytes := t.dim * dt.Size()
-	touched := lines(t.RecordBytes())
+	touched := t.RecordBytes()
 	for base := 0; base < len(keys); base += chunkKeys {
 		part := keys[base:min(base+chunkKeys, len(keys))]
 		t.lookup(&c, part, touched)

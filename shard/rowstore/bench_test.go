@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 )
@@ -135,4 +136,72 @@ func BenchmarkCreate(b *testing.B) {
 		filled(b, schema, benchRows/4)
 	}
 	b.ReportMetric(float64(b.N)*benchRows/4/b.Elapsed().Seconds()/1e6, "Mrows/s")
+}
+
+func BenchmarkBeginSnapshot(b *testing.B) {
+	t := filled(b, testSchema(rowraft.Sparse, rowraft.Adagrad, 16), benchRows)
+	var begin time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if _, err := t.BeginSnapshot(); err != nil {
+			b.Fatal(err)
+		}
+		begin += time.Since(start)
+		if err := t.EndSnapshot(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(begin.Microseconds())/float64(b.N), "µs/begin")
+}
+
+// BenchmarkUpdateDuringSnapshot updates while snapshots run one after the other,
+// each saving as many rows as are updated meanwhile. The share of time and the
+// images are those of the snapshot; what a disk would add is not in it.
+func BenchmarkUpdateDuringSnapshot(b *testing.B) {
+	for _, dist := range []string{"uniform", "zipf"} {
+		b.Run("adagrad/dim=64/rows=1M/"+dist, func(b *testing.B) {
+			t := filled(b, testSchema(rowraft.Sparse, rowraft.Adagrad, 64), benchRows)
+			keys := batches(dist, benchRows)
+			grads := make([]byte, benchBatch*64*4)
+			var snap *Snapshot
+			var slot rowraft.Slot
+			var buf []byte
+			var saved, images, rounds int64
+			var updating time.Duration
+			for i := 0; b.Loop(); i++ {
+				if snap == nil {
+					var err error
+					if snap, err = t.BeginSnapshot(); err != nil {
+						b.Fatal(err)
+					}
+					slot = 0
+				}
+				start := time.Now()
+				if err := t.Update(keys[i%len(keys)], grads, rowraft.Float32, 0.001); err != nil {
+					b.Fatal(err)
+				}
+				updating += time.Since(start)
+				for goal := saved + benchBatch; saved < goal && slot < rowraft.NumSlots; slot++ {
+					var done bool
+					if buf, done = snap.AppendSlot(buf[:0], slot, 1<<20); !done {
+						b.Fatal("a slot was not done")
+					}
+					saved += int64(len(buf) / t.RecordBytes())
+				}
+				if slot == rowraft.NumSlots {
+					images += snap.ImageBytes()
+					rounds++
+					if err := t.EndSnapshot(); err != nil {
+						b.Fatal(err)
+					}
+					snap = nil
+				}
+			}
+			b.ReportMetric(float64(b.N)*benchBatch/updating.Seconds()/1e6, "Mrows_updated/s")
+			b.ReportMetric(float64(saved)/(b.Elapsed()-updating).Seconds()/1e6, "Mrows_saved/s")
+			if rounds > 0 {
+				b.ReportMetric(100*float64(images)/float64(rounds)/float64(benchRows*t.RecordBytes()), "%images_at_peak")
+			}
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package rowstore
 
 import (
+	"encoding/binary"
 	"math"
 	"unsafe"
 
@@ -11,8 +12,9 @@ import (
 // that needs no copy.
 func floats(b []byte, dt rowraft.DType, dst []float32) []float32 {
 	if dt == rowraft.BFloat16 {
+		b = b[:2*len(dst)]
 		for i := range dst {
-			dst[i] = math.Float32frombits(uint32(b[2*i])<<16 | uint32(b[2*i+1])<<24)
+			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16)
 		}
 		return dst
 	}
@@ -27,10 +29,13 @@ func floats(b []byte, dt rowraft.DType, dst []float32) []float32 {
 // putFloats writes src to dst as dt.
 func putFloats(dst []byte, dt rowraft.DType, src []float32) {
 	if dt == rowraft.BFloat16 {
-		for i, v := range src {
-			h := bfloat16(v)
-			dst[2*i] = byte(h)
-			dst[2*i+1] = byte(h >> 8)
+		i := 0
+		for ; len(src)-i >= 2; i += 2 { // two numbers, one store
+			two := uint32(bfloat16(src[i])) | uint32(bfloat16(src[i+1]))<<16
+			binary.LittleEndian.PutUint32(dst[2*i:], two)
+		}
+		if i < len(src) {
+			binary.LittleEndian.PutUint16(dst[2*i:], bfloat16(src[i]))
 		}
 		return
 	}
@@ -40,7 +45,7 @@ func putFloats(dst []byte, dt rowraft.DType, src []float32) {
 // bfloat16 rounds v to nearest, ties to even. A NaN stays one.
 func bfloat16(v float32) uint16 {
 	b := math.Float32bits(v)
-	if v != v {
+	if b&0x7FFFFFFF > 0x7F800000 {
 		return uint16(b>>16) | 0x40
 	}
 	return uint16((b + 0x7FFF + b>>16&1) >> 16)

@@ -2,7 +2,8 @@ package rowstore
 
 import "unsafe"
 
-// prefetch asks for lines (> 0) cache lines from each of the n addresses.
+// prefetch asks for the cache lines of bytes from … to-1 (from < to) behind each
+// of the n addresses.
 //
 //go:noescape
-func prefetch(addrs *unsafe.Pointer, n, lines int)
+func prefetch(addrs *unsafe.Pointer, n, from, to int)

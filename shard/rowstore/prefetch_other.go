@@ -5,4 +5,4 @@ package rowstore
 import "unsafe"
 
 // prefetch does nothing here; it is a hint on amd64.
-func prefetch(addrs *unsafe.Pointer, n, lines int) {}
+func prefetch(addrs *unsafe.Pointer, n, from, to int) {}

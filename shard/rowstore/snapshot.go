@@ -24,7 +24,10 @@ type Snapshot struct {
 	rows   int
 
 	// An image is a record and, behind it, 1 + the place of the slot's next image.
+	// The images of saved slots are chained to spare and used again: it is written
+	// by AppendSlot and by keep, which never run beside each other.
 	images *slab.Slab
+	spare  uint32
 
 	// The slot being saved, the segment it had when its walk began (records never
 	// move, so it stays good when the slot outgrows it), and how far the walk came.
@@ -58,7 +61,10 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
-	s := &Snapshot{t: t, cuts: make([]cut, rowraft.NumSlots), rows: t.count, images: images}
+	if t.cuts == nil {
+		t.cuts = make([]cut, rowraft.NumSlots)
+	}
+	s := &Snapshot{t: t, cuts: t.cuts, rows: t.count, images: images}
 	for i := range s.cuts {
 		if t.Owns(rowraft.Slot(i)) {
 			from := &t.slots[i]
@@ -71,7 +77,7 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 }
 
 // EndSnapshot ends the running snapshot, complete or not, and frees what it
-// kept. Without one it does nothing.
+// kept; the Snapshot must not be used afterwards. Without one it does nothing.
 func (t *Table) EndSnapshot() error {
 	s := t.snap
 	if s == nil {
@@ -84,7 +90,7 @@ func (t *Table) EndSnapshot() error {
 	for _, seg := range s.outgrown {
 		t.blocks.Free(seg)
 	}
-	s.outgrown = nil
+	s.outgrown, s.cuts = nil, nil
 	if err := s.images.Close(); err != nil {
 		return fmt.Errorf("table %s: end a snapshot: %w", t.schema.Name, err)
 	}
@@ -107,7 +113,7 @@ func (s *Snapshot) SlotVersion(slot rowraft.Slot) uint64 { return s.cuts[slot].v
 // SlotDigest returns the digest of slot at the begin.
 func (s *Snapshot) SlotDigest(slot rowraft.Slot) Digest { return s.cuts[slot].digest }
 
-// ImageBytes returns the memory that images of changed rows take.
+// ImageBytes returns the most memory that images of changed rows took so far.
 func (s *Snapshot) ImageBytes() int64 { return s.images.Stats().UsedBytes }
 
 // AppendSlot appends to dst the records of slot as they were at the begin, in
@@ -143,7 +149,11 @@ func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (ou
 	for image := c.image; image != 0; {
 		r := record{s.images.At(slab.Place(image - 1))}
 		dst = append(dst, s.t.bytes(r)...)
-		image = *s.nextImage(r)
+		next := s.nextImage(r)
+		image = *next
+		if image == 0 {
+			*next, s.spare = s.spare, c.image
+		}
 	}
 	s.finish()
 	return dst, true
@@ -166,9 +176,14 @@ func (s *Snapshot) keep(slot rowraft.Slot, tag uint32, r record) error {
 	if s.walking && s.slot == slot && s.passed(tag, r) {
 		return nil
 	}
-	p, err := s.images.Alloc()
-	if err != nil {
-		return fmt.Errorf("table %s: keep a row for a snapshot: %w", s.t.schema.Name, err)
+	p := slab.Place(s.spare - 1)
+	if s.spare != 0 {
+		s.spare = *s.nextImage(record{s.images.At(p)})
+	} else {
+		var err error
+		if p, err = s.images.Alloc(); err != nil {
+			return fmt.Errorf("table %s: keep a row for a snapshot: %w", s.t.schema.Name, err)
+		}
 	}
 	image := record{s.images.At(p)}
 	copy(s.t.bytes(image), s.t.bytes(r))

@@ -36,6 +36,7 @@ type Table struct {
 	count  int
 
 	snap    *Snapshot // the running one, or nil
+	cuts    []cut     // of the running snapshot; kept for the next one
 	scratch []float32 // one unpacked gradient or value; used by Update and Assign only
 }
 
