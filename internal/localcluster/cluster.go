@@ -1,0 +1,351 @@
+package localcluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Options of a cluster. Binary, Dir and Servers are required.
+type Options struct {
+	Binary  string // path of the rowraft binary
+	Dir     string // data directories, logs and ready files go below
+	Servers int
+	Shards  int      // 0: the server's default
+	Backend string   // "wal" or "bolt"; "": the server's default
+	Profile string   // "fast", "default", "dense"; "": the server's default
+	Args    []string // more flags of `rowraft server`
+	Env     []string // more environment, KEY=value
+}
+
+// Cluster is a set of server processes. Methods are safe for concurrent use,
+// but one server must not be killed and restarted at the same time.
+type Cluster struct {
+	opts    Options
+	servers []*Server
+}
+
+// Server is one server process and its data directory, across restarts.
+type Server struct {
+	Name    string // n1, n2 …
+	Addr    string // of the gRPC services
+	Peer    string // of the Raft groups
+	DataDir string
+	LogFile string
+
+	mu   sync.Mutex
+	id   rowraft.NodeID
+	proc *process
+}
+
+// process is one life of a server.
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when err is set
+	err   error
+}
+
+// Start starts all servers and returns when each says that it serves.
+func Start(ctx context.Context, opts Options) (*Cluster, error) {
+	c := &Cluster{opts: opts}
+	listeners := make([][2]*net.TCPListener, opts.Servers)
+	defer func() {
+		for _, pair := range listeners {
+			closeAll(pair)
+		}
+	}()
+	for i := range opts.Servers {
+		s := &Server{Name: fmt.Sprintf("n%d", i+1)}
+		s.DataDir = filepath.Join(opts.Dir, s.Name)
+		s.LogFile = filepath.Join(opts.Dir, s.Name+".log")
+		for j := range 2 {
+			l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			if err != nil {
+				return nil, err
+			}
+			listeners[i][j] = l
+		}
+		s.Addr, s.Peer = listeners[i][0].Addr().String(), listeners[i][1].Addr().String()
+		c.servers = append(c.servers, s)
+	}
+	for i, s := range c.servers {
+		err := c.launch(s, listeners[i])
+		closeAll(listeners[i])
+		listeners[i] = [2]*net.TCPListener{}
+		if err != nil {
+			return nil, errors.Join(err, c.Stop())
+		}
+	}
+	for _, s := range c.servers {
+		if err := s.awaitReady(ctx); err != nil {
+			return nil, errors.Join(err, c.Stop())
+		}
+	}
+	return c, nil
+}
+
+func closeAll(pair [2]*net.TCPListener) {
+	for _, l := range pair {
+		if l != nil {
+			l.Close()
+		}
+	}
+}
+
+// Servers lists the servers in the order of their names.
+func (c *Cluster) Servers() []*Server { return c.servers }
+
+// Endpoints lists the gRPC addresses.
+func (c *Cluster) Endpoints() []string {
+	out := make([]string, len(c.servers))
+	for i, s := range c.servers {
+		out[i] = s.Addr
+	}
+	return out
+}
+
+// ByID returns the server with the node id, or nil.
+func (c *Cluster) ByID(id rowraft.NodeID) *Server {
+	for _, s := range c.servers {
+		if s.ID() == id {
+			return s
+		}
+	}
+	return nil
+}
+
+// launch starts a process for s on the listening sockets.
+func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
+	files := make([]*os.File, 2)
+	for i, l := range pair {
+		f, err := l.File()
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	logFile, err := os.OpenFile(s.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	if err := os.Remove(s.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	cmd := exec.Command(c.opts.Binary, c.args(s)...)
+	cmd.ExtraFiles = files // descriptors 3 and 4
+	cmd.Stdout, cmd.Stderr = logFile, logFile
+	cmd.Env = append(os.Environ(), c.opts.Env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start server %s: %w", s.Name, err)
+	}
+	p := &process{cmd: cmd, ended: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.ended)
+	}()
+	s.mu.Lock()
+	s.proc = p
+	s.mu.Unlock()
+	return nil
+}
+
+func (c *Cluster) args(s *Server) []string {
+	args := []string{
+		"server", "--insecure", "--with-scheduler",
+		"--name", s.Name, "--data-dir", s.DataDir, "--ready-file", s.readyFile(),
+		"--listen-fd", "3", "--peer-listen-fd", "4",
+		"--join", strings.Join(c.Endpoints(), ","),
+		"--servers", fmt.Sprint(c.opts.Servers),
+	}
+	if c.opts.Shards > 0 {
+		args = append(args, "--shards", fmt.Sprint(c.opts.Shards))
+	}
+	if c.opts.Backend != "" {
+		args = append(args, "--log-backend", c.opts.Backend)
+	}
+	if c.opts.Profile != "" {
+		args = append(args, "--profile", c.opts.Profile)
+	}
+	return append(args, c.opts.Args...)
+}
+
+// Stop ends every process: first politely, then, after ten seconds, for good.
+func (c *Cluster) Stop() error {
+	errs := make([]error, len(c.servers))
+	var wg sync.WaitGroup
+	for i, s := range c.servers {
+		wg.Go(func() { errs[i] = s.stop(10 * time.Second) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Restart starts a server that has ended, on its data directory and addresses,
+// and returns when it serves.
+func (c *Cluster) Restart(ctx context.Context, s *Server) error {
+	if s.Running() {
+		return fmt.Errorf("server %s still runs", s.Name)
+	}
+	var pair [2]*net.TCPListener
+	defer func() { closeAll(pair) }()
+	for i, addr := range []string{s.Addr, s.Peer} {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			return fmt.Errorf("restart server %s: %w", s.Name, err)
+		}
+		pair[i] = l.(*net.TCPListener)
+	}
+	if err := c.launch(s, pair); err != nil {
+		return err
+	}
+	closeAll(pair)
+	return s.awaitReady(ctx)
+}
+
+func (s *Server) readyFile() string { return s.DataDir + ".ready" }
+
+// ID returns the node id, "" before the server was ready for the first time.
+func (s *Server) ID() rowraft.NodeID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.id
+}
+
+func (s *Server) process() *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proc
+}
+
+// Running reports whether the process lives.
+func (s *Server) Running() bool {
+	p := s.process()
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Pid returns the process id of the present life, 0 if there is none.
+func (s *Server) Pid() int {
+	if p := s.process(); p != nil && s.Running() {
+		return p.cmd.Process.Pid
+	}
+	return 0
+}
+
+// Kill sends SIGKILL and returns when the process is gone.
+func (s *Server) Kill() error {
+	p := s.process()
+	if p == nil {
+		return nil
+	}
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-p.ended
+	return nil
+}
+
+// Signal sends sig to the process.
+func (s *Server) Signal(sig os.Signal) error {
+	p := s.process()
+	if p == nil {
+		return os.ErrProcessDone
+	}
+	return p.cmd.Process.Signal(sig)
+}
+
+// CPU returns the processor time of the last ended life.
+func (s *Server) CPU() time.Duration {
+	p := s.process()
+	if p == nil || p.cmd.ProcessState == nil {
+		return 0
+	}
+	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
+}
+
+func (s *Server) stop(patience time.Duration) error {
+	p := s.process()
+	if p == nil {
+		return nil
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+		return nil
+	case <-timer.C:
+	}
+	_ = s.Kill()
+	return fmt.Errorf("server %s did not stop within %v of SIGTERM and was killed; its log: %s", s.Name, patience, s.LogFile)
+}
+
+// Ready is what a server writes to its ready file.
+type Ready struct {
+	NodeID string `json:"node_id"`
+	Addr   string `json:"addr"`
+	Peer   string `json:"peer_addr"`
+}
+
+// awaitReady waits for the ready file, or for the process to end.
+func (s *Server) awaitReady(ctx context.Context) error {
+	p := s.process()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if b, err := os.ReadFile(s.readyFile()); err == nil {
+			var r Ready
+			if err := json.Unmarshal(b, &r); err != nil {
+				return fmt.Errorf("ready file of server %s: %w", s.Name, err)
+			}
+			s.mu.Lock()
+			s.id = rowraft.NodeID(r.NodeID)
+			s.mu.Unlock()
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-p.ended:
+			return fmt.Errorf("server %s ended before it was ready (%v):\n%s", s.Name, p.err, s.LogTail(2<<10))
+		case <-ctx.Done():
+			return fmt.Errorf("server %s is not ready: %w; the end of its log:\n%s", s.Name, context.Cause(ctx), s.LogTail(2<<10))
+		}
+	}
+}
+
+// LogTail returns the end of the server's log.
+func (s *Server) LogTail(n int) string {
+	b, err := os.ReadFile(s.LogFile)
+	if err != nil {
+		return err.Error()
+	}
+	if len(b) > n {
+		b = b[len(b)-n:]
+		if i := bytes.IndexByte(b, '\n'); i >= 0 {
+			b = b[i+1:]
+		}
+	}
+	return string(b)
+}

@@ -1,0 +1,214 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// Bounds of what one shard's leader holds before the log.
+const (
+	maxQueuedBytes  = 32 << 20 // pushes waiting for an entry
+	maxQueuedParts  = 4096
+	maxEntriesAhead = 8 // entries proposed and not yet applied
+)
+
+// proposer is what the batcher needs of a Raft group.
+type proposer interface {
+	Propose(entry []byte) *raftstore.Future
+}
+
+// batcher packs the pushes of a shard that wait at the same time into one log
+// entry, so that they share an fsync.
+//
+// Goroutines: pack takes from queue and proposes; finish waits for the entries
+// in log order and answers. close ends both after answering everything.
+type batcher struct {
+	group  proposer
+	header func() wire.EntryHeader // log time and epoch of the next entry
+
+	queue chan *waiting
+	ahead chan proposed
+	stop  chan struct{}
+	wg    sync.WaitGroup
+
+	mu     sync.Mutex
+	queued int // bytes in queue
+	closed bool
+}
+
+// waiting is one part on its way into the log. The batcher owns the part's
+// payload and gives it back to the pool once it is copied into the entry.
+type waiting struct {
+	part wire.Part
+	done chan shard.PartResult // capacity 1: the caller may have left
+}
+
+type proposed struct {
+	future *raftstore.Future
+	parts  []*waiting
+}
+
+func newBatcher(group proposer, header func() wire.EntryHeader) *batcher {
+	b := &batcher{
+		group:  group,
+		header: header,
+		queue:  make(chan *waiting, maxQueuedParts),
+		ahead:  make(chan proposed, maxEntriesAhead),
+		stop:   make(chan struct{}),
+	}
+	b.wg.Go(b.pack)
+	b.wg.Go(b.finish)
+	return b
+}
+
+// submit queues a part and returns where its result will come. It never waits:
+// a full queue is CodeOverloaded.
+func (b *batcher) submit(p wire.Part) (<-chan shard.PartResult, error) {
+	w := &waiting{part: p, done: make(chan shard.PartResult, 1)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")
+	}
+	if b.queued+p.Size() > maxQueuedBytes {
+		return nil, &rowraft.OverloadedError{What: "the push queue of the shard is full", RetryAfter: 20 * time.Millisecond}
+	}
+	select {
+	case b.queue <- w:
+		b.queued += p.Size()
+		return w.done, nil
+	default:
+		return nil, &rowraft.OverloadedError{What: "too many pushes wait for the shard", RetryAfter: 20 * time.Millisecond}
+	}
+}
+
+// close answers what is queued with CodeClosing and waits for what is proposed.
+func (b *batcher) close() {
+	b.mu.Lock()
+	closed := b.closed
+	b.closed = true
+	b.mu.Unlock()
+	if !closed {
+		close(b.stop)
+	}
+	b.wg.Wait()
+}
+
+// pack is the goroutine that builds entries.
+func (b *batcher) pack() {
+	defer close(b.ahead)
+	var held *waiting // taken from the queue, too large for the last entry
+	for {
+		first := held
+		held = nil
+		if first == nil {
+			select {
+			case first = <-b.queue:
+			case <-b.stop:
+				b.drain()
+				return
+			}
+		}
+		parts, size := []*waiting{first}, wire.EntryHeaderSize+first.part.Size()
+		for held == nil {
+			next := b.poll()
+			if next == nil {
+				break
+			}
+			if size+next.part.Size() > rowraft.TargetEntryBytes {
+				held = next
+				break
+			}
+			parts = append(parts, next)
+			size += next.part.Size()
+		}
+		b.propose(parts, size)
+	}
+}
+
+func (b *batcher) poll() *waiting {
+	select {
+	case w := <-b.queue:
+		return w
+	default:
+		return nil
+	}
+}
+
+func (b *batcher) propose(parts []*waiting, size int) {
+	h := b.header()
+	h.Kind, h.Version, h.Parts = wire.EntryParts, wire.EntryVersion, len(parts)
+	buf := rpc.Pool.Get(size)
+	entry := (*buf)[:wire.EntryHeaderSize]
+	wire.PutEntryHeader(entry, h)
+	bytes := 0
+	for _, w := range parts {
+		bytes += w.part.Size()
+		entry = wire.AppendPart(entry, &w.part)
+		rpc.Pool.Release(w.part.Payload)
+		w.part.Payload = nil
+	}
+	b.mu.Lock()
+	b.queued -= bytes
+	b.mu.Unlock()
+	// A full channel is the back-pressure that lets parts gather in the queue.
+	future := b.group.Propose(entry) // copies it
+	rpc.Pool.Put(buf)
+	b.ahead <- proposed{future: future, parts: parts}
+}
+
+// drain refuses what is still queued: nothing of it was proposed.
+func (b *batcher) drain() {
+	for w := b.poll(); w != nil; w = b.poll() {
+		w.done <- shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")}
+	}
+}
+
+// finish is the goroutine that answers, in log order.
+func (b *batcher) finish() {
+	for p := range b.ahead {
+		answer(p)
+	}
+}
+
+func answer(p proposed) {
+	result, _, err := p.future.Wait(context.Background())
+	applied, ok := result.(*shard.Applied)
+	if err == nil && (!ok || len(applied.Parts) != len(p.parts)) {
+		if rerr, isErr := result.(error); isErr {
+			err = rerr
+		} else {
+			err = rowraft.Errorf(rowraft.CodeInternal, "apply answered %T for an entry of %d parts", result, len(p.parts))
+		}
+	}
+	for i, w := range p.parts {
+		if err != nil {
+			w.done <- shard.PartResult{Err: err}
+			continue
+		}
+		w.done <- applied.Parts[i]
+	}
+}
+
+// wait returns the result of a submitted part, or CodeDeadline when ctx ends
+// first: the part may still be applied.
+func wait(ctx context.Context, done <-chan shard.PartResult) (shard.PartResult, error) {
+	select {
+	case r := <-done:
+		return r, r.Err
+	case <-ctx.Done():
+		err := context.Cause(ctx)
+		if errors.Is(err, context.Canceled) {
+			return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the push was acknowledged")
+		}
+		return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline, "the push was not acknowledged in time: %w", err)
+	}
+}

@@ -1,0 +1,108 @@
+package node
+
+import (
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// Config is what a server is started with. Listener, PeerListener and DataDir
+// are required; the listeners belong to Run.
+type Config struct {
+	DataDir string
+	Name    string // for people; "" shows the id
+	Version string // of the binary
+
+	Listener     net.Listener // gRPC services
+	PeerListener net.Listener // Raft groups
+
+	// Addresses other machines reach the listeners at; "": those of the listeners.
+	Advertise, PeerAdvertise string
+
+	WithScheduler bool     // found and run the metadata group
+	Join          []string // gRPC addresses of the founders; empty: a cluster of one
+	Servers       int      // shards are made once so many servers are there; 0: len(Join)
+	Shards        int      // of a new cluster; 0: 4
+
+	LogBackend string // "wal" (default) or "bolt", of the shards
+	Profile    string // "fast", "default", "dense"
+	// DiskStallLimit is how long a write to the log may hang before the server
+	// gives up; 0: the larger of 500 ms and two heartbeats.
+	DiskStallLimit time.Duration
+	// DiskReserveBytes is kept free: below it pushes are refused; 0: 256 MiB.
+	DiskReserveBytes int64
+
+	TLS      rpc.TLSFiles
+	Insecure bool // plaintext, on loopback only
+
+	Logger *slog.Logger    // nil: slog.Default()
+	Ready  func(info Info) // called once the server serves its replicas; may be nil
+}
+
+// Info tells who a ready server is.
+type Info struct {
+	Cluster  rowraft.ClusterID
+	Node     rowraft.NodeID
+	Addr     string
+	PeerAddr string
+}
+
+func (c *Config) setDefaults() error {
+	bad := func(format string, args ...any) error {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
+	}
+	switch {
+	case c.DataDir == "":
+		return bad("no data directory: give --data-dir")
+	case c.Listener == nil || c.PeerListener == nil:
+		return rowraft.Errorf(rowraft.CodeInternal, "node without listeners")
+	case c.TLS.IsZero() && !c.Insecure:
+		return bad("no certificates: give --cert, --key and --cacert, or --insecure for loopback")
+	case !c.TLS.IsZero() && c.Insecure:
+		return bad("both certificates and --insecure are given: want one of them")
+	}
+	if _, err := profileOf(c.Profile); err != nil {
+		return err
+	}
+	switch c.LogBackend {
+	case "", raftstore.BackendWAL, raftstore.BackendBolt:
+	default:
+		return bad("log backend %q: want wal or bolt", c.LogBackend)
+	}
+	if c.Insecure {
+		for _, l := range []net.Listener{c.Listener, c.PeerListener} {
+			if err := rpc.CheckInsecure(l.Addr()); err != nil {
+				return err
+			}
+		}
+	}
+	if c.Advertise == "" {
+		c.Advertise = c.Listener.Addr().String()
+	}
+	if c.PeerAdvertise == "" {
+		c.PeerAdvertise = c.PeerListener.Addr().String()
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Version == "" {
+		c.Version = "dev"
+	}
+	return nil
+}
+
+func profileOf(name string) (raftstore.Profile, error) {
+	switch name {
+	case "fast":
+		return raftstore.ProfileFast, nil
+	case "", "default":
+		return raftstore.ProfileDefault, nil
+	case "dense":
+		return raftstore.ProfileDense, nil
+	}
+	return raftstore.Profile{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "profile %q: want fast, default or dense", name)
+}

@@ -1,0 +1,251 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler"
+)
+
+// registerRetry is how long a server waits before it asks again to be taken.
+const registerRetry = 100 * time.Millisecond
+
+// control is this server's side of the talk with the scheduler: it registers,
+// reports, and, on servers without the metadata group, fetches the map.
+type control struct {
+	n   *Node
+	tls *tls.Config
+
+	mu     sync.Mutex
+	conns  map[string]*grpc.ClientConn
+	leader rowraft.NodeID // of the metadata group, as last told; "" if unknown
+}
+
+func newControl(n *Node, conf *tls.Config) *control {
+	return &control{n: n, tls: conf, conns: make(map[string]*grpc.ClientConn)}
+}
+
+func (c *control) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for _, conn := range c.conns {
+		errs = append(errs, conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (c *control) dial(addr string) (rowraftv1.ClusterClient, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	conn := c.conns[addr]
+	if conn == nil {
+		var err error
+		if conn, err = rpc.Dial(addr, c.tls); err != nil {
+			return nil, err
+		}
+		c.conns[addr] = conn
+	}
+	return rowraftv1.NewClusterClient(conn), nil
+}
+
+// schedulers lists where the metadata group may be reached: its leader as last
+// told, then all members.
+func (c *control) schedulers() []string {
+	c.mu.Lock()
+	leader := c.leader
+	c.mu.Unlock()
+	var out []string
+	if m := c.n.sched.View().Map(); m != nil {
+		for _, node := range m.Nodes {
+			if !node.Scheduler {
+				continue
+			}
+			if node.ID == leader {
+				out = slices.Insert(out, 0, node.Addr)
+			} else {
+				out = append(out, node.Addr)
+			}
+		}
+	}
+	for _, addr := range append(slices.Clone(c.n.cfg.Join), c.n.self.Addr) {
+		if !slices.Contains(out, addr) {
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+// call tries the schedulers in turn until one answers.
+func (c *control) call(ctx context.Context, f func(context.Context, rowraftv1.ClusterClient) error) error {
+	var last error
+	for _, addr := range c.schedulers() {
+		stub, err := c.dial(addr)
+		if err == nil {
+			attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
+			err = f(attempt, stub)
+			cancel()
+		}
+		if err == nil {
+			return nil
+		}
+		last = err
+		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
+			c.mu.Lock()
+			c.leader = nl.Leader
+			c.mu.Unlock()
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return last
+}
+
+// register adds this server to the cluster, or renews its addresses, then
+// reports its replicas until ctx ends.
+func (c *control) register(ctx context.Context) {
+	known := false
+	for refused := 0; ; {
+		wait := scheduler.HeartbeatInterval
+		if known {
+			known = rowraft.CodeOf(c.heartbeat(ctx)) != rowraft.CodeNotFound
+		} else {
+			err := c.registerOnce(ctx)
+			switch code := rowraft.CodeOf(err); {
+			case err == nil:
+				known, wait = true, 0
+			case code == rowraft.CodeIdentity || code == rowraft.CodeInvalidArgument:
+				c.n.fail(err)
+				return
+			default:
+				wait = registerRetry
+				if refused++; refused%50 == 0 {
+					c.n.log.Warn("server not ready, the scheduler does not take it yet", "err", err)
+				}
+			}
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *control) registerOnce(ctx context.Context) error {
+	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+		_, err := stub.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: string(c.cluster()), Node: rpc.NodeToProto(c.n.self)})
+		return err
+	})
+}
+
+func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().Cluster }
+
+func (c *control) heartbeat(ctx context.Context) error {
+	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus()}
+	if m := c.n.cluster.Load(); m != nil {
+		req.MapVersion = uint64(m.Version)
+	}
+	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+		_, err := stub.Heartbeat(ctx, req)
+		return err
+	})
+}
+
+// followMap keeps the view of a server without the metadata group fresh.
+func (c *control) followMap(ctx context.Context) {
+	const poll = 10 * time.Second
+	view := c.n.sched.View()
+	for i := 0; ctx.Err() == nil; i++ {
+		addrs := c.schedulers()
+		addr := addrs[i%len(addrs)]
+		if addr == c.n.self.Addr && len(addrs) > 1 {
+			continue
+		}
+		var known uint64
+		if m := view.Map(); m != nil {
+			known = uint64(m.Version)
+		}
+		err := func() error {
+			stub, err := c.dial(addr)
+			if err != nil {
+				return err
+			}
+			attempt, cancel := context.WithTimeout(ctx, poll+2*time.Second)
+			defer cancel()
+			reply, err := stub.GetMap(attempt, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(poll)})
+			if err != nil || reply.Map == nil {
+				return err
+			}
+			m, err := rpc.MapFromProto(reply.Map)
+			if err != nil {
+				return err
+			}
+			view.Set(m)
+			return nil
+		}()
+		if err == nil {
+			continue
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// status describes the server and its replicas.
+func (n *Node) status() *rowraftv1.NodeStatusReply {
+	st := &rowraftv1.NodeStatusReply{
+		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.self.Name,
+		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.replicaStatus(),
+	}
+	if m := n.cluster.Load(); m != nil {
+		st.MapVersion = uint64(m.Version)
+	}
+	return st
+}
+
+func (n *Node) replicaStatus() []*rowraftv1.ReplicaStatus {
+	n.mu.RLock()
+	replicas := make([]*replica, 0, len(n.replicas))
+	for _, r := range n.replicas {
+		replicas = append(replicas, r)
+	}
+	n.mu.RUnlock()
+	slices.SortFunc(replicas, func(a, b *replica) int { return cmp.Compare(a.shard, b.shard) })
+	out := make([]*rowraftv1.ReplicaStatus, len(replicas))
+	for i, r := range replicas {
+		out[i] = r.status()
+	}
+	return out
+}
+
+func (r *replica) status() *rowraftv1.ReplicaStatus {
+	g := r.group.Status()
+	st := &rowraftv1.ReplicaStatus{
+		Shard: uint32(r.shard), ReplicaId: string(g.Replica), Role: string(g.Role), Term: uint64(g.Term),
+		CommitIndex: uint64(g.CommitIndex), AppliedIndex: uint64(g.AppliedIndex), LastIndex: uint64(g.LastIndex),
+		LeaderNode: string(g.Leader), LogBytes: uint64(max(g.LogBytes, 0)),
+	}
+	if g.Err != nil {
+		st.Error = g.Err.Error()
+	}
+	for _, t := range r.machine.Stats() {
+		st.Rows += t.Rows
+		st.MemoryBytes += t.Bytes
+		st.Tables = append(st.Tables, &rowraftv1.TableStats{Table: uint64(t.ID), Rows: t.Rows, MemoryBytes: t.Bytes})
+	}
+	return st
+}

@@ -1,0 +1,373 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler"
+)
+
+// anyMapVersion is for calls that name a shard but were not split by a map.
+const anyMapVersion = ^uint64(0)
+
+// stopGrace is how long calls under way may go on when the server stops.
+const stopGrace = 2 * time.Second
+
+// Node is one running server.
+type Node struct {
+	cfg     Config
+	log     *slog.Logger
+	self    clustermap.Node
+	started time.Time
+
+	identity *identity.Dir
+	sched    *scheduler.Scheduler
+	store    *raftstore.Store
+	grpc     *grpc.Server
+	health   *health.Server
+	control  *control
+
+	fatal chan error // capacity 1: why the process must end
+
+	mu       sync.RWMutex
+	replicas map[rowraft.ShardID]*replica
+	ready    bool
+
+	cluster atomic.Pointer[clustermap.Map] // that the replicas follow
+}
+
+// Run serves until ctx ends, which is a clean stop and returns nil, or until the
+// server must not go on.
+//
+// Errors: CodeInvalidArgument for a bad configuration; CodeIdentity for a data
+// directory of another cluster, node or process; what the log or the disk failed
+// with.
+func Run(ctx context.Context, cfg Config) (err error) {
+	defer func() {
+		if cfg.Listener != nil {
+			cfg.Listener.Close()
+		}
+		if cfg.PeerListener != nil {
+			cfg.PeerListener.Close()
+		}
+	}()
+	if err := cfg.setDefaults(); err != nil {
+		return err
+	}
+	serverTLS, err := cfg.TLS.Server()
+	if err != nil {
+		return err
+	}
+	clientTLS, err := cfg.TLS.Client()
+	if err != nil {
+		return err
+	}
+	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica)}
+	if n.identity, err = identity.Open(cfg.DataDir); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.identity.Close()) }()
+	if err := n.openScheduler(clientTLS); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.sched.Close()) }()
+
+	// The services answer from here on: servers find each other by Hello.
+	served := n.serve(serverTLS)
+	defer func() { err = errors.Join(err, n.stopServing()) }()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go n.watchFatal(ctx, served, cancel)
+	return stopCause(ctx, n.run(ctx, serverTLS, clientTLS))
+}
+
+// watchFatal ends ctx when the server must not go on.
+func (n *Node) watchFatal(ctx context.Context, served <-chan error, cancel context.CancelCauseFunc) {
+	select {
+	case err := <-n.fatal:
+		n.log.Error("the server must stop", "err", err)
+		cancel(err)
+	case err := <-served:
+		cancel(fmt.Errorf("gRPC services: %w", err))
+	case <-ctx.Done():
+	}
+}
+
+// stopCause is nil if the server was told to stop, or why it had to.
+func stopCause(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// fail reports that the process must end; the first report counts.
+func (n *Node) fail(err error) {
+	select {
+	case n.fatal <- err:
+	default:
+	}
+}
+
+func (n *Node) openScheduler(conf *tls.Config) (err error) {
+	n.self = clustermap.Node{
+		ID: n.identity.Identity().Node, Name: n.cfg.Name, Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise, Scheduler: n.cfg.WithScheduler,
+	}
+	n.log = n.log.With("node", string(n.self.ID))
+	n.sched, err = scheduler.New(scheduler.Options{
+		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
+		TLS: conf, Hints: n.leaderHints, Logger: n.log,
+	})
+	return err
+}
+
+// run joins the cluster and follows its map until ctx ends.
+func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err error) {
+	id, err := n.sched.Form(ctx)
+	if err != nil {
+		return err
+	}
+	n.log.Info("belongs to cluster", "cluster", string(id.Cluster))
+	if err := n.openStore(id, serverTLS, clientTLS); err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		wg.Wait()
+		err = errors.Join(err, n.closeReplicas(), n.store.Close())
+	}()
+	if id.Founder() {
+		if err := n.startMeta(id); err != nil {
+			return err
+		}
+		wg.Go(func() { n.sched.Run(ctx) })
+	}
+	n.control = newControl(n, clientTLS)
+	defer func() { err = errors.Join(err, n.control.close()) }()
+	if !id.Founder() {
+		wg.Go(func() { n.control.followMap(ctx) })
+	}
+	wg.Go(func() { n.control.register(ctx) })
+	return n.followMap(ctx)
+}
+
+func (n *Node) openStore(id identity.Identity, serverTLS, clientTLS *tls.Config) (err error) {
+	profile, err := profileOf(n.cfg.Profile)
+	if err != nil {
+		return err
+	}
+	l := n.cfg.PeerListener
+	if serverTLS != nil {
+		l = tls.NewListener(l, serverTLS)
+	}
+	n.store, err = raftstore.Open(raftstore.Options{
+		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: id.Cluster, Node: id.Node,
+		Listener: l, DialTLS: clientTLS, Resolve: n.peerAddr(id),
+		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit, DiskReserveBytes: n.cfg.DiskReserveBytes,
+		Fatal: n.fail, Logger: n.log,
+	})
+	return err
+}
+
+// peerAddr looks up where a node's Raft groups are now: in the map, or, before
+// there is one, among the founders.
+func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, error) {
+	return func(node rowraft.NodeID) (string, error) {
+		if m := n.sched.View().Map(); m != nil {
+			if found, ok := m.Node(node); ok {
+				return found.PeerAddr, nil
+			}
+		}
+		for _, f := range id.Founders {
+			if f.Node == node {
+				return f.PeerAddr, nil
+			}
+		}
+		return "", rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", node)
+	}
+}
+
+// startMeta starts this founder's replica of the metadata group.
+func (n *Node) startMeta(id identity.Identity) error {
+	var members []raftstore.Member
+	for _, f := range id.Founders {
+		members = append(members, raftstore.Member{Replica: f.MetaReplica(), Node: f.Node})
+	}
+	g, err := n.store.StartGroup(raftstore.GroupConfig{
+		ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), Backend: raftstore.BackendBolt, Bootstrap: members,
+	})
+	if err != nil {
+		return fmt.Errorf("metadata group: %w", err)
+	}
+	n.sched.Attach(metaLog{g})
+	return nil
+}
+
+// metaLog is the metadata group as the scheduler sees it.
+type metaLog struct{ *raftstore.Group }
+
+func (l metaLog) Propose(ctx context.Context, entry []byte) (any, error) {
+	result, _, err := l.Group.Propose(entry).Wait(ctx)
+	return result, err
+}
+
+// followMap runs the replicas that the map gives this node.
+func (n *Node) followMap(ctx context.Context) error {
+	for known := rowraft.MapVersion(0); ; {
+		m := n.sched.View().Wait(ctx, known)
+		if m == nil {
+			return ctx.Err()
+		}
+		known = m.Version
+		if err := n.startReplicas(m); err != nil {
+			return err
+		}
+		n.cluster.Store(m)
+		if len(m.Shards) > 0 {
+			n.becomeReady(m)
+		}
+	}
+}
+
+func (n *Node) startReplicas(m *clustermap.Map) error {
+	for _, s := range m.Shards {
+		for _, r := range s.Replicas {
+			if r.Node != n.self.ID || n.replica(s.ID) != nil {
+				continue
+			}
+			rep, err := openReplica(n.store, m, s, r, n.log)
+			if err != nil {
+				return err
+			}
+			n.mu.Lock()
+			n.replicas[s.ID] = rep
+			n.mu.Unlock()
+		}
+	}
+	return nil
+}
+
+func (n *Node) becomeReady(m *clustermap.Map) {
+	n.mu.Lock()
+	was := n.ready
+	n.ready = true
+	n.mu.Unlock()
+	if was {
+		return
+	}
+	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
+	n.log.Info("Cluster is successfully initialized.", "shards", len(m.Shards), "servers", len(m.Nodes))
+	if n.cfg.Ready != nil {
+		n.cfg.Ready(Info{Cluster: m.Cluster, Node: n.self.ID, Addr: n.self.Addr, PeerAddr: n.self.PeerAddr})
+	}
+}
+
+func (n *Node) replica(s rowraft.ShardID) *replica {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return n.replicas[s]
+}
+
+// replicaFor finds the replica a call is for and checks the versions it names.
+func (n *Node) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, error) {
+	id := rowraft.ShardID(shard)
+	m := n.cluster.Load()
+	if m == nil {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map yet")
+	}
+	if int(shard) >= len(m.Shards) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d", shard, len(m.Shards))
+	}
+	if have := rowraft.MapVersion(mapVersion); have < m.SlotsVersion {
+		return nil, &rowraft.WrongShardError{Shard: id, Have: have, Want: m.SlotsVersion}
+	}
+	r := n.replica(id)
+	if r == nil {
+		return nil, &rowraft.NotLeaderError{Shard: id}
+	}
+	if epoch != 0 && rowraft.TableEpoch(epoch) != r.machine.Epoch() {
+		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the call is of table epoch %d, the tables are of %d", shard, epoch, r.machine.Epoch())
+	}
+	return r, nil
+}
+
+func (n *Node) closeReplicas() error {
+	n.mu.Lock()
+	replicas := n.replicas
+	n.replicas = make(map[rowraft.ShardID]*replica)
+	n.mu.Unlock()
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		errs []error
+	)
+	for _, r := range replicas {
+		wg.Go(func() {
+			err := r.close()
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// serve starts the gRPC services; the channel gives the error if they end early.
+func (n *Node) serve(conf *tls.Config) <-chan error {
+	n.grpc = grpc.NewServer(rpc.ServerOptions(conf)...)
+	n.health = health.NewServer()
+	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
+	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
+	rowraftv1.RegisterAdminServer(n.grpc, &adminService{n: n})
+	rowraftv1.RegisterClusterServer(n.grpc, n.sched)
+	healthpb.RegisterHealthServer(n.grpc, n.health)
+	served := make(chan error, 1)
+	go func() { served <- n.grpc.Serve(n.cfg.Listener) }()
+	n.log.Info("Server listening on "+n.self.Addr, "peer", n.self.PeerAddr, "insecure", n.cfg.Insecure)
+	return served
+}
+
+// stopServing lets calls end for a while, then ends them.
+func (n *Node) stopServing() error {
+	n.health.Shutdown()
+	timer := time.AfterFunc(stopGrace, n.grpc.Stop)
+	defer timer.Stop()
+	n.grpc.GracefulStop()
+	return nil
+}
+
+// leaderHints are the shard leaders that this server's replicas know.
+func (n *Node) leaderHints() []scheduler.LeaderHint {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	var out []scheduler.LeaderHint
+	for id, r := range n.replicas {
+		if node, term, _ := r.group.Leader(); node != "" {
+			out = append(out, scheduler.LeaderHint{Shard: id, Node: node, Term: term})
+		}
+	}
+	return out
+}

@@ -1,0 +1,293 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// testCluster is whole servers in this process, on loopback ports that the
+// kernel chose.
+type testCluster struct {
+	t     testing.TB
+	dir   string
+	nodes []*testNode
+}
+
+type testNode struct {
+	cfg    Config
+	addr   string
+	peer   string
+	cancel context.CancelFunc
+	done   chan error
+	ready  chan Info
+}
+
+func startCluster(t testing.TB, servers, shards int) *testCluster {
+	t.Helper()
+	c := &testCluster{t: t, dir: t.TempDir()}
+	var listeners [][2]net.Listener
+	var join []string
+	for range servers {
+		var pair [2]net.Listener
+		for i := range pair {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			pair[i] = l
+		}
+		listeners = append(listeners, pair)
+		join = append(join, pair[0].Addr().String())
+	}
+	for i := range servers {
+		n := &testNode{addr: join[i], peer: listeners[i][1].Addr().String()}
+		n.cfg = Config{
+			DataDir: filepath.Join(c.dir, fmt.Sprintf("n%d", i+1)), Name: fmt.Sprintf("n%d", i+1),
+			WithScheduler: true, Join: join, Servers: servers, Shards: shards, Profile: "fast",
+			DiskStallLimit: 5 * time.Second, Insecure: true, Logger: slog.New(slog.DiscardHandler),
+		}
+		c.nodes = append(c.nodes, n)
+		n.start(listeners[i])
+	}
+	t.Cleanup(c.stop)
+	for _, n := range c.nodes {
+		n.awaitReady(t)
+	}
+	return c
+}
+
+func (n *testNode) start(pair [2]net.Listener) {
+	ctx, cancel := context.WithCancel(context.Background())
+	n.cancel, n.done, n.ready = cancel, make(chan error, 1), make(chan Info, 1)
+	cfg, done, ready := n.cfg, n.done, n.ready
+	cfg.Listener, cfg.PeerListener = pair[0], pair[1]
+	cfg.Ready = func(i Info) { ready <- i }
+	go func() { done <- Run(ctx, cfg) }()
+}
+
+func (n *testNode) awaitReady(t testing.TB) {
+	t.Helper()
+	select {
+	case <-n.ready:
+	case err := <-n.done:
+		t.Fatalf("node %s ended before it was ready: %v", n.cfg.Name, err)
+	case <-time.After(30 * time.Second):
+		t.Fatalf("node %s is not ready after 30 s", n.cfg.Name)
+	}
+}
+
+// stopNode stops a server and waits until it has ended.
+func (c *testCluster) stopNode(i int) {
+	n := c.nodes[i]
+	if n.cancel == nil {
+		return
+	}
+	n.cancel()
+	n.cancel = nil
+	if err := <-n.done; err != nil {
+		c.t.Errorf("node %s stopped with %v", n.cfg.Name, err)
+	}
+}
+
+// restart starts a stopped server on its old addresses and data.
+func (c *testCluster) restart(i int) {
+	c.t.Helper()
+	n := c.nodes[i]
+	var pair [2]net.Listener
+	for j, addr := range []string{n.addr, n.peer} {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		pair[j] = l
+	}
+	n.start(pair)
+	n.awaitReady(c.t)
+}
+
+func (c *testCluster) stop() {
+	var wg sync.WaitGroup
+	for i := range c.nodes {
+		wg.Go(func() { c.stopNode(i) })
+	}
+	wg.Wait()
+}
+
+func (c *testCluster) dial() *client.Client {
+	c.t.Helper()
+	var endpoints []string
+	for _, n := range c.nodes {
+		endpoints = append(endpoints, n.addr)
+	}
+	cl, err := client.Dial(testContext(c.t), client.Options{Endpoints: endpoints})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { cl.Close() })
+	return cl
+}
+
+func testContext(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func counterSchema(name string) rowraft.Schema {
+	return rowraft.Schema{
+		Name: name, Kind: rowraft.Sparse, Dim: 4,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}
+}
+
+func TestPushIsVisibleToPull(t *testing.T) {
+	c := startCluster(t, 3, 4)
+	cl, ctx := c.dial(), testContext(t)
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := make([]rowraft.Key, 1000)
+	grads := make([]float32, len(keys)*4)
+	for i := range keys {
+		keys[i] = rowraft.Key(uint64(i%500) * 0x9E3779B97F4A7C15) // unsorted, every key twice
+		for d := range 4 {
+			grads[i*4+d] = -float32(d + 1)
+		}
+	}
+	for push := 1; push <= 3; push++ {
+		if _, err := table.Push(ctx, keys, grads); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]float32, len(grads))
+		if err := table.Pull(ctx, keys, got); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range got {
+			if want := float32(2 * push * (i%4 + 1)); v != want {
+				t.Fatalf("after push %d: key %d dimension %d is %v, want %v", push, keys[i/4], i%4, v, want)
+			}
+		}
+	}
+}
+
+// TestPushesSurviveTheLeader stops one server after the other, while a client
+// pushes, and counts what arrived: with SGD, learning rate 1 and gradient −1 a
+// row counts its pushes.
+func TestPushesSurviveTheLeader(t *testing.T) {
+	c := startCluster(t, 3, 2)
+	cl, ctx := c.dial(), testContext(t)
+	table, err := cl.CreateTable(ctx, counterSchema("audit"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []rowraft.Key{1, 2, 3, 4, 5, 6, 7, 8}
+	grads := make([]float32, len(keys)*4)
+	for i := range grads {
+		grads[i] = -1
+	}
+	pushes := 0
+	push := func() {
+		t.Helper()
+		if _, err := table.Push(ctx, keys, grads); err != nil {
+			t.Fatal(err)
+		}
+		pushes++
+	}
+	for i := range c.nodes {
+		for range 20 {
+			push()
+		}
+		c.stopNode(i)
+		for range 20 {
+			push()
+		}
+		c.restart(i)
+	}
+	got := make([]float32, len(grads))
+	if err := table.Pull(ctx, keys, got); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range got {
+		if v != float32(pushes) {
+			t.Fatalf("value %d is %v after %d acknowledged pushes", i, v, pushes)
+		}
+	}
+}
+
+func TestAcknowledgedPushesSurviveARestartOfAll(t *testing.T) {
+	c := startCluster(t, 3, 2)
+	cl, ctx := c.dial(), testContext(t)
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, grads := []rowraft.Key{7, 8, 9}, make([]float32, 12)
+	for i := range grads {
+		grads[i] = -1
+	}
+	for range 10 {
+		if _, err := table.Push(ctx, keys, grads); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.stop()
+	var wg sync.WaitGroup
+	for i := range c.nodes {
+		wg.Go(func() { c.restart(i) })
+	}
+	wg.Wait()
+	if _, err := table.Push(ctx, keys, grads); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]float32, 12)
+	if err := table.Pull(ctx, keys, got); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range got {
+		if v != 11 {
+			t.Fatalf("value %d is %v, want 11", i, v)
+		}
+	}
+}
+
+func TestDataDirectoryIsOpenOnce(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	cfg := c.nodes[0].cfg
+	for i, l := range []*net.Listener{&cfg.Listener, &cfg.PeerListener} {
+		var err error
+		if *l, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	err := Run(testContext(t), cfg)
+	if rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Fatalf("second server on the same data directory: %v, want CodeIdentity", err)
+	}
+}
+
+func TestInsecureIsLoopbackOnly(t *testing.T) {
+	cfg := Config{DataDir: t.TempDir(), Insecure: true}
+	for _, l := range []*net.Listener{&cfg.Listener, &cfg.PeerListener} {
+		var err error
+		if *l, err = net.Listen("tcp", "0.0.0.0:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Run(testContext(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Fatalf("plaintext on every address: %v, want CodeInvalidArgument", err)
+	}
+}

@@ -1,0 +1,263 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// replica is one shard on this node: its state machine, its Raft group, and the
+// batcher in front of the log.
+type replica struct {
+	shard   rowraft.ShardID
+	machine *shard.Machine
+	group   *raftstore.Group
+	batch   *batcher
+	clock   logClock
+	log     *slog.Logger
+
+	// leading is the term this replica leads and in which it has applied all that
+	// earlier terms committed; 0 otherwise. Before that it must not judge
+	// sessions, tables or reads: it may not know them yet.
+	leading atomic.Uint64
+
+	ctx    context.Context // ends in close
+	cancel context.CancelFunc
+}
+
+// stateMachine gives the shard's machine the shape raftstore wants.
+type stateMachine struct{ *shard.Machine }
+
+func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
+	result := m.Machine.Apply(index, entry)
+	if fatal, ok := result.(*shard.FatalError); ok {
+		return &raftstore.FatalError{Err: fatal}
+	}
+	return result
+}
+
+func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
+	s, err := m.Machine.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// openReplica starts the group of one shard as the map describes it.
+func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, log *slog.Logger) (*replica, error) {
+	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID), Epoch: m.Epoch})
+	if err != nil {
+		return nil, err
+	}
+	r := &replica{shard: s.ID, machine: machine, log: log.With("shard", uint32(s.ID), "replica", string(self.ID))}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	var members []raftstore.Member
+	for _, rep := range s.Replicas {
+		members = append(members, raftstore.Member{Replica: rep.ID, Node: rep.Node})
+	}
+	r.group, err = store.StartGroup(raftstore.GroupConfig{
+		ID:        groupName(s.ID),
+		Replica:   self.ID,
+		Machine:   stateMachine{machine},
+		Bootstrap: members,
+		OnLeader:  r.onLeader,
+	})
+	if err != nil {
+		r.cancel()
+		return nil, errors.Join(fmt.Errorf("shard %d: %w", s.ID, err), machine.Close())
+	}
+	r.batch = newBatcher(r.group, r.header)
+	return r, nil
+}
+
+func groupName(s rowraft.ShardID) string { return fmt.Sprintf("shard-%d", s) }
+
+// onLeader runs on raftstore's goroutine for leader changes. A new leader serves
+// once it has applied everything committed before its term.
+func (r *replica) onLeader(term rowraft.Term, leader bool) {
+	r.leading.Store(0)
+	if !leader {
+		r.log.Info("stopped leading", "term", uint64(term))
+		return
+	}
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
+	defer cancel()
+	index, err := r.group.ReadIndex(ctx)
+	if err == nil {
+		err = r.group.WaitApplied(ctx, index)
+	}
+	if err != nil {
+		r.log.Info("lost the lead before it began", "term", uint64(term), "err", err)
+		return
+	}
+	r.clock.restart(r.machine.LogTime())
+	r.leading.Store(uint64(term))
+	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(index), "after", time.Since(start))
+}
+
+// close stops the replica. Queued pushes are answered first.
+func (r *replica) close() error {
+	r.cancel()
+	r.batch.close()
+	return errors.Join(r.group.Close(), r.machine.Close())
+}
+
+// header is what the batcher's next entry begins with.
+func (r *replica) header() wire.EntryHeader {
+	return wire.EntryHeader{Version: wire.EntryVersion, LogTime: r.clock.now(), Epoch: r.machine.Epoch()}
+}
+
+// mustLead reports why this replica cannot answer as the leader.
+func (r *replica) mustLead() error {
+	node, term, me := r.group.Leader()
+	switch {
+	case me && r.leading.Load() == uint64(term):
+		return nil
+	case me:
+		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the new leader still applies what was committed before term %d", r.shard, term)
+	case node == "":
+		return rowraft.Errorf(rowraft.CodeNoLeader, "shard %d has no leader (term %d)", r.shard, term)
+	}
+	return &rowraft.NotLeaderError{Shard: r.shard, Term: term, Leader: node}
+}
+
+// push logs one part and returns the index at which it is visible. It owns
+// p.Payload.
+func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
+	if err := r.mustLead(); err != nil {
+		return 0, false, err
+	}
+	duplicate, err = r.machine.CheckPart(&p)
+	if err != nil || duplicate {
+		rpc.Pool.Release(p.Payload)
+		return r.machine.AppliedIndex(), duplicate, err
+	}
+	done, err := r.batch.submit(p)
+	if err != nil {
+		return 0, false, err
+	}
+	result, err := wait(ctx, done)
+	if err != nil {
+		return 0, false, r.translate(err)
+	}
+	return r.machine.AppliedIndex(), result.Duplicate, nil
+}
+
+// translate gives a refusal by the group the words of the shard.
+func (r *replica) translate(err error) error {
+	if nl, ok := errors.AsType[*raftstore.NotLeaderError](err); ok {
+		return &rowraft.NotLeaderError{Shard: r.shard, Term: nl.Term, Leader: nl.Leader}
+	}
+	return err
+}
+
+// propose logs one entry of another kind and returns its index.
+func (r *replica) propose(ctx context.Context, entry []byte) (rowraft.Index, error) {
+	result, index, err := r.group.Propose(entry).Wait(ctx)
+	if err != nil {
+		return 0, r.translate(err)
+	}
+	switch a := result.(type) {
+	case *shard.Applied:
+		return index, a.Parts[0].Err
+	case error:
+		return 0, a
+	}
+	return 0, rowraft.Errorf(rowraft.CodeInternal, "apply answered %T", result)
+}
+
+// openSession logs a session.
+func (r *replica) openSession(ctx context.Context, client rowraft.ClientID, inc rowraft.Incarnation) (rowraft.Index, error) {
+	if err := r.mustLead(); err != nil {
+		return 0, err
+	}
+	if r.machine.CheckSession(client, inc) == nil {
+		return r.machine.AppliedIndex(), nil // a resent call
+	}
+	return r.propose(ctx, wire.OpenSessionEntry(r.header(), client, inc))
+}
+
+// ensureTable logs a table unless the shard has it.
+func (r *replica) ensureTable(ctx context.Context, s *rowraft.Schema) (rowraft.Index, error) {
+	if err := s.Validate(); err != nil {
+		return 0, err
+	}
+	if err := r.mustLead(); err != nil {
+		return 0, err
+	}
+	for _, have := range r.machine.Tables() {
+		if have == *s {
+			return r.machine.AppliedIndex(), nil
+		}
+	}
+	return r.propose(ctx, wire.CreateTableEntry(r.header(), s))
+}
+
+// pull answers a read as the leader, not before minIndex is applied.
+func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizable bool, minIndex rowraft.Index) (reply []byte, index rowraft.Index, err error) {
+	if err := r.mustLead(); err != nil {
+		return nil, 0, err
+	}
+	if linearizable {
+		if minIndex, err = r.linearize(ctx, minIndex); err != nil {
+			return nil, 0, err
+		}
+	}
+	if r.machine.AppliedIndex() < minIndex {
+		if err := r.group.WaitApplied(ctx, minIndex); err != nil {
+			return nil, 0, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
+		}
+	}
+	return r.machine.Pull(payload, presence, rpc.Pool.Bytes)
+}
+
+func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraft.Index, error) {
+	index, err := r.group.ReadIndex(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.group.WaitApplied(ctx, index); err != nil {
+		return 0, err
+	}
+	if index > r.machine.AppliedIndex() {
+		index = 0 // entries of raft's own; all of ours up to it are applied
+	}
+	return max(index, minIndex), r.mustLead()
+}
+
+// logClock makes log time: that of the last entry known when this replica began
+// to lead, plus the monotonic time since then. A jump of the wall clock changes
+// nothing.
+type logClock struct {
+	mu    sync.Mutex
+	base  uint64
+	start time.Time
+}
+
+func (c *logClock) restart(base uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.base, c.start = base, time.Now()
+}
+
+func (c *logClock) now() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.start.IsZero() {
+		return c.base
+	}
+	return c.base + uint64(time.Since(c.start))
+}

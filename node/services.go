@@ -1,0 +1,223 @@
+package node
+
+import (
+	"context"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// tableService answers the data plane from the node's replicas.
+type tableService struct {
+	rowraftv1.UnimplementedTableServer
+	n *Node
+}
+
+// leadReadTimeout bounds how long a pull waits for its minimum index.
+const leadReadTimeout = time.Second
+
+func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	defer rpc.Pool.Release(req.Payload)
+	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, err
+	}
+	var linearizable bool
+	switch req.Mode {
+	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
+	case rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
+		linearizable = true
+	default:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader or linearizable", req.Mode)
+	}
+	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
+	defer cancel()
+	payload, index, err := r.pull(ctx, req.Payload, req.Presence, linearizable, rowraft.Index(req.MinIndex))
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.PullReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Payload: payload}, nil
+}
+
+func (s *tableService) Push(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+	r, index, dup, err := s.numbered(ctx, wire.OpPush, req, req.Payload)
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.PushReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}, nil
+}
+
+func (s *tableService) Assign(ctx context.Context, req *rowraftv1.AssignRequest) (*rowraftv1.AssignReply, error) {
+	r, index, dup, err := s.numbered(ctx, wire.OpAssign, req, req.Payload)
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.AssignReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}, nil
+}
+
+// numberedRequest is what Push and Assign have in common.
+type numberedRequest interface {
+	GetMapVersion() uint64
+	GetShard() uint32
+	GetTableEpoch() uint64
+	GetClientId() []byte
+	GetIncarnation() uint64
+	GetSeq() uint64
+	GetFloor() uint64
+}
+
+func (s *tableService) numbered(ctx context.Context, op wire.Op, req numberedRequest, payload []byte) (*replica, rowraft.Index, bool, error) {
+	r, err := s.n.replicaFor(req.GetShard(), req.GetMapVersion(), req.GetTableEpoch())
+	if err != nil {
+		return nil, 0, false, err
+	}
+	client, err := clientID(req.GetClientId())
+	if err != nil {
+		return nil, 0, false, err
+	}
+	index, dup, err := r.push(ctx, wire.Part{
+		Client:      client,
+		Incarnation: rowraft.Incarnation(req.GetIncarnation()),
+		Seq:         rowraft.Seq(req.GetSeq()),
+		Floor:       rowraft.Seq(req.GetFloor()),
+		Op:          op,
+		Payload:     payload,
+	})
+	return r, index, dup, err
+}
+
+func clientID(b []byte) (id rowraft.ClientID, err error) {
+	if len(b) != len(id) {
+		return id, rowraft.Errorf(rowraft.CodeInvalidArgument, "client id of %d bytes, want %d", len(b), len(id))
+	}
+	return rowraft.ClientID(b), nil
+}
+
+func (s *tableService) OpenSession(ctx context.Context, req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientID(req.ClientId)
+	if err != nil {
+		return nil, err
+	}
+	if req.Incarnation == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "incarnation 0: the scheduler issues them from 1")
+	}
+	index, err := r.openSession(ctx, client, rowraft.Incarnation(req.Incarnation))
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.OpenSessionReply{AppliedIndex: uint64(index), TableEpoch: uint64(r.machine.Epoch())}, nil
+}
+
+// maxStreamCalls bounds the unanswered messages of one stream.
+const maxStreamCalls = 64
+
+func (s *tableService) PullStream(stream grpc.BidiStreamingServer[rowraftv1.PullStreamRequest, rowraftv1.PullStreamReply]) error {
+	return serveStream(stream.Context(), stream.Recv, stream.Send, func(ctx context.Context, m *rowraftv1.PullStreamRequest) *rowraftv1.PullStreamReply {
+		out := &rowraftv1.PullStreamReply{Id: m.Id}
+		reply, err := s.Pull(ctx, m.GetPull())
+		if err != nil {
+			out.Error = rpc.Detail(err)
+			return out
+		}
+		out.Reply = reply
+		return out
+	})
+}
+
+func (s *tableService) PushStream(stream grpc.BidiStreamingServer[rowraftv1.PushStreamRequest, rowraftv1.PushStreamReply]) error {
+	return serveStream(stream.Context(), stream.Recv, stream.Send, func(ctx context.Context, m *rowraftv1.PushStreamRequest) *rowraftv1.PushStreamReply {
+		out := &rowraftv1.PushStreamReply{Id: m.Id}
+		reply, err := s.Push(ctx, m.GetPush())
+		if err != nil {
+			out.Error = rpc.Detail(err)
+			return out
+		}
+		out.Reply = reply
+		return out
+	})
+}
+
+// serveStream answers messages as they complete, up to maxStreamCalls at once,
+// until the client closes its side.
+func serveStream[Req, Reply any](ctx context.Context, recv func() (Req, error), send func(Reply) error, answer func(context.Context, Req) Reply) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var (
+		wg     sync.WaitGroup
+		mu     sync.Mutex // one Send at a time
+		broken error
+		places = make(chan struct{}, maxStreamCalls)
+	)
+	defer wg.Wait()
+	defer cancel()
+	for {
+		req, err := recv()
+		if err == io.EOF {
+			wg.Wait()
+			return broken
+		}
+		if err != nil {
+			return err
+		}
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			reply := answer(ctx, req)
+			mu.Lock()
+			defer mu.Unlock()
+			if broken == nil {
+				if broken = send(reply); broken != nil {
+					cancel()
+				}
+			}
+		})
+	}
+}
+
+// adminService answers the scheduler and operators.
+type adminService struct {
+	rowraftv1.UnimplementedAdminServer
+	n *Node
+}
+
+func (s *adminService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	schema := rpc.SchemaFromProto(req.Table)
+	index, err := r.ensureTable(ctx, &schema)
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.EnsureTableReply{AppliedIndex: uint64(index)}, nil
+}
+
+func (s *adminService) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*rowraftv1.NodeStatusReply, error) {
+	return s.n.status(), nil
+}
+
+func (s *adminService) Digest(ctx context.Context, req *rowraftv1.DigestRequest) (*rowraftv1.DigestReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.group.WaitApplied(ctx, rowraft.Index(req.MinIndex)); err != nil {
+		return nil, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: rowraft.Index(req.MinIndex)}
+	}
+	d, err := r.machine.Digest()
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.DigestReply{AppliedIndex: uint64(d.Index), Digest: d.Sum[:], Rows: d.Rows}, nil
+}
