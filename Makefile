@@ -68,6 +68,14 @@ bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh
 
+.PHONY: bench-smoke
+bench-smoke: build ## the same, too short to quote: shows that it still runs
+	@if command -v redis-server >/dev/null; then \
+		ROUNDS=1 SECONDS_EACH=2 ROWS=100000 bench/peers/compare.sh; \
+	else \
+		echo "bench-smoke: skipped: no redis-server (apt-get install redis-server)"; \
+	fi
+
 ##@ Check
 
 .PHONY: lint

@@ -8,7 +8,8 @@ fuzztime=${1:?usage: fuzz.sh TIME}
 
 count=0
 for dir in $(git grep -l --untracked '^func Fuzz' -- '*_test.go' | xargs -r -n1 dirname | sort -u); do
-	for target in $(go test -list '^Fuzz' "./$dir" | grep '^Fuzz' || true); do
+	listing=$(go test -list '^Fuzz' "./$dir") # apart, so that a package that does not build fails here
+	for target in $(grep '^Fuzz' <<<"$listing"); do
 		echo "--- ./$dir $target"
 		go test -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" -timeout 10m "./$dir"
 		count=$((count + 1))

@@ -39,6 +39,7 @@ stage test-plain test-plain
 stage race race
 stage fuzz fuzz FUZZTIME="${FUZZTIME:-5s}"
 stage demo demo
+stage bench-smoke bench-smoke
 
 if [ "$(fingerprint)" != "$before" ]; then
 	echo "verify: a stage changed the workspace:" >&2
