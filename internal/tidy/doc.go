@@ -7,6 +7,7 @@
 //	              libraries stay behind which package
 //	packagedoc    a package says in its first sentence what it is
 //	exit          only main packages end a process
+//	version       a command has the variable that make build sets
 //	sleep         no test waits by sleeping
 //	raftconfig    settings of hashicorp/raft that must never be used
 //	backend       the pure Go compute backend is opened as go:ops_sequential
@@ -16,7 +17,8 @@
 //	size          files a person can read in one go
 //
 // Beside them stand checks of other things than source: the versions in go.mod,
-// instructions that the compiler fused, and data that must not be committed.
+// instructions that the compiler fused, links that lead nowhere, and data that
+// must not be committed.
 //
 // A line that has a reason to break a rule says so, on the line or above it:
 //

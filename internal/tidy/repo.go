@@ -56,6 +56,7 @@ var Rules = []Rule{
 	{"imports", checkImports},
 	{"packagedoc", checkPackageDocs},
 	{"exit", checkExit},
+	{"version", checkVersion},
 	{"sleep", checkSleep},
 	{"raftconfig", checkRaftConfig},
 	{"backend", checkBackend},

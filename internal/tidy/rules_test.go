@@ -192,6 +192,15 @@ var examples = []struct {
 		sources: map[string]string{"cmd/rowraft/a.go": "package main\nimport \"os\"\nfunc main() { os.Exit(1) }\n"},
 	},
 	{
+		name: "a command that does not know its version", rule: "version",
+		sources: map[string]string{"cmd/rowraft/a.go": "package main\nfunc f() { var version string; _ = version }\n"},
+		want:    "no `var version`",
+	},
+	{
+		name: "a command that does", rule: "version",
+		sources: map[string]string{"cmd/rowraft/a.go": "package main\n", "cmd/rowraft/b.go": "package main\nvar version = \"unknown\"\n"},
+	},
+	{
 		name: "a test sleeps", rule: "sleep",
 		sources: map[string]string{"node/a_test.go": "package node\nimport \"time\"\nfunc f() { time.Sleep(1) }\n"},
 		want:    "sleeps",

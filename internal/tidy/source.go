@@ -84,6 +84,39 @@ func checkExit(r *Repo) []Finding {
 	return out
 }
 
+// checkVersion wants a variable called version in every command: the Makefile
+// sets main.version, and the linker ignores a name that does not exist.
+func checkVersion(r *Repo) []Finding {
+	first := make(map[string]*File)
+	has := make(map[string]bool)
+	for _, f := range r.Files {
+		if f.Test || f.AST.Name.Name != "main" || top(f.Dir) != "cmd" {
+			continue
+		}
+		if first[f.Dir] == nil {
+			first[f.Dir] = f
+		}
+		for _, d := range f.AST.Decls {
+			vars, ok := d.(*ast.GenDecl)
+			if !ok || vars.Tok != token.VAR {
+				continue
+			}
+			for _, spec := range vars.Specs {
+				for _, name := range spec.(*ast.ValueSpec).Names {
+					has[f.Dir] = has[f.Dir] || name.Name == "version"
+				}
+			}
+		}
+	}
+	var out []Finding
+	for dir, f := range sorted(first) {
+		if !has[dir] {
+			out = append(out, r.finding("version", f, f.AST.Name, "%s has no `var version`, which `make build` sets", dir))
+		}
+	}
+	return out
+}
+
 // checkSleep looks at tests and at what they lean on. Within testing/synctest
 // time is virtual and a sleep is exact.
 func checkSleep(r *Repo) []Finding {
