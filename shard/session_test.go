@@ -1,0 +1,245 @@
+package shard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// pusher is a replica with an SGD table of dim 1 and one row that counts: each
+// applied push takes 1 from it.
+type pusher struct {
+	*replica
+	table rowraft.Schema
+	start float32
+}
+
+func newPusher(t *testing.T) *pusher {
+	p := &pusher{replica: newReplica(t, Config{}), table: testTable(1, "count", 1, sgd)}
+	p.table.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
+	p.create(p.table)
+	return p
+}
+
+func (p *pusher) one(c byte, inc rowraft.Incarnation, seq, floor rowraft.Seq) PartResult {
+	part := push(c, seq, payloadOf(rows{schema: p.table, keys: []rowraft.Key{42}}))
+	part.Incarnation, part.Floor = inc, floor
+	return p.parts(part)[0]
+}
+
+// count returns how many pushes have been applied.
+func (p *pusher) count() float32 {
+	w, _ := p.pull(p.table, 42)
+	return -w[0]
+}
+
+func TestANumberIsAppliedOnce(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	for i, step := range []struct {
+		seq, floor rowraft.Seq
+		duplicate  bool
+		count      float32
+	}{
+		{1, 0, false, 1}, {1, 0, true, 1},
+		{5, 0, false, 2}, {3, 0, false, 3}, {3, 1, true, 3}, {2, 0, false, 4},
+		{6, 5, false, 5}, {4, 0, true, 5}, // below the floor: its client had an answer
+		{1029, 5, false, 6}, {1029, 5, true, 6}, {7, 6, false, 7}, {1030, 1029, false, 8}, {8, 0, true, 8},
+	} {
+		got := p.one(1, 1, step.seq, step.floor)
+		if got.Err != nil || got.Duplicate != step.duplicate || p.count() != step.count {
+			t.Errorf("step %d, number %d: %+v and %v applied, want duplicate %v and %v", i, step.seq, got, p.count(), step.duplicate, step.count)
+		}
+	}
+}
+
+func TestCopiesWithinOneEntryAreAppliedOnce(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	part := push(1, 1, payloadOf(rows{schema: p.table, keys: []rowraft.Key{42}}))
+	if got := p.parts(part, part); got[0].Duplicate || !got[1].Duplicate || p.count() != 1 {
+		t.Errorf("%+v, %v applied", got, p.count())
+	}
+}
+
+func TestNumbersThatNoClientSends(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	wantCode(t, p.one(1, 1, 0, 0).Err, rowraft.CodeInvalidArgument)
+	wantCode(t, p.one(1, 1, 4, 4).Err, rowraft.CodeInvalidArgument)
+	wantCode(t, p.one(1, 1, Window+1, 0).Err, rowraft.CodeOverloaded)
+	wantCode(t, p.one(1, 1, 1<<63, 5).Err, rowraft.CodeOverloaded)
+	if got := p.one(1, 1, Window, 0); got.Err != nil || got.Duplicate || p.count() != 1 {
+		t.Errorf("the last number of the window: %+v, %v applied", got, p.count())
+	}
+	if got := p.one(1, 1, 1<<63+1, 1<<63); got.Err != nil || p.count() != 2 {
+		t.Errorf("a floor far ahead: %+v, %v applied", got, p.count())
+	}
+	if got := p.one(1, 1, Window-1, 0); !got.Duplicate || p.count() != 2 {
+		t.Errorf("far below the floor: %+v, %v applied", got, p.count())
+	}
+}
+
+// TestARefusedNumberIsSpent: a copy that arrives once the fault is gone gets the
+// answer of the first, and the log is not asked again.
+func TestARefusedNumberIsSpent(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	late := testTable(2, "late", 1, sgd)
+	part := push(1, 1, payloadOf(rows{schema: late, keys: []rowraft.Key{1}}))
+	wantCode(t, p.parts(part)[0].Err, rowraft.CodeTableNotFound)
+	p.create(late)
+	wantCode(t, p.parts(part)[0].Err, rowraft.CodeTableNotFound)
+	_, err := p.CheckPart(&part)
+	wantCode(t, err, rowraft.CodeTableNotFound)
+	if _, present := p.pull(late, 1); present[0] {
+		t.Error("a refused part was applied")
+	}
+	part.Seq, part.Floor = 2, 1
+	if got := p.parts(part)[0]; got.Err != nil || got.Duplicate {
+		t.Errorf("the next number: %+v", got)
+	}
+}
+
+func TestAPartIsAppliedAsAWholeOrNotAtAll(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	good := rows{schema: p.table, keys: []rowraft.Key{42}}
+	bad := rows{schema: testTable(77, "none", 1, sgd), keys: []rowraft.Key{1}}
+	before := p.digest()
+	wantCode(t, p.parts(push(1, 1, payloadOf(good, bad)))[0].Err, rowraft.CodeTableNotFound)
+	if after := p.digest(); after.Sum != before.Sum || after.Rows != 0 {
+		t.Errorf("%d rows after a refused part", after.Rows)
+	}
+}
+
+func TestAnEmptyPartSpendsItsNumber(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	if got := p.parts(push(1, 1, nil))[0]; got.Err != nil || got.Duplicate {
+		t.Fatalf("%+v", got)
+	}
+	if got := p.one(1, 1, 1, 0); !got.Duplicate || p.count() != 0 {
+		t.Errorf("a copy with rows: %+v, %v applied", got, p.count())
+	}
+}
+
+func TestSessionsFenceAndExpire(t *testing.T) {
+	p := newPusher(t)
+	wantCode(t, p.one(1, 1, 1, 0).Err, rowraft.CodeSessionExpired) // never opened
+	wantCode(t, p.CheckSession(client(1), 1), rowraft.CodeSessionExpired)
+	wantCode(t, p.open(1, 0), rowraft.CodeInvalidArgument)
+	p.mustOpen(1, 5)
+	if err := p.CheckSession(client(1), 5); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, p.one(1, 4, 1, 0).Err, rowraft.CodeSessionExpired)
+	wantCode(t, p.one(1, 6, 1, 0).Err, rowraft.CodeSessionExpired) // a push opens nothing
+	wantCode(t, p.open(1, 4), rowraft.CodeSessionExpired)
+	p.one(1, 5, 1, 0)
+	p.mustOpen(1, 5) // a copy of the entry that opened it
+	if got := p.one(1, 5, 1, 0); !got.Duplicate {
+		t.Errorf("after a second open: %+v", got)
+	}
+	p.mustOpen(1, 6)
+	wantCode(t, p.one(1, 5, 2, 0).Err, rowraft.CodeSessionExpired)
+	wantCode(t, p.CheckSession(client(1), 5), rowraft.CodeSessionExpired)
+	if got := p.one(1, 6, 1, 0); got.Err != nil || got.Duplicate {
+		t.Errorf("a new incarnation counts from 1: %+v", got)
+	}
+
+	p.now += uint64(SessionTTL)
+	if got := p.one(1, 6, 2, 0); got.Err != nil {
+		t.Errorf("on the last nanosecond: %v", got.Err)
+	}
+	p.now += uint64(SessionTTL) + 1
+	wantCode(t, p.one(1, 6, 3, 0).Err, rowraft.CodeSessionExpired)
+	wantCode(t, p.open(1, 6), rowraft.CodeSessionExpired)
+	wantCode(t, p.CheckSession(client(1), 6), rowraft.CodeSessionExpired)
+	if p.count() != 3 {
+		t.Errorf("%v pushes applied, want 3", p.count())
+	}
+	p.mustOpen(1, 7)
+}
+
+func TestLogTimeNeverGoesBack(t *testing.T) {
+	p := newPusher(t)
+	p.now = 1000
+	p.mustOpen(1, 1)
+	p.now = 10
+	p.one(1, 1, 1, 0)
+	if p.LogTime() != 1000 {
+		t.Errorf("log time %d, want 1000", p.LogTime())
+	}
+}
+
+// TestSessionsAreBounded: a full shard refuses, until one has expired; then the
+// least recently used makes room, and of two the lower client.
+func TestSessionsAreBounded(t *testing.T) {
+	p := newPusher(t)
+	id := func(n uint32) (c rowraft.ClientID) { binary.BigEndian.PutUint32(c[:], n); return c }
+	open := func(n uint32) error {
+		return p.apply(wire.OpenSessionEntry(p.header(), id(n), 1)).Parts[0].Err
+	}
+	for n := range uint32(MaxSessions) {
+		if n == 2 {
+			p.now++
+		}
+		if err := open(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := open(MaxSessions)
+	wantCode(t, err, rowraft.CodeOverloaded)
+	var o *rowraft.OverloadedError
+	if !errors.As(err, &o) || o.RetryAfter <= 0 {
+		t.Errorf("%v says nothing of when to retry", err)
+	}
+	if err := open(5); err != nil {
+		t.Errorf("a known client: %v", err)
+	}
+	p.now += uint64(SessionTTL)
+	for n := range uint32(2) {
+		if err := open(MaxSessions + n); err != nil {
+			t.Errorf("with two expired ones: %v", err)
+		}
+		wantCode(t, p.CheckSession(id(n), 1), rowraft.CodeSessionExpired)
+	}
+	if got := len(p.mu.sessions); got != MaxSessions || p.mu.sessions[id(0)] != nil || p.mu.sessions[id(1)] != nil {
+		t.Errorf("%d sessions, the two expired ones among them", got)
+	}
+	wantCode(t, open(MaxSessions+2), rowraft.CodeOverloaded)
+
+	other := newReplica(t, Config{})
+	stream := p.snapshot()
+	if err := other.Restore(bytes.NewReader(stream)); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(other.snapshot(), stream) {
+		t.Error("4096 sessions come back different")
+	}
+}
+
+func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	h := p.header()
+	h.Epoch = 2
+	part := push(1, 1, payloadOf(rows{schema: p.table, keys: []rowraft.Key{42}}))
+	for _, got := range p.apply(entryOf(h, part, part)).Parts {
+		wantCode(t, got.Err, rowraft.CodeSessionExpired)
+	}
+	wantCode(t, p.apply(wire.OpenSessionEntry(h, client(2), 1)).Parts[0].Err, rowraft.CodeSessionExpired)
+	other := testTable(2, "other", 1, sgd)
+	wantCode(t, p.apply(wire.CreateTableEntry(h, &other)).Parts[0].Err, rowraft.CodeSessionExpired)
+	if p.count() != 0 || p.HasTable(2) || p.CheckSession(client(2), 1) == nil {
+		t.Error("an entry of another epoch had an effect")
+	}
+	if got := p.one(1, 1, 1, 0); got.Err != nil || got.Duplicate {
+		t.Errorf("the number was spent: %+v", got)
+	}
+}
