@@ -44,7 +44,9 @@ type Node struct {
 	health   *health.Server
 	control  *control
 
-	fatal chan error // capacity 1: why the process must end
+	fatal    chan error      // capacity 1: why the process must end
+	stopping context.Context // ends when the services stop
+	stop     context.CancelFunc
 
 	mu       sync.RWMutex
 	replicas map[rowraft.ShardID]*replica
@@ -80,6 +82,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica)}
+	n.stopping, n.stop = context.WithCancel(context.Background())
+	defer n.stop()
 	if n.identity, err = identity.Open(cfg.DataDir); err != nil {
 		return err
 	}
@@ -337,7 +341,7 @@ func (n *Node) closeReplicas() error {
 
 // serve starts the gRPC services; the channel gives the error if they end early.
 func (n *Node) serve(conf *tls.Config) <-chan error {
-	n.grpc = grpc.NewServer(rpc.ServerOptions(conf)...)
+	n.grpc = grpc.NewServer(append(rpc.ServerOptions(conf), grpc.ChainUnaryInterceptor(n.endLongPolls))...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
 	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
@@ -350,8 +354,20 @@ func (n *Node) serve(conf *tls.Config) <-chan error {
 	return served
 }
 
+// endLongPolls lets a call that only waits for news return when the server stops.
+func (n *Node) endLongPolls(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	if info.FullMethod == rowraftv1.Cluster_GetMap_FullMethodName {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(n.stopping, cancel)()
+	}
+	return h(ctx, req)
+}
+
 // stopServing lets calls end for a while, then ends them.
 func (n *Node) stopServing() error {
+	n.stop()
 	n.health.Shutdown()
 	timer := time.AfterFunc(stopGrace, n.grpc.Stop)
 	defer timer.Stop()

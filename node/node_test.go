@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -290,4 +292,9 @@ func TestInsecureIsLoopbackOnly(t *testing.T) {
 	if err := Run(testContext(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Fatalf("plaintext on every address: %v, want CodeInvalidArgument", err)
 	}
+}
+
+// bareDial is a connection without anything of this project.
+func bareDial(addr string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
