@@ -1,0 +1,144 @@
+package client
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/wire"
+)
+
+func testMap(t testing.TB, shards int) *clustermap.Map {
+	m := clustermap.Map{Version: 1}
+	for i := range shards {
+		m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i)})
+	}
+	out, err := clustermap.New(m, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func testTable(id rowraft.TableID, dim int) *Table {
+	return &Table{schema: rowraft.Schema{ID: id, Name: fmt.Sprintf("t%d", id), Kind: rowraft.Sparse, Dim: dim}, seed: clustermap.TableSeed(id)}
+}
+
+// TestPlanPutsEveryRowOnce checks that a plan sends each row to its shard, once,
+// in the caller's order, and that no request is over the limit unless one row is.
+func TestPlanPutsEveryRowOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		shards := rapid.SampledFrom([]int{1, 2, 4, 16}).Draw(t, "shards")
+		limit := rapid.IntRange(50, 5000).Draw(t, "limit")
+		m := clustermap.Map{Version: 1}
+		for i := range shards {
+			m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i)})
+		}
+		cm, err := clustermap.New(m, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var segs []Segment
+		for i := range rapid.IntRange(1, 3).Draw(t, "segments") {
+			keys := rapid.SliceOfN(rapid.Uint64(), 0, 200).Draw(t, "keys")
+			s := Segment{Table: testTable(rowraft.TableID(i+1), 1+i*3)}
+			for _, k := range keys {
+				s.Keys = append(s.Keys, rowraft.Key(k))
+			}
+			segs = append(segs, s)
+		}
+		per := func(s *Segment) int { return 8 + 4*s.Table.Dim() }
+		seen := make(map[*Segment][]int32)
+		last := make(map[string]int32)
+		for _, r := range plan(cm, segs, per, limit) {
+			rows, bytes := 0, 0
+			for _, p := range r.pieces {
+				for _, row := range p.rows {
+					if got := cm.ShardOf(p.seg.Table.Slot(p.seg.Keys[row])); got != r.shard {
+						t.Fatalf("row %d of shard %d went to shard %d", row, got, r.shard)
+					}
+					at := fmt.Sprintf("%p %d", p.seg, r.shard)
+					if prev, ok := last[at]; ok && prev >= row {
+						t.Fatalf("row %d comes after row %d", row, prev)
+					}
+					last[at] = row
+				}
+				seen[p.seg] = append(seen[p.seg], p.rows...)
+				rows += len(p.rows)
+				bytes += len(p.rows) * per(p.seg)
+			}
+			if rows > 1 && bytes > limit {
+				t.Fatalf("a request of %d rows has %d bytes, limit %d", rows, bytes, limit)
+			}
+		}
+		for i := range segs {
+			got := seen[&segs[i]]
+			slices.Sort(got)
+			if len(got) != len(segs[i].Keys) {
+				t.Fatalf("segment %d: %d of %d rows are in the plan", i, len(got), len(segs[i].Keys))
+			}
+			for j, row := range got {
+				if row != int32(j) {
+					t.Fatalf("segment %d: row %d is missing or doubled", i, j)
+				}
+			}
+		}
+	})
+}
+
+func TestNormalize(t *testing.T) {
+	table := testTable(1, 2)
+	for _, tc := range []struct {
+		name       string
+		op         wire.Op
+		keys       []rowraft.Key
+		values     []float32
+		wantKeys   []rowraft.Key
+		wantValues []float32
+	}{
+		{"ascending keys stay as they are", wire.OpPush, []rowraft.Key{1, 5}, []float32{1, 2, 3, 4}, []rowraft.Key{1, 5}, []float32{1, 2, 3, 4}},
+		{"gradients of a key are summed", wire.OpPush, []rowraft.Key{9, 1, 9}, []float32{1, 2, 10, 20, 3, 4}, []rowraft.Key{1, 9}, []float32{10, 20, 4, 6}},
+		{"in the order they come", wire.OpPush, []rowraft.Key{7, 7, 7}, []float32{1e8, 0, 1, 0, -1e8, 0}, []rowraft.Key{7}, []float32{0, 0}},
+		{"of assigned values the last counts", wire.OpAssign, []rowraft.Key{9, 1, 9}, []float32{1, 2, 10, 20, 3, 4}, []rowraft.Key{1, 9}, []float32{10, 20, 3, 4}},
+		{"keys are unsigned", wire.OpPush, []rowraft.Key{math.MaxUint64, 0}, []float32{1, 1, 2, 2}, []rowraft.Key{0, math.MaxUint64}, []float32{2, 2, 1, 1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			keys, values := slices.Clone(tc.keys), slices.Clone(tc.values)
+			got := normalize(Segment{Table: table, Keys: keys, Values: values}, tc.op)
+			if !slices.Equal(got.Keys, tc.wantKeys) || !slices.Equal(got.Values, tc.wantValues) {
+				t.Errorf("normalize(%v, %v) = %v, %v, want %v, %v", tc.keys, tc.values, got.Keys, got.Values, tc.wantKeys, tc.wantValues)
+			}
+			if !slices.Equal(keys, tc.keys) || !slices.Equal(values, tc.values) {
+				t.Errorf("normalize changed the caller's slices")
+			}
+		})
+	}
+}
+
+func TestBadSegmentsAreRefusedHere(t *testing.T) {
+	c := &Client{}
+	table := testTable(1, 2)
+	for _, tc := range []struct {
+		name string
+		seg  Segment
+	}{
+		{"no table", Segment{Keys: []rowraft.Key{1}, Values: []float32{1, 2}}},
+		{"too few values", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1}}},
+		{"NaN", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, float32(math.NaN())}}},
+		{"infinity", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{float32(math.Inf(1)), 0}}},
+		{"negative learning rate", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: -1}},
+		{"NaN learning rate", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: float32(math.NaN())}},
+	} {
+		if err := c.checkPush(&tc.seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%s: %v, want CodeInvalidArgument", tc.name, err)
+		}
+	}
+	if err := distinctTables([]Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a table in two segments: %v, want CodeInvalidArgument", err)
+	}
+}
