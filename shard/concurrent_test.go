@@ -1,0 +1,175 @@
+package shard
+
+import (
+	"bytes"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// TestPullsBesideAppliesAndSnapshots: every push adds the same number to all
+// weights of all rows, so a row whose weights differ was read half-written; and
+// what a pull says it reflects, it reflects.
+func TestPullsBesideAppliesAndSnapshots(t *testing.T) {
+	const dim, pushes = 24, 60
+	table := testTable(1, "t", dim, sgd)
+	table.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 3*chunkRows)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	first := r.index
+	payload := payloadOf(rows{schema: table, keys: keys})
+	ask := payloadOf(rows{schema: table, keys: keys, flags: wire.FlagNoValues})
+	twin := newReplica(t, Config{})
+
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	defer func() { done.Store(true); wg.Wait() }()
+	for range 2 {
+		wg.Go(func() {
+			buf := make([]byte, 1<<20)
+			for !done.Load() {
+				reply, applied, err := r.Pull(ask, false, func(n int) []byte { return buf[:n] })
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				checkRows(t, reply, float32(applied-first), dim)
+			}
+		})
+	}
+	wg.Go(func() {
+		for !done.Load() {
+			checkSnapshot(t, r.Machine, twin, keys[len(keys)-1], first)
+		}
+	})
+	wg.Go(func() {
+		part := push(1, pushes+1, payload)
+		for !done.Load() {
+			if _, err := r.CheckPart(&part); err != nil {
+				t.Error(err)
+			}
+			d, err := r.Digest()
+			if err != nil || d.Rows != 0 && d.Rows != uint64(len(keys)) {
+				t.Errorf("a digest of %d rows, %v", d.Rows, err)
+			}
+			r.Stats()
+			r.Tables()
+		}
+	})
+	for seq := range rowraft.Seq(pushes) {
+		if err := r.parts(push(1, seq+1, payload))[0].Err; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// checkRows wants equal weights in a row, of at least min pushes.
+func checkRows(t *testing.T, reply []byte, min float32, dim int) {
+	_, body, _, err := wire.ParseSegment(reply)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	row := make([]float32, dim)
+	for at := 0; at < len(body.Values); at += 4 * dim {
+		wire.GetFloats(row, rowraft.Float32, body.Values[at:])
+		for _, w := range row {
+			if w != row[0] || -w < min {
+				t.Errorf("row %d is %v, want at least %v pushes", at/4/dim, row, min)
+				return
+			}
+		}
+	}
+}
+
+// checkSnapshot writes a snapshot and wants the restored rows to be those of
+// exactly its index.
+func checkSnapshot(t *testing.T, m *Machine, twin *replica, last rowraft.Key, first rowraft.Index) {
+	s, err := m.Snapshot()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer s.Release()
+	var b bytes.Buffer
+	if _, err := s.WriteTo(&b); err != nil {
+		t.Error(err)
+		return
+	}
+	if err := twin.Restore(&b); err != nil {
+		t.Error(err)
+		return
+	}
+	ask := payloadOf(rows{schema: twin.Tables()[0], keys: []rowraft.Key{0, last}, flags: wire.FlagNoValues})
+	reply, applied, err := twin.Pull(ask, false, alloc)
+	if err != nil || applied != s.Index() {
+		t.Errorf("restored at %d, want %d: %v", applied, s.Index(), err)
+		return
+	}
+	_, body, _, _ := wire.ParseSegment(reply)
+	got := make([]float32, len(body.Values)/4)
+	wire.GetFloats(got, rowraft.Float32, body.Values)
+	for i, w := range got {
+		if want := -float32(applied - first); w != want {
+			t.Errorf("snapshot at index %d: weight %d is %v, want %v", applied, i, w, want)
+			return
+		}
+	}
+}
+
+// TestPullsBesideRestores: a pull ends with whole rows of one state, or says
+// that it was interrupted.
+func TestPullsBesideRestores(t *testing.T) {
+	const dim = 8
+	table := testTable(1, "t", dim, sgd)
+	table.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 3*chunkRows)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	var streams [][]byte
+	for seq := range rowraft.Seq(2) {
+		r.parts(push(1, seq+1, payloadOf(rows{schema: table, keys: keys})))
+		streams = append(streams, r.snapshot())
+	}
+	ask := payloadOf(rows{schema: table, keys: keys, flags: wire.FlagNoValues})
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer done.Store(true)
+		for i := range 30 {
+			if err := r.Restore(bytes.NewReader(streams[i%2])); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for !done.Load() {
+		reply, _, err := r.Pull(ask, false, alloc)
+		if rowraft.CodeOf(err) == rowraft.CodeStarting && err != nil {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, body, _, _ := wire.ParseSegment(reply)
+		got := make([]float32, len(body.Values)/4)
+		wire.GetFloats(got, rowraft.Float32, body.Values)
+		for i, w := range got {
+			if w != got[0] || w != -1 && w != -2 {
+				t.Fatalf("weight %d is %v, weight 0 is %v", i, w, got[0])
+			}
+		}
+	}
+	wg.Wait()
+}

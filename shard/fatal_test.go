@@ -1,0 +1,269 @@
+package shard
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// TestEntriesThatStopTheReplica: each is refused before it changes anything, and
+// nothing is served after it until a snapshot is restored.
+func TestEntriesThatStopTheReplica(t *testing.T) {
+	table := testTable(9, "t", 1, sgd)
+	part := push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{1}}))
+	h := wire.EntryHeader{Version: wire.EntryVersion, Epoch: 1}
+	good := entryOf(h, part, part)
+	later := bytes.Clone(good)
+	later[4]++
+	kind := bytes.Clone(good)
+	kind[2] = 200
+	parts := bytes.Clone(good)
+	parts[24] = 1
+	badSchema := table
+	badSchema.Dim = 0
+	for _, tc := range []struct {
+		name  string
+		entry []byte
+		code  rowraft.Code
+	}{
+		{"nothing", nil, rowraft.CodeCorrupt},
+		{"no entry", []byte("something else that is long enough to be one"), rowraft.CodeCorrupt},
+		{"a later apply version", later, rowraft.CodeVersionTooNew},
+		{"an unknown kind", kind, rowraft.CodeVersionTooNew},
+		{"a part more than it names", parts, rowraft.CodeCorrupt},
+		{"a cut second part", good[:len(good)-8], rowraft.CodeCorrupt},
+		{"half a session", wire.OpenSessionEntry(h, client(1), 1)[:40], rowraft.CodeCorrupt},
+		{"an impossible schema", wire.CreateTableEntry(h, &badSchema), rowraft.CodeCorrupt},
+		{"bytes behind a schema", append(wire.CreateTableEntry(h, &table), make([]byte, 8)...), rowraft.CodeCorrupt},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newReplica(t, Config{})
+			r.create(table)
+			r.mustOpen(1, 1)
+			stream, before := r.snapshot(), r.digest()
+
+			got := r.Apply(7, tc.entry)
+			var fatal *FatalError
+			if err, ok := got.(error); !ok || !errors.As(err, &fatal) || fatal.Index != 7 {
+				t.Fatalf("Apply = %v, want a FatalError of entry 7", got)
+			}
+			wantCode(t, fatal.Err, tc.code)
+			if !rowraft.CodeOf(fatal).MaybeApplied() {
+				t.Errorf("code %v says that no replica applied the entry", rowraft.CodeOf(fatal))
+			}
+			if r.AppliedIndex() != before.Index {
+				t.Errorf("applied index %d, want %d", r.AppliedIndex(), before.Index)
+			}
+			if again, ok := r.Apply(8, good).(*FatalError); !ok || again.Index != 7 {
+				t.Error("the replica went on after entry 7")
+			}
+			_, _, err := r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
+			for _, err := range []error{err, second(r.Snapshot()), second(r.Digest())} {
+				if !errors.As(err, &fatal) {
+					t.Errorf("a stopped replica answered: %v", err)
+				}
+			}
+			if err := r.Restore(bytes.NewReader(stream)); err != nil {
+				t.Fatal(err)
+			}
+			if after := r.digest(); after != before {
+				t.Errorf("after a restore %+v, want %+v", after, before)
+			}
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func alloc(n int) []byte { return make([]byte, n) }
+
+func TestOldEntriesAreIgnored(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	p.one(1, 1, 1, 0)
+	before := p.digest()
+	for index := range p.index + 1 {
+		if got := p.Apply(index, []byte("whatever")); got != nil {
+			t.Errorf("Apply(%d) = %v", index, got)
+		}
+	}
+	if after := p.digest(); after != before {
+		t.Errorf("%+v, want %+v", after, before)
+	}
+}
+
+func TestClosedMachine(t *testing.T) {
+	r := newReplica(t, Config{})
+	table := testTable(9, "t", 1, sgd)
+	r.create(table)
+	stream := r.snapshot()
+	s, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
+	wantCode(t, err, rowraft.CodeClosing)
+	wantCode(t, second(r.Digest()), rowraft.CodeClosing)
+	wantCode(t, second(r.Snapshot()), rowraft.CodeClosing)
+	wantCode(t, r.Restore(bytes.NewReader(stream)), rowraft.CodeClosing)
+	if _, ok := r.Apply(99, nil).(error); !ok {
+		t.Error("Apply answered after Close")
+	}
+	if r.Stats() != nil {
+		t.Error("Stats answered after Close")
+	}
+	s.Release()
+}
+
+func TestOneSnapshotAtATime(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	p.one(1, 1, 1, 0)
+	s, err := p.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Index() != p.AppliedIndex() {
+		t.Errorf("snapshot at index %d, applied %d", s.Index(), p.AppliedIndex())
+	}
+	wantCode(t, second(p.Snapshot()), rowraft.CodeOverloaded)
+	if _, err := s.WriteTo(io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, second(s.WriteTo(io.Discard)), rowraft.CodeInternal)
+	s.Release()
+	s.Release()
+	if s, err = p.Snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	s.Release() // without WriteTo
+	p.snapshot()
+}
+
+// TestRestoreEndsARunningSnapshot: the rows it reads are gone.
+func TestRestoreEndsARunningSnapshot(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	p.one(1, 1, 1, 0)
+	stream := p.snapshot()
+	s, err := p.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Restore(bytes.NewReader(stream)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.WriteTo(io.Discard)
+	wantCode(t, err, rowraft.CodeStarting)
+	next, err := p.Snapshot()
+	if err != nil {
+		t.Fatalf("the new state's snapshot: %v", err)
+	}
+	s.Release() // must not end the other
+	var b bytes.Buffer
+	if _, err := next.WriteTo(&b); err != nil || !bytes.Equal(b.Bytes(), stream) {
+		t.Errorf("the snapshot after a restore differs: %v", err)
+	}
+	next.Release()
+}
+
+type failAfter int
+
+func (f *failAfter) Write(b []byte) (int, error) {
+	if *f -= failAfter(len(b)); *f < 0 {
+		return 0, io.ErrShortWrite
+	}
+	return len(b), nil
+}
+
+func TestAFailedWriteEndsTheSnapshot(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpen(1, 1)
+	p.one(1, 1, 1, 0)
+	size := len(p.snapshot())
+	for limit := failAfter(0); int(limit) < size; limit += 40 {
+		s, err := p.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := limit
+		if _, err := s.WriteTo(&w); !errors.Is(err, io.ErrShortWrite) {
+			t.Errorf("a writer that fails after %d bytes: %v", limit, err)
+		}
+		s.Release()
+	}
+	p.one(1, 1, 2, 0)
+	p.snapshot()
+}
+
+// smallSnapshot is a replica with rows of every optimizer, sessions and a
+// refusal, and its stream.
+func smallSnapshot(tb testing.TB) (*replica, []byte) {
+	r := newReplica(tb, Config{Shard: 6})
+	tables := []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad), testTable(3, "c", 3, adam)}
+	r.create(tables...)
+	r.mustOpen(1, 1)
+	r.mustOpen(2, 9)
+	keys := []rowraft.Key{1, 5, 1 << 60}
+	for i, s := range tables {
+		r.parts(push(1, rowraft.Seq(i+2), payloadOf(rows{schema: s, keys: keys[i:]})))
+	}
+	r.parts(push(1, 9, payloadOf(rows{schema: testTable(4, "d", 1, sgd)})))
+	return r, r.snapshot()
+}
+
+// TestADamagedSnapshotChangesNothing flips each bit and cuts at each byte.
+func TestADamagedSnapshotChangesNothing(t *testing.T) {
+	r, stream := smallSnapshot(t)
+	before := r.digest()
+	try := func(what string, at int, damaged []byte) {
+		err := r.Restore(bytes.NewReader(damaged))
+		if code := rowraft.CodeOf(err); err == nil || code != rowraft.CodeCorrupt && code != rowraft.CodeVersionTooNew {
+			t.Fatalf("%s at byte %d: error %v", what, at, err)
+		}
+	}
+	for at := range stream {
+		for bit := range 8 {
+			damaged := bytes.Clone(stream)
+			damaged[at] ^= 1 << bit
+			try("a flipped bit", at, damaged)
+		}
+		try("a cut", at, stream[:at])
+	}
+	try("a byte too many", len(stream), append(bytes.Clone(stream), 0))
+	if after := r.digest(); after != before {
+		t.Errorf("%+v, want %+v", after, before)
+	}
+	if again := r.snapshot(); !bytes.Equal(again, stream) {
+		t.Error("the snapshot differs after refused restores")
+	}
+}
+
+func TestRestoreWantsItsShardAndItsSlots(t *testing.T) {
+	_, stream := smallSnapshot(t)
+	wantCode(t, newReplica(t, Config{Shard: 5}).Restore(bytes.NewReader(stream)), rowraft.CodeIdentity)
+	wantCode(t, newReplica(t, Config{Shard: 6, Slots: []rowraft.Slot{1}}).Restore(bytes.NewReader(stream)), rowraft.CodeWrongShard)
+}
+
+// TestARestoredReplicaWritesTheSameSnapshot holds byte for byte as long as no
+// slot has two rows, whose order is free.
+func TestARestoredReplicaWritesTheSameSnapshot(t *testing.T) {
+	a, first := smallSnapshot(t)
+	b := newReplica(t, Config{Shard: 6})
+	if err := b.Restore(bytes.NewReader(first)); err != nil {
+		t.Fatal(err)
+	}
+	if second := b.snapshot(); !bytes.Equal(first, second) {
+		t.Error("a restored replica writes another snapshot")
+	}
+	if a.digest() != b.digest() || a.LogTime() != b.LogTime() || a.Epoch() != b.Epoch() {
+		t.Error("a restored replica differs")
+	}
+}
