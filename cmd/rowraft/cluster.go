@@ -1,0 +1,165 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newClusterCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "cluster", Short: "Look at the cluster as a whole"}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "status",
+		Short: "Show the servers, what they hold, and what is wrong",
+		Long:  "Show the servers, what they hold, and what is wrong. Any server of the cluster can be asked; the scheduler's leader answers.",
+		Example: `  rowraft cluster status --endpoints 10.0.0.1:7070,10.0.0.2:7070
+  rowraft cluster status -o json | jq .problems`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			reply, err := g.status(ctx)
+			if err != nil {
+				return fmt.Errorf("cluster status: %w", err)
+			}
+			v := newClusterJSON(reply)
+			return show(cmd.OutOrStdout(), g.output, v, v.print)
+		},
+	})
+	return cmd
+}
+
+// clusterJSON is the contract of `cluster status -o json`.
+type clusterJSON struct {
+	Schema          string       `json:"schema"`
+	ClusterID       string       `json:"cluster_id"`
+	MapVersion      uint64       `json:"map_version"`
+	Shards          int          `json:"shards"`
+	Tables          int          `json:"tables"`
+	ExpectedServers uint32       `json:"expected_servers"`
+	Healthy         bool         `json:"healthy"`
+	Problems        []string     `json:"problems"`
+	Servers         []serverJSON `json:"servers"`
+	Jobs            []jobJSON    `json:"jobs"`
+}
+
+type serverJSON struct {
+	ID                    string  `json:"id"`
+	Name                  string  `json:"name"`
+	Addr                  string  `json:"addr"`
+	PeerAddr              string  `json:"peer_addr"`
+	State                 string  `json:"state"`
+	SecondsSinceHeartbeat float64 `json:"seconds_since_heartbeat"`
+	Scheduler             bool    `json:"scheduler"`
+	SchedulerLeader       bool    `json:"scheduler_leader"`
+	Replicas              int     `json:"replicas"`
+	Leads                 int     `json:"leads"`
+	Rows                  uint64  `json:"rows"`
+	MemoryBytes           uint64  `json:"memory_bytes"`
+	LogBytes              uint64  `json:"log_bytes"`
+}
+
+type jobJSON struct {
+	Name    string   `json:"name"`
+	Workers uint32   `json:"workers"`
+	Members []string `json:"members"`
+}
+
+func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
+	v := &clusterJSON{
+		Schema: jsonSchema, ClusterID: r.GetMap().GetClusterId(), MapVersion: r.GetMap().GetVersion(),
+		Shards: len(r.GetMap().GetShards()), Tables: len(r.GetMap().GetTables()), ExpectedServers: r.GetExpectedServers(),
+		Healthy: len(r.GetProblems()) == 0, Problems: append([]string{}, r.GetProblems()...),
+		Servers: []serverJSON{}, Jobs: []jobJSON{},
+	}
+	for _, n := range r.GetNodes() {
+		s := serverJSON{
+			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(),
+			State: n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
+			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), Replicas: len(n.GetReplicas()),
+		}
+		for _, rep := range n.GetReplicas() {
+			if rep.GetRole() == roleLeader {
+				s.Leads++
+			}
+			s.Rows += rep.GetRows()
+			s.MemoryBytes += rep.GetMemoryBytes()
+			s.LogBytes += rep.GetLogBytes()
+		}
+		v.Servers = append(v.Servers, s)
+	}
+	slices.SortFunc(v.Servers, func(a, b serverJSON) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+	for _, j := range r.GetJobs() {
+		v.Jobs = append(v.Jobs, jobJSON{j.GetJob(), j.GetWorkers(), append([]string{}, j.GetMembers()...)})
+	}
+	return v
+}
+
+func (v *clusterJSON) print(w io.Writer, wide bool) error {
+	up := 0
+	for _, s := range v.Servers {
+		if s.State == "up" {
+			up++
+		}
+	}
+	state := "healthy"
+	if !v.Healthy {
+		state = fmt.Sprintf("%d problem(s)", len(v.Problems))
+	}
+	if err := facts(w,
+		"CLUSTER", v.ClusterID,
+		"STATE", state,
+		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, len(v.Servers), v.ExpectedServers),
+		"MAP", fmt.Sprintf("version %d, %d shards, %d tables", v.MapVersion, v.Shards, v.Tables),
+	); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	header := []string{"SERVER", "ADDRESS", "STATE", "HEARTBEAT", "SCHEDULER", "REPLICAS", "LEADS", "ROWS", "MEMORY"}
+	if wide {
+		header = append(header, "LOG", "PEER ADDRESS", "ID")
+	}
+	t := newTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG")
+	for _, s := range v.Servers {
+		role := "-"
+		switch {
+		case s.SchedulerLeader:
+			role = "leader"
+		case s.Scheduler:
+			role = "member"
+		}
+		row := table.Row{
+			nameOr(s.Name, s.ID), s.Addr, s.State, ago(time.Duration(s.SecondsSinceHeartbeat * float64(time.Second))), role,
+			s.Replicas, s.Leads, count(s.Rows), size(s.MemoryBytes),
+		}
+		if wide {
+			row = append(row, size(s.LogBytes), s.PeerAddr, s.ID)
+		}
+		t.AppendRow(row)
+	}
+	t.Render()
+	if len(v.Problems) > 0 {
+		fmt.Fprintln(w, "\nPROBLEMS")
+		for _, p := range v.Problems {
+			fmt.Fprintln(w, "  "+p)
+		}
+	}
+	return nil
+}
+
+// nameOr is what a table calls a server: its name, or the start of its id.
+func nameOr(name, id string) string {
+	if name != "" {
+		return name
+	}
+	return id[:min(len(id), 8)]
+}
+
+const roleLeader = "leader"

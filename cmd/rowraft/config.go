@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// envName is the environment variable of a flag.
+func envName(flag string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// fromEnvironment sets the flags that were not given and whose variable is set.
+func fromEnvironment(flags *pflag.FlagSet) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		value, ok := os.LookupEnv(envName(f.Name))
+		if !ok || f.Changed || f.Name == "help" {
+			return
+		}
+		if err := flags.Set(f.Name, value); err != nil {
+			errs = append(errs, fmt.Errorf("environment variable %s: %w", envName(f.Name), err))
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+// fromFile sets the flags that were given neither on the command line nor in the
+// environment from a YAML file, whose keys are the names of flags.
+func fromFile(flags *pflag.FlagSet, path string) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return usagef("configuration: %w", err)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(raw, &doc); err != nil {
+		return usagef("configuration %s: %w", path, err)
+	}
+	if len(doc.Content) == 0 {
+		return nil // an empty file
+	}
+	top := doc.Content[0]
+	if top.Kind != yaml.MappingNode {
+		return usagef("configuration %s: line %d: want lines of `flag: value`", path, top.Line)
+	}
+	seen := make(map[string]bool)
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		key, value := top.Content[i], top.Content[i+1]
+		at := fmt.Sprintf("configuration %s: line %d", path, key.Line)
+		f := flags.Lookup(key.Value)
+		switch {
+		case f == nil || key.Value == "help" || key.Value == "config":
+			return usagef("%s: unknown key %q%s", at, key.Value, didYouMean("", key.Value, flagNames(flags)))
+		case seen[key.Value]:
+			return usagef("%s: key %q stands there twice", at, key.Value)
+		}
+		seen[key.Value] = true
+		text, err := scalarText(value)
+		if err != nil {
+			return usagef("%s: key %q: %w", at, key.Value, err)
+		}
+		if f.Changed {
+			continue
+		}
+		if err := flags.Set(key.Value, text); err != nil {
+			return usagef("%s: %w", at, err)
+		}
+	}
+	return nil
+}
+
+func scalarText(n *yaml.Node) (string, error) {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		return n.Value, nil
+	case yaml.SequenceNode:
+		parts := make([]string, len(n.Content))
+		for i, c := range n.Content {
+			if c.Kind != yaml.ScalarNode {
+				return "", errors.New("want a list of plain values")
+			}
+			parts[i] = c.Value
+		}
+		return strings.Join(parts, ","), nil
+	}
+	return "", errors.New("want a plain value or a list of them")
+}
+
+func flagNames(flags *pflag.FlagSet) []string {
+	var names []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" && f.Name != "config" {
+			names = append(names, f.Name)
+		}
+	})
+	return names
+}

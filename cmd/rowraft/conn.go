@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const helloTimeout = 2 * time.Second
+
+// cluster reaches the leader of the metadata group through any server.
+type cluster struct {
+	tls       *tls.Config
+	endpoints []string // as given, then those the servers told of
+	conns     map[string]*grpc.ClientConn
+}
+
+func (g *globals) connect() (*cluster, error) {
+	if len(g.endpoints) == 0 {
+		return nil, usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
+	}
+	conf, err := g.clientTLS()
+	if err != nil {
+		return nil, err
+	}
+	return &cluster{tls: conf, endpoints: slices.Clone(g.endpoints), conns: make(map[string]*grpc.ClientConn)}, nil
+}
+
+// clientTLS is the TLS configuration of calls; nil is plaintext.
+func (g *globals) clientTLS() (*tls.Config, error) {
+	switch {
+	case g.insecure && !g.tls.IsZero():
+		return nil, usagef("both certificates and --insecure are given: want one of them")
+	case !g.insecure && g.tls.IsZero():
+		return nil, usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it")
+	}
+	return g.tls.Client()
+}
+
+func (c *cluster) close() error {
+	var errs []error
+	for _, conn := range c.conns {
+		errs = append(errs, conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (c *cluster) dial(addr string) (rowraftv1.ClusterClient, error) {
+	conn := c.conns[addr]
+	if conn == nil {
+		var err error
+		if conn, err = rpc.Dial(addr, c.tls); err != nil {
+			return nil, usagef("address %q: %w", addr, err)
+		}
+		c.conns[addr] = conn
+	}
+	return rowraftv1.NewClusterClient(conn), nil
+}
+
+// call calls fn on the leader of the metadata group. While there is none it
+// waits until ctx ends; it calls again after an error that left nothing behind,
+// or, if again is true, after any that may pass.
+func (c *cluster) call(ctx context.Context, again bool, fn func(context.Context, rowraftv1.ClusterClient) error) error {
+	wait := 20 * time.Millisecond
+	for {
+		err := c.callOnce(ctx, fn)
+		code := rowraft.CodeOf(err)
+		unreachable := errors.As(err, new(*unreachableError))
+		if err == nil || unreachable || !code.Retryable() || code.MaybeApplied() && !again {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w (gave up: %w)", err, ctx.Err())
+		case <-time.After(wait):
+			wait = min(2*wait, 500*time.Millisecond)
+		}
+	}
+}
+
+func (c *cluster) callOnce(ctx context.Context, fn func(context.Context, rowraftv1.ClusterClient) error) error {
+	leader, err := c.findLeader(ctx)
+	if err != nil {
+		return err
+	}
+	client, err := c.dial(leader)
+	if err != nil {
+		return err
+	}
+	return fn(ctx, client)
+}
+
+// unreachableError: not one server answered.
+type unreachableError struct{ error }
+
+func (e *unreachableError) Unwrap() error { return e.error }
+
+// findLeader asks the servers one after the other who leads the metadata group.
+func (c *cluster) findLeader(ctx context.Context) (string, error) {
+	var silent []string
+	heard := false
+	for i := 0; i < len(c.endpoints); i++ { // grows on the way
+		addr := c.endpoints[i]
+		client, err := c.dial(addr)
+		if err != nil {
+			return "", err
+		}
+		reply, err := hello(ctx, client)
+		if err != nil {
+			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
+			continue
+		}
+		heard = true
+		if reply.GetSchedulerLeader() != "" {
+			return reply.GetSchedulerLeader(), nil
+		}
+		for _, f := range reply.GetFounders() {
+			if !slices.Contains(c.endpoints, f.GetAddr()) {
+				c.endpoints = append(c.endpoints, f.GetAddr())
+			}
+		}
+	}
+	if heard {
+		return "", rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader; no answer from: %s", orNone(silent))
+	}
+	err := rowraft.Errorf(rowraft.CodeNoLeader, "no server answers: %s", strings.Join(silent, "; "))
+	return "", &unreachableError{&hintedError{err, "is it running, is --endpoints right, and do both sides use TLS or both --insecure?"}}
+}
+
+func hello(ctx context.Context, client rowraftv1.ClusterClient) (*rowraftv1.HelloReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	return client.Hello(ctx, &rowraftv1.HelloRequest{})
+}
+
+func orNone(s []string) string {
+	if len(s) == 0 {
+		return "none"
+	}
+	return strings.Join(s, "; ")
+}
+
+// status fetches the state of the whole cluster.
+func (g *globals) status(ctx context.Context) (reply *rowraftv1.StatusReply, err error) {
+	c, err := g.connect()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	err = c.call(ctx, true, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
+		reply, err = client.Status(ctx, &rowraftv1.StatusRequest{})
+		return err
+	})
+	return reply, err
+}

@@ -1,0 +1,6 @@
+// Command rowraft runs a server of a rowraft cluster, and operates clusters:
+// status, tables, shards, benchmarks, the demo.
+//
+// Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong
+// usage, 3 the verdict is negative, 4 unavailable or timed out, 130 interrupted.
+package main

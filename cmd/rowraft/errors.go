@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Exit codes (CONVENTIONS).
+const (
+	exitDone        = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitVerdict     = 3
+	exitUnavailable = 4
+	exitInterrupted = 130
+)
+
+// usageError is a wrong command line or configuration.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string      { return e.err.Error() }
+func (e *usageError) Unwrap() error      { return e.err }
+func (e *usageError) Code() rowraft.Code { return rowraft.CodeInvalidArgument }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// verdictError says that a command ran well and found something bad.
+type verdictError struct{ error }
+
+// hintedError carries advice for a person.
+type hintedError struct {
+	error
+	hint string
+}
+
+func (e *hintedError) Unwrap() error { return e.error }
+
+func exitCode(ctx context.Context, err error) int {
+	if _, ok := errors.AsType[verdictError](err); ok {
+		return exitVerdict
+	}
+	switch code := rowraft.CodeOf(err); code {
+	case rowraft.CodeInvalidArgument:
+		return exitUsage
+	case rowraft.CodeDeadline, rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeOverloaded, rowraft.CodeLeadershipLost:
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return exitInterrupted
+		}
+		return exitUnavailable
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return exitInterrupted
+	}
+	return exitFailed
+}
+
+// hintOf says what a person can do about err, "" if there is nothing to add.
+func hintOf(err error) string {
+	if h, ok := errors.AsType[*hintedError](err); ok {
+		return h.hint
+	}
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeDeadline:
+		return "the cluster did not answer in time; `rowraft cluster status` says what is wrong with it, --timeout waits longer"
+	case rowraft.CodeStarting, rowraft.CodeNoLeader:
+		return "the cluster is starting or electing a leader; try again, or wait longer with --timeout"
+	case rowraft.CodeTableExists:
+		return "--if-not-exists accepts an existing table of the same shape"
+	case rowraft.CodeIdentity:
+		return "check --data-dir and --join; data of one cluster must never be mixed with another's"
+	case rowraft.CodeVersionTooNew:
+		return "upgrade this binary"
+	}
+	return ""
+}
+
+type errorJSON struct {
+	Error struct {
+		Code      string `json:"code"`
+		Message   string `json:"message"`
+		Hint      string `json:"hint"`
+		Retryable bool   `json:"retryable"`
+	} `json:"error"`
+}
+
+// printError tells err to a person, or to a program.
+func printError(w io.Writer, err error, asJSON bool) {
+	hint := hintOf(err)
+	if !asJSON {
+		fmt.Fprintf(w, "rowraft: %v\n", err)
+		if hint != "" {
+			fmt.Fprintf(w, "  hint: %s\n", hint)
+		}
+		return
+	}
+	var e errorJSON
+	code := rowraft.CodeOf(err)
+	e.Error.Code, e.Error.Message, e.Error.Hint, e.Error.Retryable = code.String(), err.Error(), hint, code.Retryable()
+	raw, merr := json.Marshal(e)
+	if merr != nil {
+		raw = []byte(merr.Error())
+	}
+	fmt.Fprintln(w, string(raw))
+}
+
+// asksForJSON looks at a command line that could not be parsed.
+func asksForJSON(args []string) bool {
+	for i, a := range args {
+		for _, flag := range []string{"-o", "--output"} {
+			rest, ok := strings.CutPrefix(a, flag)
+			if ok && (slices.Contains([]string{"json", "=json"}, rest) || rest == "" && i+1 < len(args) && args[i+1] == formatJSON) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"go.yaml.in/yaml/v3"
+)
+
+// Values of --output.
+const (
+	formatTable = "table"
+	formatWide  = "wide"
+	formatJSON  = "json"
+	formatYAML  = "yaml"
+)
+
+// jsonSchema names the contract of all JSON that rowraft prints.
+const jsonSchema = "rowraft/v1"
+
+func checkFormat(name string) error {
+	formats := []string{formatTable, formatWide, formatJSON, formatYAML}
+	if !slices.Contains(formats, name) {
+		return usagef("output format %q: want %s%s", name, strings.Join(formats, ", "), didYouMean("", name, formats))
+	}
+	return nil
+}
+
+// show writes v as JSON or YAML, or calls forPeople.
+func show(w io.Writer, format string, v any, forPeople func(w io.Writer, wide bool) error) error {
+	switch format {
+	case formatJSON:
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(v)
+	case formatYAML:
+		return writeYAML(w, v)
+	}
+	return forPeople(w, format == formatWide)
+}
+
+// writeYAML writes the JSON of v as YAML, so that both have the same fields in
+// the same order.
+func writeYAML(w io.Writer, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(raw, &doc); err != nil {
+		return err
+	}
+	plain(&doc)
+	enc := yaml.NewEncoder(w)
+	enc.SetIndent(2)
+	if err := enc.Encode(&doc); err != nil {
+		return err
+	}
+	return enc.Close()
+}
+
+// plain drops the JSON-like style of n. Strings that YAML would read as numbers
+// keep their quotes.
+func plain(n *yaml.Node) {
+	if n.Kind != yaml.ScalarNode {
+		n.Style = 0
+	} else if n.Tag == "!!str" {
+		n.Style = 0
+	}
+	for _, c := range n.Content {
+		plain(c)
+	}
+}
+
+// newTable returns a table without lines, columns two spaces apart. right names
+// the columns of numbers.
+func newTable(w io.Writer, header []string, right ...string) table.Writer {
+	t := table.NewWriter()
+	t.SetOutputMirror(w)
+	style := table.StyleDefault
+	style.Options = table.OptionsNoBordersAndSeparators
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	style.Format.Header = text.FormatDefault
+	t.SetStyle(style)
+	t.SuppressTrailingSpaces()
+	row := make(table.Row, len(header))
+	var columns []table.ColumnConfig
+	for i, h := range header {
+		row[i] = h
+		if slices.Contains(right, h) {
+			columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
+		}
+	}
+	t.SetColumnConfigs(columns)
+	t.AppendHeader(row)
+	return t
+}
+
+// facts writes lines of name and value.
+func facts(w io.Writer, pairs ...string) error {
+	width := 0
+	for i := 0; i < len(pairs); i += 2 {
+		width = max(width, len(pairs[i]))
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if _, err := fmt.Fprintf(w, "%-*s  %s\n", width, pairs[i], pairs[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func count(n uint64) string { return humanize.Comma(int64(n)) }
+
+func size(n uint64) string { return humanize.IBytes(n) }
+
+func ago(d time.Duration) string { return fmt.Sprintf("%.1fs ago", d.Seconds()) }

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/lmittmann/tint"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/rowraft/rowraft/node"
+)
+
+// serverFlags are the flags of `rowraft server`.
+type serverFlags struct {
+	config                   string
+	dataDir, name            string
+	listen, peerListen       string
+	listenFD, peerListenFD   int
+	advertise, peerAdvertise string
+	withScheduler            bool
+	join                     []string
+	servers, shards          int
+	logBackend, profile      string
+	diskStall                time.Duration
+	diskReserve              int64
+	readyFile                string
+	logLevel, logFormat      string
+}
+
+func newServerCmd(g *globals) *cobra.Command {
+	var f serverFlags
+	cmd := &cobra.Command{
+		Use:   "server",
+		Short: "Run a server of a cluster",
+		Long: `Run a server: it holds replicas of shards, and, with --with-scheduler, a member of the
+scheduler. It stops cleanly on SIGTERM or SIGINT.
+
+A cluster is formed by the servers that --join names, each started with --with-scheduler and the
+same list; they wait for each other, in any order. Later servers join through the same list.`,
+		Example: `  # three servers of a new cluster; on the other machines with their own --listen and --advertise
+  rowraft server --data-dir /var/lib/rowraft --with-scheduler --join 10.0.0.1:7070,10.0.0.2:7070,10.0.0.3:7070 \
+    --listen 10.0.0.1:7070 --peer-listen 10.0.0.1:7071 --cert node.pem --key node.key --cacert ca.pem
+
+  # one server on this machine, to try it
+  rowraft server --data-dir ./data --with-scheduler --insecure`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.config != "" {
+				if err := fromFile(cmd.Flags(), f.config); err != nil {
+					return err
+				}
+			}
+			return f.run(cmd.Context(), g, cmd.ErrOrStderr())
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.config, "config", "", "YAML file of `flag: value` lines; flags and the environment win over it")
+	fl.StringVar(&f.dataDir, "data-dir", "", "directory of this server's data, used by it alone (required)")
+	fl.StringVar(&f.name, "name", "", "name for people, unique in the cluster; default: the server's id")
+	fl.StringVar(&f.listen, "listen", defaultEndpoint, "host:port of the gRPC services; port 0 lets the kernel choose")
+	fl.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7071", "host:port of the Raft groups; port 0 lets the kernel choose")
+	fl.IntVar(&f.listenFD, "listen-fd", 0, "file descriptor of a listening socket to use instead of --listen")
+	fl.IntVar(&f.peerListenFD, "peer-listen-fd", 0, "file descriptor of a listening socket to use instead of --peer-listen")
+	fl.StringVar(&f.advertise, "advertise", "", "host:port at which others reach --listen; default: that address")
+	fl.StringVar(&f.peerAdvertise, "peer-advertise", "", "host:port at which others reach --peer-listen; default: that address")
+	fl.BoolVar(&f.withScheduler, "with-scheduler", false, "form the cluster and run a member of its scheduler")
+	fl.StringSliceVar(&f.join, "join", nil, "gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
+	fl.IntVar(&f.servers, "servers", 0, "the shards are made once so many servers are there; default: as many as --join names")
+	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, 1 to 256, fixed for ever; default 4")
+	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the shards: wal or bolt (slower)")
+	fl.StringVar(&f.profile, "profile", "default", "Raft timers: fast (up to 24 replicas a server), default (100) or dense")
+	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
+	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB")
+	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")
+	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+	fl.StringVar(&f.logFormat, "log-format", "auto", "text, json, or auto: text on a terminal")
+	return cmd
+}
+
+func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) error {
+	if f.dataDir == "" {
+		return usagef("no data directory: give --data-dir")
+	}
+	logger, err := f.logger(stderr)
+	if err != nil {
+		return err
+	}
+	listener, err := listen("--listen", f.listen, f.listenFD)
+	if err != nil {
+		return err
+	}
+	peers, err := listen("--peer-listen", f.peerListen, f.peerListenFD)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	cfg := node.Config{
+		DataDir: f.dataDir, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
+		WithScheduler: f.withScheduler, Join: f.join, Servers: f.servers, Shards: f.shards,
+		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
+		TLS: g.tls, Insecure: g.insecure, Logger: logger,
+	}
+	if cfg.Advertise, err = advertised("--advertise", f.advertise, listener); err == nil {
+		cfg.PeerAdvertise, err = advertised("--peer-advertise", f.peerAdvertise, peers)
+	}
+	if err != nil {
+		return errors.Join(err, listener.Close(), peers.Close())
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	cfg.Ready = func(info node.Info) {
+		if err := f.writeReady(info); err != nil {
+			cancel(err)
+		}
+	}
+	if err := node.Run(ctx, cfg); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	logger.Info("stopped")
+	return nil
+}
+
+// logger writes to stderr: data of a server does not go through stdout.
+func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
+		return nil, usagef("--log-level %q: want debug, info, warn or error", f.logLevel)
+	}
+	file, isFile := w.(*os.File)
+	terminal := isFile && term.IsTerminal(int(file.Fd()))
+	switch {
+	case f.logFormat == "text" || f.logFormat == "auto" && terminal:
+		noColor := !terminal || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
+		return slog.New(tint.NewHandler(w, &tint.Options{Level: level, TimeFormat: "15:04:05.000", NoColor: noColor})), nil
+	case f.logFormat == "json" || f.logFormat == "auto":
+		return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})), nil
+	}
+	return nil, usagef("--log-format %q: want text, json or auto", f.logFormat)
+}
+
+// listen opens addr, or takes over the socket that the parent process opened.
+func listen(flag, addr string, fd int) (net.Listener, error) {
+	if fd == 0 {
+		l, err := net.Listen("tcp", addr)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return nil, &hintedError{fmt.Errorf("%s %s: %w", flag, addr, err), "another process has this port; choose another with " + flag}
+		}
+		if err != nil {
+			return nil, usagef("%s %s: %w", flag, addr, err)
+		}
+		return l, nil
+	}
+	if fd < 3 {
+		return nil, usagef("%s-fd %d: want a descriptor from 3 on", flag, fd)
+	}
+	file := os.NewFile(uintptr(fd), flag)
+	l, err := net.FileListener(file)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return nil, usagef("%s-fd %d: not a listening socket: %w", flag, fd, err)
+	}
+	return l, nil
+}
+
+// advertised is the address that others are told.
+func advertised(flag, given string, l net.Listener) (string, error) {
+	if given != "" {
+		if _, port, err := net.SplitHostPort(given); err != nil || port == "" || port == "0" {
+			return "", usagef("%s %q: want host:port", flag, given)
+		}
+		return given, nil
+	}
+	if tcp, ok := l.Addr().(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
+		return "", usagef("the server listens on all addresses (%s): say with %s at which others reach it", l.Addr(), flag)
+	}
+	return l.Addr().String(), nil
+}
+
+// readyJSON is the contract of the file that --ready-file names.
+type readyJSON struct {
+	Schema    string `json:"schema"`
+	ClusterID string `json:"cluster_id"`
+	NodeID    string `json:"node_id"`
+	Name      string `json:"name"`
+	Addr      string `json:"addr"`
+	PeerAddr  string `json:"peer_addr"`
+	PID       int    `json:"pid"`
+}
+
+// writeReady replaces the ready file in one step, so that a reader sees all of
+// it or nothing.
+func (f *serverFlags) writeReady(info node.Info) error {
+	if f.readyFile == "" {
+		return nil
+	}
+	raw, err := json.Marshal(readyJSON{jsonSchema, string(info.Cluster), string(info.Node), f.name, info.Addr, info.PeerAddr, os.Getpid()})
+	if err != nil {
+		return err
+	}
+	temp, err := os.CreateTemp(filepath.Dir(f.readyFile), ".ready-*")
+	if err != nil {
+		return fmt.Errorf("ready file: %w", err)
+	}
+	_, err = temp.Write(append(raw, '\n'))
+	if err = errors.Join(err, temp.Close()); err == nil {
+		err = os.Rename(temp.Name(), f.readyFile)
+	}
+	if err != nil {
+		return fmt.Errorf("ready file: %w", errors.Join(err, os.Remove(temp.Name())))
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newShardCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas"}
+	tableName := ""
+	list := &cobra.Command{
+		Use:   "list",
+		Short: "List the shards: leader, indices, replicas, rows",
+		Example: `  rowraft shard list
+  rowraft shard list --table user_emb -o wide`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			reply, err := g.status(ctx)
+			if err != nil {
+				return fmt.Errorf("shard list: %w", err)
+			}
+			v, err := newShardsJSON(reply, tableName)
+			if err != nil {
+				return err
+			}
+			return show(cmd.OutOrStdout(), g.output, v, v.print)
+		},
+	}
+	list.Flags().StringVar(&tableName, "table", "", "count the rows and bytes of this table only")
+	cmd.AddCommand(list)
+	return cmd
+}
+
+// shardsJSON is the contract of `shard list -o json`.
+type shardsJSON struct {
+	Schema     string      `json:"schema"`
+	MapVersion uint64      `json:"map_version"`
+	Shards     []shardJSON `json:"shards"`
+}
+
+type shardJSON struct {
+	Shard       uint32        `json:"shard"`
+	State       string        `json:"state"` // ok, no-leader, degraded, catching-up
+	Leader      string        `json:"leader"`
+	Term        uint64        `json:"term"`
+	CommitIndex uint64        `json:"commit_index"`
+	Applied     uint64        `json:"applied_index"`
+	MaxLag      uint64        `json:"max_lag_entries"`
+	Slots       int           `json:"slots"`
+	Rows        uint64        `json:"rows"`
+	MemoryBytes uint64        `json:"memory_bytes"`
+	Replicas    []replicaJSON `json:"replicas"`
+}
+
+type replicaJSON struct {
+	ID          string `json:"id"`
+	Server      string `json:"server"`
+	ServerID    string `json:"server_id"`
+	ServerState string `json:"server_state"`
+	Role        string `json:"role"` // "" if it has not reported
+	Term        uint64 `json:"term"`
+	CommitIndex uint64 `json:"commit_index"`
+	Applied     uint64 `json:"applied_index"`
+	Lag         uint64 `json:"lag_entries"`
+	Rows        uint64 `json:"rows"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+	LogBytes    uint64 `json:"log_bytes"`
+	Error       string `json:"error"`
+}
+
+// catchingUp is how many entries a replica may trail without being called so.
+const catchingUp = 1000
+
+func newShardsJSON(r *rowraftv1.StatusReply, tableName string) (*shardsJSON, error) {
+	only, err := tableID(r.GetMap(), tableName)
+	if err != nil {
+		return nil, err
+	}
+	slots := make(map[uint8]int)
+	for _, s := range r.GetMap().GetSlots() {
+		slots[s]++
+	}
+	v := &shardsJSON{Schema: jsonSchema, MapVersion: r.GetMap().GetVersion(), Shards: []shardJSON{}}
+	for _, s := range r.GetMap().GetShards() {
+		sh := shardJSON{Shard: s.GetId(), Slots: slots[uint8(s.GetId())], Replicas: []replicaJSON{}}
+		for _, rep := range s.GetReplicas() {
+			sh.Replicas = append(sh.Replicas, newReplicaJSON(r, rep, only))
+		}
+		sh.summarize()
+		v.Shards = append(v.Shards, sh)
+	}
+	return v, nil
+}
+
+// tableID returns the id of a table, 0 for no name.
+func tableID(m *rowraftv1.Map, name string) (uint64, error) {
+	if name == "" {
+		return 0, nil
+	}
+	t, err := tableNamed(m, name)
+	return t.GetId(), err
+}
+
+func tableNamed(m *rowraftv1.Map, name string) (*rowraftv1.TableSchema, error) {
+	var names []string
+	for _, t := range m.GetTables() {
+		if t.GetName() == name {
+			return t, nil
+		}
+		names = append(names, t.GetName())
+	}
+	err := rowraft.Errorf(rowraft.CodeTableNotFound, "table %q does not exist%s", name, didYouMean("", name, names))
+	return nil, &hintedError{err, "`rowraft table list` shows the tables"}
+}
+
+func newReplicaJSON(r *rowraftv1.StatusReply, rep *rowraftv1.Replica, only uint64) replicaJSON {
+	out := replicaJSON{ID: rep.GetId(), ServerID: rep.GetNode(), Server: nameOr("", rep.GetNode()), ServerState: "unknown"}
+	for _, n := range r.GetNodes() {
+		if n.GetNode().GetId() != rep.GetNode() {
+			continue
+		}
+		out.Server, out.ServerState = nameOr(n.GetNode().GetName(), n.GetNode().GetId()), n.GetState()
+		for _, st := range n.GetReplicas() {
+			if st.GetReplicaId() != rep.GetId() {
+				continue
+			}
+			out.Role, out.Term, out.CommitIndex, out.Applied = st.GetRole(), st.GetTerm(), st.GetCommitIndex(), st.GetAppliedIndex()
+			out.Rows, out.MemoryBytes, out.LogBytes, out.Error = st.GetRows(), st.GetMemoryBytes(), st.GetLogBytes(), st.GetError()
+			if only == 0 {
+				continue
+			}
+			out.Rows, out.MemoryBytes = 0, 0
+			for _, ts := range st.GetTables() {
+				if ts.GetTable() == only {
+					out.Rows, out.MemoryBytes = ts.GetRows(), ts.GetMemoryBytes()
+				}
+			}
+		}
+	}
+	return out
+}
+
+// summarize fills in what follows from the replicas.
+func (s *shardJSON) summarize() {
+	s.State = "no-leader"
+	for _, r := range s.Replicas {
+		if r.Role == roleLeader && r.ServerState == "up" && r.Term >= s.Term {
+			s.State, s.Leader, s.Term = "ok", r.Server, r.Term
+			s.CommitIndex, s.Applied, s.Rows, s.MemoryBytes = r.CommitIndex, r.Applied, r.Rows, r.MemoryBytes
+		}
+	}
+	for i := range s.Replicas {
+		r := &s.Replicas[i]
+		r.Lag = max(s.CommitIndex, r.Applied) - r.Applied
+		s.MaxLag = max(s.MaxLag, r.Lag)
+		switch {
+		case s.State == "no-leader":
+		case r.ServerState != "up" || r.Role == "" || r.Error != "":
+			s.State = "degraded"
+		case r.Lag > catchingUp && s.State == "ok":
+			s.State = "catching-up"
+		}
+	}
+}
+
+func (v *shardsJSON) print(w io.Writer, wide bool) error {
+	header := []string{"SHARD", "LEADER", "TERM", "COMMIT", "APPLIED", "LAG(max)", "REPLICAS", "ROWS", "BYTES", "STATE"}
+	if wide {
+		header = append(header, "SLOTS", "LOG")
+	}
+	t := newTable(w, header, "SHARD", "TERM", "COMMIT", "APPLIED", "LAG(max)", "ROWS", "BYTES", "SLOTS", "LOG")
+	for _, s := range v.Shards {
+		leader := s.Leader
+		if leader == "" {
+			leader = "-"
+		}
+		row := table.Row{s.Shard, leader, s.Term, count(s.CommitIndex), count(s.Applied), count(s.MaxLag), s.members(wide), count(s.Rows), size(s.MemoryBytes), s.State}
+		if wide {
+			log := uint64(0)
+			for _, r := range s.Replicas {
+				log += r.LogBytes
+			}
+			row = append(row, s.Slots, size(log))
+		}
+		t.AppendRow(row)
+	}
+	t.Render()
+	return nil
+}
+
+// members lists the servers of a shard; * leads, ! is not well.
+func (s *shardJSON) members(wide bool) string {
+	out := make([]string, len(s.Replicas))
+	for i, r := range s.Replicas {
+		out[i] = r.Server
+		if r.Role == roleLeader && r.Server == s.Leader {
+			out[i] += "*"
+		}
+		if r.ServerState != "up" || r.Role == "" || r.Error != "" {
+			out[i] += "!"
+		}
+		if wide {
+			out[i] += "(" + nameOr("", r.ID) + ")"
+		}
+	}
+	return strings.Join(out, " ")
+}

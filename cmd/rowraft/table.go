@@ -1,0 +1,358 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newTableCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "table", Short: "Create tables and look at them"}
+	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g))
+	return cmd
+}
+
+// tableFlags are the flags of `table create`.
+type tableFlags struct {
+	kind      string
+	dim       int
+	optimizer string
+	lr        float32
+	acc, eps  float32
+	beta1     float32
+	beta2     float32
+	init      string
+	low, high float32
+	mean, dev float32
+	seed      uint64
+	ifMissing bool
+}
+
+func newTableCreateCmd(g *globals) *cobra.Command {
+	var f tableFlags
+	cmd := &cobra.Command{
+		Use:   "create NAME",
+		Short: "Create a table in every shard",
+		Long:  "Create a table in every shard; it returns once all of them have it. A table's shape never changes afterwards.",
+		Example: `  rowraft table create user_emb --dim 16 --optimizer adagrad --lr 0.05 --init uniform --init-low -0.01 --init-high 0.01
+  rowraft table create weights --kind dense --dim 64 --optimizer adam --lr 0.001 --init zeros --if-not-exists`,
+		Args: oneArg("the name of the table"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			schema, err := f.schema(args[0], cmd.Flags().Changed)
+			if err != nil {
+				return err
+			}
+			return g.createTable(cmd, schema, f.ifMissing)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.kind, "kind", "sparse", "sparse (embedding rows, any key) or dense (tensors cut into rows)")
+	fl.IntVar(&f.dim, "dim", 0, fmt.Sprintf("weights per row, 1 to %d (required)", rowraft.MaxDim))
+	fl.StringVar(&f.optimizer, "optimizer", "adagrad", "sgd, adagrad or adam: the update that every replica runs")
+	fl.Float32Var(&f.lr, "lr", 0.05, "learning rate; a push may override it")
+	fl.Float32Var(&f.acc, "initial-accumulator", 0.1, "adagrad: first value of the accumulator")
+	fl.Float32Var(&f.eps, "epsilon", 1e-8, "adagrad, adam: keeps the divisor from 0")
+	fl.Float32Var(&f.beta1, "beta1", 0.9, "adam: decay of the first moment")
+	fl.Float32Var(&f.beta2, "beta2", 0.999, "adam: decay of the second moment")
+	fl.StringVar(&f.init, "init", "uniform", "zeros, uniform or normal: how a row reads before its first push")
+	fl.Float32Var(&f.low, "init-low", -0.01, "uniform: least weight")
+	fl.Float32Var(&f.high, "init-high", 0.01, "uniform: bound that weights stay below")
+	fl.Float32Var(&f.mean, "init-mean", 0, "normal: mean")
+	fl.Float32Var(&f.dev, "init-stddev", 0.01, "normal: standard deviation")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed of the initializer")
+	fl.BoolVar(&f.ifMissing, "if-not-exists", false, "accept an existing table of the same shape")
+	return cmd
+}
+
+// only lists the flags that make sense with one value of another flag.
+var only = map[string][]string{
+	"initial-accumulator": {"optimizer", "adagrad"},
+	"epsilon":             {"optimizer", "adagrad", "adam"},
+	"beta1":               {"optimizer", "adam"},
+	"beta2":               {"optimizer", "adam"},
+	"init-low":            {"init", "uniform"},
+	"init-high":           {"init", "uniform"},
+	"init-mean":           {"init", "normal"},
+	"init-stddev":         {"init", "normal"},
+}
+
+// schema checks the flags and turns them into a schema. given reports whether a
+// flag was given.
+func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schema, error) {
+	s := rowraft.Schema{Name: name, Dim: f.dim, Initializer: rowraft.Initializer{Seed: f.seed}, Optimizer: rowraft.Optimizer{LR: f.lr}}
+	switch f.kind {
+	case "sparse":
+		s.Kind = rowraft.Sparse
+	case "dense":
+		s.Kind = rowraft.Dense
+	default:
+		return s, usagef("--kind %q: want sparse or dense%s", f.kind, didYouMean("", f.kind, []string{"sparse", "dense"}))
+	}
+	switch o := &s.Optimizer; f.optimizer {
+	case "sgd":
+		o.Kind = rowraft.SGD
+	case "adagrad":
+		o.Kind, o.InitialAccumulator, o.Epsilon = rowraft.Adagrad, f.acc, f.eps
+	case "adam":
+		o.Kind, o.Epsilon, o.Beta1, o.Beta2 = rowraft.Adam, f.eps, f.beta1, f.beta2
+	default:
+		return s, usagef("--optimizer %q: want sgd, adagrad or adam%s", f.optimizer, didYouMean("", f.optimizer, []string{"sgd", "adagrad", "adam"}))
+	}
+	switch i := &s.Initializer; f.init {
+	case "zeros":
+		i.Kind = rowraft.InitZeros
+	case "uniform":
+		i.Kind, i.A, i.B = rowraft.InitUniform, f.low, f.high
+	case "normal":
+		i.Kind, i.A, i.B = rowraft.InitNormal, f.mean, f.dev
+	default:
+		return s, usagef("--init %q: want zeros, uniform or normal%s", f.init, didYouMean("", f.init, []string{"zeros", "uniform", "normal"}))
+	}
+	values := map[string]string{"optimizer": f.optimizer, "init": f.init}
+	for _, flag := range []string{"initial-accumulator", "epsilon", "beta1", "beta2", "init-low", "init-high", "init-mean", "init-stddev"} {
+		of := only[flag]
+		fits := false
+		for _, v := range of[1:] {
+			fits = fits || values[of[0]] == v
+		}
+		if given(flag) && !fits {
+			return s, usagef("--%s has no meaning with --%s %s", flag, of[0], values[of[0]])
+		}
+	}
+	return s, s.Validate()
+}
+
+func (g *globals) createTable(cmd *cobra.Command, schema rowraft.Schema, ifMissing bool) (err error) {
+	ctx, cancel := g.withTimeout(cmd)
+	defer cancel()
+	c, err := g.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	var reply *rowraftv1.CreateTableReply
+	// A second call after an unknown outcome would find the table of the first.
+	err = c.call(ctx, ifMissing, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
+		reply, err = client.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema), IfNotExists: ifMissing})
+		return err
+	})
+	switch {
+	case err != nil && rowraft.CodeOf(err).MaybeApplied() && !ifMissing:
+		return &hintedError{fmt.Errorf("table create %s: %w", schema.Name, err), "the table may have been created: the same command with --if-not-exists is safe"}
+	case err != nil:
+		return fmt.Errorf("table create %s: %w", schema.Name, err)
+	}
+	v := struct {
+		Schema  string    `json:"schema"`
+		Created bool      `json:"created"`
+		Table   tableJSON `json:"table"`
+	}{jsonSchema, reply.GetCreated(), newTableJSON(reply.GetTable())}
+	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		what := "created"
+		if !v.Created {
+			what = "exists already, with the same shape"
+		}
+		_, err := fmt.Fprintf(w, "table %s %s: %s, dim %d, %s, id %s\n", v.Table.Name, what, v.Table.Kind, v.Table.Dim, v.Table.Optimizer.Kind, v.Table.ID)
+		return err
+	})
+}
+
+// tableJSON is the contract of a table in JSON.
+type tableJSON struct {
+	ID          string          `json:"id"`
+	Name        string          `json:"name"`
+	Kind        string          `json:"kind"`
+	Dim         uint32          `json:"dim"`
+	Initializer initializerJSON `json:"initializer"`
+	Optimizer   optimizerJSON   `json:"optimizer"`
+	Rows        uint64          `json:"rows"`
+	MemoryBytes uint64          `json:"memory_bytes"`
+}
+
+type initializerJSON struct {
+	Kind string  `json:"kind"`
+	Seed string  `json:"seed"`
+	A    float32 `json:"a"` // uniform: low; normal: mean
+	B    float32 `json:"b"` // uniform: high; normal: standard deviation
+}
+
+type optimizerJSON struct {
+	Kind               string  `json:"kind"`
+	LR                 float32 `json:"lr"`
+	InitialAccumulator float32 `json:"initial_accumulator"`
+	Epsilon            float32 `json:"epsilon"`
+	Beta1              float32 `json:"beta1"`
+	Beta2              float32 `json:"beta2"`
+}
+
+func newTableJSON(p *rowraftv1.TableSchema) tableJSON {
+	s := rpc.SchemaFromProto(p)
+	i, o := s.Initializer, s.Optimizer
+	kind := map[rowraft.InitializerKind]string{rowraft.InitZeros: "zeros", rowraft.InitUniform: "uniform", rowraft.InitNormal: "normal"}[i.Kind]
+	if kind == "" {
+		kind = fmt.Sprintf("initializer(%d)", i.Kind)
+	}
+	return tableJSON{
+		ID: strconv.FormatUint(uint64(s.ID), 10), Name: s.Name, Kind: s.Kind.String(), Dim: p.GetDim(),
+		Initializer: initializerJSON{kind, strconv.FormatUint(i.Seed, 10), i.A, i.B},
+		Optimizer:   optimizerJSON{o.Kind.String(), o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2},
+	}
+}
+
+func (i initializerJSON) String() string {
+	switch i.Kind {
+	case "uniform":
+		return fmt.Sprintf("uniform [%v, %v)", i.A, i.B)
+	case "normal":
+		return fmt.Sprintf("normal (%v, %v)", i.A, i.B)
+	}
+	return i.Kind
+}
+
+func (o optimizerJSON) String() string {
+	switch o.Kind {
+	case "adagrad":
+		return fmt.Sprintf("adagrad (lr %v, initial accumulator %v, epsilon %v)", o.LR, o.InitialAccumulator, o.Epsilon)
+	case "adam":
+		return fmt.Sprintf("adam (lr %v, betas %v %v, epsilon %v)", o.LR, o.Beta1, o.Beta2, o.Epsilon)
+	}
+	return fmt.Sprintf("%s (lr %v)", o.Kind, o.LR)
+}
+
+// perShard is what one table holds in each shard, as its leader says.
+func perShard(r *rowraftv1.StatusReply, name string) ([]shardJSON, error) {
+	v, err := newShardsJSON(r, name)
+	if err != nil {
+		return nil, err
+	}
+	return v.Shards, nil
+}
+
+func withSizes(r *rowraftv1.StatusReply, p *rowraftv1.TableSchema) (tableJSON, []shardJSON, error) {
+	t := newTableJSON(p)
+	shards, err := perShard(r, p.GetName())
+	for _, s := range shards {
+		t.Rows += s.Rows
+		t.MemoryBytes += s.MemoryBytes
+	}
+	return t, shards, err
+}
+
+func newTableListCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the tables",
+		Example: "  rowraft table list -o json",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			reply, err := g.status(ctx)
+			if err != nil {
+				return fmt.Errorf("table list: %w", err)
+			}
+			v := struct {
+				Schema string      `json:"schema"`
+				Tables []tableJSON `json:"tables"`
+			}{jsonSchema, []tableJSON{}}
+			for _, p := range reply.GetMap().GetTables() {
+				t, _, err := withSizes(reply, p)
+				if err != nil {
+					return err
+				}
+				v.Tables = append(v.Tables, t)
+			}
+			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+				header := []string{"TABLE", "KIND", "DIM", "OPTIMIZER", "LR", "INITIALIZER", "ROWS", "BYTES"}
+				if wide {
+					header = append(header, "SEED", "ID")
+				}
+				out := newTable(w, header, "DIM", "LR", "ROWS", "BYTES")
+				for _, t := range v.Tables {
+					row := table.Row{t.Name, t.Kind, t.Dim, t.Optimizer.Kind, t.Optimizer.LR, t.Initializer, count(t.Rows), size(t.MemoryBytes)}
+					if wide {
+						row = append(row, t.Initializer.Seed, t.ID)
+					}
+					out.AppendRow(row)
+				}
+				out.Render()
+				return nil
+			})
+		},
+	}
+}
+
+func newTableDescribeCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "describe NAME",
+		Short:   "Show one table and how its rows spread over the shards",
+		Example: "  rowraft table describe user_emb",
+		Args:    oneArg("the name of the table"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			reply, err := g.status(ctx)
+			if err != nil {
+				return fmt.Errorf("table describe %s: %w", args[0], err)
+			}
+			p, err := tableNamed(reply.GetMap(), args[0])
+			if err != nil {
+				return err
+			}
+			t, shards, err := withSizes(reply, p)
+			if err != nil {
+				return err
+			}
+			v := tableDetailJSON{Schema: jsonSchema, Table: t, Shards: []tableShardJSON{}}
+			for _, s := range shards {
+				v.Shards = append(v.Shards, tableShardJSON{s.Shard, s.Leader, s.Rows, s.MemoryBytes})
+			}
+			return show(cmd.OutOrStdout(), g.output, v, v.print)
+		},
+	}
+}
+
+type tableDetailJSON struct {
+	Schema string           `json:"schema"`
+	Table  tableJSON        `json:"table"`
+	Shards []tableShardJSON `json:"shards"`
+}
+
+type tableShardJSON struct {
+	Shard       uint32 `json:"shard"`
+	Leader      string `json:"leader"`
+	Rows        uint64 `json:"rows"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+}
+
+func (v tableDetailJSON) print(w io.Writer, _ bool) error {
+	t := v.Table
+	if err := facts(w,
+		"TABLE", t.Name,
+		"ID", t.ID,
+		"KIND", t.Kind,
+		"DIM", fmt.Sprint(t.Dim),
+		"OPTIMIZER", t.Optimizer.String(),
+		"INITIALIZER", fmt.Sprintf("%v, seed %s", t.Initializer, t.Initializer.Seed),
+		"ROWS", count(t.Rows),
+		"MEMORY", size(t.MemoryBytes),
+	); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	out := newTable(w, []string{"SHARD", "LEADER", "ROWS", "BYTES"}, "SHARD", "ROWS", "BYTES")
+	for _, s := range v.Shards {
+		out.AppendRow(table.Row{s.Shard, s.Leader, count(s.Rows), size(s.MemoryBytes)})
+	}
+	out.Render()
+	return nil
+}
