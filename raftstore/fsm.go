@@ -24,6 +24,8 @@ type fsm struct {
 	machine StateMachine
 	ledger  *ledger
 	fatal   func(error)
+	// restored is told the place of a snapshot once the machine holds it.
+	restored func(index, term uint64)
 
 	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
 	failed  atomic.Bool
@@ -37,8 +39,8 @@ var _ raft.BatchingFSM = (*fsm)(nil)
 // fsmFailure is the response of entries that were not applied.
 type fsmFailure struct{}
 
-func newFSM(m StateMachine, l *ledger, fatal func(error)) *fsm {
-	f := &fsm{machine: m, ledger: l, fatal: fatal}
+func newFSM(m StateMachine, l *ledger, fatal func(error), restored func(index, term uint64)) *fsm {
+	f := &fsm{machine: m, ledger: l, fatal: fatal, restored: restored}
 	f.applied.Store(uint64(m.AppliedIndex()))
 	return f
 }
@@ -145,6 +147,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		return err
 	}
 	if applied := f.applied.Load(); applied > 0 && src.meta.Index <= applied {
+		f.restored(src.meta.Index, src.meta.Term)
 		return nil
 	}
 	var header [snapshotHeaderBytes]byte
@@ -173,6 +176,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		return err
 	}
 	f.applied.Store(src.meta.Index)
+	f.restored(src.meta.Index, src.meta.Term)
 	f.wake()
 	return nil
 }

@@ -49,6 +49,7 @@ type Group struct {
 	snapRetryAt atomic.Int64  // no snapshot before this time, in Unix ns
 	snapWanted  atomic.Bool   // a corrupt snapshot must be replaced
 	snapBusy    atomic.Bool
+	wantRestart chan string // capacity 1, to the supervisor
 
 	restarts atomic.Int64
 }
@@ -59,10 +60,11 @@ type Group struct {
 func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh bool) (_ *Group, err error) {
 	g := &Group{
 		store: s, cfg: cfg, dir: dir,
-		log:    s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
-		ledger: &ledger{},
-		dead:   make(chan struct{}),
-		stop:   make(chan struct{}),
+		log:         s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
+		ledger:      &ledger{},
+		dead:        make(chan struct{}),
+		stop:        make(chan struct{}),
+		wantRestart: make(chan string, 1),
 	}
 	g.snaps, err = openSnapshotStore(filepath.Join(dir, "snapshots"), g.log, func(string, error) { g.snapWanted.Store(true) })
 	if err != nil {
@@ -78,7 +80,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
 		dir: filepath.Join(dir, "log"), log: g.log,
-		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail,
+		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart,
 	}
 	defer func() {
 		if err != nil {
@@ -88,7 +90,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	if err := g.prepare(s, rec, fresh); err != nil {
 		return nil, err
 	}
-	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail)
+	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
 	if err := g.startRaft(); err != nil {
 		return nil, err
 	}
@@ -232,6 +234,7 @@ func (g *Group) startRaft() (err error) {
 		}
 	}()
 	g.glog.started.Store(false)
+	g.glog.failed.Store(false)
 	g.snaps.stopping.Store(false)
 	n.raft, err = raft.NewRaft(g.raftConfig(n.notify), g.fsm, g.glog, g.glog, g.snaps, n.trans)
 	if err != nil {
@@ -275,6 +278,14 @@ func (g *Group) restart(reason string) {
 	}
 	if err != nil {
 		g.fail(fmt.Errorf("restart of group %s in place (%s): %w", g.cfg.ID, reason, err))
+	}
+}
+
+// requestRestart has the supervisor restart the group.
+func (g *Group) requestRestart(reason string) {
+	select {
+	case g.wantRestart <- reason:
+	default:
 	}
 }
 

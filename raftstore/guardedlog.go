@@ -36,6 +36,13 @@ type guardedLog struct {
 	stall    time.Duration
 	isLeader func() bool
 	fatal    func(error)
+	restart  func(reason string) // asks for a new raft instance; does not wait
+
+	// boundary is the newest snapshot that the machine holds. Its last entry
+	// answers for the entry that the log no longer has: raft does not look at its
+	// snapshot when a leader repeats the entries right after it, refuses them, and
+	// is sent the snapshot again and again.
+	boundary atomic.Pointer[boundary]
 
 	started atomic.Bool
 	closed  atomic.Bool
@@ -44,6 +51,19 @@ type guardedLog struct {
 	stores     atomic.Int64 // StoreLogs calls
 	slowStores atomic.Int64 // of those, slower than slowStore
 	readMisses atomic.Int64 // entries read from disk
+}
+
+// boundary is where a snapshot ends and the log goes on.
+type boundary struct{ index, term uint64 }
+
+// raise moves the boundary up.
+func (g *guardedLog) raise(index, term uint64) {
+	for {
+		old := g.boundary.Load()
+		if old != nil && old.index >= index || g.boundary.CompareAndSwap(old, &boundary{index, term}) {
+			return
+		}
+	}
 }
 
 // slowStore is when a log write is worth a warning; heartbeats of followers wait
@@ -74,6 +94,10 @@ func (g *guardedLog) GetLog(index uint64, out *raft.Log) error {
 	}
 	err := g.inner.GetLog(index, out)
 	if errors.Is(err, raft.ErrLogNotFound) {
+		if b := g.boundary.Load(); b != nil && b.index == index {
+			*out = raft.Log{Index: b.index, Term: b.term, Type: raft.LogNoop}
+			return nil
+		}
 		return g.missing(index)
 	}
 	if err == nil {
@@ -136,7 +160,26 @@ func (g *guardedLog) DeleteRange(min, max uint64) error {
 	}
 	g.cache.remove(min, max)
 	g.ledger.removed(min, max)
+	g.checkPhantom(max)
 	return nil
+}
+
+// checkPhantom restarts raft when it cleared a log that went beyond the snapshot
+// it installed: it keeps the last index of the cleared log in memory, votes with
+// it, acknowledges what follows it and panics on the hole. Raft does this on its
+// main goroutine, which ends here; the restart reads the true index.
+func (g *guardedLog) checkPhantom(max uint64) {
+	b := g.boundary.Load()
+	if b == nil || max <= b.index || !g.started.Load() {
+		return
+	}
+	if last, err := g.inner.LastIndex(); err != nil || last != 0 {
+		return
+	}
+	if g.failed.CompareAndSwap(false, true) {
+		g.restart(fmt.Sprintf("raft cleared its log up to entry %d for a snapshot of entry %d", max, b.index))
+		runtime.Goexit()
+	}
 }
 
 func (g *guardedLog) Set(key, val []byte) error {

@@ -53,8 +53,11 @@ func newInstance(g *Group) *instance {
 		drained:  make(chan struct{}),
 	}
 	o := &g.store.opts
-	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, g.cfg.ID, g.log, func() bool {
-		return g.backlogBytes() > o.MaxBacklogBytes
+	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, g.cfg.ID, g.log, receiver{
+		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
+		applied:     g.fsm.applied.Load,
+		boundary:    g.glog.boundary.Load,
+		term:        func() uint64 { return n.currentTerm() },
 	})
 	return n
 }
@@ -64,6 +67,14 @@ func (n *instance) start() {
 	go n.dispatch()
 	go n.complete()
 	n.watcher.Go(n.watchLeadership)
+}
+
+// currentTerm is 0 until raft runs.
+func (n *instance) currentTerm() uint64 {
+	if run := n.g.run.Load(); run == n {
+		return n.raft.CurrentTerm()
+	}
+	return 0
 }
 
 func (n *instance) watchLeadership() {

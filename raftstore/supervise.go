@@ -27,6 +27,8 @@ func (g *Group) supervise() {
 		case <-dead:
 			dead = nil
 			g.stopFailed()
+		case reason := <-g.wantRestart:
+			g.restart(reason)
 		case <-t.C:
 			n := g.run.Load()
 			if n == nil || g.failure.Load() != nil {
@@ -125,6 +127,7 @@ func (n *instance) snapshot() error {
 	}
 	if len(list) > 0 {
 		g.snapshotAt.Store(list[0].Index)
+		g.glog.raise(list[0].Index, list[0].Term)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 // one-way cut for as long after it healed.
 const rpcTimeout = time.Second
 
-// transport is raft's network transport with four changes:
+// transport is raft's network transport with these changes:
 //
 //   - no heartbeat fast path: a heartbeat handled beside the main goroutine can
 //     raise the term under the leader loop, and logs diverge (#695);
@@ -21,7 +21,10 @@ const rpcTimeout = time.Second
 //     good (#612);
 //   - an AppendEntries carries at most maxRPCBytes, where raft counts entries;
 //   - a follower whose machine lags holds AppendEntries back before they reach
-//     raft's main goroutine, which would block and miss elections.
+//     raft's main goroutine, which would block and miss elections;
+//   - what a leader sends below the snapshot of this replica is cut to it, and a
+//     snapshot below what this replica applied is answered without installing it:
+//     raft would refuse the one and lose its log over the other (DESIGN.md).
 //
 // It also sees every answer, and so knows how far each follower is.
 type transport struct {
@@ -31,8 +34,7 @@ type transport struct {
 	log            *slog.Logger
 
 	maxRPCBytes int64
-	// backlogFull reports whether the machine must catch up first.
-	backlogFull func() bool
+	receiver    receiver
 
 	consume chan raft.RPC
 	stop    chan struct{}
@@ -41,6 +43,14 @@ type transport struct {
 
 	mu    sync.Mutex
 	peers map[raft.ServerID]*peerProgress
+}
+
+// receiver is what the transport must know of this replica as a follower.
+type receiver struct {
+	backlogFull func() bool      // the machine must catch up first
+	applied     func() uint64    // index through which the machine has seen the log
+	boundary    func() *boundary // newest snapshot of the machine, or nil
+	term        func() uint64    // 0: raft does not run yet
 }
 
 // peerProgress is what a leader learned about one follower from its answers.
@@ -59,7 +69,7 @@ var (
 	_ raft.WithClose   = (*transport)(nil)
 )
 
-func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger, backlogFull func() bool) *transport {
+func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger, rcv receiver) *transport {
 	n := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream:          layer,
 		MaxPool:         3,
@@ -69,7 +79,7 @@ func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger
 	})
 	t := &transport{
 		Transport: n, net: n, layer: layer, log: log,
-		maxRPCBytes: o.MaxRPCBytes, backlogFull: backlogFull,
+		maxRPCBytes: o.MaxRPCBytes, receiver: rcv,
 		consume: make(chan raft.RPC),
 		stop:    make(chan struct{}),
 		peers:   map[raft.ServerID]*peerProgress{},
@@ -197,10 +207,20 @@ func (t *transport) forward() {
 		case <-t.stop:
 			return
 		}
-		if a, ok := rpc.Command.(*raft.AppendEntriesRequest); ok && len(a.Entries) > 0 && t.backlogFull() {
-			t.wg.Add(1)
-			go t.hold(rpc)
-			continue
+		switch cmd := rpc.Command.(type) {
+		case *raft.AppendEntriesRequest:
+			t.receiver.cut(cmd)
+			if len(cmd.Entries) > 0 && t.receiver.backlogFull() {
+				t.wg.Add(1)
+				go t.hold(rpc)
+				continue
+			}
+		case *raft.InstallSnapshotRequest:
+			if t.receiver.has(cmd) {
+				t.wg.Add(1)
+				go t.decline(rpc, cmd)
+				continue
+			}
 		}
 		select {
 		case t.consume <- rpc:
@@ -210,11 +230,42 @@ func (t *transport) forward() {
 	}
 }
 
+// cut drops from a what lies in the snapshot of this replica: it is committed, so
+// every leader has the same, but the log of this replica may no longer show it.
+func (r *receiver) cut(a *raft.AppendEntriesRequest) {
+	b := r.boundary()
+	if b == nil || a.PrevLogEntry >= b.index || a.PrevLogEntry == 0 && len(a.Entries) == 0 {
+		return
+	}
+	for len(a.Entries) > 0 && a.Entries[0].Index <= b.index {
+		a.Entries = a.Entries[1:]
+	}
+	a.PrevLogEntry, a.PrevLogTerm = b.index, b.term
+}
+
+// has reports whether this replica already applied all that the snapshot holds.
+// Only the leader of the current term is answered here; all else is raft's.
+func (r *receiver) has(s *raft.InstallSnapshotRequest) bool {
+	return s.LastLogIndex <= r.applied() && s.Term == r.term()
+}
+
+// decline answers a snapshot with "have it" after reading it off the connection,
+// as the Raft paper does: the log behind it is kept.
+func (t *transport) decline(rpc raft.RPC, s *raft.InstallSnapshotRequest) {
+	defer t.wg.Done()
+	_, err := io.Copy(io.Discard, rpc.Reader)
+	t.log.Info("declined a snapshot of what is applied already", "index", s.LastLogIndex, "bytes", s.Size)
+	rpc.Respond(&raft.InstallSnapshotResponse{
+		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax},
+		Term:      s.Term, Success: err == nil,
+	}, err)
+}
+
 func (t *transport) hold(rpc raft.RPC) {
 	defer t.wg.Done()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(rpcTimeout / 2); time.Now().Before(end) && t.backlogFull(); {
+	for end := time.Now().Add(rpcTimeout / 2); time.Now().Before(end) && t.receiver.backlogFull(); {
 		select {
 		case <-tick.C:
 		case <-t.stop:

@@ -1,0 +1,544 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// faultyLog injects faults into a log backend.
+type faultyLog struct {
+	logBackend
+	mu    sync.Mutex
+	store func() error           // runs before each StoreLogs; an error is returned instead
+	get   func(l *raft.Log)      // may change what was read
+	set   func(key []byte) error // runs before each Set and SetUint64
+}
+
+func (f *faultyLog) faults() (store func() error, get func(*raft.Log), set func([]byte) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.store, f.get, f.set
+}
+
+func (f *faultyLog) StoreLogs(logs []*raft.Log) error {
+	if store, _, _ := f.faults(); store != nil {
+		if err := store(); err != nil {
+			return err
+		}
+	}
+	return f.logBackend.StoreLogs(logs)
+}
+
+func (f *faultyLog) GetLog(i uint64, l *raft.Log) error {
+	err := f.logBackend.GetLog(i, l)
+	if _, get, _ := f.faults(); get != nil && err == nil {
+		get(l)
+	}
+	return err
+}
+
+func (f *faultyLog) SetUint64(key []byte, v uint64) error {
+	if _, _, set := f.faults(); set != nil {
+		if err := set(key); err != nil {
+			return err
+		}
+	}
+	return f.logBackend.SetUint64(key, v)
+}
+
+func (f *faultyLog) change(fn func(*faultyLog)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fn(f)
+}
+
+// faultyLogs gives each node a faultyLog, found by node ID.
+func faultyLogs(m *sync.Map, more func(*Options)) func(*Options) {
+	return func(o *Options) {
+		node := o.Node
+		o.hooks.wrapLog = func(_ string, b logBackend) logBackend {
+			f := &faultyLog{logBackend: b}
+			m.Store(node, f)
+			return f
+		}
+		if more != nil {
+			more(o)
+		}
+	}
+}
+
+func faultyOf(m *sync.Map, n *testNode) *faultyLog {
+	f, _ := m.Load(n.id)
+	return f.(*faultyLog)
+}
+
+func waitFatal(t *testing.T, n *testNode) error {
+	t.Helper()
+	select {
+	case err := <-n.fatal:
+		return err
+	case <-time.After(30 * time.Second):
+		t.Fatalf("Fatal of node %s was not called", n.id)
+		return nil
+	}
+}
+
+// #695: no fast path for heartbeats. The handler that raft sets must never see one.
+func TestHeartbeatsTakeTheMainPath(t *testing.T) {
+	c := newTestCluster(t, 2, nil)
+	for _, n := range c.nodes {
+		c.open(n)
+	}
+	a, b := c.transport(c.nodes[0]), c.transport(c.nodes[1])
+	b.SetHeartbeatHandler(func(raft.RPC) { t.Error("the heartbeat took the fast path") })
+	done := make(chan bool)
+	go func() {
+		defer close(done)
+		rpc := <-b.Consumer()
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil)
+	}()
+	heartbeat := &raft.AppendEntriesRequest{Term: 7, RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}}
+	var resp raft.AppendEntriesResponse
+	if err := a.AppendEntries("r", raft.ServerAddress(c.nodes[1].id), heartbeat, &resp); err != nil || resp.Term != 7 {
+		t.Fatalf("heartbeat answered %+v, %v", resp, err)
+	}
+	<-done
+}
+
+// transport opens the transport of a group that runs no raft.
+func (c *testCluster) transport(n *testNode) *transport {
+	tr := newTransport(n.store.port.layer("g"), &n.store.opts, "g", n.store.opts.Logger, strangerReceiver(false))
+	c.t.Cleanup(func() { tr.Close() })
+	return tr
+}
+
+// #612: no pipelining, neither through our transport nor below it.
+func TestReplicationIsNotPipelined(t *testing.T) {
+	c := newTestCluster(t, 1, nil)
+	c.open(c.nodes[0])
+	tr := c.transport(c.nodes[0])
+	for _, tr := range []raft.Transport{tr, tr.net} {
+		if _, err := tr.AppendEntriesPipeline("r", "node-0"); !errors.Is(err, raft.ErrPipelineReplicationNotSupported) {
+			t.Errorf("%T: AppendEntriesPipeline: %v, want refusal", tr, err)
+		}
+	}
+}
+
+// flakyTransport fails AppendEntries with entries now and then, before or after
+// the follower has seen them.
+type flakyTransport struct {
+	raft.Transport
+	raft.WithPreVote
+	calls, injected *atomic.Int64
+}
+
+func (f *flakyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+	n := int64(1)
+	if len(a.Entries) > 0 {
+		n = f.calls.Add(1)
+	}
+	if n%7 == 0 {
+		f.injected.Add(1)
+		return errors.New("injected before")
+	}
+	err := f.Transport.AppendEntries(id, to, a, r)
+	if err == nil && n%11 == 0 {
+		f.injected.Add(1)
+		return errors.New("injected after")
+	}
+	return err
+}
+
+// #612: replication heals after failed AppendEntries.
+func TestReplicationHealsAfterErrors(t *testing.T) {
+	var calls, injected atomic.Int64
+	c := startedCluster(t, 3, func(o *Options) {
+		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+			return &flakyTransport{tr, tr.(raft.WithPreVote), &calls, &injected}
+		}
+	})
+	var last rowraft.Index
+	for i := range 60 {
+		last = c.propose(fmt.Sprint(i))
+	}
+	c.converged(last)
+	if injected.Load() < 10 {
+		t.Errorf("only %d errors were injected", injected.Load())
+	}
+}
+
+// #697: every layer forwards IsMonotonic, for both backends.
+func TestLogStoresAreMonotonic(t *testing.T) {
+	for _, backend := range []string{BackendWAL, BackendBolt} {
+		var logs sync.Map
+		c := startedCluster(t, 1, faultyLogs(&logs, func(o *Options) { o.Backend = backend }))
+		g := c.nodes[0].group
+		for _, s := range []raft.LogStore{g.glog, g.inner, faultyOf(&logs, c.nodes[0]).logBackend} {
+			if m, ok := s.(raft.MonotonicLogStore); !ok || !m.IsMonotonic() {
+				t.Errorf("%s: %T is not monotonic", backend, s)
+			}
+		}
+	}
+}
+
+// #503: a leader whose disk hangs stops, and the others go on.
+func TestWatchdogStopsLeaderWithHungDisk(t *testing.T) {
+	var logs sync.Map
+	c := startedCluster(t, 3, faultyLogs(&logs, func(o *Options) { o.DiskStallLimit = 300 * time.Millisecond }))
+	c.propose("before")
+	l := c.leader()
+	release := make(chan struct{})
+	faultyOf(&logs, l).change(func(f *faultyLog) {
+		f.store = func() error { <-release; return nil }
+	})
+	f := l.group.Propose([]byte("hangs"))
+	if err := waitFatal(t, l); !strings.Contains(err.Error(), "disk stall") || !strings.Contains(err.Error(), l.dir) {
+		t.Errorf("Fatal(%v), want a disk stall in %s", err, l.dir)
+	}
+	if l.group.Err() == nil || l.group.Status().Role != RoleStopped {
+		t.Errorf("status after the stall: %+v", l.group.Status())
+	}
+	if _, _, err := l.group.Propose([]byte("x")).Wait(testContext(t)); rowraft.CodeOf(err).MaybeApplied() {
+		t.Errorf("proposal after the stall: %v, want a refusal", err)
+	}
+	close(release)
+	if _, _, err := f.Wait(testContext(t)); !rowraft.CodeOf(err).MaybeApplied() {
+		t.Errorf("the hung proposal ended with %v, want an unknown outcome", err)
+	}
+	last := c.propose("after")
+	c.stop(l)
+	c.start(l)
+	c.converged(max(last, c.propose("again")))
+}
+
+// A log store error ends the group: no retry, no vote, no acknowledgement.
+func TestLogErrorIsFatal(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		inject func(*faultyLog)
+		want   string
+	}{
+		{"append fails", func(f *faultyLog) { f.store = func() error { return syscall.EIO } }, "append to the log"},
+		{"disk is full", func(f *faultyLog) { f.store = func() error { return syscall.ENOSPC } }, "the disk is full"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var logs sync.Map
+			c := startedCluster(t, 3, faultyLogs(&logs, nil))
+			c.propose("before")
+			l := c.leader()
+			faultyOf(&logs, l).change(tc.inject)
+			_, _, err := l.group.Propose([]byte("x")).Wait(testContext(t))
+			if rowraft.CodeOf(err) != rowraft.CodeLeadershipLost {
+				t.Errorf("the proposal ended with %v, want an unknown outcome", err)
+			}
+			if err := waitFatal(t, l); !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), l.dir) {
+				t.Errorf("Fatal(%v), want %q and the directory", err, tc.want)
+			}
+			// Without the failed node the other two elect and serve.
+			c.propose("after")
+			eventually(t, "raft of the failed group ends", func() bool { return l.group.run.Load() == nil })
+			c.stop(l)
+			c.start(l)
+			c.converged(c.propose("again"))
+		})
+	}
+}
+
+// A term that cannot be stored makes raft panic; the guard ends the group instead.
+func TestStableStoreErrorIsFatal(t *testing.T) {
+	var logs sync.Map
+	c := startedCluster(t, 3, faultyLogs(&logs, nil))
+	c.propose("before")
+	f := c.followers()[0]
+	faultyOf(&logs, f).change(func(l *faultyLog) { l.set = func([]byte) error { return syscall.EIO } })
+	c.stop(c.leader()) // an election, in a new term
+	if err := waitFatal(t, f); !strings.Contains(err.Error(), "store the term") {
+		t.Errorf("Fatal(%v), want the term", err)
+	}
+}
+
+// A bit that flips in the log is found before it reaches a machine.
+func TestFlippedBitInLogIsFatal(t *testing.T) {
+	var logs sync.Map
+	c := startedCluster(t, 3, faultyLogs(&logs, func(o *Options) { o.EntryCacheBytes = 1 }))
+	c.propose("before")
+	f := c.followers()[0]
+	faultyOf(&logs, f).change(func(l *faultyLog) {
+		l.get = func(e *raft.Log) {
+			if string(e.Data) == "flip me" {
+				e.Data = []byte("flip mE")
+			}
+		}
+	})
+	c.propose("flip me")
+	if err := waitFatal(t, f); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("Fatal(%v), want CodeCorrupt", err)
+	}
+	for _, e := range f.machine.list() {
+		if e == "flip mE" {
+			t.Error("the flipped entry was applied")
+		}
+	}
+}
+
+func TestMachineFailureStopsGroup(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		do   func() any
+		want string
+	}{
+		{"panic", func() any { panic("bug in apply") }, "bug in apply"},
+		{"FatalError", func() any { return &FatalError{rowraft.Errorf(rowraft.CodeVersionTooNew, "entry version 9")} }, "entry version 9"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newTestCluster(t, 3, nil)
+			for _, n := range c.nodes {
+				c.open(n)
+				if n == c.nodes[0] {
+					n.machine.beforeApply = func(_ rowraft.Index, e []byte) any {
+						if string(e) == "poison" {
+							return tc.do()
+						}
+						return nil
+					}
+				}
+				c.startGroup(n)
+			}
+			c.propose("before")
+			sick := c.nodes[0]
+			for range 20 { // half of the runs want the sick one to lead
+				if c.leader() == sick {
+					break
+				}
+				c.leader().group.TransferLeadership(testContext(t))
+			}
+			if c.leader() == sick {
+				_, _, err := sick.group.Propose([]byte("poison")).Wait(testContext(t))
+				if !rowraft.CodeOf(err).MaybeApplied() {
+					t.Errorf("the poison ended with %v, want an unknown outcome", err)
+				}
+			} else {
+				c.propose("poison")
+			}
+			if err := waitFatal(t, sick); !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("Fatal(%v), want %q", err, tc.want)
+			}
+			n, _ := sick.machine.state()
+			c.propose("after")
+			if m, _ := sick.machine.state(); m != n {
+				t.Errorf("the failed machine went from %d to %d entries", n, m)
+			}
+		})
+	}
+}
+
+func TestLostDataIsRefused(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		lose func(dir string) error
+	}{
+		{"whole group directory", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0")) }},
+		{"group directory emptied", func(d string) error {
+			return errors.Join(os.RemoveAll(filepath.Join(d, "groups", "shard-0")), os.MkdirAll(filepath.Join(d, "groups", "shard-0"), 0o700))
+		}},
+		{"log", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0", "log")) }},
+		{"snapshots", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0", "snapshots")) }},
+		{"registry", func(d string) error { return os.Remove(filepath.Join(d, "registry")) }},
+	} {
+		for _, backend := range []string{BackendWAL, BackendBolt} {
+			t.Run(tc.name+" with "+backend, func(t *testing.T) {
+				c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })
+				n := c.nodes[0]
+				c.propose("x")
+				c.stop(n)
+				if err := tc.lose(filepath.Join(n.dir, "raft")); err != nil {
+					t.Fatal(err)
+				}
+				err := c.tryStart(n)
+				if rowraft.CodeOf(err) != rowraft.CodeIdentity {
+					t.Errorf("started with %v, want CodeIdentity", err)
+				}
+			})
+		}
+	}
+}
+
+// tryStart starts n without failing the test.
+func (c *testCluster) tryStart(n *testNode) error {
+	o := testOptions(c.t, n.dir, n.id, make(chan error, 16))
+	if c.opts != nil {
+		c.opts(&o)
+	}
+	s, err := Open(o)
+	if err != nil {
+		o.Listener.Close()
+		return err
+	}
+	n.store = s
+	_, err = s.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(n.id), Machine: &listMachine{}, Bootstrap: c.members()})
+	return err
+}
+
+func TestIdentityIsChecked(t *testing.T) {
+	c := startedCluster(t, 1, nil)
+	n := c.nodes[0]
+	if _, err := Open(testOptions(t, n.dir, n.id, n.fatal)); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("second Open of one directory: %v, want CodeIdentity", err)
+	}
+	c.stop(n)
+	for _, change := range []func(*Options){
+		func(o *Options) { o.Cluster = "other" },
+		func(o *Options) { o.Node = "other" },
+	} {
+		o := testOptions(t, n.dir, n.id, n.fatal)
+		change(&o)
+		if _, err := Open(o); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+			t.Errorf("Open as node %s of cluster %s: %v, want CodeIdentity", o.Node, o.Cluster, err)
+		}
+		o.Listener.Close()
+	}
+	c.open(n)
+	_, err := n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: "another", Machine: &listMachine{}})
+	if rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("StartGroup as another replica: %v, want CodeIdentity", err)
+	}
+	if err := n.store.RemoveGroup("shard-0"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(n.id), Machine: &listMachine{}})
+	if rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("StartGroup as a removed replica: %v, want CodeIdentity", err)
+	}
+	if _, err = n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: "new", Machine: &listMachine{}}); err != nil {
+		t.Errorf("StartGroup as a new replica: %v", err)
+	}
+}
+
+func TestFullDiskRefusesProposals(t *testing.T) {
+	var free atomic.Int64
+	free.Store(1 << 30)
+	c := startedCluster(t, 1, func(o *Options) {
+		o.DiskReserveBytes = 100 << 20
+		o.hooks.freeBytes = func(string) (int64, error) { return free.Load(), nil }
+		o.hooks.tick = 5 * time.Millisecond
+	})
+	c.propose("before")
+	g := c.nodes[0].group
+	free.Store(99 << 20)
+	var err error
+	eventually(t, "a proposal is refused", func() bool {
+		_, _, err = g.Propose([]byte("x")).Wait(testContext(t))
+		return err != nil
+	})
+	var over *rowraft.OverloadedError
+	if !errors.As(err, &over) || !strings.Contains(err.Error(), c.nodes[0].dir) {
+		t.Errorf("refused with %v, want OverloadedError naming %s", err, c.nodes[0].dir)
+	}
+	free.Store(1 << 30)
+	c.propose("after")
+}
+
+func TestPendingBytesAreBounded(t *testing.T) {
+	block := make(chan struct{})
+	c := newTestCluster(t, 1, func(o *Options) {
+		o.MaxEntryBytes = 1000
+		o.MaxPendingBytes = 3000
+	})
+	n := c.nodes[0]
+	c.open(n)
+	n.machine.beforeApply = func(rowraft.Index, []byte) any { <-block; return nil }
+	c.startGroup(n)
+	c.leader()
+	var futures []*Future
+	for range 3 {
+		futures = append(futures, n.group.Propose(make([]byte, 1000)))
+	}
+	_, _, err := n.group.Propose([]byte{1}).Wait(testContext(t))
+	if rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("fourth proposal: %v, want CodeOverloaded", err)
+	}
+	for _, size := range []int{0, 1001} {
+		if _, _, err := n.group.Propose(make([]byte, size)).Wait(testContext(t)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("proposal of %d bytes: %v, want CodeInvalidArgument", size, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, _, err := futures[0].Wait(ctx); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		t.Errorf("Wait with an ended context: %v, want CodeDeadline", err)
+	}
+	close(block)
+	for _, f := range futures {
+		if _, _, err := f.Wait(testContext(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	if s := n.group.Status(); s.PendingBytes != 0 {
+		t.Errorf("%d bytes still count as pending", s.PendingBytes)
+	}
+}
+
+// wedgingTransport stops sending entries to one follower while heartbeats pass.
+type wedgingTransport struct {
+	*raft.NetworkTransport
+	wedged *atomic.Value // raft.ServerID
+}
+
+func (w *wedgingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+	if len(a.Entries) > 0 && id == w.wedged.Load() {
+		for !w.IsShutdown() {
+			time.Sleep(5 * time.Millisecond)
+		}
+		return raft.ErrTransportShutdown
+	}
+	return w.NetworkTransport.AppendEntries(id, to, a, r)
+}
+
+// A wedged leader is restarted in place: same stores, same machine, no entry
+// applied twice.
+func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
+	var wedged atomic.Value
+	wedged.Store(raft.ServerID(""))
+	c := startedCluster(t, 3, func(o *Options) {
+		o.WedgeTimeout = 600 * time.Millisecond
+		o.hooks.tick = 20 * time.Millisecond
+		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+			return &wedgingTransport{tr.(*raft.NetworkTransport), &wedged}
+		}
+	})
+	for i := range 10 {
+		c.propose(fmt.Sprint(i))
+	}
+	l, f := c.leader(), c.followers()[0]
+	before, _ := l.machine.state()
+	wedged.Store(raft.ServerID(replicaOf(f.id)))
+	c.propose("while wedged")
+	eventually(t, "the leader restarts the group", func() bool { return l.group.Status().Restarts > 0 })
+	wedged.Store(raft.ServerID(""))
+	c.converged(c.propose("after"))
+	if after, _ := l.machine.state(); after < before+2 || l.machine.ignored != 0 {
+		t.Errorf("the machine went from %d to %d entries, %d of them twice", before, after, l.machine.ignored)
+	}
+}
+
+// strangerReceiver is that of a replica that holds nothing.
+func strangerReceiver(backlogFull bool) receiver {
+	return receiver{
+		backlogFull: func() bool { return backlogFull },
+		applied:     func() uint64 { return 0 },
+		boundary:    func() *boundary { return nil },
+		term:        func() uint64 { return 0 },
+	}
+}

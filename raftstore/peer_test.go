@@ -1,0 +1,284 @@
+package raftstore
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// goldenPreamble is built by hand from docs/formats/peer.md: cluster "c1", from
+// "a", to "b", group "meta". The checksum was computed with another program
+// (Python, bit by bit).
+const goldenPreamble = "52575052" + "0100" + "0c00" + "026331" + "0161" + "0162" + "046d657461" + "cd8ed3ba"
+
+func TestPreambleGoldenBytes(t *testing.T) {
+	want, err := hex.DecodeString(goldenPreamble)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := preamble{cluster: "c1", from: "a", to: "b", group: "meta"}
+	if got := p.marshal(); !bytes.Equal(got, want) {
+		t.Errorf("marshal(%+v)\n got %x\nwant %x", p, got, want)
+	}
+	if got, status, err := readPreamble(bytes.NewReader(want)); got != p || status != peerOK || err != nil {
+		t.Errorf("readPreamble = %+v, %v, %v", got, status, err)
+	}
+}
+
+func TestPreambleRefusesEveryChangedByte(t *testing.T) {
+	good, _ := hex.DecodeString(goldenPreamble)
+	for i := range good {
+		bad := bytes.Clone(good)
+		bad[i] ^= 1
+		if p, _, err := readPreamble(bytes.NewReader(bad)); err == nil {
+			t.Errorf("byte %d changed: read %+v", i, p)
+		}
+		if _, _, err := readPreamble(bytes.NewReader(good[:i])); err == nil {
+			t.Errorf("cut after %d bytes: no error", i)
+		}
+	}
+}
+
+func FuzzPreamble(f *testing.F) {
+	good, _ := hex.DecodeString(goldenPreamble)
+	f.Add(good)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, _, err := readPreamble(bytes.NewReader(b))
+		if err == nil && !bytes.HasPrefix(b, p.marshal()) {
+			t.Errorf("%x was read as %+v, which is written as %x", b, p, p.marshal())
+		}
+	})
+}
+
+func TestPeerPortRefusesStrangers(t *testing.T) {
+	c := newTestCluster(t, 1, func(o *Options) {
+		o.Authorize = func(_ net.Conn, from rowraft.NodeID) error {
+			if from == "evil" {
+				return errors.New("not on the list")
+			}
+			return nil
+		}
+	})
+	n := c.nodes[0]
+	c.open(n)
+	addr, _ := c.resolve(n.id)
+	for _, tc := range []struct {
+		name string
+		pre  preamble
+		want rowraft.Code
+		text string
+	}{
+		{"other cluster", preamble{"c2", "x", n.id, "g"}, rowraft.CodeIdentity, "cluster c1"},
+		{"other node", preamble{"c1", "x", "node-9", "g"}, rowraft.CodeIdentity, "this is node node-0"},
+		{"unknown group", preamble{"c1", "x", n.id, "g"}, rowraft.CodeStarting, "no group g"},
+		{"denied", preamble{"c1", "evil", n.id, "g"}, rowraft.CodeIdentity, "not on the list"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			conn := dialRaw(t, addr)
+			conn.Write(tc.pre.marshal())
+			err := readReply(conn)
+			if rowraft.CodeOf(err) != tc.want || !strings.Contains(err.Error(), tc.text) {
+				t.Errorf("answer %v, want %v with %q", err, tc.want, tc.text)
+			}
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				t.Error("the connection stays open")
+			}
+		})
+	}
+	t.Run("version too new", func(t *testing.T) {
+		conn := dialRaw(t, addr)
+		b := (&preamble{"c1", "x", n.id, "g"}).marshal()
+		b[4] = 2
+		conn.Write(b)
+		if err := readReply(conn); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
+			t.Errorf("answer %v, want CodeVersionTooNew", err)
+		}
+	})
+	t.Run("garbage", func(t *testing.T) {
+		conn := dialRaw(t, addr)
+		conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+		if err := readReply(conn); err == nil {
+			t.Error("garbage was accepted")
+		}
+	})
+}
+
+func dialRaw(t *testing.T, addr string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	return conn
+}
+
+// Connections that say nothing are closed after the dial timeout, and no more of
+// them than the limit hold a place.
+func TestHalfOpenConnectionsAreBounded(t *testing.T) {
+	c := newTestCluster(t, 1, func(o *Options) { o.DialTimeout = 300 * time.Millisecond })
+	n := c.nodes[0]
+	c.open(n)
+	addr, _ := c.resolve(n.id)
+	var conns []net.Conn
+	for range maxHandshakes + 20 {
+		conns = append(conns, dialRaw(t, addr))
+	}
+	for i, conn := range conns {
+		if _, err := io.ReadAll(conn); err != nil && !errors.Is(err, io.EOF) && strings.Contains(err.Error(), "timeout") {
+			t.Fatalf("half-open connection %d stays open: %v", i, err)
+		}
+	}
+	eventually(t, "all places are given back", func() bool { return len(n.store.port.handshakes) == 0 })
+}
+
+func TestConnectionsPerPeerAreBounded(t *testing.T) {
+	c := newTestCluster(t, 1, nil)
+	n := c.nodes[0]
+	c.open(n)
+	c.transport(n)
+	addr, _ := c.resolve(n.id)
+	pre := preamble{"c1", "x", n.id, "g"}
+	var first net.Conn
+	for i := range maxConnsPerPeer + 1 {
+		conn := dialRaw(t, addr)
+		conn.Write(pre.marshal())
+		err := readReply(conn)
+		if i == 0 {
+			first = conn
+		}
+		if full := i == maxConnsPerPeer; full != (rowraft.CodeOf(err) == rowraft.CodeOverloaded) || !full && err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+	}
+	first.Close()
+	eventually(t, "a place is free again", func() bool {
+		conn := dialRaw(t, addr)
+		conn.Write(pre.marshal())
+		return readReply(conn) == nil
+	})
+}
+
+// An AppendEntries is cut by bytes, keeps at least one entry, and never tells the
+// follower to commit what was not in it.
+func TestAppendEntriesIsCutByBytes(t *testing.T) {
+	entries := func(sizes ...int) (out []*raft.Log) {
+		for i, s := range sizes {
+			out = append(out, &raft.Log{Index: uint64(11 + i), Data: make([]byte, s)})
+		}
+		return out
+	}
+	for _, tc := range []struct {
+		name       string
+		entries    []*raft.Log
+		commit     uint64
+		wantN      int
+		wantCommit uint64
+	}{
+		{"all fit", entries(100, 100, 100), 12, 3, 12},
+		{"two fit", entries(400, 400, 400), 13, 2, 12},
+		{"the first alone is too large", entries(5000, 1), 13, 1, 11},
+		{"no entries", nil, 13, 0, 10},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tr := &transport{maxRPCBytes: 1000}
+			args := &raft.AppendEntriesRequest{PrevLogEntry: 10, Entries: tc.entries, LeaderCommitIndex: tc.commit}
+			tr.limit(args)
+			if len(args.Entries) != tc.wantN || args.LeaderCommitIndex != tc.wantCommit {
+				t.Errorf("%d entries, commit %d; want %d, %d", len(args.Entries), args.LeaderCommitIndex, tc.wantN, tc.wantCommit)
+			}
+		})
+	}
+}
+
+func TestClusterOverTLS(t *testing.T) {
+	cert, pool := selfSigned(t)
+	c := startedCluster(t, 3, func(o *Options) {
+		o.Listener = tls.NewListener(o.Listener, &tls.Config{Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert})
+		o.DialTLS = &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool}
+	})
+	c.converged(c.propose("secret"))
+	addr, _ := c.resolve(c.nodes[0].id)
+	conn := dialRaw(t, addr)
+	conn.Write((&preamble{"c1", "x", c.nodes[0].id, "shard-0"}).marshal())
+	if err := readReply(conn); err == nil {
+		t.Error("a plaintext connection was accepted")
+	}
+}
+
+func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(leaf)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
+}
+
+// A follower whose machine lags holds entries back, but not heartbeats, and not
+// for ever.
+func TestBacklogHoldsEntriesNotHeartbeats(t *testing.T) {
+	c := newTestCluster(t, 2, nil)
+	for _, n := range c.nodes {
+		c.open(n)
+	}
+	a := c.transport(c.nodes[0])
+	b := newTransport(c.nodes[1].store.port.layer("g"), &c.nodes[1].store.opts, "g", c.nodes[1].store.opts.Logger, strangerReceiver(true))
+	t.Cleanup(func() { b.Close() })
+	to := raft.ServerAddress(c.nodes[1].id)
+	header := raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}
+	order := make(chan int, 2)
+	go func() {
+		for range 2 {
+			rpc := <-b.Consumer()
+			order <- len(rpc.Command.(*raft.AppendEntriesRequest).Entries)
+			rpc.Respond(&raft.AppendEntriesResponse{Success: true}, nil)
+		}
+	}()
+	sent := make(chan error, 1)
+	begin := time.Now()
+	go func() {
+		sent <- a.AppendEntries("r", to, &raft.AppendEntriesRequest{RPCHeader: header, Term: 1, Entries: []*raft.Log{{Index: 1, Term: 1}}}, &raft.AppendEntriesResponse{})
+	}()
+	if err := a.AppendEntries("r", to, &raft.AppendEntriesRequest{RPCHeader: header, Term: 1}, &raft.AppendEntriesResponse{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	if held := time.Since(begin); held < rpcTimeout/4 || held > rpcTimeout {
+		t.Errorf("the entries were held for %v, want about %v", held, rpcTimeout/2)
+	}
+	if first := <-order; first != 0 {
+		t.Error("the heartbeat waited behind the entries")
+	}
+}

@@ -1,0 +1,339 @@
+package raftstore
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+var testConfiguration = raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: "r1", Address: "n1"}}}
+
+func testSnapshotStore(t testing.TB) (*snapshotStore, *[]string) {
+	t.Helper()
+	bad := &[]string{}
+	s, err := openSnapshotStore(filepath.Join(t.TempDir(), "snapshots"), slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, bad
+}
+
+func writeSnapshot(t testing.TB, s *snapshotStore, index, term uint64, payload []byte) string {
+	t.Helper()
+	k, err := s.Create(1, index, term, testConfiguration, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b := payload; len(b) > 0; { // in odd pieces
+		n := min(len(b), 70001)
+		if _, err := k.Write(b[:n]); err != nil {
+			t.Fatal(err)
+		}
+		b = b[n:]
+	}
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return k.ID()
+}
+
+func readSnapshot(s *snapshotStore, id string) (*raft.SnapshotMeta, []byte, error) {
+	m, r, err := s.Open(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer r.Close()
+	b, err := io.ReadAll(r)
+	return m, b, err
+}
+
+func randomBytes(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+func TestSnapshotRoundTrip(t *testing.T) {
+	for _, size := range []int{0, 1, snapChunkBytes - 1, snapChunkBytes, snapChunkBytes + 1, 3*snapChunkBytes + 77} {
+		s, _ := testSnapshotStore(t)
+		want := randomBytes(uint64(size), size)
+		id := writeSnapshot(t, s, 5, 2, want)
+		m, got, err := readSnapshot(s, id)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%d bytes: read %d bytes, %v", size, len(got), err)
+			continue
+		}
+		if m.Index != 5 || m.Term != 2 || m.Size != int64(size) || m.ConfigurationIndex != 1 || !reflect.DeepEqual(m.Configuration, testConfiguration) {
+			t.Errorf("%d bytes: meta %+v", size, m)
+		}
+	}
+}
+
+// testdata is built from docs/formats/snapshot-store.md by another program.
+func TestSnapshotGoldenBytes(t *testing.T) {
+	const id = "00000000000000000007-0000000003-0001"
+	s, _ := testSnapshotStore(t)
+	if err := os.CopyFS(s.dir, os.DirFS("testdata")); err != nil {
+		t.Fatal(err)
+	}
+	m, b, err := readSnapshot(s, id)
+	if err != nil || string(b) != "hello" || m.Index != 7 || m.Term != 3 || !reflect.DeepEqual(m.Configuration, testConfiguration) {
+		t.Fatalf("read %+v, %q, %v", m, b, err)
+	}
+	own, _ := testSnapshotStore(t)
+	data, err := os.ReadFile(filepath.Join(own.dir, writeSnapshot(t, own, 7, 3, []byte("hello")), "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(filepath.Join("testdata", id, "data"))
+	if err != nil || !bytes.Equal(data, want) {
+		t.Errorf("data file\n got %x\nwant %x, %v", data, want, err)
+	}
+}
+
+func TestSnapshotDetectsEveryChangedByte(t *testing.T) {
+	const id = "00000000000000000007-0000000003-0001"
+	for _, file := range []string{"meta", "data"} {
+		good, err := os.ReadFile(filepath.Join("testdata", id, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := func(what string, i int, b []byte) {
+			s, bad := testSnapshotStore(t)
+			if err := os.CopyFS(s.dir, os.DirFS("testdata")); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(s.dir, id, file), b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := readSnapshot(s, id); err == nil && !(file == "data" && i >= 10 && i < 16 || file == "meta" && (i == 10 || i == 11)) {
+				t.Errorf("%s %s at byte %d is not detected", file, what, i)
+			} else if err != nil && len(*bad) != 1 {
+				t.Errorf("%s %s at byte %d: %v, reported %d times", file, what, i, err, len(*bad))
+			}
+		}
+		for i := range good {
+			b := bytes.Clone(good)
+			b[i] ^= 0x10
+			check("bit flip", i, b)
+			check("cut", -1, good[:i])
+		}
+		check("appended byte", -1, append(bytes.Clone(good), 0))
+	}
+}
+
+func TestSnapshotChunksCannotBeSwapped(t *testing.T) {
+	s, _ := testSnapshotStore(t)
+	id := writeSnapshot(t, s, 9, 1, randomBytes(3, 3*snapChunkBytes))
+	path := filepath.Join(s.dir, id, "data")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const step = snapChunkHead + snapChunkBytes
+	swapped := bytes.Clone(b)
+	copy(swapped[snapHeader:], b[snapHeader+step:snapHeader+2*step])
+	copy(swapped[snapHeader+step:], b[snapHeader:snapHeader+step])
+	if err := os.WriteFile(path, swapped, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := readSnapshot(s, id); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("swapped chunks: %v, want CodeCorrupt", err)
+	}
+}
+
+func TestSnapshotsAreReaped(t *testing.T) {
+	s, _ := testSnapshotStore(t)
+	var ids []string
+	for i := range 4 {
+		ids = append(ids, writeSnapshot(t, s, uint64(10+i), 1, []byte{1}))
+	}
+	list, err := s.List()
+	if err != nil || len(list) != 2 || list[0].ID != ids[3] || list[1].ID != ids[2] {
+		t.Errorf("List = %v, %v; want the newest two of %v", list, err, ids)
+	}
+	// Unfinished ones are not listed, and removed at the next start.
+	k, err := s.Create(1, 99, 1, testConfiguration, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Write([]byte("half"))
+	if list, _ := s.List(); len(list) != 2 {
+		t.Errorf("an unfinished snapshot is listed: %v", list)
+	}
+	if _, err := openSnapshotStore(s.dir, s.log, s.corrupt); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.dir, "*.tmp")); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if err := k.Close(); err == nil {
+		t.Error("a sink whose directory vanished closed without error")
+	}
+}
+
+// A node starts from the older snapshot when the newest is damaged only if its
+// log covers the difference; otherwise it would forget what it acknowledged.
+func TestDamagedSnapshotAtStart(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		trailing int64
+		want     rowraft.Code
+	}{
+		{"the log covers it", 1 << 30, rowraft.CodeUnknown},
+		{"the log does not", 1, rowraft.CodeCorrupt},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := startedCluster(t, 1, func(o *Options) {
+				o.TrailingLogBytes = tc.trailing
+				o.SegmentSizeBytes = 64 << 10
+				o.Backend = BackendBolt // raft-wal still reads what it cut from a segment in use
+			})
+			n := c.nodes[0]
+			for i := range 3 {
+				for range 3 {
+					c.propose(strings.Repeat("x", 100+i))
+				}
+				if err := n.group.Snapshot(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			list, err := n.group.snaps.List()
+			if err != nil || len(list) != 2 {
+				t.Fatalf("%v, %v", list, err)
+			}
+			c.stop(n)
+			path := filepath.Join(n.dir, "raft", "groups", "shard-0", "snapshots", list[0].ID, "data")
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[len(b)-1] ^= 1
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.tryStart(n); rowraft.CodeOf(err) != tc.want {
+				t.Fatalf("start: %v, want %v", err, tc.want)
+			}
+			if tc.want != rowraft.CodeUnknown {
+				return
+			}
+			c.stop(n)
+			c.start(n)
+			c.propose("y")
+			if k, _ := n.machine.state(); k != 10 {
+				t.Errorf("the machine holds %d entries, want 10", k)
+			}
+		})
+	}
+}
+
+// A leader that finds its snapshot damaged while it sends it takes a new one: its
+// machine is whole.
+func TestDamagedSnapshotIsReplaced(t *testing.T) {
+	c := startedCluster(t, 1, func(o *Options) { o.hooks.tick = 5 * time.Millisecond })
+	n := c.nodes[0]
+	c.propose("x")
+	if err := n.group.Snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	c.propose("y")
+	list, _ := n.group.snaps.List()
+	path := filepath.Join(n.group.snaps.dir, list[0].ID, "data")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := readSnapshot(n.group.snaps, list[0].ID); err == nil {
+		t.Fatal("the damage was not noticed")
+	}
+	eventually(t, "a good snapshot of a later index", func() bool {
+		now, err := n.group.snaps.List()
+		return err == nil && len(now) == 1 && now[0].Index > list[0].Index
+	})
+}
+
+// A crash after a snapshot from the leader was stored and before the log was
+// cleared leaves a log that ends too early, or that disagrees: it is cleared.
+func TestInterruptedInstallIsFinished(t *testing.T) {
+	for _, backend := range []string{BackendWAL, BackendBolt} {
+		for name, place := range map[string]func(last, term uint64) (uint64, uint64){
+			"the snapshot is beyond the log":  func(last, term uint64) (uint64, uint64) { return last + 100, term },
+			"the log conflicts with its last": func(last, term uint64) (uint64, uint64) { return last - 1, term + 1 },
+		} {
+			t.Run(name+" with "+backend, func(t *testing.T) {
+				c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })
+				n := c.nodes[0]
+				for range 5 {
+					c.propose("old")
+				}
+				s := n.group.Status()
+				conf := n.group.run.Load().raft.GetConfiguration().Configuration()
+				index, term := place(uint64(s.LastIndex), uint64(s.Term))
+				donor := &listMachine{index: rowraft.Index(index)}
+				donor.addLocked([]byte("from the leader"))
+				snap, err := (&fsm{machine: donor}).Snapshot()
+				if err != nil {
+					t.Fatal(err)
+				}
+				sink, err := n.group.snaps.Create(1, index, term, conf, 1, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(snap.Persist(sink), sink.Close()); err != nil {
+					t.Fatal(err)
+				}
+				c.stop(n)
+				c.start(n)
+				if at := c.propose("new"); uint64(at) <= index {
+					t.Errorf("the next entry got index %d, want more than %d", at, index)
+				}
+				if got := strings.Join(n.machine.list(), ","); got != "from the leader,new" {
+					t.Errorf("the machine holds %q", got)
+				}
+			})
+		}
+	}
+}
+
+func TestSnapshotIsReleasedOnce(t *testing.T) {
+	c := startedCluster(t, 1, nil)
+	n := c.nodes[0]
+	c.propose("x")
+	for range 3 {
+		if err := n.group.Snapshot(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One that cannot be written.
+	if err := os.RemoveAll(n.group.snaps.dir); err != nil {
+		t.Fatal(err)
+	}
+	c.propose("y")
+	if err := n.group.Snapshot(); err == nil {
+		t.Error("a snapshot into a missing directory succeeded")
+	}
+	eventually(t, "all snapshots are released", func() bool {
+		n.machine.mu.Lock()
+		defer n.machine.mu.Unlock()
+		return n.machine.snapped == 4 && n.machine.released == 4
+	})
+}
