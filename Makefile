@@ -29,7 +29,7 @@ BENCH    ?= .
 
 .PHONY: build
 build: ## build bin/rowraft and bin/rowraft-trainer (SIMD kernels on amd64)
-	GOEXPERIMENT=$(SIMD) go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+	GOEXPERIMENT=$(SIMD) go build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
 
 .PHONY: build-plain
 build-plain: ## build every package without SIMD; keeps no binary
