@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime/pprof"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newBenchCmd(g *globals) *cobra.Command {
+	cfg := benchConfig{}
+	var asJSON bool
+	var cpuProfile string
+	cmd := &cobra.Command{
+		Use:   "bench pull|push",
+		Short: "Measure pulls or pushes, on a cluster or on servers of its own",
+		Long: `Measure the rate of pulls or pushes. Without --endpoints it starts its own servers as
+processes on loopback and removes them and their data afterwards; with --endpoints it
+creates a table named bench.… there and leaves it.
+
+Each connection sends one call of --batch distinct keys after the other. A push is
+counted when it is acknowledged: on the disks of a majority, and applied.`,
+		Example: `  rowraft bench pull --rows 1000000 --dim 16 --conns 4
+  rowraft bench push --replicas 3 --optimizer adagrad --keys zipf --json`,
+		ValidArgs: []string{"pull", "push"},
+		Args:      oneArg("pull or push"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg.op = args[0]
+			if cfg.op != "pull" && cfg.op != "push" {
+				return usagef("bench %q: want pull or push", cfg.op)
+			}
+			if cmd.Flags().Changed("endpoints") {
+				if _, err := g.clientTLS(); err != nil {
+					return err
+				}
+				cfg.endpoints, cfg.tls = g.endpoints, client.Options{TLS: g.tls}
+			}
+			stop, err := startProfile(cpuProfile)
+			if err != nil {
+				return err
+			}
+			defer stop()
+			r, err := bench(cmd.Context(), cfg, cmd.ErrOrStderr())
+			if err != nil {
+				return fmt.Errorf("bench %s: %w", cfg.op, err)
+			}
+			if asJSON || g.output == formatJSON {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return enc.Encode(r)
+			}
+			return r.print(cmd.OutOrStdout())
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&cfg.optimizer, "optimizer", "adagrad", "sgd, adagrad or adam")
+	fl.IntVar(&cfg.rows, "rows", 1_000_000, "rows of the table, all of which exist")
+	fl.IntVar(&cfg.dim, "dim", 16, "weights of a row")
+	fl.IntVar(&cfg.batch, "batch", 8192, "distinct keys of a call")
+	fl.IntVar(&cfg.conns, "conns", 4, "connections, each with one call at a time")
+	fl.StringVar(&cfg.keys, "keys", "uniform", "uniform or zipf")
+	fl.Float64Var(&cfg.zipfS, "zipf-s", 1.05, "exponent of the power law of --keys zipf")
+	fl.StringVar(&cfg.dtype, "dtype", "float32", "numbers on the wire: float32 or bfloat16")
+	fl.Float64Var(&cfg.seconds, "seconds", 10, "how long to measure")
+	fl.Float64Var(&cfg.warmup, "warmup", 1, "seconds to run before measuring")
+	fl.Uint64Var(&cfg.seed, "seed", 1, "of keys and values")
+	fl.IntVar(&cfg.replicas, "replicas", 3, "own servers to start, each with a replica of every shard")
+	fl.IntVar(&cfg.shards, "shards", 1, "shards of the own servers")
+	fl.StringVar(&cfg.backend, "log-backend", "wal", "log of the own servers: wal or bolt")
+	fl.StringVar(&cfg.profile, "profile", "default", "timers of the own servers: fast, default or dense")
+	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
+	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
+	return cmd
+}
+
+func startProfile(path string) (stop func(), err error) {
+	if path == "" {
+		return func() {}, nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, err
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		f.Close()
+	}, nil
+}
+
+// print writes the result for a person.
+func (r *benchResult) print(w io.Writer) error {
+	pairs := []string{
+		"rate", humanize.SIWithDigits(r.RowsPerSecond, 2, "rows/s"),
+		"latency", fmt.Sprintf("p50 %.2f ms, p99 %.2f ms, max %.2f ms", r.P50, r.P99, r.Max),
+		"calls", fmt.Sprintf("%s of %d rows in %.1f s, %d connections", count(uint64(r.Calls)), r.Batch, r.Seconds, r.Conns),
+	}
+	if r.ServerCPU != nil {
+		pairs = append(pairs, "CPU", fmt.Sprintf("servers %.3f s, client %.3f s per million rows", *r.ServerCPU, *r.ClientCPU))
+	}
+	if r.BytesPerRow != nil {
+		pairs = append(pairs, "memory", fmt.Sprintf("%.0f bytes a row on each replica", *r.BytesPerRow))
+	}
+	return facts(w, append(pairs,
+		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys, %s on the wire", count(uint64(r.Rows)), r.Dim, r.Optimizer, r.Keys, r.DType),
+		"servers", fmt.Sprintf("%d replicas, %d shards, log %s", r.Replicas, r.Shards, r.Backend),
+		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.CPU, r.GoVersion))...)
+}
+
+// bytesPerRow asks one server of its own how much memory the table takes there.
+func bytesPerRow(ctx context.Context, c *localcluster.Cluster, w *benchWorker) (*float64, error) {
+	if c == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	st, err := nodeStatus(ctx, c.Servers()[0].Addr)
+	if err != nil {
+		return nil, err
+	}
+	id := uint64(w.t.Schema().ID)
+	var sum rowraftv1.TableStats
+	for _, r := range st.Replicas {
+		for _, t := range r.Tables {
+			if t.Table == id {
+				sum.Rows += t.Rows
+				sum.MemoryBytes += t.MemoryBytes
+			}
+		}
+	}
+	if sum.Rows == 0 {
+		return nil, nil
+	}
+	per := float64(sum.MemoryBytes) / float64(sum.Rows)
+	return &per, nil
+}

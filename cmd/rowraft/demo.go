@@ -1,0 +1,392 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// demoConfig says what the demo runs.
+type demoConfig struct {
+	servers, shards, trainers int
+	mode                      string
+	steps                     int64 // of each trainer
+	data, schema              string
+	backend                   string
+	trainerBinary             string
+	keep                      bool // keep the directory
+	kill                      bool
+}
+
+// demoResult is the JSON of a demo; the field names are a contract.
+type demoResult struct {
+	Schema             string   `json:"schema"`
+	AUC                number   `json:"auc"`
+	BestAUC            number   `json:"best_auc"` // null on the user's own data
+	LogLoss            number   `json:"log_loss"`
+	ExamplesPerSecond  number   `json:"examples_per_second"`
+	FailoverSeconds    number   `json:"failover_seconds"` // null if nothing was killed
+	CatchUpSeconds     number   `json:"catch_up_seconds"` // restart → caught up
+	PushesAcknowledged int64    `json:"pushes_acknowledged"`
+	PushesLost         int64    `json:"pushes_lost"`
+	PushesDuplicated   int64    `json:"pushes_duplicated"`
+	ReplicasSame       int      `json:"replicas_same"`
+	Replicas           int      `json:"replicas"`
+	ReplicasIdentical  bool     `json:"replicas_identical"`
+	Seconds            float64  `json:"seconds"`
+	OK                 bool     `json:"ok"`
+	Problems           []string `json:"problems"`
+}
+
+// demoRun is a demo in progress.
+type demoRun struct {
+	cfg     demoConfig
+	dir     string
+	view    *demoView
+	cluster *localcluster.Cluster
+	client  *client.Client
+
+	killedAt, recoveredAt time.Time
+	victim                *localcluster.Server
+	restarted             chan error // the restart's outcome; nil before it begins
+	restartedAt, caughtUp time.Time
+}
+
+const (
+	maxAUCGap     = 0.03 // from the best possible
+	demoStartTime = time.Minute
+	demoCheckTime = time.Minute
+)
+
+// runDemo trains on a cluster of processes, kills a leader on the way, and
+// counts what was lost. The result is not nil if training ended.
+func runDemo(ctx context.Context, cfg demoConfig, out io.Writer, terminal bool) (result *demoResult, err error) {
+	d := &demoRun{cfg: cfg, view: newDemoView(out, terminal)}
+	defer d.view.done()
+	if err := d.findTrainer(); err != nil {
+		return nil, err
+	}
+	if d.dir, err = os.MkdirTemp("", "rowraft-demo-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if cerr := d.cleanUp(err); err == nil {
+			err = cerr
+		}
+	}()
+	if err := d.start(ctx); err != nil {
+		return nil, err
+	}
+	results, err := d.train(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.view.done()
+	return d.check(ctx, results)
+}
+
+// findTrainer looks for rowraft-trainer beside this binary, then in the path.
+func (d *demoRun) findTrainer() error {
+	if d.cfg.trainerBinary != "" {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	beside := filepath.Join(filepath.Dir(self), "rowraft-trainer")
+	if _, err := os.Stat(beside); err == nil {
+		d.cfg.trainerBinary = beside
+		return nil
+	}
+	if d.cfg.trainerBinary, err = exec.LookPath("rowraft-trainer"); err != nil {
+		return rowraft.Errorf(rowraft.CodeNotFound, "no rowraft-trainer beside %s nor in PATH: run `make build`", self)
+	}
+	return nil
+}
+
+func (d *demoRun) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, demoStartTime)
+	defer cancel()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	d.cluster, err = localcluster.Start(ctx, localcluster.Options{
+		Binary: self, Dir: d.dir, Servers: d.cfg.servers, Shards: d.cfg.shards, Backend: d.cfg.backend,
+	})
+	if err != nil {
+		return err
+	}
+	d.view.event("%d servers are up: %s", d.cfg.servers, strings.Join(d.cluster.Endpoints(), ", "))
+	d.client, err = client.Dial(ctx, client.Options{Endpoints: d.cluster.Endpoints()})
+	return err
+}
+
+// cleanUp ends every process and removes the directory, unless it is to be kept
+// or tells of a failure.
+func (d *demoRun) cleanUp(failure error) error {
+	var errs []error
+	if d.client != nil {
+		errs = append(errs, d.client.Close())
+	}
+	if d.cluster != nil {
+		errs = append(errs, d.cluster.Stop())
+	}
+	if d.cfg.keep || failure != nil && !errors.Is(failure, context.Canceled) {
+		d.view.event("logs and data are kept in %s", d.dir)
+		return errors.Join(errs...)
+	}
+	return errors.Join(append(errs, os.RemoveAll(d.dir))...)
+}
+
+// train runs the trainers and follows their events; half-way it kills the server
+// that leads the most shards.
+func (d *demoRun) train(ctx context.Context) ([]trainerResult, error) {
+	config, err := d.writeJob()
+	if err != nil {
+		return nil, err
+	}
+	procs, err := startTrainers(d.cfg.trainerBinary, d.dir, config, d.cluster.Endpoints(), d.cfg.trainers)
+	if err != nil {
+		return nil, err
+	}
+	d.view.event("%d trainers read %s", d.cfg.trainers, d.dataName())
+	defer func() {
+		procs.kill()
+		procs.drain(context.WithoutCancel(ctx))
+	}()
+	progress := newDemoProgress()
+	for {
+		select {
+		case e, ok := <-procs.events:
+			if !ok {
+				return d.finish(ctx, procs)
+			}
+			progress.add(e)
+			if err := d.follow(ctx, e, progress.total()); err != nil {
+				return nil, err
+			}
+		case err := <-d.restarted:
+			if err != nil {
+				return nil, fmt.Errorf("restart of the killed server: %w", err)
+			}
+			d.restarted = nil
+			d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name, d.caughtUp.Sub(d.restartedAt).Seconds())
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// follow acts on one event of a trainer.
+func (d *demoRun) follow(ctx context.Context, e trainerEvent, total trainerEvent) error {
+	switch e.Event {
+	case eventStep:
+		d.view.progress(total)
+	case eventSkipped:
+		d.view.event("trainer %d: %s", e.Rank, e.Message)
+	case eventAck:
+		if !d.killedAt.IsZero() && d.recoveredAt.IsZero() && e.Sent != nil && e.Sent.After(d.killedAt) {
+			d.recoveredAt = e.Time
+			d.view.event("first push acknowledged %.2f s after the kill", e.Time.Sub(d.killedAt).Seconds())
+		}
+	}
+	if d.cfg.kill && d.victim == nil && total.Steps > 0 && total.Step >= total.Steps/2 {
+		if err := d.killLeader(ctx); err != nil {
+			return err
+		}
+	}
+	// Restart once training has gone on without it for a while.
+	if d.victim != nil && !d.recoveredAt.IsZero() && d.restartedAt.IsZero() && total.Step >= total.Steps*6/10 {
+		d.restart(ctx)
+	}
+	return nil
+}
+
+// killLeader sends kill −9 to the server that leads the most shards.
+func (d *demoRun) killLeader(ctx context.Context) error {
+	leads, err := d.leaderCounts(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range d.cluster.Servers() {
+		if d.victim == nil || leads[s.ID()] > leads[d.victim.ID()] {
+			d.victim = s
+		}
+	}
+	d.killedAt = time.Now()
+	if err := d.victim.Kill(); err != nil {
+		return err
+	}
+	d.view.event("kill −9 of server %s, which led %d of %d shards", d.victim.Name, leads[d.victim.ID()], len(d.client.Map().Shards))
+	return nil
+}
+
+// leaderCounts asks every server which shards it leads.
+func (d *demoRun) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, error) {
+	leads := make(map[rowraft.NodeID]int)
+	for _, s := range d.cluster.Servers() {
+		st, err := nodeStatus(ctx, s.Addr)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range st.Replicas {
+			if r.Role == "leader" {
+				leads[rowraft.NodeID(st.NodeId)]++
+			}
+		}
+	}
+	return leads, nil
+}
+
+func nodeStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
+	conn, err := rpc.Dial(addr, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	st, err := rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("status of server %s: %w", addr, err)
+	}
+	return st, nil
+}
+
+// restart brings the killed server back and waits, beside the training, until
+// its replicas have what the leaders had committed by then.
+func (d *demoRun) restart(ctx context.Context) {
+	d.restartedAt = time.Now()
+	d.restarted = make(chan error, 1)
+	d.view.event("restarting server %s", d.victim.Name)
+	go func() {
+		err := d.cluster.Restart(ctx, d.victim)
+		if err == nil {
+			err = d.awaitCaughtUp(ctx)
+		}
+		d.caughtUp = time.Now()
+		d.restarted <- err
+	}()
+}
+
+func (d *demoRun) awaitCaughtUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, demoCheckTime)
+	defer cancel()
+	want := make(map[uint32]uint64) // shard → commit index when the server came back
+	for _, s := range d.cluster.Servers() {
+		if s == d.victim {
+			continue
+		}
+		st, err := nodeStatus(ctx, s.Addr)
+		if err != nil {
+			return err
+		}
+		for _, r := range st.Replicas {
+			want[r.Shard] = max(want[r.Shard], r.CommitIndex)
+		}
+	}
+	for {
+		st, err := nodeStatus(ctx, d.victim.Addr)
+		if err != nil && ctx.Err() != nil {
+			return err
+		}
+		behind := err != nil || len(st.Replicas) == 0
+		for _, r := range st.GetReplicas() {
+			behind = behind || r.CommitIndex < want[r.Shard] || r.LastIndex < want[r.Shard]
+		}
+		if !behind {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("server %s has not caught up: %w", d.victim.Name, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// finish waits for a restart under way and reads the trainers' results.
+func (d *demoRun) finish(ctx context.Context, procs *trainerProcs) ([]trainerResult, error) {
+	if err := procs.err(); err != nil {
+		return nil, err
+	}
+	if d.victim != nil && d.restartedAt.IsZero() {
+		d.restart(ctx)
+	}
+	if d.restarted != nil {
+		if err := <-d.restarted; err != nil {
+			return nil, fmt.Errorf("restart of the killed server: %w", err)
+		}
+		d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name, d.caughtUp.Sub(d.restartedAt).Seconds())
+	}
+	return procs.results()
+}
+
+// check counts what was lost and compares the replicas.
+func (d *demoRun) check(ctx context.Context, results []trainerResult) (*demoResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, demoCheckTime)
+	defer cancel()
+	r := &demoResult{Schema: "rowraft/v1", Seconds: time.Since(d.view.start).Seconds(), Problems: []string{}}
+	acknowledged := make([]int64, len(results))
+	for i, t := range results {
+		acknowledged[i] = t.PushesAcknowledged
+		r.PushesAcknowledged += t.PushesAcknowledged
+		r.ExamplesPerSecond += t.ExamplesPerSecond
+	}
+	a, err := checkAudit(ctx, d.client, demoJob+".audit", acknowledged)
+	if err != nil {
+		return nil, err
+	}
+	r.PushesLost, r.PushesDuplicated = a.Lost, a.Duplicated
+	n, err := checkReplicas(ctx, d.client, rpc.TLSFiles{})
+	if err != nil {
+		return nil, err
+	}
+	r.Replicas, r.ReplicasSame, r.ReplicasIdentical = n.All, n.Same, n.Same == n.All
+	if err := d.evaluate(ctx, r); err != nil {
+		return nil, err
+	}
+	r.FailoverSeconds, r.CatchUpSeconds = between(d.killedAt, d.recoveredAt), between(d.restartedAt, d.caughtUp)
+	r.judge(d.cfg.kill)
+	return r, nil
+}
+
+// judge says what the run has shown to be wrong.
+func (r *demoResult) judge(killed bool) {
+	say := func(bad bool, format string, args ...any) {
+		if bad {
+			r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+		}
+	}
+	say(r.PushesLost > 0, "%d acknowledged pushes were lost", r.PushesLost)
+	say(r.PushesDuplicated > 0, "%d pushes were applied twice", r.PushesDuplicated)
+	say(!r.ReplicasIdentical, "only %d of %d replicas agree with their shard's first", r.ReplicasSame, r.Replicas)
+	say(r.PushesAcknowledged == 0, "no push was acknowledged")
+	say(killed && !r.FailoverSeconds.known(), "no push was acknowledged after the kill")
+	say(r.BestAUC.known() && !(r.AUC >= r.BestAUC-maxAUCGap), "AUC %.4f is more than %.2f below the best possible %.4f", float64(r.AUC), maxAUCGap, float64(r.BestAUC))
+	r.OK = len(r.Problems) == 0
+}
+
+// writeJSON writes v to path for a program to read.
+func writeJSON(path string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// audit is what the audit rows say: row s of dimension r counts the pushes of
+// trainer r that shard s has applied.
+type audit struct {
+	Lost, Duplicated int64
+}
+
+// checkAudit compares the audit rows with the pushes that each trainer had
+// acknowledged; each of those touched every shard.
+func checkAudit(ctx context.Context, c *client.Client, table string, acknowledged []int64) (audit, error) {
+	var a audit
+	t, err := c.Table(ctx, table)
+	if err != nil {
+		return a, err
+	}
+	m := c.Map()
+	keys := make([]rowraft.Key, len(m.Shards))
+	for s := range m.Shards {
+		if keys[s], err = m.KeyInShard(t.Schema().ID, rowraft.ShardID(s)); err != nil {
+			return a, err
+		}
+	}
+	rows := make([]float32, len(keys)*t.Dim())
+	if err := t.Pull(ctx, keys, rows); err != nil {
+		return a, fmt.Errorf("audit rows: %w", err)
+	}
+	for s := range keys {
+		for rank, want := range acknowledged {
+			got := int64(rows[s*t.Dim()+rank])
+			a.Lost += max(want-got, 0)
+			a.Duplicated += max(got-want, 0)
+		}
+	}
+	return a, nil
+}
+
+// replicaCount says how many replicas have the digest of their shard's leader.
+type replicaCount struct{ Same, All int }
+
+// checkReplicas compares the digests of every shard's replicas at one index.
+// Nothing writes any more, so all come to the same index.
+func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (replicaCount, error) {
+	var n replicaCount
+	conf, err := tls.Client()
+	if err != nil {
+		return n, err
+	}
+	m := c.Map()
+	for _, shard := range m.Shards {
+		digests, err := shardDigests(ctx, c, shard.ID, func(addr string, index uint64) (*rowraftv1.DigestReply, error) {
+			conn, err := rpc.Dial(addr, conf)
+			if err != nil {
+				return nil, err
+			}
+			defer conn.Close()
+			return rowraftv1.NewAdminClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard.ID), MinIndex: index})
+		})
+		if err != nil {
+			return n, fmt.Errorf("digest of shard %d: %w", shard.ID, err)
+		}
+		n.All += len(digests)
+		for _, d := range digests {
+			if d == digests[0] {
+				n.Same++
+			}
+		}
+	}
+	return n, nil
+}
+
+// shardDigests asks every replica for its digest, again until all answer for one
+// index.
+func shardDigests(ctx context.Context, c *client.Client, shard rowraft.ShardID, ask func(addr string, index uint64) (*rowraftv1.DigestReply, error)) ([]string, error) {
+	m := c.Map()
+	for index := uint64(0); ; {
+		out := make([]string, len(m.Shards[shard].Replicas))
+		same := index > 0 // the first round only finds the index
+		for i, r := range m.Shards[shard].Replicas {
+			node, _ := m.Node(r.Node)
+			d, err := ask(node.Addr, index)
+			if err != nil {
+				return nil, fmt.Errorf("replica on %s: %w", node.Name, err)
+			}
+			same = same && d.AppliedIndex == index
+			index = max(index, d.AppliedIndex)
+			out[i] = hex.EncodeToString(d.Digest)
+		}
+		if same {
+			return out, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the replicas did not come to one index: %w", ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

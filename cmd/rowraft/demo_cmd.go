@@ -1,0 +1,123 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+func newDemoCmd(g *globals) *cobra.Command {
+	cfg := demoConfig{}
+	jsonPath := ""
+	noKill := false
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Train a recommender on a cluster of processes here, kill a leader, check everything",
+		Long: `Start servers and trainers as processes on this machine, train a DLRM on a generated
+click log (or on your own data), send kill -9 to the server that leads the most shards
+half-way, restart it later, and count: acknowledged pushes that were lost, pushes that
+were applied twice, replicas that agree. Everything is removed at the end.
+
+Exit code 0 only if nothing was lost or doubled, all replicas agree, and the AUC is
+within 0.03 of the best possible; 3 otherwise.`,
+		Example: `  rowraft demo
+  rowraft demo --data clicks.csv --schema clicks.yaml --json result.json`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.kill = !noKill
+			if err := cfg.check(); err != nil {
+				return err
+			}
+			stderr := cmd.ErrOrStderr()
+			f, isFile := stderr.(*os.File)
+			r, err := runDemo(cmd.Context(), cfg, stderr, isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb")
+			if err != nil {
+				return fmt.Errorf("demo: %w", err)
+			}
+			if jsonPath != "" {
+				if err := writeJSON(jsonPath, r); err != nil {
+					return err
+				}
+			}
+			if err := show(cmd.OutOrStdout(), g.output, r, func(w io.Writer, _ bool) error { return r.print(w) }); err != nil {
+				return err
+			}
+			if !r.OK {
+				return verdictError{errors.New("demo: the run has shown something wrong, see above")}
+			}
+			return nil
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&jsonPath, "json", "", "also write the result as JSON to this file")
+	fl.StringVar(&cfg.data, "data", "", "train on this file instead of a generated click log; needs --schema")
+	fl.StringVar(&cfg.schema, "schema", "", "YAML file that describes --data (examples/)")
+	fl.Int64Var(&cfg.steps, "steps", 0, fmt.Sprintf("batches of each trainer; 0: %d, or one pass over --data", defaultDemoSteps))
+	fl.IntVar(&cfg.servers, "servers", 3, "servers to start, 1 to 9; fewer than 3 cannot survive the kill")
+	fl.IntVar(&cfg.shards, "shards", 4, "shards of the tables, 1 to 64")
+	fl.IntVar(&cfg.trainers, "trainers", 2, "trainers to start, 1 to 16")
+	fl.StringVar(&cfg.mode, "mode", "async", "training mode: async")
+	fl.StringVar(&cfg.backend, "log-backend", "wal", "log of the shards: wal or bolt")
+	fl.StringVar(&cfg.trainerBinary, "trainer-binary", "", "path of rowraft-trainer; default: beside this program, then PATH")
+	fl.BoolVar(&noKill, "no-kill", false, "kill no server")
+	fl.BoolVar(&cfg.keep, "keep", false, "keep logs and data, and say where they are")
+	return cmd
+}
+
+func (c *demoConfig) check() error {
+	switch {
+	case c.servers < 1 || c.servers > 9:
+		return usagef("--servers %d: want 1 to 9", c.servers)
+	case c.servers < 3 && c.kill:
+		return usagef("--servers %d: a cluster of fewer than 3 cannot go on without its leader: add --no-kill", c.servers)
+	case c.shards < 1 || c.shards > 64:
+		return usagef("--shards %d: want 1 to 64", c.shards)
+	case c.trainers < 1 || c.trainers > 16:
+		return usagef("--trainers %d: want 1 to 16", c.trainers)
+	case c.steps < 0:
+		return usagef("--steps %d: want 0 or more", c.steps)
+	case c.mode != "async":
+		return usagef("--mode %q: this version trains in async mode", c.mode)
+	case (c.data == "") != (c.schema == ""):
+		return usagef("--data and --schema belong together: one of them is missing")
+	}
+	for _, path := range []string{c.data, c.schema} {
+		if path == "" {
+			continue
+		}
+		if _, err := os.Stat(path); err != nil {
+			return usagef("%w", err)
+		}
+	}
+	return nil
+}
+
+// print writes the result for a person.
+func (r *demoResult) print(w io.Writer) error {
+	known := func(n number, format string) string {
+		if !n.known() {
+			return "–"
+		}
+		return fmt.Sprintf(format, float64(n))
+	}
+	err := facts(w,
+		"AUC", known(r.AUC, "%.4f"),
+		"best possible AUC", known(r.BestAUC, "%.4f"),
+		"examples/s", known(r.ExamplesPerSecond, "%.0f"),
+		"kill to next acknowledged push", known(r.FailoverSeconds, "%.2f s"),
+		"restart to caught up", known(r.CatchUpSeconds, "%.2f s"),
+		"pushes acknowledged", count(uint64(r.PushesAcknowledged)),
+		"lost", count(uint64(r.PushesLost)),
+		"applied twice", count(uint64(r.PushesDuplicated)),
+		"replicas that agree", fmt.Sprintf("%d of %d", r.ReplicasSame, r.Replicas),
+		"time", fmt.Sprintf("%.0f s", r.Seconds),
+	)
+	for _, p := range r.Problems {
+		fmt.Fprintf(w, "WRONG: %s\n", p)
+	}
+	return err
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// demoJob is the name of the demo's training job; its tables begin with it.
+const demoJob = "demo"
+
+// defaultDemoSteps is how many batches each trainer runs on generated data.
+const defaultDemoSteps = 900
+
+func (d *demoRun) dataName() string {
+	if d.cfg.data != "" {
+		return d.cfg.data
+	}
+	return "a generated click log"
+}
+
+// writeJob writes the trainers' job file.
+func (d *demoRun) writeJob() (path string, err error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "job: %s\nmode: %s\naudit: true\nevaluate: false\n", demoJob, d.cfg.mode)
+	if d.cfg.data != "" {
+		fmt.Fprintf(&b, "data:\n  file: %q\n  schema: %q\n", absolute(d.cfg.data), absolute(d.cfg.schema))
+		if d.cfg.steps > 0 {
+			fmt.Fprintf(&b, "steps: %d\n", d.cfg.steps)
+		}
+	} else {
+		steps := d.cfg.steps
+		if steps == 0 {
+			steps = defaultDemoSteps
+		}
+		// The log has no end here: the trainers stop after their steps.
+		fmt.Fprintf(&b, "steps: %d\ngenerator:\n  examples: 0\n", steps)
+	}
+	path = filepath.Join(d.dir, "job.yaml")
+	return path, os.WriteFile(path, []byte(b.String()), 0o600)
+}
+
+// absolute makes a path independent of the working directory, if it can.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+// evaluate scores the held-out part with the rows as they are now.
+func (d *demoRun) evaluate(ctx context.Context, r *demoResult) error {
+	out := filepath.Join(d.dir, "evaluation.json")
+	cmd := exec.CommandContext(ctx, d.cfg.trainerBinary, "evaluate", "--config", filepath.Join(d.dir, "job.yaml"),
+		"--endpoints", strings.Join(d.cluster.Endpoints(), ","), "--insecure", "--trainers", fmt.Sprint(d.cfg.trainers), "--json", out)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if b, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("evaluation: %w\n%s", err, b)
+	}
+	b, err := os.ReadFile(out)
+	if err != nil {
+		return err
+	}
+	var e trainerResult
+	if err := json.Unmarshal(b, &e); err != nil {
+		return fmt.Errorf("evaluation: %w", err)
+	}
+	r.AUC, r.BestAUC, r.LogLoss = e.AUC, e.BestAUC, e.LogLoss
+	return nil
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+)
+
+// demoView shows a running demo: one bar on a terminal, else a line every five
+// seconds; events stand on lines of their own. One goroutine uses it.
+type demoView struct {
+	out      io.Writer
+	start    time.Time
+	bars     *mpb.Progress // nil off a terminal
+	bar      *mpb.Bar
+	text     string // right of the bar
+	lastLine time.Time
+}
+
+const demoLineEvery = 5 * time.Second
+
+func newDemoView(out io.Writer, terminal bool) *demoView {
+	v := &demoView{out: out, start: time.Now()}
+	if terminal {
+		v.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(30), mpb.WithRefreshRate(150*time.Millisecond))
+	}
+	return v
+}
+
+// event prints a line for something that happened.
+func (v *demoView) event(format string, args ...any) {
+	line := fmt.Sprintf("%6.1fs  %s\n", time.Since(v.start).Seconds(), fmt.Sprintf(format, args...))
+	if v.bars != nil {
+		_, _ = v.bars.Write([]byte(line))
+		return
+	}
+	fmt.Fprint(v.out, line)
+}
+
+// progress shows how far training is.
+func (v *demoView) progress(t trainerEvent) {
+	if v.bars == nil {
+		if now := time.Now(); now.Sub(v.lastLine) >= demoLineEvery {
+			v.lastLine = now
+			v.event("%s", progressText(t, v.start))
+		}
+		return
+	}
+	v.text = progressText(t, v.start)
+	if v.bar == nil {
+		if t.Steps == 0 {
+			return
+		}
+		v.bar = v.bars.New(t.Steps, mpb.BarStyle(), mpb.BarRemoveOnComplete(),
+			mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return " " + v.text })))
+	}
+	v.bar.SetCurrent(min(t.Step, t.Steps-1)) // done() completes it
+}
+
+// done takes the bar away.
+func (v *demoView) done() {
+	if v.bars == nil {
+		return
+	}
+	if v.bar != nil {
+		v.bar.Abort(true)
+	}
+	v.bars.Wait()
+	v.bars, v.bar = nil, nil
+}
+
+func progressText(t trainerEvent, start time.Time) string {
+	left := "?"
+	if t.Step > 0 && t.Steps > 0 {
+		left = (time.Duration(float64(time.Since(start)) / float64(t.Step) * float64(t.Steps-t.Step))).Round(time.Second).String()
+	}
+	return fmt.Sprintf("step %d/%d  loss %s  AUC %s  %.0f examples/s  %s left",
+		t.Step, t.Steps, decimals(t.Loss), decimals(t.AUC), float64(t.ExamplesPerSecond), left)
+}
+
+func decimals(n number) string {
+	if !n.known() || n == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.4f", float64(n))
+}
