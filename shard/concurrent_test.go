@@ -14,7 +14,7 @@ import (
 // weights of all rows, so a row whose weights differ was read half-written; and
 // what a pull says it reflects, it reflects.
 func TestPullsBesideAppliesAndSnapshots(t *testing.T) {
-	const dim, pushes = 24, 60
+	const dim, pushes = 24, 30
 	table := testTable(1, "t", dim, sgd)
 	table.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
 	r := newReplica(t, Config{})
