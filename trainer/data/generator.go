@@ -16,8 +16,10 @@ import (
 //
 //	z = Bias + Signal · (Σ w[f, rank]/√F + Σ v[d]·x[d]/√D + Interaction · Σ u[f, rank]·u[f+1, rank]/√F) / √2
 //
-// where w, v and u are fixed numbers of variance 1 computed from Seed. As the
-// probability is known, so is the best AUC any model can reach.
+// where w, v and u are fixed numbers computed from Seed: v of variance 1, w and
+// u of variance Head/(Head + rank), so that the rarer a key, the less it says, and
+// what it says can be learned from the examples there are. As the probability
+// is known, so is the best AUC any model can reach.
 type GeneratorConfig struct {
 	Seed        uint64  `yaml:"seed"`
 	Examples    int64   `yaml:"examples"` // training examples; 0: no end
@@ -26,6 +28,7 @@ type GeneratorConfig struct {
 	Categorical int     `yaml:"categorical"`
 	Keys        int64   `yaml:"keys"` // different keys per categorical feature
 	Zipf        float64 `yaml:"zipf"` // exponent of the power law of the keys
+	Head        float64 `yaml:"head"` // rank up to which keys say much
 	Bias        float64 `yaml:"bias"`
 	Signal      float64 `yaml:"signal"`
 	Interaction float64 `yaml:"interaction"`
@@ -35,7 +38,7 @@ type GeneratorConfig struct {
 func DefaultGenerator() GeneratorConfig {
 	return GeneratorConfig{
 		Seed: 1, Examples: 1_000_000, Held: 40_000,
-		Dense: 4, Categorical: 8, Keys: 20_000, Zipf: 1.05,
+		Dense: 4, Categorical: 8, Keys: 20_000, Zipf: 1.05, Head: 100,
 		Bias: -1.2, Signal: 2, Interaction: 0.3,
 	}
 }
@@ -67,6 +70,9 @@ func NewGenerator(cfg GeneratorConfig) (*Generator, error) {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
 			return nil, invalid("generator: bias, signal and interaction must be finite")
 		}
+	}
+	if !(cfg.Head > 0) || math.IsInf(cfg.Head, 0) {
+		return nil, invalid("generator: head %v: want a finite number > 0", cfg.Head)
 	}
 	z, err := NewZipf(cfg.Keys, cfg.Zipf)
 	if err != nil {
@@ -193,10 +199,11 @@ func (s *generated) example(dense []float32) (label float32, p float64) {
 	for f := range s.ranks {
 		rank := g.zipf.Draw(s.next)
 		s.ranks[f] = rank
-		z += g.planted('w', f, rank) / root
+		says := math.Sqrt(g.cfg.Head/(g.cfg.Head+float64(rank))) / root
+		z += g.planted('w', f, rank) * says
 		if g.cfg.Interaction != 0 {
-			u := g.planted('u', f, rank)
-			z += g.cfg.Interaction * u * before / root
+			u := g.planted('u', f, rank) * says
+			z += g.cfg.Interaction * u * before * root
 			before = u
 		}
 	}

@@ -140,7 +140,7 @@ func TestGenerator(t *testing.T) {
 		for name, spoil := range map[string]func(*GeneratorConfig){
 			"no categories": func(c *GeneratorConfig) { c.Categorical = 0 }, "no keys": func(c *GeneratorConfig) { c.Keys = 0 },
 			"exponent": func(c *GeneratorConfig) { c.Zipf = 0 }, "examples": func(c *GeneratorConfig) { c.Examples = -1 },
-			"signal": func(c *GeneratorConfig) { c.Signal = math.NaN() },
+			"head": func(c *GeneratorConfig) { c.Head = 0 }, "signal": func(c *GeneratorConfig) { c.Signal = math.NaN() },
 		} {
 			cfg := DefaultGenerator()
 			spoil(&cfg)
@@ -177,7 +177,7 @@ func TestWriteCSV(t *testing.T) {
 }
 
 func BenchmarkGenerator(b *testing.B) {
-	g, err := NewGenerator(GeneratorConfig{Dense: 4, Categorical: 8, Keys: 20000, Zipf: 1.05})
+	g, err := NewGenerator(GeneratorConfig{Dense: 4, Categorical: 8, Keys: 20000, Zipf: 1.05, Head: 100})
 	if err != nil {
 		b.Fatal(err)
 	}

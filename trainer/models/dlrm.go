@@ -87,6 +87,9 @@ func (c *DLRMConfig) params() []Param {
 			in = layer(fmt.Sprintf("bottom.%d", i), in, width)
 		}
 		layer("bottom.out", in, c.Dim)
+		// Uniform in ±1: from the first step the bottom's output has a constant part,
+		// without which what an embedding says alone averages out over the examples.
+		params[len(params)-1].FanIn, params[len(params)-1].FanOut = 3, 3
 	}
 	first, in := 1, c.pairs()
 	if len(c.Top) > 0 {

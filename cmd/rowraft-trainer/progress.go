@@ -1,0 +1,126 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/term"
+
+	"github.com/rowraft/rowraft/trainer"
+)
+
+// lineEvery is how often progress off a terminal says something.
+const lineEvery = 5 * time.Second
+
+// progress shows the events of a run. observe is called one event at a time.
+type progress struct {
+	observe trainer.Observer
+	close   func() // may be called twice
+}
+
+func newProgress(kind, file string) (*progress, error) {
+	out := os.Stderr
+	if file != "" {
+		var err error
+		if out, err = os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
+			return nil, usageError{fmt.Errorf("progress file: %w", err)}
+		}
+	}
+	var p *progress
+	switch kind {
+	case "auto":
+		if term.IsTerminal(int(out.Fd())) && os.Getenv("TERM") != "dumb" {
+			p = barProgress(out)
+		} else {
+			p = lineProgress(out)
+		}
+	case "plain":
+		p = lineProgress(out)
+	case "json":
+		enc := json.NewEncoder(out)
+		p = &progress{observe: func(e trainer.Event) { _ = enc.Encode(&e) }, close: func() {}}
+	case "none":
+		p = &progress{observe: func(trainer.Event) {}, close: func() {}}
+	default:
+		return nil, usageError{fmt.Errorf("progress %q: want auto, plain, json or none", kind)}
+	}
+	if file != "" {
+		inner := p.close
+		p.close = func() { inner(); out.Close() }
+	}
+	return p, nil
+}
+
+// lineProgress prints a line every few seconds, and each skipped batch.
+func lineProgress(out io.Writer) *progress {
+	var last time.Time
+	return &progress{close: func() {}, observe: func(e trainer.Event) {
+		switch e.Event {
+		case trainer.EventStart:
+			last = e.Time
+			fmt.Fprintf(out, "training on %s\n", e.Message)
+		case trainer.EventSkipped:
+			fmt.Fprintln(out, e.Message)
+		case trainer.EventStep:
+			if e.Time.Sub(last) >= lineEvery {
+				last = e.Time
+				fmt.Fprintln(out, stepLine(e))
+			}
+		case trainer.EventHeld:
+			if e.Time.Sub(last) >= lineEvery {
+				last = e.Time
+				fmt.Fprintf(out, "held-out part: %d examples scored\n", e.Examples)
+			}
+		}
+	}}
+}
+
+func stepLine(e trainer.Event) string {
+	s := fmt.Sprintf("step %d", e.Step)
+	if e.Steps > 0 {
+		s += fmt.Sprintf("/%d", e.Steps)
+	}
+	return s + fmt.Sprintf("  loss %.4f  AUC %.4f  %.0f examples/s  %d pushes acknowledged", e.Loss, e.AUC, e.ExamplesPerSecond, e.PushesAcknowledged)
+}
+
+// barProgress draws one bar on a terminal.
+func barProgress(out io.Writer) *progress {
+	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond))
+	var bar *mpb.Bar
+	var text string // written by observe, drawn by mpb's goroutine under lock
+	lock := make(chan struct{}, 1)
+	set := func(s string) { lock <- struct{}{}; text = s; <-lock }
+	get := func(decor.Statistics) string { lock <- struct{}{}; s := text; <-lock; return s }
+	closed := false
+	return &progress{
+		observe: func(e trainer.Event) {
+			switch e.Event {
+			case trainer.EventStart:
+				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
+					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.EwmaETA(decor.ET_STYLE_GO, 30), "")))
+			case trainer.EventStep:
+				set(fmt.Sprintf(" loss %.4f  AUC %.4f  %.0f/s  ", e.Loss, e.AUC, e.ExamplesPerSecond))
+				bar.EwmaIncrBy(1, time.Second/100)
+			case trainer.EventSkipped:
+				fmt.Fprintln(bars, e.Message)
+			case trainer.EventHeld:
+				set(fmt.Sprintf(" scoring the held-out part: %d examples", e.Examples))
+			}
+		},
+		close: func() {
+			if closed {
+				return
+			}
+			closed = true
+			if bar != nil {
+				bar.Abort(false)
+			}
+			bars.Wait()
+		},
+	}
+}

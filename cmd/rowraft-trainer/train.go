@@ -1,0 +1,267 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/data"
+)
+
+// options are the flags of train and eval that are not in the configuration.
+type options struct {
+	config       string
+	local        bool
+	localShards  int
+	worker       string
+	json         string
+	progress     string
+	progressFile string
+	noEval       bool
+	generate     bool
+	rank         int
+	tls          rpc.TLSFiles
+	insecure     bool
+}
+
+func newTrain() *cobra.Command {
+	cmd := newJobCommand(func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Run(ctx) })
+	cmd.Use, cmd.Short = "train", "Train a model on a cluster, then score the held-out part"
+	cmd.Long = `Train reads a job from a YAML file and flags; a flag wins over the file. It creates the tables of the job, or goes on
+with those that are there, trains, and scores the held-out part of the data.`
+	cmd.Example = `  # a CSV file with a schema
+  rowraft-trainer train --endpoints 127.0.0.1:7000 --insecure --data clicks.csv --schema clicks.yaml --json result.json
+
+  # a job file; see examples/
+  rowraft-trainer train --config examples/train-adult.yaml --endpoints 127.0.0.1:7000 --insecure
+
+  # the second of two trainers on generated data
+  rowraft-trainer train --generate --endpoints 127.0.0.1:7000 --insecure --trainers 2 --rank 1
+
+  # without a cluster
+  rowraft-trainer train --config examples/train-adult.yaml --local`
+	return cmd
+}
+
+func newEval() *cobra.Command {
+	cmd := newJobCommand(func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Evaluate(ctx) })
+	cmd.Use, cmd.Short = "evaluate", "Score the held-out part with the weights the cluster has now"
+	cmd.Aliases = []string{"eval"}
+	cmd.Long = `Evaluate takes the configuration and flags of train, and trains nothing.`
+	cmd.Example = "  rowraft-trainer evaluate --config job.yaml --endpoints 127.0.0.1:7000 --insecure --json -"
+	return cmd
+}
+
+// newJobCommand is a command that makes a Job from flags and hands it to run.
+func newJobCommand(run func(context.Context, *trainer.Job) (*trainer.Result, error)) *cobra.Command {
+	var o options
+	set := trainer.DefaultConfig() // what the flags set; the defaults are for the help
+	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+		cfg, err := o.load(cmd, &set)
+		if err != nil {
+			return err
+		}
+		return o.run(cmd.Context(), cfg, run)
+	}}
+	f := cmd.Flags()
+	f.StringVar(&o.config, "config", "", "YAML file with the job")
+	f.StringVar(&set.Job, "job", set.Job, "name of the job, and of its tables")
+	f.StringSliceVar(&set.Endpoints, "endpoints", nil, "host:port of one or more servers; the others are found")
+	f.BoolVar(&o.local, "local", false, "keep the tables in this process: no cluster, nothing is kept")
+	f.IntVar(&o.localShards, "local-shards", 4, "shards that --local pretends to have")
+	f.StringVar(&o.tls.CA, "cacert", "", "PEM file with the CA of the cluster; with --cert and --key")
+	f.StringVar(&o.tls.Cert, "cert", "", "PEM file with this client's certificate")
+	f.StringVar(&o.tls.Key, "key", "", "PEM file with the key of --cert")
+	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
+	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
+	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async")
+	f.IntVar(&set.InFlight, "in-flight", set.InFlight, "unacknowledged pushes while training goes on; 0: one thing after another, reproducible")
+	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
+	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")
+	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers of the job; each reads its share of the data")
+	f.StringVar(&o.worker, "worker", "", "name under which the scheduler knows this trainer; default host and process id")
+	f.IntVar(&set.Batch, "batch", set.Batch, "examples per step")
+	f.IntVar(&set.Epochs, "epochs", 0, "passes over the data; default 1, or until --steps")
+	f.Int64Var(&set.Steps, "steps", 0, "steps of this trainer at most; 0: as the epochs say")
+	f.DurationVar(&set.Patience, "patience", set.Patience, "how long one pull or push may take before the run fails")
+	f.StringVar(&set.Data.File, "data", "", "data file, .gz too; its last fifth is held out")
+	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
+	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
+	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
+	f.BoolVar(&set.Audit, "audit", false, "bump this trainer's dimension of an audit row per shard with each push")
+	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")
+	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
+	f.StringVar(&o.json, "json", "", "write the result as JSON to this file, - for standard output")
+	f.StringVar(&o.progress, "progress", "auto", "auto (a bar on a terminal, else lines), plain, json (one event per line) or none")
+	f.StringVar(&o.progressFile, "progress-file", "", "where progress goes; default standard error")
+	return cmd
+}
+
+// load reads the configuration file and lays the flags that were given over it.
+func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config, error) {
+	cfg := trainer.DefaultConfig()
+	if o.config != "" {
+		var err error
+		if cfg, err = trainer.LoadConfig(o.config); err != nil {
+			return cfg, err
+		}
+	}
+	given := func(name string) bool { return cmd.Flags().Changed(name) }
+	over(given("job"), &cfg.Job, set.Job)
+	over(given("endpoints"), &cfg.Endpoints, set.Endpoints)
+	over(given("dtype"), &cfg.DType, set.DType)
+	over(given("mode"), &cfg.Mode, set.Mode)
+	over(given("in-flight"), &cfg.InFlight, set.InFlight)
+	over(given("seed"), &cfg.Seed, set.Seed)
+	over(given("rank"), &cfg.Rank, &o.rank)
+	over(given("trainers"), &cfg.Trainers, set.Trainers)
+	over(given("batch"), &cfg.Batch, set.Batch)
+	over(given("epochs"), &cfg.Epochs, set.Epochs)
+	over(given("steps"), &cfg.Steps, set.Steps)
+	over(given("patience"), &cfg.Patience, set.Patience)
+	over(given("dim"), &cfg.Model.Dim, set.Model.Dim)
+	over(given("audit"), &cfg.Audit, set.Audit)
+	over(given("accelerator"), &cfg.Accelerator, set.Accelerator)
+	if given("data") { // a file on the command line replaces a generator in the job
+		cfg.Data.File, cfg.Generator = set.Data.File, nil
+	}
+	over(given("schema"), &cfg.Data.Schema, set.Data.Schema)
+	if o.generate && cfg.Generator == nil {
+		if given("data") {
+			return cfg, usageError{fmt.Errorf("--data and --generate: want one of them")}
+		}
+		g := data.DefaultGenerator()
+		cfg.Generator, cfg.Data.File = &g, ""
+	}
+	if o.noEval {
+		no := false
+		cfg.Evaluate = &no
+	}
+	if !o.local && len(cfg.Endpoints) == 0 {
+		return cfg, usageError{fmt.Errorf("no cluster: give --endpoints host:port, or --local to train without one")}
+	}
+	if !o.local && o.insecure != o.tls.IsZero() {
+		return cfg, usageError{fmt.Errorf("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")}
+	}
+	return cfg, cfg.Validate()
+}
+
+func over[T any](given bool, dst *T, v T) {
+	if given {
+		*dst = v
+	}
+}
+
+// run makes the job and runs it, with progress and result where they belong.
+func (o *options) run(ctx context.Context, cfg trainer.Config, do func(context.Context, *trainer.Job) (*trainer.Result, error)) error {
+	tables, closeTables, err := o.connect(ctx, &cfg)
+	if err != nil {
+		return err
+	}
+	defer closeTables()
+	p, err := newProgress(o.progress, o.progressFile)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	job, err := trainer.NewJob(ctx, cfg, tables, p.observe)
+	if err != nil {
+		return err
+	}
+	if w := job.Accelerator().Warning(); w != "" {
+		fmt.Fprintln(os.Stderr, w)
+	}
+	result, err := do(ctx, job)
+	p.close()
+	if o.json != "" && result != nil {
+		if werr := writeJSON(o.json, result); werr != nil && err == nil {
+			err = werr
+		}
+	}
+	if result != nil && o.json != "-" {
+		printResult(os.Stdout, result)
+	}
+	if err == nil && (result.Interrupted || ctx.Err() != nil) {
+		err = errInterrupted
+	}
+	return err
+}
+
+// connect opens the tables and settles this trainer's rank.
+func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tables, func(), error) {
+	if o.local {
+		if cfg.Trainers > 1 {
+			return nil, nil, usageError{fmt.Errorf("--local with %d trainers: they would not share anything", cfg.Trainers)}
+		}
+		t, err := trainer.NewLocal(o.localShards, nil)
+		return t, func() {}, err
+	}
+	dtype := rowraft.Float32
+	if cfg.DType == "bfloat16" {
+		dtype = rowraft.BFloat16
+	}
+	dial, cancel := context.WithTimeout(ctx, cfg.Patience)
+	defer cancel()
+	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})
+	if err != nil {
+		return nil, nil, err
+	}
+	if cfg.Rank == nil && cfg.Trainers > 1 {
+		if o.worker == "" {
+			host, _ := os.Hostname()
+			o.worker = fmt.Sprintf("%s-%d", host, os.Getpid())
+		}
+		rank, _, err := c.JoinJob(dial, cfg.Job, o.worker, cfg.Trainers)
+		if err != nil {
+			c.Close()
+			return nil, nil, err
+		}
+		cfg.Rank = &rank
+	}
+	return trainer.NewCluster(c), func() { c.Close() }, nil
+}
+
+func printResult(w io.Writer, r *trainer.Result) {
+	t := table.NewWriter()
+	t.SetOutputMirror(w)
+	t.SetStyle(table.StyleLight)
+	row := func(name string, format string, args ...any) {
+		t.AppendRow(table.Row{name, fmt.Sprintf(format, args...)})
+	}
+	row("data", "%s", r.Data)
+	if r.Steps > 0 {
+		row("trained", "%d steps, %d examples in %.1f s on %s", r.Steps, r.Examples, r.Seconds, r.Accelerator)
+		row("speed", "%.0f examples/s", r.ExamplesPerSecond)
+		row("pushes", "%d sent, %d acknowledged, %d unknown", r.PushesSent, r.PushesAcknowledged, r.PushesUnknown)
+	}
+	if r.BatchesSkipped > 0 {
+		row("batches skipped", "%d, not finite", r.BatchesSkipped)
+	}
+	if r.HeldExamples > 0 {
+		row("held out", "%d examples", r.HeldExamples)
+		row("AUC", "%s", withBest(r.AUC, r.BestAUC))
+		row("log loss", "%s", withBest(r.LogLoss, r.BestLogLoss))
+	}
+	if r.Interrupted {
+		row("interrupted", "at %s", r.FinishedAt.Format(time.TimeOnly))
+	}
+	t.Render()
+}
+
+func withBest(v, best trainer.Number) string {
+	s := fmt.Sprintf("%.4f", v)
+	if best == best {
+		s += fmt.Sprintf(" (best possible %.4f)", best)
+	}
+	return strings.ReplaceAll(s, "NaN", "not defined: all labels are equal")
+}

@@ -1,0 +1,122 @@
+package trainer
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+// work is one batch on its way round. Its buffers are reused; whoever took it
+// from a channel owns it.
+type work struct {
+	step  int64 // from 1
+	data  *data.Batch
+	batch models.Batch  // shares data's labels and dense numbers
+	keys  []rowraft.Key // unique, ascending
+	rows  []float32     // of keys
+	delta []float32     // rows of the dense table
+	flat  []float32     // dense weights
+
+	result     models.Result
+	denseGrads []float32 // rows of the dense table
+	sent       time.Time
+
+	dedup dedup
+	segs  []Segment // scratch
+}
+
+func (j *Job) newWork() *work {
+	w := &work{
+		data:       data.NewBatch(j.cfg.Batch, j.shape),
+		delta:      make([]float32, len(j.layout.keys)*denseWidth),
+		denseGrads: make([]float32, len(j.layout.keys)*denseWidth),
+		flat:       make([]float32, len(j.layout.initial)),
+	}
+	w.batch.Index = make([]int32, j.cfg.Batch*j.shape.Categorical)
+	return w
+}
+
+// prepare finds the unique keys of w.data.
+func (w *work) prepare(categorical, dim int) {
+	w.batch.N, w.batch.Labels, w.batch.Dense = w.data.N, w.data.Labels, w.data.Dense
+	n := w.data.N * categorical
+	w.keys = w.dedup.unique(w.data.Keys[:n], w.batch.Index[:n])
+	clear(w.batch.Index[n:]) // padding examples read row 0
+	w.rows = growTo(w.rows, len(w.keys)*dim)
+}
+
+func growTo(s []float32, n int) []float32 {
+	if cap(s) < n {
+		return make([]float32, n, n+n/4)
+	}
+	return s[:n]
+}
+
+// dedup finds the unique keys of a list. The zero value is ready; its memory is
+// reused from call to call.
+type dedup struct {
+	cells []int32 // open addressing: 1 + index into found; 0 is empty
+	found []keyAt
+	rank  []int32
+	keys  []rowraft.Key
+}
+
+type keyAt struct {
+	key rowraft.Key
+	at  int32 // order of first appearance
+}
+
+// unique returns the different keys of keys, ascending, and sets index[i] to
+// the place of keys[i] among them. The result is good until the next call.
+func (d *dedup) unique(keys []rowraft.Key, index []int32) []rowraft.Key {
+	size := 64
+	for size < 2*len(keys) {
+		size *= 2
+	}
+	if len(d.cells) < size {
+		d.cells = make([]int32, size)
+	} else {
+		clear(d.cells)
+	}
+	mask := uint64(len(d.cells) - 1)
+	d.found = d.found[:0]
+	for i, k := range keys {
+		h := (uint64(k) * 0x9e3779b97f4a7c15) >> 20 & mask
+		for {
+			c := d.cells[h]
+			if c == 0 {
+				d.found = append(d.found, keyAt{k, int32(len(d.found))})
+				d.cells[h] = int32(len(d.found))
+				index[i] = int32(len(d.found)) - 1
+				break
+			}
+			if d.found[c-1].key == k {
+				index[i] = c - 1
+				break
+			}
+			h = (h + 1) & mask
+		}
+	}
+	slices.SortFunc(d.found, func(a, b keyAt) int {
+		if a.key < b.key {
+			return -1
+		}
+		return 1 // keys differ
+	})
+	d.keys = d.keys[:0]
+	if cap(d.rank) < len(d.found) {
+		d.rank = make([]int32, len(d.found), 2*len(d.found))
+	}
+	d.rank = d.rank[:len(d.found)]
+	for place, f := range d.found {
+		d.keys = append(d.keys, f.key)
+		d.rank[f.at] = int32(place)
+	}
+	for i := range index {
+		index[i] = d.rank[index[i]]
+	}
+	return d.keys
+}

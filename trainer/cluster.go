@@ -1,0 +1,80 @@
+package trainer
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+)
+
+// Cluster makes a client into [Tables]. Close the client, not the Cluster.
+type Cluster struct {
+	client *client.Client
+
+	mu     sync.RWMutex
+	tables map[rowraft.TableID]*client.Table
+}
+
+var _ Tables = (*Cluster)(nil)
+
+// NewCluster returns Tables over c.
+func NewCluster(c *client.Client) *Cluster {
+	return &Cluster{client: c, tables: make(map[rowraft.TableID]*client.Table)}
+}
+
+// EnsureTable implements [Tables].
+func (c *Cluster) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Schema, error) {
+	t, err := c.client.CreateTable(ctx, s, true)
+	if err != nil {
+		return rowraft.Schema{}, err
+	}
+	c.mu.Lock()
+	c.tables[t.Schema().ID] = t
+	c.mu.Unlock()
+	return t.Schema(), nil
+}
+
+// segments looks up the tables of segs.
+func (c *Cluster) segments(segs []Segment) ([]client.Segment, error) {
+	out := make([]client.Segment, len(segs))
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for i, s := range segs {
+		t := c.tables[s.Table]
+		if t == nil {
+			return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "table %d was not opened with EnsureTable", s.Table)
+		}
+		out[i] = client.Segment{Table: t, Keys: s.Keys, Values: s.Values, LR: s.LR}
+	}
+	return out, nil
+}
+
+// Pull implements [Tables].
+func (c *Cluster) Pull(ctx context.Context, segs []Segment) error {
+	s, err := c.segments(segs)
+	if err != nil {
+		return err
+	}
+	return c.client.Pull(ctx, s...)
+}
+
+// Push implements [Tables].
+func (c *Cluster) Push(ctx context.Context, segs []Segment) error {
+	s, err := c.segments(segs)
+	if err != nil {
+		return err
+	}
+	_, err = c.client.Push(ctx, s...)
+	return err
+}
+
+// KeyPerShard implements [Tables].
+func (c *Cluster) KeyPerShard(_ context.Context, table rowraft.TableID) ([]rowraft.Key, error) {
+	keys, err := keyPerShard(c.client.Map(), table)
+	if err != nil {
+		return nil, fmt.Errorf("audit rows: %w", err)
+	}
+	return keys, nil
+}

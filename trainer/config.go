@@ -1,0 +1,271 @@
+package trainer
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data"
+)
+
+// Config is a training job. Its YAML form is documented in examples/README.md;
+// the zero value of a field means the default of [DefaultConfig].
+type Config struct {
+	Job       string   `yaml:"job"` // names the tables: <job>.embeddings, <job>.dense, <job>.audit
+	Endpoints []string `yaml:"endpoints"`
+	DType     string   `yaml:"dtype"` // of numbers on the wire: float32 or bfloat16
+	Mode      string   `yaml:"mode"`
+	// InFlight is how many pushes may be unacknowledged while training goes on.
+	// 0: none, and nothing is pulled ahead; runs are then bit-reproducible.
+	InFlight int    `yaml:"in_flight"`
+	Seed     uint64 `yaml:"seed"`
+	// Rank of Trainers: this trainer reads every Trainers-th example. A nil rank
+	// is asked of the scheduler if there are several trainers.
+	Rank     *int          `yaml:"rank"`
+	Trainers int           `yaml:"trainers"`
+	Batch    int           `yaml:"batch"`
+	Epochs   int           `yaml:"epochs"`   // passes over the training part; default 1, or no bound if steps is set
+	Steps    int64         `yaml:"steps"`    // batches of this trainer; 0: as the epochs say
+	Patience time.Duration `yaml:"patience"` // how long one pull or push may take before the run fails
+
+	Data       DataConfig            `yaml:"data"`
+	Generator  *data.GeneratorConfig `yaml:"generator"` // instead of data
+	Model      ModelConfig           `yaml:"model"`
+	Embeddings TableConfig           `yaml:"embeddings"`
+	Dense      TableConfig           `yaml:"dense"`
+
+	Audit       bool   `yaml:"audit"`       // bump audit rows with each push
+	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out part at the end; default true
+	Accelerator string `yaml:"accelerator"` // auto, go or cuda
+}
+
+// DataConfig is a data set in a file.
+type DataConfig struct {
+	File   string   `yaml:"file"`
+	Schema string   `yaml:"schema"`
+	Held   *float64 `yaml:"held"` // share at the end that is held out; default 0.2
+}
+
+// ModelConfig is the shape of the DLRM.
+type ModelConfig struct {
+	Dim    int   `yaml:"dim"`
+	Bottom []int `yaml:"bottom"` // hidden layers over the dense features
+	Top    []int `yaml:"top"`    // hidden layers over the dot products
+}
+
+// TableConfig says how a table starts and learns.
+type TableConfig struct {
+	Optimizer          string   `yaml:"optimizer"` // sgd, adagrad or adam
+	LR                 float32  `yaml:"lr"`
+	InitialAccumulator *float32 `yaml:"initial_accumulator"` // adagrad
+	Epsilon            *float32 `yaml:"epsilon"`             // adagrad, adam
+	Beta1              *float32 `yaml:"beta1"`               // adam
+	Beta2              *float32 `yaml:"beta2"`               // adam
+	// Init: embeddings start uniform in [−Init, Init).
+	Init float32 `yaml:"init"`
+}
+
+// MaxAuditTrainers is the number of trainers an audit row has room for.
+const MaxAuditTrainers = 64
+
+// denseWidth is the number of weights in a row of the dense table.
+const denseWidth = 64
+
+// modes that this version can run.
+var modes = []string{"async"}
+
+// DefaultConfig is what a field means that is not set.
+func DefaultConfig() Config {
+	held, evaluate := 0.2, true
+	return Config{
+		Job: "ctr", DType: "float32", Mode: "async", InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Patience: 2 * time.Minute,
+		Data:        DataConfig{Held: &held},
+		Model:       ModelConfig{Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
+		Embeddings:  TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
+		Dense:       TableConfig{Optimizer: "adagrad", LR: 0.02},
+		Evaluate:    &evaluate,
+		Accelerator: "auto",
+	}
+}
+
+// LoadConfig reads a job from a YAML file over the defaults. Unknown keys are
+// errors that name file, line and key. The result is not yet validated, since
+// flags may change it.
+func LoadConfig(path string) (Config, error) {
+	c := DefaultConfig()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return c, invalid("config: %w", err)
+	}
+	generator := data.DefaultGenerator()
+	if hasKey(text, "generator") {
+		c.Generator = &generator // so that keys left out keep their defaults
+	}
+	if strings.TrimSpace(string(text)) == "" {
+		return c, nil
+	}
+	return c, data.DecodeYAML(path, text, &c)
+}
+
+// hasKey tells whether a YAML text has a top-level key.
+func hasKey(text []byte, key string) bool {
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, key+":") {
+			return true
+		}
+	}
+	return false
+}
+
+func invalid(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
+}
+
+// Validate reports the first thing that makes c unusable, as CodeInvalidArgument.
+func (c *Config) Validate() error {
+	switch {
+	case !contains(modes, c.Mode):
+		return invalid("mode %q is not supported: this version runs %s", c.Mode, strings.Join(modes, ", "))
+	case c.DType != "float32" && c.DType != "bfloat16":
+		return invalid("dtype %q: want float32 or bfloat16", c.DType)
+	case c.InFlight < 0 || c.InFlight > 64:
+		return invalid("in_flight %d: want 0 to 64", c.InFlight)
+	case c.Trainers < 1:
+		return invalid("trainers %d: want ≥ 1", c.Trainers)
+	case c.Rank != nil && (*c.Rank < 0 || *c.Rank >= c.Trainers):
+		return invalid("rank %d: want 0 to %d, since there are %d trainers", *c.Rank, c.Trainers-1, c.Trainers)
+	case c.Audit && c.Trainers > MaxAuditTrainers:
+		return invalid("audit with %d trainers: want at most %d", c.Trainers, MaxAuditTrainers)
+	case c.Batch < 1 || c.Batch > 1<<16:
+		return invalid("batch %d: want 1 to %d", c.Batch, 1<<16)
+	case c.Epochs < 0 || c.Steps < 0:
+		return invalid("epochs %d, steps %d: want ≥ 0", c.Epochs, c.Steps)
+	case c.Patience <= 0:
+		return invalid("patience %v: want > 0", c.Patience)
+	case c.Data.File != "" && c.Generator != nil:
+		return invalid("both data and generator are given: want one of them")
+	case c.Data.File == "" && c.Generator == nil:
+		return invalid("no data: give data (file and schema) or generator")
+	case c.Data.File != "" && c.Data.Schema == "":
+		return invalid("data %s: no schema is given", c.Data.File)
+	case c.Model.Dim < 1 || c.Model.Dim > rowraft.MaxDim:
+		return invalid("model dim %d: want 1 to %d", c.Model.Dim, rowraft.MaxDim)
+	case !(c.Embeddings.Init > 0):
+		return invalid("embeddings: init %v: want > 0", c.Embeddings.Init)
+	}
+	for _, t := range []*TableConfig{&c.Embeddings, &c.Dense} {
+		if _, err := t.optimizer(); err != nil {
+			return err
+		}
+		if !(t.LR > 0) {
+			return invalid("lr %v: want > 0", t.LR)
+		}
+	}
+	for _, s := range c.schemas() {
+		if err := s.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func contains(list []string, s string) bool {
+	for _, x := range list {
+		if x == s {
+			return true
+		}
+	}
+	return false
+}
+
+// optimizer fills in the constants that are not set.
+func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
+	or := func(p *float32, byDefault float32) float32 {
+		if p != nil {
+			return *p
+		}
+		return byDefault
+	}
+	switch t.Optimizer {
+	case "sgd":
+		return rowraft.Optimizer{Kind: rowraft.SGD, LR: t.LR}, nil
+	case "adagrad":
+		return rowraft.Optimizer{Kind: rowraft.Adagrad, LR: t.LR,
+			InitialAccumulator: or(t.InitialAccumulator, 1e-5), Epsilon: or(t.Epsilon, 1e-8)}, nil
+	case "adam":
+		return rowraft.Optimizer{Kind: rowraft.Adam, LR: t.LR,
+			Epsilon: or(t.Epsilon, 1e-8), Beta1: or(t.Beta1, 0.9), Beta2: or(t.Beta2, 0.999)}, nil
+	}
+	return rowraft.Optimizer{}, invalid("optimizer %q: want sgd, adagrad or adam", t.Optimizer)
+}
+
+// schemas are the tables of the job: embeddings, dense and, with Audit, audit.
+func (c *Config) schemas() []rowraft.Schema {
+	embeddings, _ := c.Embeddings.optimizer()
+	dense, _ := c.Dense.optimizer()
+	tables := []rowraft.Schema{{
+		Name: c.Job + ".embeddings", Kind: rowraft.Sparse, Dim: c.Model.Dim, Optimizer: embeddings,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init, B: c.Embeddings.Init},
+	}, {
+		Name: c.Job + ".dense", Kind: rowraft.Dense, Dim: denseWidth, Optimizer: dense,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+	}}
+	if c.Audit {
+		tables = append(tables, rowraft.Schema{
+			Name: c.Job + ".audit", Kind: rowraft.Sparse, Dim: c.Trainers,
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+		})
+	}
+	return tables
+}
+
+// OpenData opens the data set of the job.
+func (c *Config) OpenData() (data.Set, error) {
+	if c.Generator != nil {
+		return data.NewGenerator(*c.Generator)
+	}
+	schema, err := data.LoadSchema(c.Data.Schema)
+	if err != nil {
+		return nil, err
+	}
+	held := 0.2
+	if c.Data.Held != nil {
+		held = *c.Data.Held
+	}
+	return data.OpenFile(c.Data.File, schema, held)
+}
+
+// rank is 0 if it is not set.
+func (c *Config) rank() int {
+	if c.Rank == nil {
+		return 0
+	}
+	return *c.Rank
+}
+
+// steps is how many batches this trainer runs at most; 0: no bound known.
+func (c *Config) steps(set data.Set) int64 {
+	var planned int64
+	epochs := int64(c.Epochs)
+	if epochs == 0 && c.Steps == 0 {
+		epochs = 1
+	}
+	if size := set.TrainSize(); size > 0 && epochs > 0 {
+		mine := (size - int64(c.rank()) + int64(c.Trainers) - 1) / int64(c.Trainers)
+		planned = epochs * ((mine + int64(c.Batch) - 1) / int64(c.Batch))
+	}
+	if c.Steps > 0 && (planned == 0 || c.Steps < planned) {
+		return c.Steps
+	}
+	return planned
+}
+
+func (c *Config) evaluate() bool { return c.Evaluate == nil || *c.Evaluate }
+
+// String names the job in a line.
+func (c *Config) String() string {
+	return fmt.Sprintf("job %s, mode %s, batch %d, in_flight %d, trainer %d of %d", c.Job, c.Mode, c.Batch, c.InFlight, c.rank(), c.Trainers)
+}

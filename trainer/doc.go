@@ -1,0 +1,31 @@
+// Package trainer is the training loop: it reads a batch, pulls the rows of its
+// keys, runs the model and pushes the gradients, over and over.
+//
+//	data ─► dedup ─► Tables.Pull ─► models.Step ─► Tables.Push
+//	        unique keys, ascending      │              ├─ embeddings: one gradient per unique key
+//	                                    │              ├─ dense weights: every row
+//	                                    ▼              └─ audit rows, one per shard
+//	                             loss, AUC, events
+//
+// All weights live in tables: embeddings in a sparse one; the dense tensors, cut
+// into rows, in a dense one. A dense weight is init(seed) + delta, where each
+// trainer computes init by itself and the table holds delta, which starts at
+// zero: so nobody has to write initial weights, and trainers may start in any order.
+//
+// # Invariants
+//
+//  1. With in_flight 0 a batch is pulled after the push of the one before it was
+//     acknowledged; one trainer then gives the same bits on any [Tables].
+//  2. A batch whose loss or gradients are not finite is skipped whole, counted
+//     and named; it pushes nothing, not even audit rows.
+//  3. A push counts as acknowledged only after Push returned nil, and each
+//     acknowledged push has lowered this trainer's dimension of every audit
+//     row by −1 exactly once: the rows hold the number of pushes applied.
+//  4. Order is never taken from a map.
+//
+// # Concurrency
+//
+// Run starts one goroutine that reads and pulls ahead and one per
+// unacknowledged push, and returns after all have ended. Work items circulate
+// between them; whoever holds one owns its buffers.
+package trainer

@@ -1,0 +1,139 @@
+package trainer
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"time"
+)
+
+// Result is what a run came to. Its JSON form is a contract: fields may be
+// added, but none renamed.
+type Result struct {
+	Job         string `json:"job"`
+	Mode        string `json:"mode"`
+	Data        string `json:"data"`
+	Rank        int    `json:"rank"`
+	Trainers    int    `json:"trainers"`
+	Accelerator string `json:"accelerator"`
+
+	Steps             int64  `json:"steps"`
+	Examples          int64  `json:"examples"`
+	Seconds           Number `json:"seconds"`
+	ExamplesPerSecond Number `json:"examples_per_second"`
+	TrainingLoss      Number `json:"training_loss"` // mean of the last batches, nats
+	TrainingAUC       Number `json:"training_auc"`  // of the last batches, predicted before the update
+
+	// The held-out part; null if it was not scored.
+	HeldExamples int    `json:"held_examples"`
+	AUC          Number `json:"auc"`
+	LogLoss      Number `json:"log_loss"`
+	// What the true probabilities score there; null where nobody knows them.
+	BestAUC     Number `json:"best_auc"`
+	BestLogLoss Number `json:"best_log_loss"`
+
+	PushesSent         int64 `json:"pushes_sent"`
+	PushesAcknowledged int64 `json:"pushes_acknowledged"`
+	PushesUnknown      int64 `json:"pushes_unknown"` // sent, outcome never learned
+	BatchesSkipped     int64 `json:"batches_skipped"`
+
+	// AuditTable holds, in dimension Rank of each of AuditKeys, the number of
+	// this trainer's pushes that were applied; "" without audit.
+	AuditTable string   `json:"audit_table,omitempty"`
+	AuditKeys  []string `json:"audit_keys,omitempty"` // decimal: JSON numbers end at 2^53
+
+	Interrupted bool      `json:"interrupted"`
+	FinishedAt  time.Time `json:"finished_at"`
+}
+
+// result is what is known after training.
+func (j *Job) result() *Result {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	seconds := time.Since(j.started).Seconds()
+	nan := Number(math.NaN())
+	r := &Result{
+		Job: j.cfg.Job, Mode: j.cfg.Mode, Data: j.set.Name(), Rank: j.cfg.rank(), Trainers: j.cfg.Trainers,
+		Accelerator: j.accel.Backend,
+		Steps:       j.step, Examples: j.examples, Seconds: Number(seconds),
+		ExamplesPerSecond: Number(float64(j.examples) / seconds),
+		TrainingLoss:      Number(j.running.meanLoss()), TrainingAUC: Number(j.running.auc()),
+		AUC: nan, LogLoss: nan, BestAUC: nan, BestLogLoss: nan,
+		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, PushesUnknown: j.mu.unknown, BatchesSkipped: j.mu.skipped,
+		FinishedAt: time.Now(),
+	}
+	if j.cfg.Audit {
+		r.AuditTable = j.audit.Name
+		for _, k := range j.auditKeys {
+			r.AuditKeys = append(r.AuditKeys, fmt.Sprint(uint64(k)))
+		}
+	}
+	return r
+}
+
+// Evaluate scores the held-out part with the weights the tables have now,
+// without training.
+func (j *Job) Evaluate(ctx context.Context) (*Result, error) {
+	j.started = time.Now()
+	r := j.result()
+	return r, j.score(ctx, r)
+}
+
+// score fills in what r says of the held-out part. All of it is scored with the
+// dense weights of one pull.
+func (j *Job) score(ctx context.Context, r *Result) error {
+	src, err := j.set.Held()
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	w := j.newWork()
+	var examples, truth []scored
+	for batches := int64(0); ; batches++ {
+		if err := src.Next(w.data); err == io.EOF {
+			break
+		} else if err != nil {
+			return err
+		}
+		w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
+		if err := j.pullForScore(ctx, w, batches == 0); err != nil {
+			return err
+		}
+		if err := j.model.Predict(&w.batch, w.rows, w.flat, &w.result); err != nil {
+			return err
+		}
+		for i, p := range w.result.Predictions {
+			positive := w.batch.Labels[i] > 0.5
+			examples = append(examples, scored{p, positive})
+			if j.shape.Truth {
+				truth = append(truth, scored{w.data.Truth[i], positive})
+			}
+		}
+		j.emit(EventHeld, func(e *Event) { e.Step, e.Steps, e.Examples = batches+1, 0, int64(len(examples)) })
+	}
+	s := score(examples)
+	r.HeldExamples, r.AUC, r.LogLoss = s.Examples, Number(s.AUC), Number(s.LogLoss)
+	if j.shape.Truth {
+		s := score(truth)
+		r.BestAUC, r.BestLogLoss = Number(s.AUC), Number(s.LogLoss)
+	}
+	r.FinishedAt = time.Now()
+	return nil
+}
+
+func (j *Job) pullForScore(ctx context.Context, w *work, dense bool) error {
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	w.segs = append(w.segs[:0], Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: w.rows})
+	if dense {
+		w.segs = append(w.segs, Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.delta})
+	}
+	if err := j.tables.Pull(ctx, w.segs); err != nil {
+		return fmt.Errorf("held-out part: pull %d rows: %w", len(w.keys), err)
+	}
+	if dense {
+		j.layout.weights(w.flat, w.delta)
+	}
+	return nil
+}

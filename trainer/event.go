@@ -1,0 +1,42 @@
+package trainer
+
+import (
+	"strconv"
+	"time"
+)
+
+// Kinds of events.
+const (
+	EventStart   = "start"   // tables are there, the first batch is next
+	EventStep    = "step"    // a batch went through the model
+	EventAck     = "ack"     // a push was acknowledged; Sent and Time tell when
+	EventSkipped = "skipped" // a batch was not finite; Message says which
+	EventHeld    = "held"    // the held-out part is being scored; Step of Steps batches
+	EventDone    = "done"    // training ended; Message is the error, "" if none
+)
+
+// Event is one thing that happened in a run. As JSON, one per line, it is what
+// `rowraft-trainer train --progress=json` prints; fields may be added.
+type Event struct {
+	Event              string    `json:"event"`
+	Time               time.Time `json:"time"`
+	Rank               int       `json:"rank"`
+	Step               int64     `json:"step"`
+	Steps              int64     `json:"steps"` // 0: not known
+	Loss               Number    `json:"loss"`  // mean of recent batches, nats
+	AUC                Number    `json:"auc"`   // of recent batches, predicted before the update
+	Examples           int64     `json:"examples"`
+	ExamplesPerSecond  Number    `json:"examples_per_second"` // since the start
+	PushesSent         int64     `json:"pushes_sent"`
+	PushesAcknowledged int64     `json:"pushes_acknowledged"`
+	BatchesSkipped     int64     `json:"batches_skipped"`
+	// Sent is when the acknowledged push was sent (EventAck).
+	Sent    *time.Time `json:"sent,omitempty"`
+	Message string     `json:"message,omitempty"`
+}
+
+// Observer takes events, one at a time. It must not block for long: steps wait
+// for it.
+type Observer func(Event)
+
+func jsonFloat(f float64) []byte { return strconv.AppendFloat(nil, f, 'g', 9, 64) }

@@ -1,0 +1,317 @@
+package trainer
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/accel"
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+// maxSkippedInARow ends a run whose numbers do not come back.
+const maxSkippedInARow = 100
+
+// grace is how long a run that is told to stop waits for the pushes it has sent.
+const grace = 20 * time.Second
+
+// Job is one trainer's share of a training job: made by [NewJob], used once, by
+// [Job.Run] or [Job.Evaluate].
+type Job struct {
+	cfg    Config
+	tables Tables
+	set    data.Set
+	shape  data.Shape
+	model  models.Model
+	accel  *accel.Report
+	layout *denseLayout
+	steps  int64 // planned; 0: not known
+
+	embeddings, dense, audit rowraft.Schema
+	auditKeys                []rowraft.Key
+	auditGrads               []float32
+
+	// What follows belongs to the goroutine of Run, except under mu.
+	observe  Observer
+	started  time.Time
+	running  running
+	step     int64
+	examples int64
+
+	skippedInARow int
+
+	mu struct {
+		sync.Mutex
+		sent, acknowledged, unknown, skipped int64
+		failure                              error // first failed push
+	}
+}
+
+// NewJob checks cfg, opens data, backend and model, and makes sure that the
+// job's tables exist. observe may be nil.
+//
+// Errors: CodeInvalidArgument for a bad configuration or data; CodeTableExists
+// if a table of the job has another shape; those of tables.
+func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*Job, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if observe == nil {
+		observe = func(Event) {}
+	}
+	j := &Job{cfg: cfg, tables: tables, observe: observe}
+	var err error
+	if j.set, err = cfg.OpenData(); err != nil {
+		return nil, err
+	}
+	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
+	if err := j.openModel(); err != nil {
+		return nil, err
+	}
+	return j, j.openTables(ctx)
+}
+
+func (j *Job) openModel() error {
+	backend, report, err := accel.Open(j.cfg.Accelerator)
+	if err != nil {
+		return err
+	}
+	j.accel = report
+	model, err := models.NewDLRM(backend, models.DLRMConfig{
+		Batch: j.cfg.Batch, Dense: j.shape.Dense, Categorical: j.shape.Categorical,
+		Dim: j.cfg.Model.Dim, Bottom: j.cfg.Model.Bottom, Top: j.cfg.Model.Top,
+	})
+	if err != nil {
+		return err
+	}
+	j.model, j.layout = model, newDenseLayout(model.Params(), j.cfg.Seed)
+	return nil
+}
+
+func (j *Job) openTables(ctx context.Context) error {
+	places := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
+	for i, s := range j.cfg.schemas() {
+		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+		have, err := j.tables.EnsureTable(ctx, s)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("table %s: %w", s.Name, err)
+		}
+		*places[i] = have
+	}
+	if !j.cfg.Audit {
+		return nil
+	}
+	keys, err := j.tables.KeyPerShard(ctx, j.audit.ID)
+	if err != nil {
+		return err
+	}
+	j.auditKeys = keys
+	j.auditGrads = make([]float32, len(keys)*j.audit.Dim)
+	for i := range keys {
+		j.auditGrads[i*j.audit.Dim+j.cfg.rank()] = -1
+	}
+	return nil
+}
+
+// Accelerator says what the model runs on.
+func (j *Job) Accelerator() *accel.Report { return j.accel }
+
+// Run trains until the data or the steps end, or ctx does; then, unless the
+// configuration says otherwise, it scores the held-out part. When ctx ends it
+// stops reading, waits up to 20 s for the pushes it has sent, and returns the
+// result so far with Interrupted set. With an error the result holds what was
+// counted until then.
+func (j *Job) Run(ctx context.Context) (*Result, error) {
+	j.started = time.Now()
+	j.emit(EventStart, func(e *Event) { e.Message = j.set.Name() })
+	err := j.train(ctx)
+	j.emit(EventDone, func(e *Event) {
+		if err != nil {
+			e.Message = err.Error()
+		}
+	})
+	r := j.result()
+	r.Interrupted = ctx.Err() != nil
+	if err != nil || r.Interrupted {
+		return r, err
+	}
+	if j.cfg.evaluate() {
+		err = j.score(ctx, r)
+	}
+	return r, err
+}
+
+func (j *Job) train(ctx context.Context) error {
+	src := &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs()}
+	defer src.close()
+	// Pushes outlive ctx by the grace period, so that those sent are counted.
+	pushes, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
+	defer stop()
+	if j.cfg.InFlight == 0 {
+		return j.trainInStep(ctx, pushes, src)
+	}
+	return j.trainAhead(ctx, pushes, src)
+}
+
+func (j *Job) epochs() int {
+	if j.cfg.Epochs == 0 && j.cfg.Steps == 0 {
+		return 1
+	}
+	return j.cfg.Epochs
+}
+
+// trainInStep does one thing after another: staleness 0.
+func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
+	w := j.newWork()
+	for ctx.Err() == nil {
+		err := j.read(src, w)
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := j.pull(ctx, w); err != nil {
+			return stopped(ctx, err)
+		}
+		push, err := j.compute(w)
+		if err != nil {
+			return err
+		}
+		if push {
+			if err := j.push(pushes, w); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// trainAhead reads and pulls the next batch while the model runs, and pushes
+// beside it.
+func (j *Job) trainAhead(ctx, pushes context.Context, src *repeated) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	defer func() { cancel(); all.Wait() }()
+
+	// One item in the model, one being pulled, one per unacknowledged push.
+	items := j.cfg.InFlight + 2
+	free, ready := make(chan *work, items), make(chan *work)
+	for range items {
+		free <- j.newWork()
+	}
+	var readErr error // set before ready is closed
+	all.Go(func() {
+		defer close(ready)
+		readErr = j.readAhead(ctx, src, free, ready)
+	})
+	unacknowledged := make(chan struct{}, j.cfg.InFlight)
+	for w := range ready {
+		push, err := j.compute(w)
+		if err != nil {
+			return err
+		}
+		if !push {
+			free <- w
+			continue
+		}
+		unacknowledged <- struct{}{} // waits for a place; a push always ends
+		if err := j.failed(); err != nil {
+			return err
+		}
+		all.Go(func() {
+			_ = j.push(pushes, w) // kept by the job
+			free <- w
+			<-unacknowledged
+		})
+	}
+	for range j.cfg.InFlight { // until all pushes have ended
+		unacknowledged <- struct{}{}
+	}
+	if err := j.failed(); err != nil {
+		return err
+	}
+	if readErr == io.EOF {
+		return nil
+	}
+	return readErr
+}
+
+func (j *Job) readAhead(ctx context.Context, src *repeated, free <-chan *work, ready chan<- *work) error {
+	for {
+		var w *work
+		select {
+		case w = <-free:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := j.read(src, w); err != nil {
+			return err
+		}
+		if err := j.pull(ctx, w); err != nil {
+			return stopped(ctx, err)
+		}
+		select {
+		case ready <- w:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// stopped drops an error that is only the end of ctx.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// read fills w with the next batch, or returns io.EOF.
+func (j *Job) read(src *repeated, w *work) error {
+	if j.steps > 0 && src.batches >= j.steps {
+		return io.EOF
+	}
+	if err := src.next(w.data); err != nil {
+		return err
+	}
+	w.step = src.batches
+	w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
+	return nil
+}
+
+func (j *Job) pull(ctx context.Context, w *work) error {
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	w.segs = append(w.segs[:0],
+		Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: w.rows},
+		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.delta})
+	if err := j.tables.Pull(ctx, w.segs); err != nil {
+		return fmt.Errorf("step %d: pull %d rows: %w", w.step, len(w.keys)+len(j.layout.keys), err)
+	}
+	return nil
+}
+
+// compute runs the model on w and tells whether there is anything to push.
+func (j *Job) compute(w *work) (push bool, err error) {
+	j.layout.weights(w.flat, w.delta)
+	if err := j.model.Step(&w.batch, w.rows, w.flat, &w.result); err != nil {
+		return false, fmt.Errorf("step %d: %w", w.step, err)
+	}
+	j.step++
+	if reason := notFinite(&w.result); reason != "" {
+		return false, j.skip(w, reason)
+	}
+	j.skippedInARow = 0
+	j.examples += int64(w.batch.N)
+	j.running.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
+	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
+	j.emit(EventStep, nil)
+	return true, nil
+}

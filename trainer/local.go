@@ -1,0 +1,179 @@
+package trainer
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/optim"
+)
+
+// Local is Tables inside the process: the same initializers and update rules as
+// a shard, bit for bit, without replication, disk or network. For trying a
+// model without a cluster, and to compare a cluster with. Safe for concurrent use.
+type Local struct {
+	shards *clustermap.Map
+	ids    map[string]rowraft.TableID // immutable
+
+	mu     sync.Mutex
+	tables []*localTable
+}
+
+type localTable struct {
+	schema rowraft.Schema
+	rule   optim.Rule
+	places map[rowraft.Key]int // looked up, never ranged over
+	rows   []float32           // weights, then state, of each place
+	width  int                 // weights + state
+	fresh  []float32           // scratch: a new row
+}
+
+var _ Tables = (*Local)(nil)
+
+// NewLocal returns empty tables that pretend to be cut into shards (≥ 1). The
+// initial weights depend on a table's ID; ids gives the IDs of tables by name,
+// and a table that is not in it gets one computed from its name.
+func NewLocal(shards int, ids map[string]rowraft.TableID) (*Local, error) {
+	list := make([]clustermap.Shard, shards)
+	for i := range list {
+		list[i].ID = rowraft.ShardID(i)
+	}
+	m, err := clustermap.New(clustermap.Map{Shards: list}, clustermap.EvenSlots(shards))
+	if err != nil {
+		return nil, err
+	}
+	return &Local{shards: m, ids: ids}, nil
+}
+
+// EnsureTable implements [Tables].
+func (l *Local) EnsureTable(_ context.Context, s rowraft.Schema) (rowraft.Schema, error) {
+	if err := s.Validate(); err != nil {
+		return s, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range l.tables {
+		if t.schema.Name == s.Name {
+			if !t.schema.SameShape(s) {
+				return s, rowraft.Errorf(rowraft.CodeTableExists, "table %s exists with another shape", s.Name)
+			}
+			return t.schema, nil
+		}
+	}
+	s.ID = l.ids[s.Name]
+	if s.ID == 0 {
+		s.ID = rowraft.TableID(xxh3.HashString(s.Name) | 1)
+	}
+	rule, err := optim.New(s.Optimizer)
+	if err != nil {
+		return s, err
+	}
+	width := s.Dim + rule.StateLen(s.Dim)
+	l.tables = append(l.tables, &localTable{
+		schema: s, rule: rule, width: width, places: make(map[rowraft.Key]int), fresh: make([]float32, width),
+	})
+	return s, nil
+}
+
+func (l *Local) tableLocked(s *Segment) (*localTable, error) {
+	for _, t := range l.tables {
+		if t.schema.ID != s.Table {
+			continue
+		}
+		if s.Dim != t.schema.Dim || len(s.Values) != len(s.Keys)*s.Dim {
+			return nil, invalid("table %s: %d keys, dim %d, %d values: the table has dim %d", t.schema.Name, len(s.Keys), s.Dim, len(s.Values), t.schema.Dim)
+		}
+		for i := 1; i < len(s.Keys); i++ {
+			if s.Keys[i] <= s.Keys[i-1] {
+				return nil, invalid("table %s: key %d follows %d: want strictly ascending keys", t.schema.Name, s.Keys[i], s.Keys[i-1])
+			}
+		}
+		return t, nil
+	}
+	return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "table %d does not exist", s.Table)
+}
+
+// Pull implements [Tables].
+func (l *Local) Pull(_ context.Context, segs []Segment) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range segs {
+		s := &segs[i]
+		t, err := l.tableLocked(s)
+		if err != nil {
+			return err
+		}
+		for k, key := range s.Keys {
+			dst := s.Values[k*s.Dim : (k+1)*s.Dim]
+			if at, ok := t.places[key]; ok {
+				copy(dst, t.rows[at:])
+			} else {
+				optim.Init(t.schema.Initializer, t.schema.ID, key, dst)
+			}
+		}
+	}
+	return nil
+}
+
+// Push implements [Tables].
+func (l *Local) Push(_ context.Context, segs []Segment) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range segs { // all or nothing
+		if _, err := l.tableLocked(&segs[i]); err != nil {
+			return err
+		}
+		if !allFinite(segs[i].Values) {
+			return invalid("table %d: gradients must be finite", segs[i].Table)
+		}
+	}
+	for i := range segs {
+		s := &segs[i]
+		t, _ := l.tableLocked(s)
+		lr := s.LR
+		if lr == 0 {
+			lr = t.rule.LR()
+		}
+		for k, key := range s.Keys {
+			row := t.row(key)
+			t.rule.Update(row[:s.Dim], row[s.Dim:], s.Values[k*s.Dim:(k+1)*s.Dim], lr)
+		}
+	}
+	return nil
+}
+
+// row returns the record of key, which it creates if need be.
+func (t *localTable) row(key rowraft.Key) []float32 {
+	at, ok := t.places[key]
+	if !ok {
+		at = len(t.rows)
+		optim.Init(t.schema.Initializer, t.schema.ID, key, t.fresh[:t.schema.Dim])
+		t.rule.InitState(t.fresh[t.schema.Dim:])
+		t.rows = append(t.rows, t.fresh...)
+		t.places[key] = at
+	}
+	return t.rows[at : at+t.width]
+}
+
+// KeyPerShard implements [Tables].
+func (l *Local) KeyPerShard(_ context.Context, table rowraft.TableID) ([]rowraft.Key, error) {
+	return keyPerShard(l.shards, table)
+}
+
+// keyPerShard finds the smallest key of a sparse table in each shard.
+func keyPerShard(m *clustermap.Map, table rowraft.TableID) ([]rowraft.Key, error) {
+	keys := make([]rowraft.Key, 0, len(m.Shards))
+	for shard := range len(m.Shards) {
+		k, err := m.KeyInShard(table, rowraft.ShardID(shard))
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys, nil
+}

@@ -1,0 +1,162 @@
+package trainer
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+// push sends the gradients of w and counts the outcome.
+func (j *Job) push(ctx context.Context, w *work) error {
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	w.segs = append(w.segs[:0],
+		Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: w.result.RowGrads},
+		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.denseGrads})
+	if j.cfg.Audit {
+		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
+	}
+	sent := time.Now()
+	j.mu.Lock()
+	j.mu.sent++
+	j.mu.Unlock()
+	err := j.tables.Push(ctx, w.segs)
+
+	// Events leave one at a time, so mu is held until the observer returns.
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err != nil {
+		err = fmt.Errorf("step %d: push %d rows: %w", w.step, len(w.keys)+len(j.layout.keys), err)
+		j.mu.unknown++
+		if j.mu.failure == nil {
+			j.mu.failure = err
+		}
+		return err
+	}
+	j.mu.acknowledged++
+	j.observe(j.eventLocked(EventAck, func(e *Event) { e.Step, e.Sent = w.step, &sent }))
+	return nil
+}
+
+// failed returns the error of the first push that failed.
+func (j *Job) failed() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.mu.failure
+}
+
+// skip counts a batch that is not finite.
+func (j *Job) skip(w *work, reason string) error {
+	j.mu.Lock()
+	j.mu.skipped++
+	j.mu.Unlock()
+	j.skippedInARow++
+	message := fmt.Sprintf("step %d skipped: %s is not finite; its first example is number %d of %s", w.step, reason, w.data.First, j.set.Name())
+	j.emit(EventSkipped, func(e *Event) { e.Message = message })
+	if j.skippedInARow >= maxSkippedInARow {
+		return invalid("%d batches in a row were not finite, the last: %s", j.skippedInARow, message)
+	}
+	return nil
+}
+
+// notFinite names the first part of r that is not finite, or returns "".
+func notFinite(r *models.Result) string {
+	if math.IsNaN(r.Loss) || math.IsInf(r.Loss, 0) {
+		return "the loss"
+	}
+	if !allFinite(r.RowGrads) {
+		return "a gradient of the embeddings"
+	}
+	if !allFinite(r.ParamGrads) {
+		return "a gradient of the dense weights"
+	}
+	return ""
+}
+
+// allFinite: x−x is 0 for finite x only, and a sum with a NaN stays one.
+func allFinite(s []float32) bool {
+	var sum float32
+	for _, x := range s {
+		sum += x - x
+	}
+	return sum == 0
+}
+
+// emit tells the observer, with the present counters.
+func (j *Job) emit(kind string, change func(*Event)) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.observe(j.eventLocked(kind, change))
+}
+
+// eventLocked makes an event. What the goroutine of Run owns is filled in for
+// its own events only; an acknowledgement comes from another goroutine.
+// REQUIRES: j.mu is held.
+func (j *Job) eventLocked(kind string, change func(*Event)) Event {
+	e := Event{
+		Event: kind, Time: time.Now(), Rank: j.cfg.rank(), Steps: j.steps,
+		Loss: Number(math.NaN()), AUC: Number(math.NaN()), ExamplesPerSecond: Number(math.NaN()),
+		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, BatchesSkipped: j.mu.skipped,
+	}
+	if kind != EventAck {
+		e.Step, e.Examples = j.step, j.examples
+		e.Loss, e.AUC = Number(j.running.meanLoss()), Number(j.running.auc())
+		e.ExamplesPerSecond = Number(float64(j.examples) / time.Since(j.started).Seconds())
+	}
+	if change != nil {
+		change(&e)
+	}
+	return e
+}
+
+// repeated reads the training part of a set over and over.
+type repeated struct {
+	set            data.Set
+	rank, trainers int
+	epochs         int // 0: no bound
+	batches        int64
+
+	src   data.Source // nil between epochs
+	epoch int
+}
+
+func (r *repeated) next(b *data.Batch) error {
+	empty := false // the epoch gave no batch
+	for {
+		if r.src == nil {
+			if r.epochs > 0 && r.epoch >= r.epochs {
+				return io.EOF
+			}
+			if empty {
+				return invalid("%s: no training examples for rank %d of %d", r.set.Name(), r.rank, r.trainers)
+			}
+			var err error
+			if r.src, err = r.set.Train(r.rank, r.trainers); err != nil {
+				return err
+			}
+			r.epoch++
+			empty = true
+		}
+		err := r.src.Next(b)
+		if err == nil {
+			r.batches++
+			return nil
+		}
+		if err != io.EOF {
+			return err
+		}
+		r.close()
+	}
+}
+
+func (r *repeated) close() {
+	if r.src != nil {
+		r.src.Close()
+		r.src = nil
+	}
+}

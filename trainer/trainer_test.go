@@ -1,0 +1,480 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// tinyConfig trains a few small steps on generated data.
+func tinyConfig(steps int64, inFlight int) Config {
+	cfg := DefaultConfig()
+	g := data.DefaultGenerator()
+	g.Examples, g.Held, g.Keys, g.Categorical, g.Dense = 0, 200, 50, 3, 2
+	cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch = &g, steps, inFlight, 32
+	cfg.Model = ModelConfig{Dim: 4, Bottom: []int{8}, Top: []int{8}}
+	cfg.Accelerator = "go"
+	return cfg
+}
+
+func newLocal(t testing.TB) *Local {
+	t.Helper()
+	l, err := NewLocal(4, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func mustRun(t testing.TB, cfg Config, tables Tables, observe Observer) *Result {
+	t.Helper()
+	j, err := NewJob(t.Context(), cfg, tables, observe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := j.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// bits returns all rows of l as they lie in memory.
+func bits(l *Local) []uint32 {
+	var all []uint32
+	for _, t := range l.tables {
+		for _, v := range t.rows {
+			all = append(all, math.Float32bits(v))
+		}
+	}
+	return all
+}
+
+func TestRunsAreReproducible(t *testing.T) {
+	run := func(seed uint64) []uint32 {
+		l, cfg := newLocal(t), tinyConfig(12, 0)
+		cfg.Seed, cfg.Audit = seed, true
+		mustRun(t, cfg, l, nil)
+		return bits(l)
+	}
+	a := run(1)
+	if !slices.Equal(a, run(1)) {
+		t.Error("two runs with one seed differ")
+	}
+	if slices.Equal(a, run(2)) {
+		t.Error("two runs with two seeds are equal")
+	}
+}
+
+// strict checks what the loop promises about order, around Local.
+type strict struct {
+	*Local
+	t        *testing.T
+	inFlight int
+
+	mu      sync.Mutex
+	pushing int
+	most    int
+	pushes  int
+	fail    func(push int) error // nil: never
+	hold    chan struct{}        // not nil: pushes wait for it
+	spoil   func(pull int, segs []Segment)
+	pulls   int
+}
+
+func (s *strict) Pull(ctx context.Context, segs []Segment) error {
+	s.mu.Lock()
+	if s.inFlight == 0 && s.pushing > 0 {
+		s.t.Error("a pull while a push is unacknowledged, with in_flight 0")
+	}
+	s.pulls++
+	n := s.pulls
+	s.mu.Unlock()
+	err := s.Local.Pull(ctx, segs)
+	if s.spoil != nil {
+		s.spoil(n, segs)
+	}
+	return err
+}
+
+func (s *strict) Push(ctx context.Context, segs []Segment) error {
+	s.mu.Lock()
+	s.pushes++
+	n := s.pushes
+	s.pushing++
+	s.most = max(s.most, s.pushing)
+	s.mu.Unlock()
+	defer func() { s.mu.Lock(); s.pushing--; s.mu.Unlock() }()
+	if s.hold != nil {
+		select {
+		case <-s.hold:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if s.fail != nil {
+		if err := s.fail(n); err != nil {
+			return err
+		}
+	}
+	return s.Local.Push(ctx, segs)
+}
+
+func TestInFlight(t *testing.T) {
+	for _, n := range []int{0, 1, 3} {
+		s := &strict{Local: newLocal(t), t: t, inFlight: n}
+		r := mustRun(t, tinyConfig(20, n), s, nil)
+		if r.Steps != 20 || r.PushesAcknowledged != 20 || r.PushesSent != 20 || r.PushesUnknown != 0 {
+			t.Errorf("in_flight %d: %+v, want 20 steps and pushes", n, r)
+		}
+		if s.most > max(n, 1) {
+			t.Errorf("in_flight %d: %d pushes at once", n, s.most)
+		}
+	}
+	t.Run("as many pushes as allowed wait while training goes on", func(t *testing.T) {
+		const n = 3
+		s := &strict{Local: newLocal(t), t: t, inFlight: n, hold: make(chan struct{})}
+		computed := 0
+		mustRun(t, tinyConfig(8, n), s, func(e Event) {
+			// The step after the n-th computes while n pushes are held.
+			if e.Event == EventStep {
+				if computed++; computed == n+1 {
+					close(s.hold)
+				}
+			}
+		})
+		if s.most != n {
+			t.Errorf("%d pushes at once, want %d", s.most, n)
+		}
+	})
+}
+
+// The audit rows hold exactly the pushes that were acknowledged, per trainer and shard.
+func TestAudit(t *testing.T) {
+	l := newLocal(t)
+	var results [3]*Result
+	var all sync.WaitGroup
+	for rank := range results {
+		all.Go(func() {
+			cfg := tinyConfig(int64(5+rank), 2)
+			cfg.Trainers, cfg.Rank, cfg.Audit = len(results), &rank, true
+			j, err := NewJob(t.Context(), cfg, l, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if results[rank], err = j.Run(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		return
+	}
+	audit := l.tables[2]
+	if audit.schema.Name != results[0].AuditTable || len(results[0].AuditKeys) != 4 {
+		t.Fatalf("audit table %s, keys %v: want %s and one for each of 4 shards", results[0].AuditTable, results[0].AuditKeys, audit.schema.Name)
+	}
+	keys, err := l.KeyPerShard(t.Context(), audit.schema.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range keys {
+		row := audit.row(k)
+		for rank, r := range results {
+			if int64(row[rank]) != r.PushesAcknowledged || r.PushesAcknowledged != int64(5+rank) {
+				t.Errorf("audit row %d says %v for trainer %d, which counted %d", k, row[rank], rank, r.PushesAcknowledged)
+			}
+		}
+	}
+}
+
+func TestPushFailureEndsTheRun(t *testing.T) {
+	for _, n := range []int{0, 2} {
+		s := &strict{Local: newLocal(t), t: t, inFlight: n, fail: func(push int) error {
+			if push == 4 {
+				return rowraft.Errorf(rowraft.CodeSessionExpired, "fenced")
+			}
+			return nil
+		}}
+		j, err := NewJob(t.Context(), tinyConfig(50, n), s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := j.Run(t.Context())
+		if rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "step 4: push") {
+			t.Errorf("in_flight %d: Run = %v, want SessionExpired at step 4", n, err)
+		}
+		if r.PushesUnknown != 1 || r.PushesSent != r.PushesAcknowledged+1 || r.PushesSent > 4+int64(n) {
+			t.Errorf("in_flight %d: %+v, want one unknown push and few after it", n, r)
+		}
+	}
+}
+
+func TestPullFailureEndsTheRun(t *testing.T) {
+	bad := errors.New("no leader")
+	for _, n := range []int{0, 2} {
+		s := &failingPull{Local: newLocal(t), err: bad}
+		j, err := NewJob(t.Context(), tinyConfig(50, n), s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := j.Run(t.Context())
+		if !errors.Is(err, bad) || r.PushesUnknown != 0 || r.PushesAcknowledged != 2 {
+			t.Errorf("in_flight %d: Run = %+v, %v, want the pull's error after 2 whole steps", n, r, err)
+		}
+	}
+}
+
+type failingPull struct {
+	*Local
+	err   error
+	pulls int // by one goroutine
+}
+
+func (f *failingPull) Pull(ctx context.Context, segs []Segment) error {
+	if f.pulls++; f.pulls == 3 {
+		return f.err
+	}
+	return f.Local.Pull(ctx, segs)
+}
+
+func TestInterruptKeepsWhatWasPushed(t *testing.T) {
+	for _, n := range []int{0, 2} {
+		ctx, cancel := context.WithCancel(t.Context())
+		j, err := NewJob(ctx, tinyConfig(0, n), newLocal(t), func(e Event) {
+			if e.Event == EventAck && e.PushesAcknowledged == 5 {
+				cancel()
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.steps = 1 << 40
+		r, err := j.Run(ctx)
+		if err != nil || !r.Interrupted || r.PushesAcknowledged != r.PushesSent || r.PushesAcknowledged < 5 || r.HeldExamples != 0 {
+			t.Errorf("in_flight %d: Run = %+v, %v, want an interrupted run that lost no push", n, r, err)
+		}
+	}
+}
+
+func TestNotFiniteBatchesAreSkipped(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		table int
+		value float32
+	}{{"NaN embedding", 0, float32(math.NaN())}, {"infinite dense weight", 1, float32(math.Inf(1))}} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []Segment) {
+				if pull == 3 {
+					for i := range segs[tc.table].Values {
+						segs[tc.table].Values[i] = tc.value
+					}
+				}
+			}}
+			var messages []string
+			r := mustRun(t, tinyConfig(6, 0), s, func(e Event) {
+				if e.Event == EventSkipped {
+					messages = append(messages, e.Message)
+				}
+			})
+			if r.BatchesSkipped != 1 || r.Steps != 6 || r.PushesAcknowledged != 5 || r.AUC != r.AUC {
+				t.Errorf("%+v, want one of six batches skipped", r)
+			}
+			if len(messages) != 1 || !strings.Contains(messages[0], "step 3 skipped") || !strings.Contains(messages[0], "example is number 64") {
+				t.Errorf("messages %q, want step 3 and its first example named", messages)
+			}
+		})
+	}
+	t.Run("a run whose numbers stay bad ends with an error", func(t *testing.T) {
+		s := &strict{Local: newLocal(t), t: t, spoil: func(_ int, segs []Segment) { segs[1].Values[0] = float32(math.NaN()) }}
+		cfg := tinyConfig(1000, 0)
+		j, err := NewJob(t.Context(), cfg, s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := j.Run(t.Context()); err == nil || r.Steps != maxSkippedInARow || r.PushesSent != 0 {
+			t.Errorf("Run = %+v, %v, want an error after %d steps", r, err, maxSkippedInARow)
+		}
+	})
+}
+
+func TestDedup(t *testing.T) {
+	var d dedup
+	for _, keys := range [][]rowraft.Key{{}, {7}, {5, 5, 5}, {3, 1, 2, 3, 1 << 63, 0, 2}, {9, 8, 7, 6, 5, 4, 3, 2, 1}} {
+		index := make([]int32, len(keys))
+		unique := d.unique(keys, index)
+		want := slices.Clone(keys)
+		slices.Sort(want)
+		want = slices.Compact(want)
+		if !slices.Equal(unique, want) {
+			t.Errorf("unique(%v) = %v, want %v", keys, unique, want)
+		}
+		for i, k := range keys {
+			if unique[index[i]] != k {
+				t.Errorf("unique(%v): index %v points key %d to %d", keys, index, k, unique[index[i]])
+			}
+		}
+	}
+}
+
+// Rows of the dense table and flat weights are the same numbers in two layouts.
+func TestDenseLayout(t *testing.T) {
+	params := []models.Param{{Name: "a", Shape: []int{3, 5}, FanIn: 3, FanOut: 5}, {Name: "b", Shape: []int{64}}, {Name: "c", Shape: []int{65}}}
+	l := newDenseLayout(params, 1)
+	want := []rowraft.Key{rowraft.DenseKey(0, 0), rowraft.DenseKey(1, 0), rowraft.DenseKey(2, 0), rowraft.DenseKey(2, 1)}
+	if !slices.Equal(l.keys, want) {
+		t.Fatalf("keys %v, want %v", l.keys, want)
+	}
+	flat := make([]float32, 15+64+65)
+	for i := range flat {
+		flat[i] = float32(i + 1)
+	}
+	rows := make([]float32, 4*denseWidth)
+	for i := range rows {
+		rows[i] = -1 // of an older step
+	}
+	l.gradients(rows, flat)
+	if rows[14] != 15 || rows[15] != 0 || rows[64] != 16 || rows[128+64] != 15+64+65 || rows[128+65] != 0 {
+		t.Errorf("rows %v", rows)
+	}
+	back := make([]float32, len(flat))
+	l.weights(back, rows)
+	for i := range back {
+		if back[i] != flat[i]+l.initial[i] {
+			t.Fatalf("weight %d = %v, want initial %v + delta %v", i, back[i], l.initial[i], flat[i])
+		}
+	}
+}
+
+func TestScore(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		examples []scored
+		auc      float64
+	}{
+		{"perfect", []scored{{0.9, true}, {0.1, false}}, 1},
+		{"reversed", []scored{{0.1, true}, {0.9, false}}, 0},
+		{"ties count half", []scored{{0.5, true}, {0.5, false}, {0.5, false}}, 0.5},
+		{"three of four pairs", []scored{{0.8, true}, {0.4, true}, {0.6, false}, {0.2, false}}, 0.75},
+		{"one label only", []scored{{0.8, true}}, math.NaN()},
+		{"nothing", nil, math.NaN()},
+	} {
+		if got := score(tc.examples).AUC; got != tc.auc && !(math.IsNaN(got) && math.IsNaN(tc.auc)) {
+			t.Errorf("%s: AUC %v, want %v", tc.name, got, tc.auc)
+		}
+	}
+	if got, want := score([]scored{{0.8, true}, {0.4, false}}).LogLoss, -(math.Log(0.8)+math.Log(0.6))/2; math.Abs(got-want) > 1e-7 {
+		t.Errorf("log loss %v, want %v", got, want)
+	}
+	var r running
+	r.add([]float32{0.8, 0.4, 0.6, 0.2, 1, 0}, []float32{1, 1, 0, 0, 1, 0}, 0.5)
+	if got := r.auc(); math.Abs(got-8.0/9) > 1e-9 || r.meanLoss() != 0.5 {
+		t.Errorf("running AUC %v loss %v, want 8/9 and 0.5", got, r.meanLoss())
+	}
+}
+
+func TestLoadConfig(t *testing.T) {
+	load := func(t *testing.T, text string) (Config, error) {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "job.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		c, err := LoadConfig(path)
+		if err == nil {
+			err = c.Validate()
+		}
+		return c, err
+	}
+	t.Run("what is not set keeps its default", func(t *testing.T) {
+		c, err := load(t, "batch: 64\ngenerator: {keys: 7}\nembeddings: {lr: 0.5}\npatience: 3s\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := DefaultConfig()
+		if c.Batch != 64 || c.Generator.Keys != 7 || c.Generator.Zipf != data.DefaultGenerator().Zipf ||
+			c.Embeddings.LR != 0.5 || c.Embeddings.Init != d.Embeddings.Init || c.Job != d.Job || c.Patience.Seconds() != 3 {
+			t.Errorf("got %+v", c)
+		}
+	})
+	for _, tc := range []struct{ name, text, want string }{
+		{"unknown key", "batch: 64\nbatsch: 3\n", `job.yaml:2: unknown key "batsch"`},
+		{"unknown nested key", "model:\n  dims: 3\n", `job.yaml:2: unknown key "dims"`},
+		{"wrong type", "batch: many\n", "line 1"},
+		{"mode", "mode: sync\ngenerator: {}\n", `mode "sync" is not supported: this version runs async`},
+		{"no data", "batch: 4\n", "no data"},
+		{"two kinds of data", "generator: {}\ndata: {file: x, schema: y}\n", "want one of them"},
+		{"no schema", "data: {file: x}\n", "no schema"},
+		{"optimizer", "generator: {}\ndense: {optimizer: lamb}\n", `optimizer "lamb"`},
+		{"learning rate", "generator: {}\ndense: {lr: -1}\n", "lr -1: want > 0"},
+		{"rank", "generator: {}\nrank: 2\ntrainers: 2\n", "rank 2: want 0 to 1"},
+		{"in_flight", "generator: {}\nin_flight: -1\n", "in_flight -1"},
+		{"job name", "generator: {}\njob: 1x\n", "table name"},
+		{"dim", "generator: {}\nmodel: {dim: 0}\n", "model dim 0"},
+		{"dtype", "generator: {}\ndtype: int8\n", `dtype "int8"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if _, err := load(t, tc.text); err == nil || !strings.Contains(err.Error(), tc.want) || rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+				t.Errorf("got %v, want InvalidArgument with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// A second job over tables of another shape is refused; over the same, it goes on.
+func TestTablesOfAnotherShape(t *testing.T) {
+	l, cfg := newLocal(t), tinyConfig(2, 0)
+	mustRun(t, cfg, l, nil)
+	mustRun(t, cfg, l, nil)
+	cfg.Model.Dim = 8
+	if _, err := NewJob(t.Context(), cfg, l, nil); rowraft.CodeOf(err) != rowraft.CodeTableExists || !strings.Contains(err.Error(), "ctr.embeddings") {
+		t.Errorf("NewJob with dim 8 over dim 4 = %v, want TableExists", err)
+	}
+}
+
+// Steps and epochs bound a run; each rank reads its share.
+func TestStepsAndEpochs(t *testing.T) {
+	for _, tc := range []struct {
+		examples, steps int64
+		epochs, rank    int
+		want            int64
+	}{
+		{100, 0, 0, 0, 2}, {100, 0, 3, 0, 6}, {100, 4, 0, 0, 4}, {100, 4, 1, 0, 2}, {129, 0, 1, 0, 3}, {129, 0, 1, 1, 2}, {0, 5, 0, 0, 5},
+	} {
+		cfg := tinyConfig(tc.steps, 1)
+		cfg.Generator.Examples, cfg.Epochs, cfg.Trainers, cfg.Rank = tc.examples, tc.epochs, 2, &tc.rank
+		if r := mustRun(t, cfg, newLocal(t), nil); r.Steps != tc.want {
+			t.Errorf("%+v: %d steps", tc, r.Steps)
+		}
+	}
+}
+
+// Evaluate scores what Run left, to the bit.
+func TestEvaluate(t *testing.T) {
+	l, cfg := newLocal(t), tinyConfig(10, 0)
+	r := mustRun(t, cfg, l, nil)
+	j, err := NewJob(t.Context(), cfg, l, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := j.Evaluate(t.Context())
+	if err != nil || e.AUC != r.AUC || e.LogLoss != r.LogLoss || e.BestAUC != r.BestAUC || e.HeldExamples != 200 || e.Steps != 0 {
+		t.Errorf("Evaluate = %+v, %v, want the scores of %+v", e, err, r)
+	}
+}
