@@ -52,7 +52,7 @@ func InitFrom(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, 
 		x += uint64(first) * gamma
 		for i := range dst {
 			x += gamma
-			u := float64(mix64(x)>>11) * 0x1p-53
+			u := float64(float64(mix64(x)>>11) * 0x1p-53)
 			w := float32(a + float64(u*(b-a)))
 			if w >= init.B {
 				w = init.A
@@ -64,7 +64,7 @@ func InitFrom(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, 
 		for i := range dst {
 			s := parts(mix64(x+gamma)) + parts(mix64(x+gamma2)) + parts(mix64(x+gamma3))
 			x += gamma3
-			z := float64(int64(2*s)-12*65535) * 0x1p-17
+			z := float64(float64(int64(2*s)-12*65535) * 0x1p-17)
 			dst[i] = float32(a + float64(b*z))
 		}
 	}
