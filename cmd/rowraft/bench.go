@@ -80,6 +80,7 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 	fl.StringVar(&cfg.profile, "profile", "default", "timers of the own servers: fast, default or dense")
 	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
 	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
+	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "", "write a CPU profile of the first own server, loading included, to this file")
 	return cmd
 }
 

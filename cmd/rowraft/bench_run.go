@@ -44,6 +44,8 @@ type benchConfig struct {
 	shards    int
 	backend   string
 	profile   string
+	// serverProfile is where a CPU profile of the first own server goes; "": none.
+	serverProfile string
 	tls       client.Options // its TLS files only
 }
 
@@ -150,9 +152,13 @@ func benchCluster(ctx context.Context, cfg benchConfig) (*localcluster.Cluster, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
+	args := []string{"--log-level", "warn"}
+	if cfg.serverProfile != "" {
+		args = append(args, "--cpu-profile", localcluster.PerServer(dir, ".prof"))
+	}
 	cluster, err := localcluster.Start(ctx, localcluster.Options{
 		Binary: self, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile,
-		Args: []string{"--log-level", "warn"},
+		Args: args,
 	})
 	if err != nil {
 		_ = os.RemoveAll(dir)
@@ -160,6 +166,9 @@ func benchCluster(ctx context.Context, cfg benchConfig) (*localcluster.Cluster, 
 	}
 	return cluster, func() error {
 		err := cluster.Stop()
+		if cfg.serverProfile != "" && err == nil {
+			err = os.Rename(filepath.Join(dir, "n1.prof"), cfg.serverProfile)
+		}
 		if rerr := os.RemoveAll(dir); err == nil {
 			err = rerr
 		}

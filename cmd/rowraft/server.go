@@ -33,6 +33,7 @@ type serverFlags struct {
 	logBackend, profile      string
 	diskStall                time.Duration
 	diskReserve              int64
+	cpuProfile               string
 	readyFile                string
 	logLevel, logFormat      string
 }
@@ -82,6 +83,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
 	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB")
 	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")
+	fl.StringVar(&f.cpuProfile, "cpu-profile", "", "write a CPU profile of the whole run to this file (go tool pprof)")
 	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.logFormat, "log-format", "auto", "text, json, or auto: text on a terminal")
 	return cmd
@@ -122,6 +124,11 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 			cancel(err)
 		}
 	}
+	stop, err := startProfile(f.cpuProfile)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if err := node.Run(ctx, cfg); err != nil {
 		return err
 	}

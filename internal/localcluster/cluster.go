@@ -181,8 +181,18 @@ func (c *Cluster) args(s *Server) []string {
 	if c.opts.Profile != "" {
 		args = append(args, "--profile", c.opts.Profile)
 	}
-	return append(args, c.opts.Args...)
+	for _, a := range c.opts.Args {
+		args = append(args, strings.ReplaceAll(a, serverName, s.Name))
+	}
+	return args
 }
+
+// serverName stands for the server's name in Options.Args.
+const serverName = "{server}"
+
+// PerServer is a path for Options.Args that is another one for each server:
+// dir/n1suffix, dir/n2suffix …
+func PerServer(dir, suffix string) string { return filepath.Join(dir, serverName+suffix) }
 
 // Stop ends every process: first politely, then, after ten seconds, for good.
 func (c *Cluster) Stop() error {
