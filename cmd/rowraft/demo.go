@@ -126,7 +126,7 @@ func (d *demoRun) start(ctx context.Context) error {
 		return err
 	}
 	d.cluster, err = localcluster.Start(ctx, localcluster.Options{
-		Binary: self, Dir: d.dir, Servers: d.cfg.servers, Shards: d.cfg.shards, Backend: d.cfg.backend,
+		Binary: self, Dir: d.dir, Servers: d.cfg.servers, Shards: d.cfg.shards, Backend: d.cfg.backend, Profile: "fast",
 	})
 	if err != nil {
 		return err

@@ -164,6 +164,9 @@ func (d *demoProgress) add(e trainerEvent) {
 			d.start = time.Now()
 		}
 	}
+	if prev := d.last[e.Rank]; e.Event != eventStep { // others do not say how well it goes
+		e.Loss, e.AUC = prev.Loss, prev.AUC
+	}
 	d.last[e.Rank] = e
 }
 
@@ -177,7 +180,7 @@ func (d *demoProgress) total() (t trainerEvent) {
 		t.Steps += e.Steps
 		t.Examples += e.Examples
 		t.PushesAcknowledged += e.PushesAcknowledged
-		if e.Step > 0 {
+		if e.Step > 0 && e.Loss.known() && e.AUC.known() {
 			loss += float64(e.Loss)
 			auc += float64(e.AUC)
 			n++
