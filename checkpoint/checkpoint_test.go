@@ -140,9 +140,9 @@ func TestGoldenSnapshot(t *testing.T) {
 // bigStream has more than one chunk of everything.
 func bigStream() stream {
 	s := stream{header: goldenStream.header}
-	for id := range rowraft.TableID(9000) {
+	for id := range rowraft.TableID(3000) {
 		schema := goldenStream.tables[0]
-		schema.ID, schema.Name = id+1, fmt.Sprintf("t%d", id)
+		schema.ID, schema.Name = id+1, fmt.Sprintf("t%0127d", id)
 		s.tables = append(s.tables, schema)
 	}
 	for n := range 4096 {
@@ -254,7 +254,9 @@ func TestEveryFlippedBitAndEveryCutIsFound(t *testing.T) {
 
 // TestChunksOutOfPlaceAreFound: their checksums hold.
 func TestChunksOutOfPlaceAreFound(t *testing.T) {
-	b := mustWrite(t, bigStream())
+	big := bigStream()
+	big.tables, big.sessions = big.tables[:2], big.sessions[:2]
+	b := mustWrite(t, big)
 	list := chunks(b)
 	whole := func(c [][]byte) []byte { return append(bytes.Clone(b[:headerSize]), slices.Concat(c...)...) }
 	if _, err := read(bytes.NewReader(whole(list))); err != nil {

@@ -19,8 +19,10 @@ const MaxTables = 1024
 // Config is what a Machine is made of.
 type Config struct {
 	Shard rowraft.ShardID
-	Slots []rowraft.Slot     // held by this shard; nil means all
-	Epoch rowraft.TableEpoch // of an empty shard; 0 means 1
+	Slots []rowraft.Slot // held by this shard; nil means all
+	// Epoch is the table epoch of a shard that has applied nothing; 0 means 1. It
+	// is where the log begins, so all replicas must be given the same, for ever.
+	Epoch rowraft.TableEpoch
 }
 
 // Machine is the state machine of one shard replica.
@@ -94,7 +96,7 @@ func New(c Config) (*Machine, error) {
 			m.owned[i] = ^uint64(0)
 		}
 	}
-	m.mu.state = &state{sessions: sessions{}}
+	m.mu.state = &state{}
 	m.epoch.Store(uint64(max(c.Epoch, 1)))
 	return m, nil
 }

@@ -51,7 +51,7 @@ func (m *Machine) Restore(r io.Reader) error {
 // build reads all of rd into a new state. The state is not nil even if there is
 // an error, so that the caller can free it.
 func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
-	st := &state{sessions: sessions{}}
+	st := &state{}
 	names := map[string]bool{}
 	for _, s := range rd.Tables() {
 		if s.ID == 0 || names[s.Name] || len(st.tables) >= MaxTables {
@@ -66,7 +66,7 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has %d sessions, at most %d are possible", n, MaxSessions)
 	}
 	for _, s := range rd.Sessions() {
-		st.sessions[s.Client] = &s
+		st.sessions = append(st.sessions, &s) // the reader checked the order
 	}
 	for {
 		b, err := rd.Next()

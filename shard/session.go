@@ -22,22 +22,33 @@ const (
 )
 
 // sessions is who may push: client → incarnation, floor and the numbers
-// answered above it. Nothing depends on the order of the map: whatever walks
-// it takes a minimum or sorts.
-type sessions map[rowraft.ClientID]*checkpoint.Session
+// answered above it. Ascending by client, so that walking it is deterministic.
+type sessions []*checkpoint.Session
+
+// find returns the place of client, or where it belongs, and its session or nil.
+func (t sessions) find(client rowraft.ClientID) (at int, s *checkpoint.Session) {
+	at, ok := slices.BinarySearchFunc(t, client, func(s *checkpoint.Session, c rowraft.ClientID) int {
+		return bytes.Compare(s.Client[:], c[:])
+	})
+	if !ok {
+		return at, nil
+	}
+	return at, t[at]
+}
 
 // open makes (client, inc) the client's session at log time now.
-func (t sessions) open(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) error {
+func (t *sessions) open(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) error {
 	if inc == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "open a session of client %x: incarnation 0; the scheduler issues them from 1", client[:4])
 	}
-	s := t[client]
+	_, s := t.find(client)
 	switch {
 	case s == nil:
-		if len(t) >= MaxSessions && !t.evict(now) {
+		if len(*t) >= MaxSessions && !t.evict(now) {
 			return &rowraft.OverloadedError{What: "the shard remembers as many sessions as it can, and none has expired", RetryAfter: time.Minute}
 		}
-		t[client] = &checkpoint.Session{Client: client, Incarnation: inc, LastUsed: now}
+		at, _ := t.find(client)
+		*t = slices.Insert(*t, at, &checkpoint.Session{Client: client, Incarnation: inc, LastUsed: now})
 		return nil
 	case s.Incarnation > inc:
 		return fenced(s, inc)
@@ -51,25 +62,25 @@ func (t sessions) open(client rowraft.ClientID, inc rowraft.Incarnation, now uin
 	return nil
 }
 
-// evict forgets the expired session that was used least recently.
-func (t sessions) evict(now uint64) bool {
-	var victim *checkpoint.Session
-	for _, s := range t {
-		if victim == nil || s.LastUsed < victim.LastUsed ||
-			s.LastUsed == victim.LastUsed && bytes.Compare(s.Client[:], victim.Client[:]) < 0 {
-			victim = s
+// evict forgets the expired session that was used least recently, of several the
+// lowest client.
+func (t *sessions) evict(now uint64) bool {
+	victim := -1
+	for i, s := range *t {
+		if expired(s, now) && (victim < 0 || s.LastUsed < (*t)[victim].LastUsed) {
+			victim = i
 		}
 	}
-	if victim == nil || !expired(victim, now) {
+	if victim < 0 {
 		return false
 	}
-	delete(t, victim.Client)
+	*t = slices.Delete(*t, victim, victim+1)
 	return true
 }
 
 // check returns the session a part names, or CodeSessionExpired.
 func (t sessions) check(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) (*checkpoint.Session, error) {
-	s := t[client]
+	_, s := t.find(client)
 	switch {
 	case s == nil:
 		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "client %x has no session in this shard: it was never opened or has expired", client[:4])
@@ -167,14 +178,12 @@ func answer(s *checkpoint.Session, n rowraft.Seq, err error) {
 	s.Refused = slices.Insert(s.Refused, i, checkpoint.Refusal{Seq: n, Code: rowraft.CodeOf(err)})
 }
 
-// sorted returns copies of all sessions, ascending by client.
-func (t sessions) sorted() []checkpoint.Session {
-	out := make([]checkpoint.Session, 0, len(t))
-	for _, s := range t {
-		c := *s
-		c.Refused = slices.Clone(s.Refused)
-		out = append(out, c)
+// copies returns copies of all sessions.
+func (t sessions) copies() []checkpoint.Session {
+	out := make([]checkpoint.Session, len(t))
+	for i, s := range t {
+		out[i] = *s
+		out[i].Refused = slices.Clone(s.Refused)
 	}
-	slices.SortFunc(out, func(a, b checkpoint.Session) int { return bytes.Compare(a.Client[:], b.Client[:]) })
 	return out
 }

@@ -49,7 +49,7 @@ func (m *Machine) Snapshot() (*Snapshot, error) {
 	if m.mu.snapshot != nil {
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a snapshot is being written", m.shard)
 	}
-	s := &Snapshot{m: m, st: m.mu.state, header: m.header(), sessions: m.mu.sessions.sorted()}
+	s := &Snapshot{m: m, st: m.mu.state, header: m.header(), sessions: m.mu.sessions.copies()}
 	for _, t := range m.mu.tables {
 		snap, err := t.rows.BeginSnapshot()
 		if err != nil {
