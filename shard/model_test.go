@@ -46,6 +46,14 @@ type modelSession struct {
 	answered map[rowraft.Seq]rowraft.Code // CodeUnknown: applied
 }
 
+func newModel(slots []rowraft.Slot) *model {
+	m := &model{owned: map[rowraft.Slot]bool{}, tables: map[rowraft.TableID]*modelTable{}, sessions: map[rowraft.ClientID]*modelSession{}}
+	for _, s := range slots {
+		m.owned[s] = true
+	}
+	return m
+}
+
 func (m *model) clone() *model {
 	c := &model{owned: m.owned, now: m.now, tables: map[rowraft.TableID]*modelTable{}, sessions: map[rowraft.ClientID]*modelSession{}}
 	for id, t := range m.tables {
@@ -371,14 +379,8 @@ func (m *model) drawRows(t *rapid.T, op wire.Op) []rows {
 // A snapshot is written while later entries are applied, one at each Write.
 func TestMachineAgainstModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		c := Config{Shard: 1}
-		m := &model{owned: map[rowraft.Slot]bool{}, tables: map[rowraft.TableID]*modelTable{}, sessions: map[rowraft.ClientID]*modelSession{}}
-		for s := range rowraft.Slot(rowraft.NumSlots) {
-			if s%4 != 1 {
-				c.Slots = append(c.Slots, s)
-				m.owned[s] = true
-			}
-		}
+		c := Config{Shard: 1, Slots: replaySlots()}
+		m := newModel(c.Slots)
 		a := &follower{t: rt, Machine: mustNew(rt, c)}
 		b := &follower{t: rt, Machine: mustNew(rt, c)}
 		defer func() { a.Close(); b.Close() }()
