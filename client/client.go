@@ -17,10 +17,14 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
+// TLSFiles are paths of PEM files: this side's certificate and key, and the CA of
+// the cluster. All empty means plaintext.
+type TLSFiles = rpc.TLSFiles
+
 // Options of a Client. Only Endpoints is required.
 type Options struct {
-	Endpoints []string     // host:port of any servers; the rest is discovered
-	TLS       rpc.TLSFiles // zero: plaintext, loopback only
+	Endpoints []string // host:port of any servers; the rest is discovered
+	TLS       TLSFiles // zero: plaintext, loopback only
 
 	// ClientID names this client across restarts; zero: a random one. Of two
 	// clients with one id the later fences the earlier.
