@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"bytes"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -98,4 +100,45 @@ func BenchmarkPull(b *testing.B) {
 			b.ReportMetric(float64(b.N)*8192/b.Elapsed().Seconds(), "rows/s")
 		})
 	}
+}
+
+// BenchmarkSnapshot is the pause that applying sees (begin, release), and the
+// time until all rows are written and restored.
+func BenchmarkSnapshot(b *testing.B) {
+	r, _ := benchMachine(b)
+	b.Run("begin/rows=1M", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			s, err := r.Snapshot()
+			if err != nil {
+				b.Fatal(err)
+			}
+			s.Release()
+		}
+	})
+	stream := r.snapshot()
+	b.Run("write/rows=1M", func(b *testing.B) {
+		for b.Loop() {
+			s, err := r.Snapshot()
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := s.WriteTo(io.Discard); err != nil {
+				b.Fatal(err)
+			}
+			s.Release()
+		}
+		b.ReportMetric(float64(b.N)*benchRows/b.Elapsed().Seconds(), "rows/s")
+		b.SetBytes(int64(len(stream)))
+	})
+	b.Run("restore/rows=1M", func(b *testing.B) {
+		other := newReplica(b, Config{})
+		for b.Loop() {
+			if err := other.Restore(bytes.NewReader(stream)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(b.N)*benchRows/b.Elapsed().Seconds(), "rows/s")
+		b.SetBytes(int64(len(stream)))
+	})
 }
