@@ -16,7 +16,8 @@ const (
 )
 
 // Event is one thing that happened in a run. As JSON, one per line, it is what
-// `rowraft-trainer train --progress=json` prints; fields may be added.
+// `rowraft-trainer train --progress=json` prints; fields may be added. Every
+// event carries all counters as they are then.
 type Event struct {
 	Event              string    `json:"event"`
 	Time               time.Time `json:"time"`

@@ -48,6 +48,7 @@ type Job struct {
 		sync.Mutex
 		sent, acknowledged, unknown, skipped int64
 		failure                              error // first failed push
+		progress                             Event // as of the last event that was no acknowledgement
 	}
 }
 

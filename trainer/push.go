@@ -39,7 +39,7 @@ func (j *Job) push(ctx context.Context, w *work) error {
 		return err
 	}
 	j.mu.acknowledged++
-	j.observe(j.eventLocked(EventAck, func(e *Event) { e.Step, e.Sent = w.step, &sent }))
+	j.observe(j.eventLocked(EventAck, func(e *Event) { e.Sent = &sent }))
 	return nil
 }
 
@@ -94,20 +94,21 @@ func (j *Job) emit(kind string, change func(*Event)) {
 	j.observe(j.eventLocked(kind, change))
 }
 
-// eventLocked makes an event. What the goroutine of Run owns is filled in for
-// its own events only; an acknowledgement comes from another goroutine.
+// eventLocked makes an event. Progress is brought up to date by the events of
+// Run's goroutine, which owns it; an acknowledgement, which comes from another
+// one, repeats what the last of them said.
 // REQUIRES: j.mu is held.
 func (j *Job) eventLocked(kind string, change func(*Event)) Event {
-	e := Event{
-		Event: kind, Time: time.Now(), Rank: j.cfg.rank(), Steps: j.steps,
-		Loss: Number(math.NaN()), AUC: Number(math.NaN()), ExamplesPerSecond: Number(math.NaN()),
-		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, BatchesSkipped: j.mu.skipped,
-	}
 	if kind != EventAck {
-		e.Step, e.Examples = j.step, j.examples
-		e.Loss, e.AUC = Number(j.running.meanLoss()), Number(j.running.auc())
-		e.ExamplesPerSecond = Number(float64(j.examples) / time.Since(j.started).Seconds())
+		j.mu.progress = Event{
+			Step: j.step, Steps: j.steps, Examples: j.examples,
+			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()),
+			ExamplesPerSecond: Number(float64(j.examples) / time.Since(j.started).Seconds()),
+		}
 	}
+	e := j.mu.progress
+	e.Event, e.Time, e.Rank = kind, time.Now(), j.cfg.rank()
+	e.PushesSent, e.PushesAcknowledged, e.BatchesSkipped = j.mu.sent, j.mu.acknowledged, j.mu.skipped
 	if change != nil {
 		change(&e)
 	}

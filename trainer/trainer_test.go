@@ -92,6 +92,7 @@ type strict struct {
 	pushes  int
 	fail    func(push int) error // nil: never
 	hold    chan struct{}        // not nil: pushes wait for it
+	held    func()               // called by the first inFlight pushes before they wait
 	spoil   func(pull int, segs []Segment)
 	pulls   int
 }
@@ -120,6 +121,9 @@ func (s *strict) Push(ctx context.Context, segs []Segment) error {
 	s.mu.Unlock()
 	defer func() { s.mu.Lock(); s.pushing--; s.mu.Unlock() }()
 	if s.hold != nil {
+		if n <= s.inFlight {
+			s.held()
+		}
 		select {
 		case <-s.hold:
 		case <-ctx.Done():
@@ -148,12 +152,16 @@ func TestInFlight(t *testing.T) {
 	t.Run("as many pushes as allowed wait while training goes on", func(t *testing.T) {
 		const n = 3
 		s := &strict{Local: newLocal(t), t: t, inFlight: n, hold: make(chan struct{})}
+		// Released once n pushes wait and the step after the n-th went through the model.
+		var release sync.WaitGroup
+		release.Add(n + 1)
+		s.held = func() { release.Done() }
+		go func() { release.Wait(); close(s.hold) }()
 		computed := 0
 		mustRun(t, tinyConfig(8, n), s, func(e Event) {
-			// The step after the n-th computes while n pushes are held.
 			if e.Event == EventStep {
 				if computed++; computed == n+1 {
-					close(s.hold)
+					release.Done()
 				}
 			}
 		})
@@ -217,8 +225,8 @@ func TestPushFailureEndsTheRun(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err := j.Run(t.Context())
-		if rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "step 4: push") {
-			t.Errorf("in_flight %d: Run = %v, want SessionExpired at step 4", n, err)
+		if rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), ": push ") {
+			t.Errorf("in_flight %d: Run = %v, want SessionExpired, with the step", n, err)
 		}
 		if r.PushesUnknown != 1 || r.PushesSent != r.PushesAcknowledged+1 || r.PushesSent > 4+int64(n) {
 			t.Errorf("in_flight %d: %+v, want one unknown push and few after it", n, r)
@@ -462,6 +470,33 @@ func TestStepsAndEpochs(t *testing.T) {
 		if r := mustRun(t, cfg, newLocal(t), nil); r.Steps != tc.want {
 			t.Errorf("%+v: %d steps", tc, r.Steps)
 		}
+	}
+}
+
+// Whoever shows progress needs the last event only, of whatever kind.
+func TestEventsCarryAllCounters(t *testing.T) {
+	var last Event
+	kinds := map[string]int{}
+	r := mustRun(t, tinyConfig(10, 2), newLocal(t), func(e Event) {
+		kinds[e.Event]++
+		if e.Step < last.Step || e.Examples < last.Examples || e.PushesSent < last.PushesSent || e.PushesAcknowledged < last.PushesAcknowledged {
+			if e.Event != EventHeld {
+				t.Errorf("%+v follows %+v: counters went back", e, last)
+			}
+		}
+		if e.Event == EventAck && (e.Step == 0 || e.Examples == 0 || e.Loss != e.Loss || e.Sent == nil || e.Time.Before(*e.Sent)) {
+			t.Errorf("an acknowledgement without counters or times: %+v", e)
+		}
+		if e.Steps != 10 && e.Event != EventHeld {
+			t.Errorf("%s: %d steps planned, want 10", e.Event, e.Steps)
+		}
+		last = e
+	})
+	if kinds[EventStart] != 1 || kinds[EventStep] != 10 || kinds[EventAck] != 10 || kinds[EventDone] != 1 || kinds[EventHeld] == 0 {
+		t.Errorf("events %v", kinds)
+	}
+	if r.Steps != 10 {
+		t.Errorf("%d steps", r.Steps)
 	}
 }
 

@@ -14,6 +14,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
+// version is set by `make build`.
+var version = "dev"
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second signal ends the process at once.
@@ -56,10 +59,16 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "rowraft-trainer",
 		Short:         "Train a model whose weights live on a rowraft cluster",
+		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q; `%s --help` lists them", args[0], cmd.Name())}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; `%s --help` lists the flags", err, cmd.CommandPath())}

@@ -188,7 +188,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config, do func(context.C
 			err = werr
 		}
 	}
-	if result != nil && o.json != "-" {
+	if result != nil && o.json != "-" && (err == nil || result.Steps > 0) {
 		printResult(os.Stdout, result)
 	}
 	if err == nil && (result.Interrupted || ctx.Err() != nil) {

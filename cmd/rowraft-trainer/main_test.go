@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rowraft/rowraft/trainer"
+)
+
+// command runs rowraft-trainer in this process.
+func command(t *testing.T, args ...string) (stdout string, code int, err error) {
+	t.Helper()
+	root := newRoot()
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(&out)
+	root.SetArgs(args)
+	err = root.ExecuteContext(context.Background())
+	return out.String(), exitCode(err), err
+}
+
+func file(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestUsageErrors(t *testing.T) {
+	job := file(t, "job.yaml", "generator: {}\n")
+	bad := file(t, "bad.yaml", "generator: {}\nbatches: 3\n")
+	for _, tc := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"unknown flag", []string{"train", "--stepz", "3"}, "unknown flag: --stepz"},
+		{"unknown command", []string{"trian"}, `unknown command "trian"`},
+		{"argument", []string{"train", "job.yaml"}, `unexpected argument "job.yaml"`},
+		{"not a number", []string{"train", "--steps", "many"}, "--steps"},
+		{"unknown config key", []string{"train", "--local", "--config", bad}, `bad.yaml:2: unknown key "batches"`},
+		{"no config file", []string{"train", "--local", "--config", "/does/not/exist"}, "no such file"},
+		{"no cluster", []string{"train", "--config", job}, "give --endpoints"},
+		{"no TLS", []string{"train", "--config", job, "--endpoints", "127.0.0.1:1"}, "--insecure"},
+		{"both TLS and not", []string{"train", "--config", job, "--endpoints", "127.0.0.1:1", "--insecure", "--cert", "x"}, "--insecure"},
+		{"mode", []string{"train", "--local", "--config", job, "--mode", "geo"}, "this version runs async"},
+		{"no data", []string{"train", "--local"}, "no data"},
+		{"data file", []string{"train", "--local", "--data", "/does/not/exist", "--schema", job}, "job.yaml"},
+		{"two trainers without a cluster", []string{"train", "--local", "--config", job, "--trainers", "2"}, "would not share"},
+		{"accelerator", []string{"probe", "--accelerator", "tpu"}, "want auto, go or cuda"},
+		{"output", []string{"probe", "-o", "xml"}, "want table or json"},
+		{"progress", []string{"train", "--local", "--config", job, "--progress", "loud"}, `progress "loud"`},
+		{"generator", []string{"gen", "--zipf", "0"}, "exponent > 0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, code, err := command(t, tc.args...)
+			if code != 2 || err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("code %d, %v; want 2 and %q", code, err, tc.want)
+			}
+		})
+	}
+}
+
+// gen writes a file that train learns from; the result and the events are JSON.
+func TestGenThenTrain(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	if _, code, err := command(t, "gen", "--out", in("clicks.csv.gz"), "--schema", in("clicks.yaml"), "--examples", "3000", "--keys", "50"); code != 0 {
+		t.Fatal(err)
+	}
+	job := file(t, "job.yaml", "job: test\nbatch: 100\nmodel: {dim: 4, bottom: [8], top: [8]}\n")
+	_, code, err := command(t, "train", "--local", "--config", job, "--data", in("clicks.csv.gz"), "--schema", in("clicks.yaml"), "--audit",
+		"--json", in("result.json"), "--progress", "json", "--progress-file", in("events.json"), "--accelerator", "go")
+	if code != 0 {
+		t.Fatal(err)
+	}
+	var r trainer.Result
+	text, err := os.ReadFile(in("result.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Steps != 24 || r.Examples != 2400 || r.HeldExamples != 600 || r.PushesAcknowledged != 24 || !(r.AUC > 0.5) || r.BestAUC == r.BestAUC || len(r.AuditKeys) != 4 {
+		t.Errorf("result %s", text)
+	}
+	if text, err = os.ReadFile(in("events.json")); err != nil {
+		t.Fatal(err)
+	}
+	var last trainer.Event
+	for _, line := range bytes.Split(bytes.TrimSpace(text), []byte("\n")) {
+		if err := json.Unmarshal(line, &last); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+	}
+	if last.Event != trainer.EventHeld || last.PushesAcknowledged != 24 {
+		t.Errorf("last event %+v, want the end of the held-out part", last)
+	}
+}
+
+func TestBadDataLineEndsTheRun(t *testing.T) {
+	clicks := file(t, "clicks.csv", "label,c1,c2\n1,a,b\n0,a\n")
+	schema := file(t, "clicks.yaml", "label: {column: label}\ncategorical: [{column: c1}, {column: c2}]\n")
+	_, code, err := command(t, "train", "--local", "--data", clicks, "--schema", schema, "--progress", "none", "--accelerator", "go", "--steps", "5")
+	if code != 2 || !strings.Contains(err.Error(), "clicks.csv:3: 2 columns, expected 3") {
+		t.Errorf("code %d, %v; want the file and the line", code, err)
+	}
+}
+
+func TestProbe(t *testing.T) {
+	r, err := probe("go")
+	if err != nil || r.Backend != "go" || !r.StepRan || r.Error != "" {
+		t.Errorf("probe = %+v, %v, want a step on the Go backend", r, err)
+	}
+	out, code, err := command(t, "probe", "--accelerator", "go")
+	if code != 0 || !strings.Contains(out, "a training step") || !strings.Contains(out, "ran") {
+		t.Errorf("code %d, %v:\n%s", code, err, out)
+	}
+}
+
+func TestHelpHasExamples(t *testing.T) {
+	for _, c := range newRoot().Commands() {
+		if c.Name() == "help" || c.Name() == "completion" {
+			continue
+		}
+		if c.Example == "" || c.Long == "" {
+			t.Errorf("%s: want a long text and an example", c.Name())
+		}
+	}
+}
