@@ -80,16 +80,13 @@ func (f *fsm) applyOne(l *raft.Log) any {
 	return out
 }
 
-// call applies l unless the machine has it, and turns a panic into an error.
+// call applies l and turns a panic into an error.
 func (f *fsm) call(l *raft.Log) (out any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = rowraft.Errorf(rowraft.CodeInternal, "the state machine panicked: %v\n%s", p, debug.Stack())
 		}
 	}()
-	if rowraft.Index(l.Index) <= f.machine.AppliedIndex() {
-		return nil, nil
-	}
 	out = f.machine.Apply(rowraft.Index(l.Index), l.Data)
 	if fe, ok := out.(*FatalError); ok {
 		return nil, fe

@@ -22,10 +22,11 @@ import (
 // Lock order: life, then leadership.mu or an instance's mu. life is held across
 // I/O: it only serialises start, restart and close. The supervisor only tries it.
 type Group struct {
-	store *Store
-	cfg   GroupConfig
-	dir   string
-	log   *slog.Logger
+	store   *Store
+	cfg     GroupConfig
+	dir     string
+	log     *slog.Logger
+	logRate *logRate
 
 	inner  logBackend
 	glog   *guardedLog
@@ -62,6 +63,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		store: s, cfg: cfg, dir: dir,
 		log:         s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
 		ledger:      &ledger{},
+		logRate:     newLogRate(),
 		dead:        make(chan struct{}),
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
@@ -217,7 +219,7 @@ func (g *Group) raftConfig(notify chan<- bool) *raft.Config {
 	c.TrailingLogs = 0 // set by bytes before each snapshot
 	c.NotifyCh = notify
 	c.NoLegacyTelemetry = true
-	c.Logger = &hclogger{log: g.log, name: "raft"}
+	c.Logger = &hclogger{log: g.log, name: "raft", rate: g.logRate}
 	return c
 }
 

@@ -13,6 +13,7 @@ import (
 func TestClusterSurvivesItsLeader(t *testing.T) {
 	for _, backend := range []string{BackendWAL, BackendBolt} {
 		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) { o.Backend = backend })
 			var acked []string
 			push := func(s string) rowraft.Index {
@@ -48,6 +49,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 func TestWholeClusterRestarts(t *testing.T) {
 	for _, backend := range []string{BackendWAL, BackendBolt} {
 		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) { o.Backend = backend })
 			for i := range 10 {
 				c.propose(fmt.Sprint(i))
@@ -70,6 +72,7 @@ func TestWholeClusterRestarts(t *testing.T) {
 func TestFarBehindFollowerGetsSnapshot(t *testing.T) {
 	for _, backend := range []string{BackendWAL, BackendBolt} {
 		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) {
 				o.Backend = backend
 				o.SegmentSizeBytes = 64 << 10 // raft-wal still reads what it cut from a segment in use
@@ -145,6 +148,12 @@ func TestReadIsLinearizable(t *testing.T) {
 			t.Fatalf("read after %d acknowledged pushes saw %d", i+1, n)
 		}
 	}
+	n := c.leader().group.run.Load()
+	n.mu.Lock()
+	if n.mu.barrierTerm != n.raft.CurrentTerm() {
+		t.Errorf("reads in term %d without a barrier of it (%d)", n.raft.CurrentTerm(), n.mu.barrierTerm)
+	}
+	n.mu.Unlock()
 	f := c.followers()[0]
 	if _, err := f.group.ReadIndex(testContext(t)); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
 		t.Errorf("ReadIndex on a follower: %v, want CodeNotLeader", err)

@@ -234,6 +234,7 @@ func TestLogErrorIsFatal(t *testing.T) {
 		{"disk is full", func(f *faultyLog) { f.store = func() error { return syscall.ENOSPC } }, "the disk is full"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			var logs sync.Map
 			c := startedCluster(t, 3, faultyLogs(&logs, nil))
 			c.propose("before")
@@ -283,8 +284,9 @@ func TestFlippedBitInLogIsFatal(t *testing.T) {
 		}
 	})
 	c.propose("flip me")
-	if err := waitFatal(t, f); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-		t.Errorf("Fatal(%v), want CodeCorrupt", err)
+	// Found while reading: a leader must not send it to others either.
+	if err := waitFatal(t, f); rowraft.CodeOf(err) != rowraft.CodeCorrupt || !strings.Contains(err.Error(), "read entry") {
+		t.Errorf("Fatal(%v), want CodeCorrupt while reading", err)
 	}
 	for _, e := range f.machine.list() {
 		if e == "flip mE" {
@@ -359,6 +361,7 @@ func TestLostDataIsRefused(t *testing.T) {
 	} {
 		for _, backend := range []string{BackendWAL, BackendBolt} {
 			t.Run(tc.name+" with "+backend, func(t *testing.T) {
+				t.Parallel()
 				c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })
 				n := c.nodes[0]
 				c.propose("x")
@@ -540,5 +543,48 @@ func strangerReceiver(backlogFull bool) receiver {
 		applied:     func() uint64 { return 0 },
 		boundary:    func() *boundary { return nil },
 		term:        func() uint64 { return 0 },
+		leads:       func(uint64) bool { return false },
+	}
+}
+
+// A follower that was away long enough for raft to back off by seconds gets
+// entries as soon as it answers heartbeats.
+func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
+	c := startedCluster(t, 3, nil)
+	c.propose("before")
+	f := c.followers()[0]
+	c.stop(f)
+	for i := range 10 {
+		c.propose(fmt.Sprint(i))
+	}
+	// Raft would have failed ten times by now, and pause for more than 2 s.
+	time.Sleep(1500 * time.Millisecond)
+	last := c.propose("last")
+	c.start(f)
+	begin := time.Now()
+	c.converged(last)
+	if took := time.Since(begin); took > 1500*time.Millisecond {
+		t.Errorf("the follower caught up after %v", took)
+	}
+	for _, n := range c.nodes {
+		if r := n.group.Status().Restarts; r != 0 {
+			t.Errorf("node %s restarted its group %d times", n.id, r)
+		}
+	}
+}
+
+// The versions of HAZARDS.md: others do not build together, or lack fixes.
+func TestVersionsThatBuildTogether(t *testing.T) {
+	mod, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"github.com/hashicorp/raft v1.7.3", "github.com/hashicorp/raft-boltdb/v2 v2.3.1",
+		"github.com/hashicorp/raft-wal v0.4.2", "go.etcd.io/bbolt v1.5.0",
+	} {
+		if !strings.Contains(string(mod), "\t"+want+"\n") {
+			t.Errorf("go.mod does not require %s", want)
+		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 )
@@ -15,6 +17,40 @@ type hclogger struct {
 	log  *slog.Logger
 	name string
 	args []any
+	rate *logRate // shared with the loggers derived from this one; nil: no limit
+}
+
+// logRate lets each message through once per pause: raft reports a dead peer many
+// times a second, in every group.
+type logRate struct {
+	mu   sync.Mutex
+	seen map[string]*logSeen
+}
+
+type logSeen struct {
+	until time.Time
+	held  int
+}
+
+const logPause = 10 * time.Second
+
+func newLogRate() *logRate { return &logRate{seen: map[string]*logSeen{}} }
+
+// allow reports whether msg may be logged now, and how many were held back before.
+func (r *logRate) allow(msg string, now time.Time) (held int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.seen[msg]
+	if s == nil {
+		s = &logSeen{}
+		r.seen[msg] = s // raft's messages are constants, so few
+	}
+	if now.Before(s.until) {
+		s.held++
+		return 0, false
+	}
+	held, s.held, s.until = s.held, 0, now.Add(logPause)
+	return held, true
 }
 
 var _ hclog.Logger = (*hclogger)(nil)
@@ -23,6 +59,15 @@ func (l *hclogger) emit(level slog.Level, msg string, args []any) {
 	ctx := context.Background()
 	if !l.log.Enabled(ctx, level) {
 		return
+	}
+	if level >= slog.LevelWarn && l.rate != nil {
+		held, ok := l.rate.allow(msg, time.Now())
+		if !ok {
+			return
+		}
+		if held > 0 {
+			args = append(args[:len(args):len(args)], "repeated", held)
+		}
 	}
 	for i, a := range args {
 		if f, ok := a.(hclog.Format); ok && len(f) > 0 {
@@ -66,15 +111,15 @@ func (l *hclogger) ImpliedArgs() []any { return l.args }
 func (l *hclogger) Name() string       { return l.name }
 
 func (l *hclogger) With(args ...any) hclog.Logger {
-	return &hclogger{log: l.log.With(args...), name: l.name, args: append(l.args[:len(l.args):len(l.args)], args...)}
+	return &hclogger{log: l.log.With(args...), name: l.name, args: append(l.args[:len(l.args):len(l.args)], args...), rate: l.rate}
 }
 
 func (l *hclogger) Named(name string) hclog.Logger {
-	return &hclogger{log: l.log, name: l.name + "." + name, args: l.args}
+	return &hclogger{log: l.log, name: l.name + "." + name, args: l.args, rate: l.rate}
 }
 
 func (l *hclogger) ResetNamed(name string) hclog.Logger {
-	return &hclogger{log: l.log, name: name, args: l.args}
+	return &hclogger{log: l.log, name: name, args: l.args, rate: l.rate}
 }
 
 func (l *hclogger) SetLevel(hclog.Level)  {}

@@ -57,7 +57,8 @@ func newInstance(g *Group) *instance {
 		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
 		applied:     g.fsm.applied.Load,
 		boundary:    g.glog.boundary.Load,
-		term:        func() uint64 { return n.currentTerm() },
+		term:        n.currentTerm,
+		leads:       func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
 	})
 	return n
 }

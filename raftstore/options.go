@@ -109,7 +109,8 @@ type Options struct {
 	DialTimeout time.Duration
 
 	// Fatal is called, at most once per group, when the group must not go on. A
-	// server exits in it; the group is stopped whether it returns or not.
+	// server exits in it; the group is stopped whether it returns or not. It runs on
+	// a goroutine of raft, so it must not wait for Close.
 	Fatal  func(error)
 	Logger *slog.Logger // slog.Default()
 

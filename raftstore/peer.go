@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -114,7 +115,11 @@ func (p *peerPort) handshake(c net.Conn) {
 		layer, status, err = p.admit(c, &pre)
 	}
 	if err != nil {
-		p.opts.Logger.Warn("peer connection refused", "remote", c.RemoteAddr(), "from", pre.from, "group", pre.group, "err", err)
+		level := slog.LevelWarn
+		if status == peerUnknownGroup { // it starts, or was removed: the peer tries all the time
+			level = slog.LevelDebug
+		}
+		p.opts.Logger.Log(p.ctx, level, "peer connection refused", "remote", c.RemoteAddr(), "from", pre.from, "group", pre.group, "err", err)
 		c.Write(marshalReply(status, err.Error()))
 		c.Close()
 		return
@@ -261,7 +266,7 @@ func (l *streamLayer) Close() error {
 	l.mu.Lock()
 	l.closed = true
 	for c := range l.conns {
-		c.Conn.Close()
+		c.cutLocked()
 	}
 	l.mu.Unlock()
 	return nil
@@ -337,6 +342,17 @@ type trackedConn struct {
 	layer *streamLayer
 	once  sync.Once
 	done  func()
+}
+
+// cutLocked closes the connection below TLS, whose farewell could wait for a peer
+// that does not read.
+// REQUIRES: t.layer.mu is held.
+func (t *trackedConn) cutLocked() {
+	if s, ok := t.Conn.(*tls.Conn); ok {
+		s.NetConn().Close()
+		return
+	}
+	t.Conn.Close()
 }
 
 func (t *trackedConn) Close() error {

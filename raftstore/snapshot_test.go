@@ -280,6 +280,7 @@ func TestInterruptedInstallIsFinished(t *testing.T) {
 			"the log conflicts with its last": func(last, term uint64) (uint64, uint64) { return last - 1, term + 1 },
 		} {
 			t.Run(name+" with "+backend, func(t *testing.T) {
+				t.Parallel()
 				c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })
 				n := c.nodes[0]
 				for range 5 {
@@ -336,4 +337,45 @@ func TestSnapshotIsReleasedOnce(t *testing.T) {
 		defer n.machine.mu.Unlock()
 		return n.machine.snapped == 4 && n.machine.released == 4
 	})
+}
+
+// The worst case of a damaged snapshot: the log was cleared when it was installed,
+// an older one is good, and nothing shows the hole but the directory's name.
+func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
+	c := startedCluster(t, 1, nil)
+	n := c.nodes[0]
+	for range 2 {
+		c.propose("x")
+		if err := n.group.Snapshot(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := n.group.snaps.List()
+	if err != nil || len(list) != 2 {
+		t.Fatal(list, err)
+	}
+	path := filepath.Join(n.group.snaps.dir, list[0].ID, "data")
+	c.stop(n)
+	c.open(n)
+	w, err := openBackend(BackendWAL, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), 1<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _ := w.FirstIndex()
+	last, _ := w.LastIndex()
+	if err := errors.Join(w.DeleteRange(first, last), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.stop(n)
+	if err := c.tryStart(n); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("start: %v, want CodeCorrupt", err)
+	}
 }

@@ -169,12 +169,21 @@ func (w *wedgeWatch) check(n *instance, limit time.Duration, now time.Time) stri
 			continue
 		}
 		alive := now.Sub(p.contact) < limit/2
-		still := now.Sub(p.matchSince) > limit && now.Sub(p.attempt) > limit
+		still := now.Sub(p.matchSince) > limit && now.Sub(p.attempt) > limit+p.backoff()
 		if alive && still {
 			return fmt.Sprintf("replication to replica %s stands still at entry %d of %d for %v while it answers heartbeats", s.ID, p.match, w.lastIndex, now.Sub(p.matchSince).Round(time.Millisecond))
 		}
 	}
 	return ""
+}
+
+// backoff is how long raft may pause after the failures of a follower (the
+// formula of its replicateTo): a pause is no wedge.
+func (p *peerProgress) backoff() time.Duration {
+	if p.failures == 0 {
+		return 0
+	}
+	return 10 * time.Millisecond << min(max(p.failures, 2)-2, 10)
 }
 
 // backlogBytes is what was committed and handed to the machine but not applied.

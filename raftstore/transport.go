@@ -45,12 +45,13 @@ type transport struct {
 	peers map[raft.ServerID]*peerProgress
 }
 
-// receiver is what the transport must know of this replica as a follower.
+// receiver is what the transport must know of this replica.
 type receiver struct {
 	backlogFull func() bool      // the machine must catch up first
 	applied     func() uint64    // index through which the machine has seen the log
 	boundary    func() *boundary // newest snapshot of the machine, or nil
 	term        func() uint64    // 0: raft does not run yet
+	leads       func(term uint64) bool
 }
 
 // peerProgress is what a leader learned about one follower from its answers.
@@ -61,6 +62,7 @@ type peerProgress struct {
 	contact    time.Time // last answer of any kind
 	attempt    time.Time // start of the last replication RPC (not a heartbeat)
 	installing bool      // a snapshot is on its way
+	failures   int       // replication RPCs that failed in a row
 }
 
 var (
@@ -75,7 +77,7 @@ func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger
 		MaxPool:         3,
 		MaxRPCsInFlight: 1,
 		Timeout:         rpcTimeout,
-		Logger:          &hclogger{log: log, name: "raft-net"},
+		Logger:          &hclogger{log: log, name: "raft-net", rate: newLogRate()},
 	})
 	t := &transport{
 		Transport: n, net: n, layer: layer, log: log,
@@ -112,15 +114,29 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		t.limit(args)
 		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
 	}
-	if err := t.Transport.AppendEntries(id, target, args, resp); err != nil {
+	err := t.Transport.AppendEntries(id, target, args, resp)
+	if err != nil && replicates && t.awaitContact(id, args.Term) {
+		*resp = raft.AppendEntriesResponse{}
+		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
+		err = t.Transport.AppendEntries(id, target, args, resp)
+	}
+	if err != nil {
+		if replicates {
+			t.note(id, args.Term, func(p *peerProgress) { p.failures++ })
+		}
 		return err
 	}
 	now := time.Now()
 	t.note(id, args.Term, func(p *peerProgress) {
 		p.contact = now
-		if !replicates || !resp.Success {
+		if !replicates {
 			return
 		}
+		if !resp.Success {
+			p.failures++
+			return
+		}
+		p.failures = 0
 		match := args.PrevLogEntry
 		if n := len(args.Entries); n > 0 {
 			match = args.Entries[n-1].Index
@@ -130,6 +146,34 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		}
 	})
 	return nil
+}
+
+// maxAwait bounds awaitContact, so that raft's own back-off takes over for a
+// follower that stays away.
+const (
+	maxAwait   = time.Minute
+	awaitEvery = 25 * time.Millisecond
+)
+
+// awaitContact waits, after a replication RPC failed, until the follower answers a
+// heartbeat. Raft would back off up to 10 s and leave a follower that came back
+// without entries for so long; it has no way to hear that heartbeats succeed.
+func (t *transport) awaitContact(id raft.ServerID, term uint64) bool {
+	failed := time.Now()
+	tick := time.NewTicker(awaitEvery)
+	defer tick.Stop()
+	for t.receiver.leads(term) && time.Since(failed) < maxAwait {
+		if p, ok := t.progress(id, term); ok && p.contact.After(failed) {
+			return true
+		}
+		t.note(id, term, func(p *peerProgress) { p.attempt = time.Now() }) // not wedged
+		select {
+		case <-tick.C:
+		case <-t.stop:
+			return false
+		}
+	}
+	return false
 }
 
 // limit cuts args down to maxRPCBytes but never below one entry, and its commit
@@ -155,6 +199,7 @@ func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress,
 	t.note(id, args.Term, func(p *peerProgress) {
 		p.installing = false
 		if err != nil {
+			p.failures++
 			return
 		}
 		p.contact = now
