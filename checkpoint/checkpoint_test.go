@@ -305,7 +305,7 @@ func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 		{"reserved bytes of a chunk", 65, 1}, {"an unknown kind", 352, 9}, {"a chunk longer than the rest", 359 + 3, 1},
 		{"table without dim", schema + 12, 0},
 		{"reserved bytes of a session", session + 44, 1}, {"more refusals than bytes", session + 40, 2},
-		{"a refusal of a number not answered", session + 176, 9}, {"a refusal below the floor", session + 176, 4},
+		{"a refusal of a number not answered", session + 176, 9}, {"a refusal below the floor", session + 176, 4}, {"a refusal beyond the window", session + 177, 4},
 		{"a code of nine bits", session + 185, 1},
 		{"slot 4096", rows + 9, 0x10}, {"reserved bytes of rows", rows + 10, 1}, {"a part without the one before", rows + 12, 1},
 		{"a row more", rows + 24, 3}, {"records of 27 bytes", rows + 28, 27}, {"records of no bytes", empty + 28, 0},
@@ -317,6 +317,16 @@ func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 		bad[tc.at] = tc.value
 		_, err := read(bytes.NewReader(sums(bad)))
 		wantCode(t, tc.name, err, rowraft.CodeCorrupt)
+	}
+}
+
+func TestRefusalsOutOfOrderAreFound(t *testing.T) {
+	for _, refused := range [][]Refusal{{{8, 1}, {7, 1}}, {{8, 1}, {8, 2}}} {
+		s := goldenStream
+		s.sessions = slices.Clone(s.sessions)
+		s.sessions[0].Refused = refused
+		_, err := read(bytes.NewReader(mustWrite(t, s)))
+		wantCode(t, fmt.Sprint(refused), err, rowraft.CodeCorrupt)
 	}
 }
 

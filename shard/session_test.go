@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -185,13 +187,19 @@ func TestSessionsAreBounded(t *testing.T) {
 	open := func(n uint32) error {
 		return p.apply(wire.OpenSessionEntry(p.header(), id(n), 1)).Parts[0].Err
 	}
-	for n := range uint32(MaxSessions) {
-		if n == 2 {
-			p.now++
-		}
+	mustOpen := func(n uint32) {
+		t.Helper()
 		if err := open(n); err != nil {
 			t.Fatal(err)
 		}
+	}
+	mustOpen(1)
+	p.now++
+	mustOpen(2)
+	mustOpen(0)
+	p.now++
+	for n := range uint32(MaxSessions - 3) {
+		mustOpen(n + 3)
 	}
 	err := open(MaxSessions)
 	wantCode(t, err, rowraft.CodeOverloaded)
@@ -203,16 +211,20 @@ func TestSessionsAreBounded(t *testing.T) {
 		t.Errorf("a known client: %v", err)
 	}
 	p.now += uint64(SessionTTL)
-	for n := range uint32(2) {
-		if err := open(MaxSessions + n); err != nil {
-			t.Errorf("with two expired ones: %v", err)
+	for i, victim := range []uint32{1, 0, 2} {
+		if got := slices.ContainsFunc(p.mu.sessions, func(s *checkpoint.Session) bool { return s.Client == id(victim) }); !got {
+			t.Errorf("client %d made room too early", victim)
 		}
-		wantCode(t, p.CheckSession(id(n), 1), rowraft.CodeSessionExpired)
+		mustOpen(MaxSessions + uint32(i))
+		wantCode(t, p.CheckSession(id(victim), 1), rowraft.CodeSessionExpired)
+		if got := slices.ContainsFunc(p.mu.sessions, func(s *checkpoint.Session) bool { return s.Client == id(victim) }); got {
+			t.Errorf("client %d is still remembered", victim)
+		}
 	}
 	if got := len(p.mu.sessions); got != MaxSessions {
 		t.Errorf("%d sessions, want %d", got, MaxSessions)
 	}
-	wantCode(t, open(MaxSessions+2), rowraft.CodeOverloaded)
+	wantCode(t, open(MaxSessions+3), rowraft.CodeOverloaded)
 
 	other := newReplica(t, Config{})
 	stream := p.snapshot()

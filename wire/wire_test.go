@@ -181,6 +181,18 @@ func TestKeysOfAnyAlignment(t *testing.T) {
 	}
 }
 
+func TestPutLeavesNothingOfAUsedBuffer(t *testing.T) {
+	s := Segment{Table: 1, N: 65, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoKeys | FlagPresence}
+	b := bytes.Repeat([]byte{0xAA}, s.Size())
+	body := s.Put(b)
+	if len(body.Presence) != 16 || slices.Max(body.Presence) != 0 {
+		t.Errorf("presence %x, want 16 zeros", body.Presence)
+	}
+	if pad := b[SegmentHeaderSize+16+130:]; len(pad) != 6 || slices.Max(pad) != 0 {
+		t.Errorf("padding %x, want 6 zeros", pad)
+	}
+}
+
 func TestParseEntryHeaderRefuses(t *testing.T) {
 	good := golden(t, "entry_session.hex")
 	for _, tc := range []struct {
