@@ -102,10 +102,10 @@ func barProgress(out io.Writer) *progress {
 			switch e.Event {
 			case trainer.EventStart:
 				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
-					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.EwmaETA(decor.ET_STYLE_GO, 30), "")))
+					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
 			case trainer.EventStep:
 				set(fmt.Sprintf(" loss %.4f  AUC %.4f  %.0f/s  ", e.Loss, e.AUC, e.ExamplesPerSecond))
-				bar.EwmaIncrBy(1, time.Second/100)
+				bar.Increment()
 			case trainer.EventSkipped:
 				fmt.Fprintln(bars, e.Message)
 			case trainer.EventHeld:
