@@ -550,6 +550,7 @@ func strangerReceiver(backlogFull bool) receiver {
 // A follower that was away long enough for raft to back off by seconds gets
 // entries as soon as it answers heartbeats.
 func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
+	t.Parallel()
 	c := startedCluster(t, 3, nil)
 	c.propose("before")
 	f := c.followers()[0]
@@ -557,8 +558,8 @@ func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
 	for i := range 10 {
 		c.propose(fmt.Sprint(i))
 	}
-	// Raft would have failed ten times by now, and pause for more than 2 s.
-	time.Sleep(1500 * time.Millisecond)
+	// Raft's pauses double from 10 ms: the one that begins after 2.6 s lasts as long.
+	time.Sleep(2900 * time.Millisecond)
 	last := c.propose("last")
 	c.start(f)
 	begin := time.Now()
