@@ -119,16 +119,21 @@ func (s *Scheduler) helloAll(ctx context.Context) []answer {
 	for i, addr := range s.opts.Join {
 		g.Go(func() error {
 			answers[i] = answer{addr: addr}
-			conn, err := s.conns.get(addr)
-			if err == nil {
-				answers[i].reply, err = rowraftv1.NewClusterClient(conn).Hello(ctx, req)
-			}
-			answers[i].err = err
+			answers[i].reply, answers[i].err = s.hello(ctx, addr, req)
 			return nil
 		})
 	}
 	_ = g.Wait()
 	return answers
+}
+
+// helloTo asks one address over the network.
+func (s *Scheduler) helloTo(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+	conn, err := s.conns.get(addr)
+	if err != nil {
+		return nil, err
+	}
+	return rowraftv1.NewClusterClient(conn).Hello(ctx, req)
 }
 
 // formStep looks at one round of answers: it joins, founds, or says what it

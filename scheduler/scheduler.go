@@ -83,6 +83,9 @@ type Scheduler struct {
 	log     atomic.Pointer[Log] // nil until Attach
 	kick    chan struct{}       // capacity 1: wakes Run
 	soft    soft
+
+	// hello asks one address; tests put their own network here.
+	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
 }
 
 // soft is what the leader of the metadata group keeps in memory, for one term.
@@ -125,10 +128,12 @@ func New(opts Options) (*Scheduler, error) {
 	}
 	opts.Self.ID = opts.Identity.Identity().Node
 	view := NewView()
-	return &Scheduler{
+	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		view: view, machine: newMachine(view), conns: newConns(opts.TLS), kick: make(chan struct{}, 1),
-	}, nil
+	}
+	s.hello = s.helloTo
+	return s, nil
 }
 
 // Close closes the connections to other servers. Call it after Run returned.
