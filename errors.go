@@ -8,7 +8,8 @@ import (
 )
 
 // Code answers the two questions of an error: what may the caller do, and may
-// the push still take effect?
+// the push still take effect? Its numbers travel in ErrorDetail and stand in
+// snapshots: they never change, new ones go to the end.
 type Code uint8
 
 const (

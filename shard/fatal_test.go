@@ -290,7 +290,7 @@ func TestARestoredReplicaWritesTheSameSnapshot(t *testing.T) {
 	if second := b.snapshot(); !bytes.Equal(first, second) {
 		t.Error("a restored replica writes another snapshot")
 	}
-	if a.digest() != b.digest() || a.LogTime() != b.LogTime() || a.Epoch() != b.Epoch() {
+	if !sameState(a, b) {
 		t.Error("a restored replica differs")
 	}
 }

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -194,6 +196,19 @@ func (r *replica) snapshot() []byte {
 	return b.Bytes()
 }
 
+// sameState compares everything of two machines but the numbers of rows, which
+// the digest stands for.
+func sameState(a, b *replica) bool {
+	da, errA := a.Digest()
+	db, errB := b.Digest()
+	return errA == nil && errB == nil && da == db && a.LogTime() == b.LogTime() && a.Epoch() == b.Epoch() &&
+		slices.Equal(a.Tables(), b.Tables()) &&
+		slices.EqualFunc(a.mu.sessions, b.mu.sessions, func(x, y *checkpoint.Session) bool {
+			return x.Client == y.Client && x.Incarnation == y.Incarnation && x.Floor == y.Floor && x.LastUsed == y.LastUsed &&
+				x.Window == y.Window && slices.Equal(x.Refused, y.Refused)
+		})
+}
+
 // wantCode fails unless err has code.
 func wantCode(tb testing.TB, err error, code rowraft.Code) {
 	tb.Helper()
@@ -262,6 +277,41 @@ func TestRestoreBringsBackTheSnapshot(t *testing.T) {
 	}
 	if got, want := other.digest(), r.digest(); got != want {
 		t.Errorf("after the same push: digest %+v, want %+v", got, want)
+	}
+}
+
+func TestHotPathsDoNotAllocatePerRow(t *testing.T) {
+	table := testTable(1, "t", 16, adagrad)
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 5000)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	p := push(1, 1, payloadOf(rows{schema: table, keys: keys}))
+	entry := entryOf(r.header(), p)
+	number := entry[wire.EntryHeaderSize+24:]
+	apply := func() {
+		r.apply(entry)
+		le.PutUint64(number, le.Uint64(number)+1)
+	}
+	apply() // creates the rows
+	if n := testing.AllocsPerRun(10, apply); n > 8 {
+		t.Errorf("Apply of %d rows allocates %v times", len(keys), n)
+	}
+	for _, offset := range []int{0, 3} { // 3: keys that cannot be read where they lie
+		ask := payloadOf(rows{schema: table, keys: keys, flags: wire.FlagNoValues})
+		ask = append(make([]byte, offset, offset+len(ask)), ask...)[offset:]
+		buf := make([]byte, 1<<20)
+		n := testing.AllocsPerRun(10, func() {
+			if _, _, err := r.Pull(ask, true, func(n int) []byte { return buf[:n] }); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if n > 0 {
+			t.Errorf("Pull of %d rows at offset %d allocates %v times", len(keys), offset, n)
+		}
 	}
 }
 

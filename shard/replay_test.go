@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"bytes"
 	"encoding/hex"
 	"flag"
 	"fmt"
@@ -16,10 +17,14 @@ import (
 
 var writeReplay = flag.Bool("write-replay", false, "write testdata/replay_v1.txt from the model; only for a new apply version")
 
-const replayFile = "testdata/replay_v1.txt"
+const (
+	replayFile   = "testdata/replay_v1.txt"
+	snapshotFile = "testdata/snapshot_v1.hex"
+)
 
 // TestOldLogReplays replays a log of apply version 1 that was written once, with
-// the answers and digests that the model gave. It must pass for ever.
+// the answers and digests that the model gave, and restores a snapshot that was
+// written at its end. It must pass for ever.
 func TestOldLogReplays(t *testing.T) {
 	if *writeReplay {
 		writeReplayFile(t)
@@ -56,6 +61,35 @@ func TestOldLogReplays(t *testing.T) {
 	if n < 80 {
 		t.Errorf("%d entries only", n)
 	}
+	if *writeReplay {
+		if err := os.WriteFile(snapshotFile, []byte(hex.Dump(r.snapshot())), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := newReplica(t, Config{Slots: replaySlots()})
+	if err := old.Restore(bytes.NewReader(undump(t, snapshotFile))); err != nil {
+		t.Fatal(err)
+	}
+	if !sameState(old, r) {
+		t.Errorf("the old snapshot restores to %+v, the log to %+v", old.digest(), r.digest())
+	}
+}
+
+// undump reads what hex.Dump wrote.
+func undump(t *testing.T, file string) (out []byte) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		digits, _, _ := strings.Cut(line[10:], "|")
+		b, err := hex.DecodeString(strings.Join(strings.Fields(digits), ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, b...)
+	}
+	return out
 }
 
 func answerText(a answerOf) string {
