@@ -79,11 +79,17 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 		Healthy: len(r.GetProblems()) == 0, Problems: append([]string{}, r.GetProblems()...),
 		Servers: []serverJSON{}, Jobs: []jobJSON{},
 	}
+	held := make(map[string]int) // replicas by server, as the map says
+	for _, sh := range r.GetMap().GetShards() {
+		for _, rep := range sh.GetReplicas() {
+			held[rep.GetNode()]++
+		}
+	}
 	for _, n := range r.GetNodes() {
 		s := serverJSON{
 			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(),
 			State: n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
-			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), Replicas: len(n.GetReplicas()),
+			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), Replicas: held[n.GetNode().GetId()],
 		}
 		for _, rep := range n.GetReplicas() {
 			if rep.GetRole() == roleLeader {

@@ -160,8 +160,10 @@ func (s *shardJSON) summarize() {
 	}
 	for i := range s.Replicas {
 		r := &s.Replicas[i]
-		r.Lag = max(s.CommitIndex, r.Applied) - r.Applied
-		s.MaxLag = max(s.MaxLag, r.Lag)
+		if r.Role != "" { // the lag of a silent replica is unknown
+			r.Lag = max(s.CommitIndex, r.Applied) - r.Applied
+			s.MaxLag = max(s.MaxLag, r.Lag)
+		}
 		switch {
 		case s.State == "no-leader":
 		case r.ServerState != "up" || r.Role == "" || r.Error != "":

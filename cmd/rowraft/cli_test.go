@@ -1,0 +1,347 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// fakeCluster answers like the leader of a cluster of three.
+type fakeCluster struct {
+	rowraftv1.UnimplementedClusterServer
+	addr      string
+	leader    string // address it names; "" is itself
+	status    *rowraftv1.StatusReply
+	createErr []error // of the first calls
+	creates   int
+}
+
+func (f *fakeCluster) Hello(context.Context, *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+	leader := f.leader
+	if leader == "" {
+		leader = f.addr
+	}
+	return &rowraftv1.HelloReply{ClusterId: "c-1", Addr: f.addr, SchedulerLeader: leader}, nil
+}
+
+func (f *fakeCluster) Status(context.Context, *rowraftv1.StatusRequest) (*rowraftv1.StatusReply, error) {
+	if f.status == nil {
+		return nil, &rowraft.NotLeaderError{}
+	}
+	return f.status, nil
+}
+
+func (f *fakeCluster) CreateTable(_ context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+	f.creates++
+	if f.creates <= len(f.createErr) {
+		return nil, f.createErr[f.creates-1]
+	}
+	req.Table.Id = 77
+	return &rowraftv1.CreateTableReply{Table: req.Table, Created: true, MapVersion: 9}, nil
+}
+
+func start(t *testing.T, f *fakeCluster) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.addr = l.Addr().String()
+	g := grpc.NewServer(rpc.ServerOptions(nil)...)
+	rowraftv1.RegisterClusterServer(g, f)
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(l) }()
+	t.Cleanup(func() { g.Stop(); <-done })
+	return f.addr
+}
+
+func replica(shard uint32, id, role, leader string, applied uint64) *rowraftv1.ReplicaStatus {
+	return &rowraftv1.ReplicaStatus{
+		Shard: shard, ReplicaId: id, Role: role, Term: 7, CommitIndex: 1204331, AppliedIndex: applied, LeaderNode: leader,
+		Rows: 5_100_000, MemoryBytes: 1395864371, LogBytes: 64 << 20,
+		Tables: []*rowraftv1.TableStats{{Table: 11, Rows: 5_000_000, MemoryBytes: 1 << 30}, {Table: 18446744073709551615, Rows: 100_000, MemoryBytes: 1 << 20}},
+	}
+}
+
+// sample is a cluster of three servers, one of which has just died.
+func sample() *rowraftv1.StatusReply {
+	n := func(i string, scheduler bool) *rowraftv1.Node {
+		return &rowraftv1.Node{Id: "0000000" + i + "-aaaa", Name: "n" + i, Addr: "10.0.0." + i + ":7070", PeerAddr: "10.0.0." + i + ":7071", Scheduler: scheduler}
+	}
+	id := func(i string) string { return "0000000" + i + "-aaaa" }
+	shard := func(s uint32, a, b, c string) *rowraftv1.Shard {
+		return &rowraftv1.Shard{Id: s, Replicas: []*rowraftv1.Replica{{Id: "repl-" + a, Node: id("1")}, {Id: "repl-" + b, Node: id("2")}, {Id: "repl-" + c, Node: id("3")}}}
+	}
+	return &rowraftv1.StatusReply{
+		ExpectedServers: 3,
+		Map: &rowraftv1.Map{
+			ClusterId: "048fe114-130c-4d26-b977-a06b494661e6", Version: 12, Slots: clustermap.EvenSlots(2),
+			Nodes: []*rowraftv1.Node{n("1", true), n("2", true), n("3", false)}, Shards: []*rowraftv1.Shard{shard(0, "a", "b", "c"), shard(1, "d", "e", "f")},
+			Tables: []*rowraftv1.TableSchema{
+				rpc.SchemaToProto(&rowraft.Schema{
+					ID: 11, Name: "user_emb", Kind: rowraft.Sparse, Dim: 16,
+					Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 1, A: -0.01, B: 0.01},
+					Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.05, InitialAccumulator: 0.1, Epsilon: 1e-8},
+				}),
+				rpc.SchemaToProto(&rowraft.Schema{
+					ID: 18446744073709551615, Name: "weights", Kind: rowraft.Dense, Dim: 64,
+					Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 2, B: 0.02}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.001, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999},
+				}),
+			},
+		},
+		Nodes: []*rowraftv1.NodeStatus{
+			{Node: n("1", true), State: "up", SinceHeartbeatNs: 120e6, MetadataLeader: true, Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-a", "leader", id("1"), 1204331), replica(1, "repl-d", "follower", id("2"), 1200000)}},
+			{Node: n("2", true), State: "up", SinceHeartbeatNs: 80e6, Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-b", "follower", id("1"), 1204330), replica(1, "repl-e", "leader", id("2"), 1204331)}},
+			{Node: n("3", false), State: "down", SinceHeartbeatNs: 31_500e6},
+		},
+		Problems: []string{"Server n3 at 10.0.0.3:7070 is down: its last heartbeat came 31.5s ago.", "Shard 0: the replica on n3 is unreachable."},
+		Jobs:     []*rowraftv1.JobStatus{{Job: "ctr", Workers: 2, Members: []string{"w0", ""}}},
+	}
+}
+
+type outcome struct {
+	code        int
+	out, errout string
+}
+
+func rowraftCmd(t *testing.T, args ...string) outcome {
+	t.Helper()
+	var out, errout bytes.Buffer
+	code := run(t.Context(), args, &out, &errout)
+	return outcome{code, out.String(), errout.String()}
+}
+
+// TestGoldenOutput compares what people and programs read with testdata/*.txt;
+// `go test ./cmd/rowraft -run Golden -update` writes them anew.
+func TestGoldenOutput(t *testing.T) {
+	addr := start(t, &fakeCluster{status: sample()})
+	for name, args := range map[string][]string{
+		"cluster-status":      {"cluster", "status"},
+		"cluster-status-wide": {"cluster", "status", "-o", "wide"},
+		"cluster-status-json": {"cluster", "status", "-o", "json"},
+		"cluster-status-yaml": {"cluster", "status", "-o", "yaml"},
+		"shard-list":          {"shard", "list"},
+		"shard-list-wide":     {"shard", "list", "-o", "wide"},
+		"shard-list-table":    {"shard", "list", "--table", "weights"},
+		"shard-list-json":     {"shard", "list", "-o", "json"},
+		"table-list":          {"table", "list"},
+		"table-list-wide":     {"table", "list", "-o", "wide"},
+		"table-list-json":     {"table", "list", "-o", "json"},
+		"table-describe":      {"table", "describe", "user_emb"},
+		"table-describe-json": {"table", "describe", "weights", "-o", "json"},
+		"table-create":        {"table", "create", "item", "--dim", "8", "--optimizer", "sgd", "--lr", "1", "--init", "zeros"},
+		"table-create-json":   {"table", "create", "item", "--dim", "8", "--optimizer", "adam", "--lr", "0.001", "-o", "json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
+			if got.code != exitDone || got.errout != "" {
+				t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
+			}
+			file := filepath.Join("testdata", name+".txt")
+			if *update {
+				if err := os.WriteFile(file, []byte(got.out), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.out != string(want) {
+				t.Errorf("got\n%s\nwant\n%s", got.out, want)
+			}
+		})
+	}
+}
+
+func TestWrongUsage(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "server.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range []struct {
+		name string
+		yaml string
+		args []string
+		says []string
+	}{
+		{"an unknown command", "", []string{"clustr"}, []string{`unknown command "clustr"`, `did you mean "cluster"`}},
+		{"an unknown subcommand", "", []string{"table", "lsit"}, []string{`"rowraft table"`, `did you mean "list"`}},
+		{"an unknown flag", "", []string{"cluster", "status", "--endpoint", "x"}, []string{"--endpoint", `did you mean "--endpoints"`}},
+		{"an unknown flag far from any", "", []string{"version", "--zzzzzzzz"}, []string{"unknown flag: --zzzzzzzz", "--help"}},
+		{"an unknown output format", "", []string{"version", "-o", "jsn"}, []string{`"jsn"`, `did you mean "json"`}},
+		{"an argument too many", "", []string{"cluster", "status", "now"}, []string{`unexpected argument "now"`}},
+		{"an argument too few", "", []string{"table", "describe"}, []string{"name of the table"}},
+		{"neither certificates nor --insecure", "", []string{"cluster", "status"}, []string{"--insecure", "--cacert"}},
+		{"a table without a dimension", "", []string{"table", "create", "t", "--insecure"}, []string{"dim 0"}},
+		{"a flag of another optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "sgd", "--beta1", "0.5"}, []string{"--beta1", "--optimizer sgd"}},
+		{"an unknown optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "adagard"}, []string{`did you mean "adagrad"`}},
+		{"a server without a directory", "", []string{"server", "--insecure"}, []string{"--data-dir"}},
+		{"an unknown log level", "", []string{"server", "--data-dir", "d", "--log-level", "loud"}, []string{"loud"}},
+		{"an unknown key", "name: n1\ndata-dri: /x\n", []string{"server", "--config", config}, []string{"line 2", `"data-dri"`, `did you mean "data-dir"`}},
+		{"a key twice", "name: a\nname: b\n", []string{"server", "--config", config}, []string{"name"}},
+		{"a value of the wrong type", "servers: many\n", []string{"server", "--config", config}, []string{"line 1", "many"}},
+		{"a list where none belongs", "name: {a: b}\n", []string{"server", "--config", config}, []string{"line 1", "plain value"}},
+		{"a missing file", "", []string{"server", "--config", config + ".no"}, []string{config + ".no"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			write(tc.yaml)
+			got := rowraftCmd(t, tc.args...)
+			if got.code != exitUsage || got.out != "" {
+				t.Errorf("exit code %d with stdout %q, want %d and none", got.code, got.out, exitUsage)
+			}
+			for _, s := range tc.says {
+				if !strings.Contains(got.errout, s) {
+					t.Errorf("stderr %q does not say %q", got.errout, s)
+				}
+			}
+		})
+	}
+}
+
+func TestErrorsAreJSONWhenAskedFor(t *testing.T) {
+	addr := start(t, &fakeCluster{status: sample(), createErr: []error{rowraft.Errorf(rowraft.CodeTableExists, "table t exists with another shape")}})
+	for _, tc := range []struct {
+		args []string
+		exit int
+		code string
+	}{
+		{[]string{"table", "create", "t", "--dim", "4"}, exitFailed, "TableExists"},
+		{[]string{"table", "describe", "user"}, exitFailed, "TableNotFound"},
+		{[]string{"table", "list", "--flag-that-is-not"}, exitUsage, "InvalidArgument"},
+	} {
+		got := rowraftCmd(t, append([]string{"-o", "json", "--insecure", "--endpoints", addr}, tc.args...)...)
+		var e errorJSON
+		if err := json.Unmarshal([]byte(got.errout), &e); err != nil {
+			t.Fatalf("%v: stderr %q: %v", tc.args, got.errout, err)
+		}
+		if got.code != tc.exit || e.Error.Code != tc.code || e.Error.Message == "" || e.Error.Retryable {
+			t.Errorf("%v: exit %d, %+v; want exit %d, code %s", tc.args, got.code, e.Error, tc.exit, tc.code)
+		}
+	}
+}
+
+func TestTheLeaderIsFoundThroughAnyServer(t *testing.T) {
+	leader := start(t, &fakeCluster{status: sample()})
+	other := start(t, &fakeCluster{leader: leader})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := l.Addr().String()
+	l.Close()
+	t.Setenv("ROWRAFT_ENDPOINTS", gone+","+other)
+	t.Setenv("ROWRAFT_INSECURE", "true")
+	if got := rowraftCmd(t, "table", "list"); got.code != exitDone || !strings.Contains(got.out, "user_emb") {
+		t.Errorf("through a follower: %+v", got)
+	}
+	got := rowraftCmd(t, "table", "list", "--endpoints", gone)
+	if got.code != exitUnavailable || !strings.Contains(got.errout, gone) {
+		t.Errorf("no server: exit code %d, want %d; stderr %q", got.code, exitUnavailable, got.errout)
+	}
+	// A cluster without a leader is waited for until the timeout.
+	if got := rowraftCmd(t, "table", "list", "--endpoints", start(t, &fakeCluster{}), "--timeout", "100ms"); got.code != exitUnavailable {
+		t.Errorf("no leader: %+v, want exit code %d", got, exitUnavailable)
+	}
+}
+
+func TestTableCreateIsRepeatedOnlyWhereThatIsSafe(t *testing.T) {
+	create := []string{"table", "create", "t", "--dim", "4", "--insecure", "--endpoints"}
+	lost := rowraft.Errorf(rowraft.CodeLeadershipLost, "outcome unknown")
+	f := &fakeCluster{createErr: []error{lost}}
+	got := rowraftCmd(t, append(create, start(t, f))...)
+	if got.code != exitUnavailable || f.creates != 1 || !strings.Contains(got.errout, "--if-not-exists") {
+		t.Errorf("unknown outcome: %d calls, %+v", f.creates, got)
+	}
+	f = &fakeCluster{createErr: []error{lost}}
+	if got := rowraftCmd(t, append(create, start(t, f), "--if-not-exists")...); got.code != exitDone || f.creates != 2 {
+		t.Errorf("unknown outcome with --if-not-exists: %d calls, %+v", f.creates, got)
+	}
+	f = &fakeCluster{createErr: []error{rowraft.Errorf(rowraft.CodeStarting, "no shards yet")}}
+	if got := rowraftCmd(t, append(create, start(t, f))...); got.code != exitDone || f.creates != 2 {
+		t.Errorf("a cluster that starts: %d calls, %+v", f.creates, got)
+	}
+}
+
+func TestConfigurationOrder(t *testing.T) {
+	t.Setenv("ROWRAFT_NAME", "from-env")
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	text := "name: from-file\nprofile: from-file\njoin: [a:1, b:2]\nlog-backend: from-file\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := newServerCmd(&globals{})
+	if err := cmd.ParseFlags([]string{"--profile", "from-flag"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := fromEnvironment(cmd.Flags()); err != nil {
+		t.Fatal(err)
+	}
+	if err := fromFile(cmd.Flags(), file); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"name": "from-env", "profile": "from-flag", "log-backend": "from-file", "join": "[a:1,b:2]", "log-level": "info"} {
+		if got := cmd.Flags().Lookup(name).Value.String(); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestServerRefusesAPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	got := rowraftCmd(t, "server", "--insecure", "--data-dir", t.TempDir(), "--listen", l.Addr().String())
+	if got.code != exitFailed || !strings.Contains(got.errout, l.Addr().String()) || !strings.Contains(got.errout, "--listen") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestServerStartsBecomesReadyAndStops(t *testing.T) {
+	dir := t.TempDir()
+	ready := filepath.Join(dir, "ready.json")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var errout bytes.Buffer
+	done := make(chan int, 1)
+	args := []string{
+		"server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0",
+		"--ready-file", ready, "--name", "solo", "--shards", "1", "--disk-stall-limit", "5s", "--disk-reserve-bytes", "-1",
+	}
+	go func() { done <- run(ctx, args, &errout, &errout) }()
+	info := waitReady(t, ready, done, &errout)
+	if info.Name != "solo" || info.ClusterID == "" || info.NodeID == "" || info.PID != os.Getpid() {
+		t.Errorf("ready file: %+v", info)
+	}
+	create := rowraftCmd(t, "table", "create", "t", "--dim", "4", "--insecure", "--endpoints", info.Addr)
+	if create.code != exitDone {
+		t.Errorf("table create: %+v", create)
+	}
+	second := rowraftCmd(t, "server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
+	if second.code != exitFailed || !strings.Contains(second.errout, "in use by the process with pid") {
+		t.Errorf("a second server in one data directory: %+v", second)
+	}
+	cancel()
+	if code := <-done; code != exitDone {
+		t.Errorf("exit code %d after a stop; log:\n%s", code, errout.String())
+	}
+}

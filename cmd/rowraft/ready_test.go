@@ -1,0 +1,35 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"testing"
+	"time"
+)
+
+// waitReady returns what the server wrote once it served.
+func waitReady(t *testing.T, file string, done <-chan int, log *bytes.Buffer) readyJSON {
+	t.Helper()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	limit := time.After(30 * time.Second)
+	for {
+		select {
+		case code := <-done:
+			t.Fatalf("the server ended with code %d; log:\n%s", code, log)
+		case <-limit:
+			t.Fatal("the server is not ready after 30 s")
+		case <-poll.C:
+		}
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		var info readyJSON
+		if err := json.Unmarshal(raw, &info); err != nil {
+			t.Fatalf("ready file %q: %v", raw, err)
+		}
+		return info
+	}
+}
