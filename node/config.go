@@ -35,7 +35,7 @@ type Config struct {
 	DiskStallLimit time.Duration
 	// DiskReserveBytes is kept free: below it pushes are refused; 0: 256 MiB.
 	DiskReserveBytes int64
-	// SnapshotEveryBytes of log are written until a shard's next snapshot; 0: 256 MiB.
+	// SnapshotEveryBytes of log are written until a shard's next snapshot; 0: 512 MiB.
 	SnapshotEveryBytes int64
 	// TrailingLogBytes of log are kept behind a snapshot, for replicas that were
 	// away; 0: 64 MiB.

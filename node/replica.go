@@ -57,7 +57,7 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 
 // openReplica starts the group of one shard as the map describes it.
 func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, log *slog.Logger) (*replica, error) {
-	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID), Epoch: m.Epoch})
+	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID)})
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,9 @@
 package raftstore
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -33,6 +35,7 @@ func openBackend(kind, dir string, segmentSizeBytes int, logger *slog.Logger) (l
 	case BackendWAL:
 		w, err := wal.Open(dir,
 			wal.WithSegmentSize(segmentSizeBytes),
+			wal.WithCodec(&codec{}),
 			wal.WithLogger(&hclogger{log: logger, name: "raft-wal"}))
 		if err != nil {
 			return nil, fmt.Errorf("open raft-wal in %s: %w", dir, err)
@@ -50,6 +53,33 @@ func openBackend(kind, dir string, segmentSizeBytes int, logger *slog.Logger) (l
 		return boltBackend{b}, nil
 	}
 	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want %q or %q", kind, BackendWAL, BackendBolt)
+}
+
+// codec writes raft-wal's own encoding into a buffer that is large enough from
+// the start: raft-wal gives an empty one to each entry, and growing it to half a
+// MiB copied the entry twice more.
+type codec struct {
+	wal.BinaryCodec
+	accepted bool
+}
+
+// ID is that of the encoding, except for the first caller: raft-wal v0.4.2 wants
+// an ID of our own in its options, but writes wal.CodecBinaryV1 into every segment
+// whatever the codec says, and refuses to open a segment that differs from ID.
+func (c *codec) ID() uint64 {
+	if !c.accepted {
+		c.accepted = true
+		return wal.FirstExternalCodecID
+	}
+	return wal.CodecBinaryV1
+}
+
+func (c *codec) Encode(l *raft.Log, w io.Writer) error {
+	const fixed = 64 // at most, of the numbers beside the two byte strings
+	if b, ok := w.(*bytes.Buffer); ok {
+		b.Grow(len(l.Data) + len(l.Extensions) + fixed)
+	}
+	return c.BinaryCodec.Encode(l, w)
 }
 
 // boltBackend makes raft-boltdb answer as a monotonic store, so that raft clears

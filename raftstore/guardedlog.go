@@ -225,8 +225,9 @@ func (g *guardedLog) fail(what string, err error) error {
 	hint := ""
 	if errors.Is(err, syscall.ENOSPC) {
 		hint = " (the disk is full)"
-	} else if free, ferr := freeBytes(g.dir); ferr == nil && free < 1<<20 {
-		hint = fmt.Sprintf(" (%d bytes of disk are free)", free)
+	} else if free, ferr := freeBytes(g.dir); ferr == nil && free < 64<<20 {
+		// raft-wal makes segments ahead, and says "segment is sealed" if it could not.
+		hint = fmt.Sprintf(" (the disk is full, or too full for another log segment: %d bytes are free)", free)
 	}
 	err = fmt.Errorf("%s the log in %s%s: %w", what, g.dir, hint, err)
 	if g.started.Load() && !g.closed.Load() {

@@ -91,12 +91,12 @@ type Options struct {
 	SegmentSizeBytes   int   // of a raft-wal file, preallocated per group: 16 MiB
 	EntryCacheBytes    int64 // recent entries of all groups kept in memory: 128 MiB
 	TrailingLogBytes   int64 // log kept behind a snapshot, per group: 64 MiB
-	SnapshotEveryBytes int64 // log written until the next snapshot, per group: 256 MiB
+	SnapshotEveryBytes int64 // log written until the next snapshot, per group: 512 MiB
 	MaxEntryBytes      int   // larger entries are refused: rowraft.MaxEntryBytes
 	MaxPendingBytes    int64 // proposed but not applied, per group: 16 MiB
 	MaxBacklogBytes    int64 // committed but not applied on a follower, per group: 64 MiB
 	MaxRPCBytes        int64 // entries in one AppendEntries: 8 MiB
-	DiskReserveBytes   int64 // with less free disk proposals are refused: 256 MiB; negative: off
+	DiskReserveBytes   int64 // with less free disk proposals are refused: 256 MiB, and two segments a group; negative: off
 
 	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower
 	// is given ten times as much. Default: the larger of 500 ms and two heartbeats;
@@ -131,7 +131,7 @@ func (o *Options) setDefaults() {
 	setDefault(&o.SegmentSizeBytes, 16<<20)
 	setDefault(&o.EntryCacheBytes, 128<<20)
 	setDefault(&o.TrailingLogBytes, 64<<20)
-	setDefault(&o.SnapshotEveryBytes, 256<<20)
+	setDefault(&o.SnapshotEveryBytes, 512<<20)
 	setDefault(&o.MaxEntryBytes, rowraft.MaxEntryBytes)
 	setDefault(&o.MaxPendingBytes, 16<<20)
 	setDefault(&o.MaxBacklogBytes, 64<<20)

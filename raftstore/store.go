@@ -296,6 +296,13 @@ func (s *Store) watchDisk() {
 	}
 }
 
+// reserveBytes is what must stay free: as configured, but never less than each
+// group needs to start its next two log segments. raft-wal cannot go on when a
+// segment cannot be made.
+func (s *Store) reserveBytes() int64 {
+	return max(s.opts.DiskReserveBytes, 2*int64(s.opts.SegmentSizeBytes)*int64(len(s.GroupIDs())))
+}
+
 func (s *Store) checkDisk() {
 	if s.opts.DiskReserveBytes < 0 {
 		return
@@ -306,10 +313,11 @@ func (s *Store) checkDisk() {
 		return
 	}
 	s.freeDisk.Store(free)
-	full := free < s.opts.DiskReserveBytes
+	reserve := s.reserveBytes()
+	full := free < reserve
 	if was := s.diskFull.Swap(full); was != full {
 		if full {
-			s.opts.Logger.Error("disk nearly full: proposals are refused until space is back", "dir", s.opts.Dir, "freeBytes", free, "reserveBytes", s.opts.DiskReserveBytes)
+			s.opts.Logger.Error("disk nearly full: proposals are refused until space is back", "dir", s.opts.Dir, "freeBytes", free, "reserveBytes", reserve)
 		} else {
 			s.opts.Logger.Info("disk space is back", "dir", s.opts.Dir, "freeBytes", free)
 		}
