@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -236,8 +237,12 @@ func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any,
 		return nil, err
 	}
 	result, err := l.Propose(ctx, entry)
+	if hint, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
+		// The group counts as shard 0 in its own text, which would mislead.
+		return nil, &notLeader{msg: fmt.Sprintf("this server has just lost the lead of the metadata group (node %q may have it)", hint.Leader), hint: *hint}
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("metadata group: %w", err)
 	}
 	if refused, ok := result.(error); ok {
 		return nil, refused
