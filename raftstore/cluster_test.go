@@ -298,6 +298,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("never happened: %s", what)
 		}
+		//tidy:allow sleep polls, up to a deadline, what has no event
 		time.Sleep(2 * time.Millisecond)
 	}
 }
