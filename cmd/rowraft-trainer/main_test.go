@@ -115,6 +115,14 @@ func TestBadDataLineEndsTheRun(t *testing.T) {
 	}
 }
 
+func TestUnreachableCluster(t *testing.T) {
+	// Port 1 of loopback: nobody listens there.
+	_, code, err := command(t, "train", "--generate", "--endpoints", "127.0.0.1:1", "--insecure", "--patience", "100ms", "--progress", "none")
+	if code != 4 || !strings.Contains(err.Error(), "no cluster within 100ms") {
+		t.Errorf("code %d, %v; want 4", code, err)
+	}
+}
+
 func TestProbe(t *testing.T) {
 	r, err := probe("go")
 	if err != nil || r.Backend != "go" || !r.StepRan || r.Error != "" {

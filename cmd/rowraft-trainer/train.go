@@ -214,6 +214,9 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 	defer cancel()
 	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})
 	if err != nil {
+		if ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // nobody answered in time
+			err = rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err)
+		}
 		return nil, nil, err
 	}
 	if cfg.Rank == nil && cfg.Trainers > 1 {
