@@ -46,6 +46,11 @@ type Config struct {
 
 	Logger *slog.Logger    // nil: slog.Default()
 	Ready  func(info Info) // called once the server serves its replicas; may be nil
+
+	// Fatal is called at once when the server must not go on: the log failed, the
+	// disk hangs. A process should end in it, since an orderly stop waits for that
+	// disk; if it returns, or is nil, Run stops in order and returns the error.
+	Fatal func(error)
 }
 
 // Info tells who a ready server is.

@@ -127,6 +127,9 @@ func stopCause(ctx context.Context, err error) error {
 
 // fail reports that the process must end; the first report counts.
 func (n *Node) fail(err error) {
+	if n.cfg.Fatal != nil {
+		n.cfg.Fatal(err)
+	}
 	select {
 	case n.fatal <- err:
 	default:
@@ -216,12 +219,8 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 
 // startMeta starts this founder's replica of the metadata group.
 func (n *Node) startMeta(id identity.Identity) error {
-	var members []raftstore.Member
-	for _, f := range id.Founders {
-		members = append(members, raftstore.Member{Replica: f.MetaReplica(), Node: f.Node})
-	}
 	g, err := n.store.StartGroup(raftstore.GroupConfig{
-		ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), Backend: raftstore.BackendBolt, Bootstrap: members,
+		ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), Backend: raftstore.BackendBolt, Bootstrap: scheduler.MetaMembers(id),
 	})
 	if err != nil {
 		return fmt.Errorf("metadata group: %w", err)
@@ -299,8 +298,10 @@ func (n *Node) replica(s rowraft.ShardID) *replica {
 func (n *Node) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, error) {
 	id := rowraft.ShardID(shard)
 	m := n.cluster.Load()
-	if m == nil {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map yet")
+	// A server that restarts replays the metadata log, so for a moment it follows a
+	// map from before the shards were made.
+	if m == nil || len(m.Shards) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map with shards yet")
 	}
 	if int(shard) >= len(m.Shards) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d", shard, len(m.Shards))

@@ -46,7 +46,7 @@ type benchConfig struct {
 	profile   string
 	// serverProfile is where a CPU profile of the first own server goes; "": none.
 	serverProfile string
-	tls       client.Options // its TLS files only
+	tls           client.Options // its TLS files only
 }
 
 // benchResult is the JSON of a benchmark; the field names are a contract.

@@ -128,6 +128,12 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 			cancel(err)
 		}
 	}
+	cfg.Fatal = func(err error) {
+		// An orderly stop would wait for the disk that may be what has failed, while
+		// this server's groups still look alive to the others.
+		logger.Error("the server must stop", "err", err)
+		os.Exit(exitFailed)
+	}
 	stop, err := startProfile(f.cpuProfile)
 	if err != nil {
 		return err
