@@ -13,18 +13,6 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-func testMap(t testing.TB, shards int) *clustermap.Map {
-	m := clustermap.Map{Version: 1}
-	for i := range shards {
-		m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i)})
-	}
-	out, err := clustermap.New(m, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
 func testTable(id rowraft.TableID, dim int) *Table {
 	return &Table{schema: rowraft.Schema{ID: id, Name: fmt.Sprintf("t%d", id), Kind: rowraft.Sparse, Dim: dim}, seed: clustermap.TableSeed(id)}
 }

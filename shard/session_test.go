@@ -17,7 +17,6 @@ import (
 type pusher struct {
 	*replica
 	table rowraft.Schema
-	start float32
 }
 
 func newPusher(t *testing.T) *pusher {

@@ -2,7 +2,6 @@ package trainer
 
 import (
 	"slices"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
@@ -22,7 +21,6 @@ type work struct {
 
 	result     models.Result
 	denseGrads []float32 // rows of the dense table
-	sent       time.Time
 
 	dedup dedup
 	segs  []Segment // scratch

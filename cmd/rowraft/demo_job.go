@@ -15,7 +15,7 @@ import (
 const demoJob = "demo"
 
 // defaultDemoSteps is how many batches each trainer runs on generated data.
-const defaultDemoSteps = 900
+const defaultDemoSteps = 1500
 
 func (d *demoRun) dataName() string {
 	if d.cfg.data != "" {

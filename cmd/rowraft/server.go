@@ -160,7 +160,7 @@ func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
 	switch {
 	case f.logFormat == "text" || f.logFormat == "auto" && terminal:
 		noColor := !terminal || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
-		return slog.New(tint.NewHandler(w, &tint.Options{Level: level, TimeFormat: "15:04:05.000", NoColor: noColor})), nil
+		return slog.New(tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: "15:04:05.000", NoColor: noColor})), nil
 	case f.logFormat == "json" || f.logFormat == "auto":
 		return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})), nil
 	}

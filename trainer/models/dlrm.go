@@ -369,7 +369,7 @@ func (m *DLRM) run(e *Exec, b *Batch, rows, params []float32, backward bool) ([]
 		add(tensors.FromFlatDataAndDimensions(params[:p.Size()], p.Shape...))
 		params = params[p.Size():]
 	}
-	out, err := e.Exec(in...)
+	out, err := e.Call(in...)
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}

@@ -100,7 +100,7 @@ func TestGradients(t *testing.T) {
 				return in
 			}
 			loss := func() float64 {
-				out, err := m.predict.Exec(inputs(false)...)
+				out, err := m.predict.Call(inputs(false)...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -111,7 +111,7 @@ func TestGradients(t *testing.T) {
 				}
 				return sum
 			}
-			out, err := m.step.Exec(inputs(true)...)
+			out, err := m.step.Call(inputs(true)...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,7 +283,7 @@ func TestManyIndependentProducts(t *testing.T) {
 	}
 	x := make([]float32, 96*96)
 	for range 5 {
-		out, err := e.Exec(tensors.FromFlatDataAndDimensions(x, 96, 96))
+		out, err := e.Call(tensors.FromFlatDataAndDimensions(x, 96, 96))
 		if err != nil {
 			t.Fatal(err)
 		}
