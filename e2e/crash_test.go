@@ -1,0 +1,143 @@
+package e2e
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// Every process, schedulers included, dies by kill −9 in the middle of pushes,
+// again and again. The clients know nothing of it: they go on resending under the
+// same numbers, and any error they see fails the test, a lost session above all.
+func TestKillAllServers(t *testing.T) {
+	for _, backend := range []string{"wal", "bolt"} {
+		t.Run(backend, func(t *testing.T) {
+			rng := seed(t)
+			c := start(t, localcluster.Options{Backend: backend})
+			l := startLoad(c, rng, loadOptions{clients: 3, workers: 3, keys: 512, perPush: 48})
+			for round := range 4 {
+				l.more(20 + rng.IntN(300))
+				killed := time.Now()
+				c.killAll(c.Servers())
+				c.restartAll(c.Servers())
+				served := time.Since(killed)
+				t.Logf("round %d: all servers serve %.2f s after the kill, pushes are acknowledged after %.2f s",
+					round+1, served.Seconds(), l.recovered(killed).Seconds())
+			}
+			l.more(50)
+			l.check(c)
+		})
+	}
+}
+
+// Each leader in turn is killed under pushes and pulls; it comes back while the
+// next is killed.
+func TestKillLeaders(t *testing.T) {
+	rng := seed(t)
+	c := start(t, localcluster.Options{})
+	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 512, perPush: 64})
+	ctx := deadline(t, 2*time.Minute)
+	var failovers []time.Duration
+	for range 4 {
+		l.more(50 + rng.IntN(200))
+		leads, err := c.leaders(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		victim := leads[rng.IntN(len(leads))]
+		killed := time.Now()
+		c.killAll([]*localcluster.Server{victim})
+		took := l.recovered(killed)
+		failovers = append(failovers, took)
+		t.Logf("%s led %d shards: kill −9 to the next acknowledged push %.2f s", victim.Name, countOf(leads, victim), took.Seconds())
+		if took > 15*time.Second {
+			t.Errorf("no push was acknowledged for %v after the kill of one leader", took)
+		}
+		l.more(20)
+		c.restartAll([]*localcluster.Server{victim})
+		if err := c.caughtUp(ctx, victim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.Sort(failovers)
+	t.Logf("failover: median %.2f s, longest %.2f s", failovers[len(failovers)/2].Seconds(), failovers[len(failovers)-1].Seconds())
+	l.check(c)
+}
+
+func countOf(leads []*localcluster.Server, s *localcluster.Server) (n int) {
+	for _, l := range leads {
+		if l == s {
+			n++
+		}
+	}
+	return n
+}
+
+// A leader that is stopped for three seconds wakes up and believes for a moment
+// that it still leads. Nobody may read old rows from it, nor lose a push to it.
+func TestStoppedLeader(t *testing.T) {
+	rng := seed(t)
+	c := start(t, localcluster.Options{})
+	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 128, perPush: 64})
+	ctx := deadline(t, 2*time.Minute)
+	for range 2 {
+		l.more(50 + rng.IntN(200))
+		leads, err := c.leaders(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		victim := leads[rng.IntN(len(leads))]
+		stopped := time.Now()
+		awake := time.NewTimer(3 * time.Second) // the length of the fault
+		if err := victim.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s, leader of %d shards, stopped: next acknowledged push after %.2f s", victim.Name, countOf(leads, victim), l.recovered(stopped).Seconds())
+		l.more(50)
+		<-awake.C
+		if err := victim.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		l.more(200)
+		if err := c.caughtUp(ctx, victim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.check(c)
+}
+
+// A server is away while the others write so much that their logs no longer reach
+// back to where it was: only a snapshot can bring it up.
+func TestBehindTheLog(t *testing.T) {
+	rng := seed(t)
+	c := start(t, localcluster.Options{Args: []string{
+		"--snapshot-every-bytes", "200000", "--trailing-log-bytes", "50000", "--log-level", "debug",
+	}})
+	l := startLoad(c, rng, loadOptions{clients: 2, workers: 4, keys: 4096, perPush: 512, dim: 16})
+	ctx := deadline(t, 2*time.Minute)
+	victim := c.Servers()[rng.IntN(3)]
+	l.more(20)
+	c.killAll([]*localcluster.Server{victim})
+	// 512 rows of 72 bytes are 9 kB a shard: 300 pushes are 2.7 MB, 50 trailing logs.
+	l.more(300)
+	const installed = "nstalled remote snapshot"
+	if logHas(t, victim, installed) {
+		t.Fatal("a snapshot was installed before the server was away: the test shows nothing")
+	}
+	c.restartAll([]*localcluster.Server{victim})
+	if err := c.caughtUp(ctx, victim); err != nil {
+		t.Fatal(err)
+	}
+	if !logHas(t, victim, installed) {
+		t.Error("the server has caught up without a snapshot")
+	}
+	l.more(50)
+	l.check(c)
+	// What it got serves: the same after a restart from its own disk.
+	c.killAll([]*localcluster.Server{victim})
+	c.restartAll([]*localcluster.Server{victim})
+	c.sameDigests()
+}

@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// bin holds the binaries under test, built by TestMain; "" with -short.
+var bin string
+
+// root is the repository.
+const root = ".."
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	if testing.Short() {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "rowraft-e2e-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	bin = dir
+	code := m.Run()
+	for _, p := range leftovers(dir) {
+		fmt.Fprintf(os.Stderr, "e2e: a process is left: pid %d: %s\n", p.pid, p.command)
+		_ = syscall.Kill(p.pid, syscall.SIGKILL)
+		code = 1
+	}
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
+	return code
+}
+
+// build makes the binaries as the test itself was built: with or without the SIMD
+// kernels and the race detector.
+func build(dir string) error {
+	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "./cmd/rowraft", "./cmd/rowraft-trainer")...)
+	cmd.Dir = root
+	experiment := ""
+	if strings.Contains(runtime.Version(), "X:simd") {
+		experiment = "simd"
+	}
+	cmd.Env = append(os.Environ(), "GOEXPERIMENT="+experiment)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+type process struct {
+	pid     int
+	command string
+}
+
+// leftovers lists the processes that run a binary from dir, whoever started them.
+func leftovers(dir string) []process {
+	entries, _ := os.ReadDir("/proc")
+	var out []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		if err != nil || !strings.HasPrefix(exe, dir+string(filepath.Separator)) {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		out = append(out, process{pid, strings.ReplaceAll(string(line), "\x00", " ")})
+	}
+	return out
+}
+
+func TestALeftProcessIsNoticed(t *testing.T) {
+	needBinaries(t)
+	s := spawn(t, "rowraft", "server", "--insecure", "--with-scheduler", "--data-dir", t.TempDir(),
+		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
+	found := false
+	for _, p := range leftovers(bin) {
+		found = found || p.pid == s.cmd.Process.Pid && strings.Contains(p.command, "--with-scheduler")
+	}
+	if !found {
+		t.Errorf("leftovers does not show pid %d", s.cmd.Process.Pid)
+	}
+	s.kill()
+	for _, p := range leftovers(bin) {
+		t.Errorf("leftovers shows %v after it was killed", p)
+	}
+}
+
+// needBinaries skips a test that starts processes where none was built.
+func needBinaries(t testing.TB) {
+	t.Helper()
+	if bin == "" {
+		t.Skip("starts processes: skipped by -short")
+	}
+}
+
+// skipUnderRace leaves out what measures or trains: the race detector makes it
+// too slow, and the other tests run the same code.
+func skipUnderRace(t testing.TB) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("too slow under the race detector")
+	}
+}
+
+// running is a process of one of the binaries. The test ends it.
+type running struct {
+	cmd            *exec.Cmd
+	stdout, stderr bytes.Buffer // to be read once it has ended
+	ended          chan struct{}
+	err            error // why it ended, once it has
+}
+
+// spawn starts a binary in the root of the repository.
+func spawn(t testing.TB, name string, args ...string) *running {
+	t.Helper()
+	p := &running{cmd: exec.Command(filepath.Join(bin, name), args...), ended: make(chan struct{})}
+	p.cmd.Dir = root
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	// Pdeathsig is tied to the thread that forks: keep it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
+	t.Cleanup(p.kill)
+	return p
+}
+
+// kill ends the process, if it has not, and returns when it is gone.
+func (p *running) kill() {
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		panic(err)
+	}
+	<-p.ended
+}
+
+// code waits for the process to end and returns its exit code.
+func (p *running) code(t testing.TB, patience time.Duration) int {
+	t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+		return p.cmd.ProcessState.ExitCode()
+	case <-timer.C:
+	}
+	p.kill()
+	t.Fatalf("%v has not ended after %v; it wrote\n%s%s", p.cmd.Args, patience, &p.stdout, &p.stderr)
+	return -1
+}
+
+// deadline is a context for one phase of a test.
+func deadline(t testing.TB, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), d, fmt.Errorf("%s took longer than %v", t.Name(), d))
+	t.Cleanup(cancel)
+	return ctx
+}
