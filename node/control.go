@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,6 +26,8 @@ const registerRetry = 100 * time.Millisecond
 type control struct {
 	n   *Node
 	tls *tls.Config
+
+	registered atomic.Bool // the scheduler has this server's present addresses
 
 	mu     sync.Mutex
 	conns  map[string]*grpc.ClientConn
@@ -125,6 +128,7 @@ func (c *control) register(ctx context.Context) {
 			switch code := rowraft.CodeOf(err); {
 			case err == nil:
 				known, wait = true, 0
+				c.registered.Store(true)
 			case code == rowraft.CodeIdentity || code == rowraft.CodeInvalidArgument:
 				c.n.fail(err)
 				return
@@ -141,6 +145,28 @@ func (c *control) register(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// hear asks the servers of --join where they are, until the scheduler has taken
+// this server: then the map is right again, and newer than what they said.
+func (c *control) hear(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for !c.registered.Load() {
+		peers, err := c.n.sched.Peers(ctx)
+		if err != nil {
+			c.n.log.Debug("not every server of --join answers", "err", err)
+		}
+		for _, p := range peers {
+			c.n.heard.Store(p.Node, p.PeerAddr)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+	c.n.heard.Clear()
 }
 
 func (c *control) registerOnce(ctx context.Context) error {

@@ -53,6 +53,10 @@ type Node struct {
 	ready    bool
 
 	cluster atomic.Pointer[clustermap.Map] // that the replicas follow
+
+	// heard is where other servers said that their Raft groups are (NodeID → host:port),
+	// while no map can tell: all of them may have moved at once.
+	heard sync.Map
 }
 
 // Run serves until ctx ends, which is a clean stop and returns nil, or until the
@@ -177,6 +181,7 @@ func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err e
 		wg.Go(func() { n.control.followMap(ctx) })
 	}
 	wg.Go(func() { n.control.register(ctx) })
+	wg.Go(func() { n.control.hear(ctx) })
 	return n.followMap(ctx)
 }
 
@@ -199,10 +204,13 @@ func (n *Node) openStore(id identity.Identity, serverTLS, clientTLS *tls.Config)
 	return err
 }
 
-// peerAddr looks up where a node's Raft groups are now: in the map, or, before
-// there is one, among the founders.
+// peerAddr looks up where a node's Raft groups are now: what the node itself said
+// since this server started, or the map, or, before there is one, the founders.
 func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, error) {
 	return func(node rowraft.NodeID) (string, error) {
+		if addr, ok := n.heard.Load(node); ok {
+			return addr.(string), nil
+		}
 		if m := n.sched.View().Map(); m != nil {
 			if found, ok := m.Node(node); ok {
 				return found.PeerAddr, nil

@@ -43,14 +43,7 @@ func startCluster(t testing.TB, servers, shards int) *testCluster {
 	var listeners [][2]net.Listener
 	var join []string
 	for range servers {
-		var pair [2]net.Listener
-		for i := range pair {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			pair[i] = l
-		}
+		pair := listenPair(t)
 		listeners = append(listeners, pair)
 		join = append(join, pair[0].Addr().String())
 	}
@@ -85,6 +78,8 @@ func (n *testNode) awaitReady(t testing.TB) {
 	select {
 	case <-n.ready:
 	case err := <-n.done:
+		n.cancel()
+		n.cancel = nil // it has ended: stopNode would wait for ever
 		t.Fatalf("node %s ended before it was ready: %v", n.cfg.Name, err)
 	case <-time.After(30 * time.Second):
 		t.Fatalf("node %s is not ready after 30 s", n.cfg.Name)
@@ -118,6 +113,37 @@ func (c *testCluster) restart(i int) {
 	}
 	n.start(pair)
 	n.awaitReady(c.t)
+}
+
+// move starts the stopped servers on other ports.
+func (c *testCluster) move() {
+	c.t.Helper()
+	pairs := make([][2]net.Listener, len(c.nodes))
+	join := make([]string, len(c.nodes))
+	for i, n := range c.nodes {
+		pairs[i] = listenPair(c.t)
+		n.addr, n.peer = pairs[i][0].Addr().String(), pairs[i][1].Addr().String()
+		join[i] = n.addr
+	}
+	for i, n := range c.nodes {
+		n.cfg.Join = join
+		n.start(pairs[i])
+	}
+	for _, n := range c.nodes {
+		n.awaitReady(c.t)
+	}
+}
+
+// listenPair listens on two ports that the kernel chose.
+func listenPair(t testing.TB) (pair [2]net.Listener) {
+	for i := range pair {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair[i] = l
+	}
+	return pair
 }
 
 func (c *testCluster) stop() {
@@ -263,6 +289,95 @@ func TestAcknowledgedPushesSurviveARestartOfAll(t *testing.T) {
 		if v != 11 {
 			t.Fatalf("value %d is %v, want 11", i, v)
 		}
+	}
+}
+
+// TestAllServersMoveAtOnce restarts everything under other addresses: no map
+// knows them, and the servers must find each other by --join.
+func TestAllServersMoveAtOnce(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	cl, ctx := c.dial(), testContext(t)
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Push(ctx, []rowraft.Key{7}, []float32{-1, -1, -1, -1}); err != nil {
+		t.Fatal(err)
+	}
+	c.stop()
+	c.move()
+	cl = c.dial()
+	if table, err = cl.Table(ctx, "user"); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]float32, 4)
+	if err := table.Pull(ctx, []rowraft.Key{7}, got); err != nil || got[0] != 1 {
+		t.Fatalf("after the move the row is %v (%v), want 1", got, err)
+	}
+	if _, err := table.Push(ctx, []rowraft.Key{7}, []float32{-1, -1, -1, -1}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	ctx := testContext(t)
+	first, other := c.dial(), c.dial()
+	for i, join := range []struct {
+		c       *client.Client
+		worker  string
+		workers int
+		rank    int
+		code    rowraft.Code
+	}{
+		{first, "a", 2, 0, 0},
+		{other, "b", 2, 1, 0},
+		{first, "a", 2, 0, 0}, // a restarted worker keeps its rank
+		{other, "c", 2, 0, rowraft.CodeInvalidArgument},
+		{other, "b", 3, 0, rowraft.CodeInvalidArgument},
+	} {
+		rank, _, err := join.c.JoinJob(ctx, "job", join.worker, join.workers)
+		if join.code != 0 {
+			if rowraft.CodeOf(err) != join.code {
+				t.Errorf("join %d: %v, want %v", i, err, join.code)
+			}
+			continue
+		}
+		if err != nil || rank != join.rank {
+			t.Errorf("join %d: rank %d (%v), want %d", i, rank, err, join.rank)
+		}
+	}
+
+	// Two clients of one id: the later incarnation fences the earlier.
+	id := rowraft.ClientID{42}
+	open := func() *client.Table {
+		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, ClientID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cl.Close() })
+		table, err := cl.CreateTable(ctx, counterSchema("user"), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return table
+	}
+	push := func(table *client.Table) error {
+		_, err := table.Push(ctx, []rowraft.Key{7}, []float32{-1, 0, 0, 0})
+		return err
+	}
+	zombie, heir := open(), open()
+	for _, table := range []*client.Table{zombie, heir} {
+		if err := push(table); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := push(zombie); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("a fenced client pushes: %v, want CodeSessionExpired", err)
+	}
+	got := make([]float32, 4)
+	if err := heir.Pull(ctx, []rowraft.Key{7}, got); err != nil || got[0] != 2 {
+		t.Errorf("the row counts %v pushes (%v), want 2", got[0], err)
 	}
 }
 
