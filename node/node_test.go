@@ -39,6 +39,12 @@ type testNode struct {
 
 func startCluster(t testing.TB, servers, shards int) *testCluster {
 	t.Helper()
+	return startClusterWith(t, servers, shards, func(*Config) {})
+}
+
+// startClusterWith starts servers whose configuration change has changed.
+func startClusterWith(t testing.TB, servers, shards int, change func(*Config)) *testCluster {
+	t.Helper()
 	c := &testCluster{t: t, dir: t.TempDir()}
 	var listeners [][2]net.Listener
 	var join []string
@@ -54,6 +60,7 @@ func startCluster(t testing.TB, servers, shards int) *testCluster {
 			WithScheduler: true, Join: join, Servers: servers, Shards: shards, Profile: "fast",
 			DiskStallLimit: 5 * time.Second, Insecure: true, Logger: slog.New(slog.DiscardHandler),
 		}
+		change(&n.cfg)
 		c.nodes = append(c.nodes, n)
 		n.start(listeners[i])
 	}
@@ -378,6 +385,52 @@ func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
 	got := make([]float32, 4)
 	if err := heir.Pull(ctx, []rowraft.Key{7}, got); err != nil || got[0] != 2 {
 		t.Errorf("the row counts %v pushes (%v), want 2", got[0], err)
+	}
+}
+
+// TestServersWithoutSchedulerTakeShards has five servers, two of which run no
+// member of the metadata group: replicas are on all of them.
+func TestServersWithoutSchedulerTakeShards(t *testing.T) {
+	founders := 0
+	c := startClusterWith(t, 5, 5, func(cfg *Config) {
+		cfg.Join = cfg.Join[:3]
+		cfg.WithScheduler = founders < 3
+		founders++
+	})
+	cl, ctx := c.dial(), testContext(t)
+	replicas := make(map[rowraft.NodeID]int)
+	for _, s := range cl.Map().Shards {
+		for _, r := range s.Replicas {
+			replicas[r.Node]++
+		}
+	}
+	for _, n := range cl.Map().Nodes {
+		if replicas[n.ID] != 3 { // 5 shards × 3 replicas on 5 servers
+			t.Errorf("server %s has %d replicas, want 3", n.Name, replicas[n.ID])
+		}
+	}
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := make([]rowraft.Key, 100)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	grads, got := make([]float32, 400), make([]float32, 400)
+	for i := range grads {
+		grads[i] = -1
+	}
+	if _, err := table.Push(ctx, keys, grads); err != nil {
+		t.Fatal(err)
+	}
+	c.stopNode(4) // one without a scheduler
+	if err := table.Pull(ctx, keys, got); err != nil || got[0] != 1 || got[399] != 1 {
+		t.Fatalf("rows %v … %v (%v), want 1", got[0], got[399], err)
+	}
+	c.restart(4)
+	if _, err := table.Push(ctx, keys, grads); err != nil {
+		t.Fatal(err)
 	}
 }
 
