@@ -1,6 +1,11 @@
 package e2e
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -112,17 +117,28 @@ func TestStoppedLeader(t *testing.T) {
 // A server is away while the others write so much that their logs no longer reach
 // back to where it was: only a snapshot can bring it up.
 func TestBehindTheLog(t *testing.T) {
+	for _, backend := range []string{"wal", "bolt"} {
+		t.Run(backend, func(t *testing.T) { testBehindTheLog(t, backend) })
+	}
+}
+
+func testBehindTheLog(t *testing.T, backend string) {
 	rng := seed(t)
-	c := start(t, localcluster.Options{Args: []string{
-		"--snapshot-every-bytes", "200000", "--trailing-log-bytes", "50000", "--log-level", "debug",
+	c := start(t, localcluster.Options{Backend: backend, Servers: 3, Shards: 1, Args: []string{
+		"--snapshot-every-bytes", "2000000", "--trailing-log-bytes", "500000", "--log-level", "debug",
 	}})
-	l := startLoad(c, rng, loadOptions{clients: 2, workers: 4, keys: 4096, perPush: 512, dim: 16})
+	l := startLoad(c, rng, loadOptions{clients: 2, workers: 4, keys: 2048, perPush: 512, dim: 64})
 	ctx := deadline(t, 2*time.Minute)
 	victim := c.Servers()[rng.IntN(3)]
 	l.more(20)
 	c.killAll([]*localcluster.Server{victim})
-	// 512 rows of 72 bytes are 9 kB a shard: 300 pushes are 2.7 MB, 50 trailing logs.
-	l.more(300)
+	// A push is 135 kB. raft-wal gives an entry back, compacted or not, as long as
+	// it has not dropped the segment: write more than one of 16 MiB.
+	l.more(160)
+	behind := c.lastIndexes(ctx, victim)
+	if err := poll(ctx, func() error { return c.compactedBeyond(behind, victim) }); err != nil {
+		t.Fatal(err)
+	}
 	const installed = "nstalled remote snapshot"
 	if logHas(t, victim, installed) {
 		t.Fatal("a snapshot was installed before the server was away: the test shows nothing")
@@ -140,4 +156,54 @@ func TestBehindTheLog(t *testing.T) {
 	c.killAll([]*localcluster.Server{victim})
 	c.restartAll([]*localcluster.Server{victim})
 	c.sameDigests()
+}
+
+// lastIndexes returns, by shard, the last index of the logs of the servers that
+// were not killed.
+func (c *cluster) lastIndexes(ctx context.Context, killed *localcluster.Server) map[uint32]uint64 {
+	c.t.Helper()
+	last := make(map[uint32]uint64)
+	for _, s := range c.Servers() {
+		if s == killed {
+			continue
+		}
+		st, err := nodeStatus(ctx, s)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		for _, r := range st.Replicas {
+			last[r.Shard] = max(last[r.Shard], r.LastIndex)
+		}
+	}
+	return last
+}
+
+// compactedBeyond tells whether the logs of all shards, on all servers but one,
+// begin behind the given indices, as their own logs say.
+func (c *cluster) compactedBeyond(want map[uint32]uint64, but *localcluster.Server) error {
+	for _, s := range c.Servers() {
+		if s == but {
+			continue
+		}
+		b, err := os.ReadFile(s.LogFile)
+		if err != nil {
+			return err
+		}
+		first := make(map[string]uint64) // group → the log begins after it
+		for line := range bytes.Lines(b) {
+			var e struct {
+				Msg, Group string
+				To         uint64
+			}
+			if bytes.Contains(line, []byte("compacting logs")) && json.Unmarshal(line, &e) == nil {
+				first[e.Group] = max(first[e.Group], e.To)
+			}
+		}
+		for shard, index := range want {
+			if got := first[fmt.Sprintf("shard-%d", shard)]; got <= index {
+				return fmt.Errorf("the log of shard %d on %s begins after %d, want more than %d", shard, s.Name, got, index)
+			}
+		}
+	}
+	return nil
 }
