@@ -154,6 +154,9 @@ func (n *Node) openScheduler(conf *tls.Config) (err error) {
 
 // run joins the cluster and follows its map until ctx ends.
 func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err error) {
+	if err := checkLogDir(n.cfg.DataDir, n.identity.Identity().Cluster); err != nil {
+		return err
+	}
 	id, err := n.sched.Form(ctx)
 	if err != nil {
 		return err

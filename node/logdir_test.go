@@ -1,0 +1,34 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+func TestLostLogsAreNoticed(t *testing.T) {
+	dir := t.TempDir()
+	if err := checkLogDir(dir, ""); err != nil {
+		t.Fatalf("a new server: %v", err)
+	}
+	if err := checkLogDir(dir, ""); err != nil {
+		t.Errorf("a server that ended before it joined: %v", err)
+	}
+	if err := checkLogDir(dir, "c1"); err != nil {
+		t.Errorf("a server that ended right after it joined: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "raft", "groups")); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkLogDir(dir, "c1"); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("a member whose disk of logs is not mounted: %v, want code Identity", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "raft")); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkLogDir(dir, "c1"); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("a member without logs: %v, want code Identity", err)
+	}
+}
