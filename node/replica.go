@@ -73,6 +73,8 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 		Machine:   stateMachine{machine},
 		Bootstrap: members,
 		OnLeader:  r.onLeader,
+
+		SegmentSizeBytes: segmentSize(m, self.Node),
 	})
 	if err != nil {
 		r.cancel()
@@ -80,6 +82,20 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 	}
 	r.batch = newBatcher(r.group, r.header)
 	return r, nil
+}
+
+// segmentSize is that of the log files of each replica on a node: as large as
+// lets all groups together preallocate about half a GiB.
+func segmentSize(m *clustermap.Map, node rowraft.NodeID) int {
+	replicas := 0
+	for _, s := range m.Shards {
+		for _, r := range s.Replicas {
+			if r.Node == node {
+				replicas++
+			}
+		}
+	}
+	return max(8<<20, min(64<<20, 512<<20/max(replicas, 1)))
 }
 
 func groupName(s rowraft.ShardID) string { return fmt.Sprintf("shard-%d", s) }

@@ -72,7 +72,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	if err != nil {
 		return nil, err
 	}
-	g.inner, err = openBackend(cfg.Backend, filepath.Join(dir, "log"), s.opts.SegmentSizeBytes, g.log)
+	g.inner, err = openBackend(cfg.Backend, filepath.Join(dir, "log"), cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
 	}

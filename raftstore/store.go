@@ -82,6 +82,7 @@ func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 	if cfg.Backend == "" {
 		cfg.Backend = s.opts.Backend
 	}
+	setDefault(&cfg.SegmentSizeBytes, s.opts.SegmentSizeBytes)
 	if err := s.validateGroup(&cfg); err != nil {
 		return nil, err
 	}
@@ -114,6 +115,8 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 		return bad("the replica ID is empty")
 	case cfg.Machine == nil:
 		return bad("the state machine is nil")
+	case cfg.SegmentSizeBytes < minSegment || cfg.SegmentSizeBytes > maxSegment:
+		return bad("SegmentSizeBytes %d: want %d to %d", cfg.SegmentSizeBytes, minSegment, maxSegment)
 	case cfg.Backend != BackendWAL && cfg.Backend != BackendBolt:
 		return bad("backend %q: want %q or %q", cfg.Backend, BackendWAL, BackendBolt)
 	}
@@ -300,7 +303,13 @@ func (s *Store) watchDisk() {
 // group needs to start its next two log segments. raft-wal cannot go on when a
 // segment cannot be made.
 func (s *Store) reserveBytes() int64 {
-	return max(s.opts.DiskReserveBytes, 2*int64(s.opts.SegmentSizeBytes)*int64(len(s.GroupIDs())))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	segments := int64(0)
+	for _, g := range s.mu.groups {
+		segments += 2 * int64(g.cfg.SegmentSizeBytes)
+	}
+	return max(s.opts.DiskReserveBytes, segments)
 }
 
 func (s *Store) checkDisk() {

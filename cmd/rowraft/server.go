@@ -82,7 +82,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the shards: wal or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "default", "Raft timers: fast (up to 24 replicas a server), default (100) or dense")
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
-	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments (32 MiB) a shard")
+	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
 	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default 512 MiB")
 	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0, "log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
 	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")
