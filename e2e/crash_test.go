@@ -23,7 +23,7 @@ func TestKillAllServers(t *testing.T) {
 			rng := seed(t)
 			c := start(t, localcluster.Options{Backend: backend})
 			l := startLoad(c, rng, loadOptions{clients: 3, workers: 3, keys: 512, perPush: 48})
-			for round := range 4 {
+			for round := range rounds(4) {
 				l.more(20 + rng.IntN(300))
 				killed := time.Now()
 				c.killAll(c.Servers())
@@ -46,7 +46,7 @@ func TestKillLeaders(t *testing.T) {
 	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 512, perPush: 64})
 	ctx := deadline(t, 2*time.Minute)
 	var failovers []time.Duration
-	for range 4 {
+	for range rounds(4) {
 		l.more(50 + rng.IntN(200))
 		leads, err := c.leaders(ctx)
 		if err != nil {
@@ -72,6 +72,14 @@ func TestKillLeaders(t *testing.T) {
 	l.check(c)
 }
 
+// rounds is how often a fault is repeated: half as often under the race detector.
+func rounds(n int) int {
+	if raceEnabled {
+		return n / 2
+	}
+	return n
+}
+
 func countOf(leads []*localcluster.Server, s *localcluster.Server) (n int) {
 	for _, l := range leads {
 		if l == s {
@@ -88,7 +96,7 @@ func TestStoppedLeader(t *testing.T) {
 	c := start(t, localcluster.Options{})
 	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 128, perPush: 64})
 	ctx := deadline(t, 2*time.Minute)
-	for range 2 {
+	for range rounds(2) {
 		l.more(50 + rng.IntN(200))
 		leads, err := c.leaders(ctx)
 		if err != nil {
