@@ -45,7 +45,7 @@ func (c *Cluster) peerSource(in *net.TCPConn) (from string, head []byte, err err
 	if err != nil {
 		return Client, head, nil
 	}
-	if s := c.byID(id); s != nil {
+	if s := c.ByID(id); s != nil {
 		return s.Name, head, nil
 	}
 	// Before the server has said its id for the first time.
@@ -82,7 +82,7 @@ func (c *Cluster) ownerOf(in *net.TCPConn) string {
 		return Client
 	}
 	want := "socket:[" + inode + "]"
-	for _, s := range c.list() {
+	for _, s := range c.Servers() {
 		pid := s.Pid()
 		if pid == 0 {
 			continue
