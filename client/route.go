@@ -19,8 +19,10 @@ type attempt func(context.Context, rowraftv1.TableClient) error
 func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
 	b := backoff{}
 	useHint := true
-	for i := 0; ; i++ {
-		node, addr := c.target(shard, i, useHint)
+	var last rowraft.NodeID // that answered, or did not
+	for {
+		node, addr := c.target(shard, last, useHint)
+		last = node
 		err = c.try(ctx, addr, call)
 		if err == nil {
 			c.confirmLeader(shard, node)
@@ -70,9 +72,10 @@ func (c *Client) try(ctx context.Context, addr string, call attempt) error {
 	return nil
 }
 
-// target picks the server for try i: the leader hint if wanted and known, else
-// the replicas in turn.
-func (c *Client) target(shard rowraft.ShardID, i int, useHint bool) (rowraft.NodeID, string) {
+// target picks the server for the next try: the leader hint if wanted and known,
+// else the replica after the one that was tried last, so that a server that hangs
+// is not asked twice running.
+func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool) (rowraft.NodeID, string) {
 	m := c.cluster.Load()
 	if hint := c.leaders[shard].Load(); useHint && hint != nil {
 		if n, ok := m.Node(hint.node); ok {
@@ -83,7 +86,13 @@ func (c *Client) target(shard rowraft.ShardID, i int, useHint bool) (rowraft.Nod
 		return "", ""
 	}
 	replicas := m.Shards[shard].Replicas
-	n, _ := m.Node(replicas[i%len(replicas)].Node)
+	next := 0
+	for i, r := range replicas {
+		if r.Node == last {
+			next = (i + 1) % len(replicas)
+		}
+	}
+	n, _ := m.Node(replicas[next].Node)
 	return n.ID, n.Addr
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/rowraft/rowraft"
@@ -66,19 +67,20 @@ func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
 	if s, err := c.cluster.Load().Table(name); err == nil {
 		return c.handle(s), nil
 	}
-	// The map may be older than the table.
-	var err error
+	// This map may be older than the table, and so may be that of a server which
+	// has just restarted: ask them all.
+	var errs []error
 	for _, addr := range c.addrs() {
-		if err = c.fetchMap(ctx, addr, 0); err == nil {
-			break
+		if err := c.fetchMap(ctx, addr, 0); err != nil {
+			errs = append(errs, err)
 		}
 	}
-	s, terr := c.cluster.Load().Table(name)
-	if terr != nil {
-		if err != nil {
-			return nil, err
+	s, err := c.cluster.Load().Table(name)
+	if err != nil {
+		if len(errs) == len(c.addrs()) {
+			return nil, errors.Join(errs...)
 		}
-		return nil, terr
+		return nil, err
 	}
 	return c.handle(s), nil
 }

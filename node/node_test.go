@@ -16,6 +16,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,8 +31,8 @@ type testCluster struct {
 
 type testNode struct {
 	cfg    Config
+	ports  [2]*localcluster.Port // gRPC, peers
 	addr   string
-	peer   string
 	cancel context.CancelFunc
 	done   chan error
 	ready  chan Info
@@ -46,23 +47,21 @@ func startCluster(t testing.TB, servers, shards int) *testCluster {
 func startClusterWith(t testing.TB, servers, shards int, change func(*Config)) *testCluster {
 	t.Helper()
 	c := &testCluster{t: t, dir: t.TempDir()}
-	var listeners [][2]net.Listener
 	var join []string
 	for range servers {
-		pair := listenPair(t)
-		listeners = append(listeners, pair)
-		join = append(join, pair[0].Addr().String())
+		n := &testNode{}
+		n.reserve(t)
+		c.nodes = append(c.nodes, n)
+		join = append(join, n.addr)
 	}
-	for i := range servers {
-		n := &testNode{addr: join[i], peer: listeners[i][1].Addr().String()}
+	for i, n := range c.nodes {
 		n.cfg = Config{
 			DataDir: filepath.Join(c.dir, fmt.Sprintf("n%d", i+1)), Name: fmt.Sprintf("n%d", i+1),
 			WithScheduler: true, Join: join, Servers: servers, Shards: shards, Profile: "fast",
 			DiskStallLimit: 5 * time.Second, Insecure: true, Logger: slog.New(slog.DiscardHandler),
 		}
 		change(&n.cfg)
-		c.nodes = append(c.nodes, n)
-		n.start(listeners[i])
+		n.start(t)
 	}
 	t.Cleanup(c.stop)
 	for _, n := range c.nodes {
@@ -71,7 +70,30 @@ func startClusterWith(t testing.TB, servers, shards int, change func(*Config)) *
 	return c
 }
 
-func (n *testNode) start(pair [2]net.Listener) {
+// reserve takes two ports that the kernel chose, until the test ends.
+func (n *testNode) reserve(t testing.TB) {
+	for i := range n.ports {
+		p, err := localcluster.ReservePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Release() })
+		n.ports[i] = p
+	}
+	n.addr = n.ports[0].Addr
+}
+
+// start runs the server on its ports.
+func (n *testNode) start(t testing.TB) {
+	t.Helper()
+	var pair [2]net.Listener
+	for i, p := range n.ports {
+		l, err := p.Listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair[i] = l
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	n.cancel, n.done, n.ready = cancel, make(chan error, 1), make(chan Info, 1)
 	cfg, done, ready := n.cfg, n.done, n.ready
@@ -110,47 +132,25 @@ func (c *testCluster) stopNode(i int) {
 func (c *testCluster) restart(i int) {
 	c.t.Helper()
 	n := c.nodes[i]
-	var pair [2]net.Listener
-	for j, addr := range []string{n.addr, n.peer} {
-		l, err := net.Listen("tcp", addr)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		pair[j] = l
-	}
-	n.start(pair)
+	n.start(c.t)
 	n.awaitReady(c.t)
 }
 
 // move starts the stopped servers on other ports.
 func (c *testCluster) move() {
 	c.t.Helper()
-	pairs := make([][2]net.Listener, len(c.nodes))
 	join := make([]string, len(c.nodes))
 	for i, n := range c.nodes {
-		pairs[i] = listenPair(c.t)
-		n.addr, n.peer = pairs[i][0].Addr().String(), pairs[i][1].Addr().String()
+		n.reserve(c.t)
 		join[i] = n.addr
 	}
-	for i, n := range c.nodes {
+	for _, n := range c.nodes {
 		n.cfg.Join = join
-		n.start(pairs[i])
+		n.start(c.t)
 	}
 	for _, n := range c.nodes {
 		n.awaitReady(c.t)
 	}
-}
-
-// listenPair listens on two ports that the kernel chose.
-func listenPair(t testing.TB) (pair [2]net.Listener) {
-	for i := range pair {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		pair[i] = l
-	}
-	return pair
 }
 
 func (c *testCluster) stop() {
