@@ -1,0 +1,258 @@
+package check
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/rowraft/rowraft/e2e/history"
+)
+
+// PorcupineOptions bound the search. Zero fields take the defaults.
+type PorcupineOptions struct {
+	Window  int           // most ops of one search, 5000 by default, which is also the most
+	Timeout time.Duration // for all windows together, 30 s by default
+	Rows    []int         // look at these only; nil: at all
+}
+
+// Opinion is what the search found.
+type Opinion struct {
+	Windows    int         `json:"windows"`
+	OK         int         `json:"ok"`      // windows that have an explanation
+	Illegal    []Violation `json:"illegal"` // windows that have none; Ops are all of the window
+	Unknown    int         `json:"unknown"` // windows not decided in time: investigate, it is no pass
+	UnknownRow int         `json:"unknown_row"`
+	Skipped    int         `json:"skipped"` // reads that fit into no window, or precede theirs
+}
+
+func (o Opinion) String() string {
+	s := fmt.Sprintf("%d windows explained, %d impossible", o.OK, len(o.Illegal))
+	if o.Unknown > 0 {
+		s += fmt.Sprintf(", %d not decided in time (the first in row %d)", o.Unknown, o.UnknownRow)
+	}
+	if o.Skipped > 0 {
+		s += fmt.Sprintf(", %d reads left out", o.Skipped)
+	}
+	return s
+}
+
+const maxWindow = 5000
+
+// Porcupine asks a general linearizability checker for an order of the ops that
+// explains every read, row by row. It shares no rule with Vec: the model is a
+// vector, a push adds one to it, a read must equal it. A leader read may stand as
+// far back as one likes, so its call is moved to the beginning of its window;
+// that it shows its client's own pushes is counted apart.
+//
+// A row with more ops than a window is looked at in windows that overlap by about
+// half. A window has the reads called and returned within it, and every push that
+// overlaps it. Pushes acknowledged before it began stand before all its reads, so
+// they are the state that it starts from; leader reads that show less than that
+// state are left out (Skipped). What only shows across windows is Vec's to find.
+func Porcupine(ops []history.Op, clients int, o PorcupineOptions) Opinion {
+	if o.Window <= 0 || o.Window > maxWindow {
+		o.Window = maxWindow
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = 30 * time.Second
+	}
+	var f findings
+	s := search{x: newIndex(ops, clients, &f), clients: clients, window: o.Window, until: time.Now().Add(o.Timeout)}
+	s.out.Illegal = f.sorted()
+	for i, row := range s.x.rows {
+		if o.Rows == nil || slices.Contains(o.Rows, row) {
+			s.row(i)
+		}
+	}
+	return s.out
+}
+
+type search struct {
+	x       *index
+	clients int
+	window  int
+	until   time.Time
+	out     Opinion
+}
+
+// row looks at all windows of a row.
+func (s *search) row(i int) {
+	row := s.x.rows[i]
+	refs := slices.Clone(s.x.of(i))
+	slices.SortFunc(refs, func(a, b ref) int {
+		return cmp.Or(cmp.Compare(s.x.ops[a.op].Call, s.x.ops[b.op].Call), cmp.Compare(a.op, b.op))
+	})
+	refs = slices.DeleteFunc(refs, func(r ref) bool { return s.x.ops[r.op].Outcome == history.Refused })
+	s.ownPushes(row, refs)
+	for from := 0; from < len(refs); {
+		w := s.cut(refs, from)
+		s.judge(row, w)
+		if w.to == len(refs) {
+			return
+		}
+		from += max(1, (w.to-from)/2)
+	}
+}
+
+// window is what is searched at once.
+type window struct {
+	to    int     // refs[to:] are called after it
+	base  []int64 // the state it starts from
+	ops   []int   // positions in the history
+	cases []porcupine.Operation
+}
+
+// cut makes the window that begins with the call of refs[from].
+func (s *search) cut(refs []ref, from int) window {
+	w := window{to: from, base: make([]int64, s.clients)}
+	begin := s.x.ops[refs[from].op].Call
+	for _, r := range refs[:from] {
+		op := &s.x.ops[r.op]
+		switch {
+		case op.Kind == history.Pull:
+		case op.Outcome == history.OK && op.Return < begin:
+			w.base[op.Client]++
+		default:
+			w.push(op, int(r.op))
+		}
+	}
+	w.to = min(len(refs), from+max(1, s.window-len(w.ops)))
+	end := int64(math.MaxInt64)
+	if w.to < len(refs) {
+		end = s.x.ops[refs[w.to].op].Call
+	}
+	for _, r := range refs[from:w.to] {
+		op := &s.x.ops[r.op]
+		switch {
+		case op.Kind == history.Push:
+			w.push(op, int(r.op))
+		case op.Return >= end && end != math.MaxInt64:
+			s.out.Skipped++
+		default:
+			v := op.Values[r.at][:s.clients]
+			if op.Mode == ModeLeader && less(v, w.base) {
+				s.out.Skipped++
+				continue
+			}
+			w.pull(op, int(r.op), v)
+		}
+	}
+	return w
+}
+
+// less reports whether v is smaller than base in any dimension.
+func less(v, base []int64) bool {
+	for c := range base {
+		if v[c] < base[c] {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *window) push(op *history.Op, at int) {
+	ret := op.Return
+	if op.Outcome == history.Unknown {
+		ret = math.MaxInt64
+	}
+	w.ops = append(w.ops, at)
+	w.cases = append(w.cases, porcupine.Operation{Input: op.Client, Call: op.Call, Return: ret})
+}
+
+func (w *window) pull(op *history.Op, at int, v []int64) {
+	call := op.Call
+	if op.Mode == ModeLeader {
+		call = math.MinInt64
+	}
+	w.ops = append(w.ops, at)
+	w.cases = append(w.cases, porcupine.Operation{Input: -1, Output: pack(v), Call: call, Return: op.Return})
+}
+
+// judge searches a window for an explanation.
+func (s *search) judge(row int, w window) {
+	s.out.Windows++
+	result := porcupine.Unknown
+	if left := time.Until(s.until); left > 0 { // Porcupine takes 0 as: no limit
+		result = porcupine.CheckOperationsTimeout(model(w.base), w.cases, left)
+	}
+	switch result {
+	case porcupine.Ok:
+		s.out.OK++
+	case porcupine.Illegal:
+		s.out.Illegal = append(s.out.Illegal, Violation{
+			Rule: RulePorcupine, Row: row, Ops: w.ops,
+			Text: fmt.Sprintf("row %d: no order of the %d ops from op %d on explains what was read", row, len(w.ops), w.ops[0]),
+		})
+	default:
+		if s.out.Unknown == 0 {
+			s.out.UnknownRow = row
+		}
+		s.out.Unknown++
+	}
+}
+
+// ownPushes checks that leader reads show what their own client had been told is
+// there; the model cannot, as it moves them back in time.
+func (s *search) ownPushes(row int, refs []ref) {
+	acks := make([][]int64, s.clients) // per client, ascending
+	for _, r := range refs {
+		if op := &s.x.ops[r.op]; op.Kind == history.Push && op.Outcome == history.OK {
+			acks[op.Client] = append(acks[op.Client], op.Return)
+		}
+	}
+	for _, list := range acks {
+		slices.Sort(list)
+	}
+	for _, r := range refs {
+		op := &s.x.ops[r.op]
+		if op.Kind != history.Pull || op.Mode != ModeLeader || op.Client < 0 || op.Client >= s.clients {
+			continue
+		}
+		own, _ := slices.BinarySearch(acks[op.Client], op.Call)
+		if have := op.Values[r.at][op.Client]; have < int64(own) {
+			s.out.Illegal = append(s.out.Illegal, Violation{
+				Rule: RulePorcupine, Row: row, Ops: []int{int(r.op)},
+				Text: fmt.Sprintf("row %d: op %d, a leader read of client %d, shows %d of its own pushes, %d were acknowledged", row, r.op, op.Client, have, own),
+			})
+		}
+	}
+}
+
+// pack turns a vector into a comparable value.
+func pack(v []int64) string {
+	b := make([]byte, 0, 8*len(v))
+	for _, n := range v {
+		b = binary.LittleEndian.AppendUint64(b, uint64(n))
+	}
+	return string(b)
+}
+
+// model is a row: state and output are packed vectors; an input ≥ 0 is the client
+// whose push it is, −1 a pull.
+func model(base []int64) porcupine.Model {
+	seed := maphash.MakeSeed()
+	return porcupine.Model{
+		Init: func() any { return pack(base) },
+		Step: func(state, input, output any) (bool, any) {
+			client := input.(int)
+			if client < 0 {
+				return state.(string) == output.(string), state
+			}
+			v := []byte(state.(string))
+			for i := 8 * client; ; i++ { // add one, little-endian
+				v[i]++
+				if v[i] != 0 {
+					return true, string(v)
+				}
+			}
+		},
+		Equal: func(a, b any) bool { return a.(string) == b.(string) },
+		Hash:  func(a any) uint64 { return maphash.String(seed, a.(string)) },
+	}
+}
