@@ -11,7 +11,8 @@ import (
 
 // Cluster makes a client into [Tables]. Close the client, not the Cluster.
 type Cluster struct {
-	client *client.Client
+	client   *client.Client
+	openOnly bool // EnsureTable creates nothing
 
 	mu     sync.RWMutex
 	tables map[rowraft.TableID]*client.Table
@@ -24,8 +25,22 @@ func NewCluster(c *client.Client) *Cluster {
 	return &Cluster{client: c, tables: make(map[rowraft.TableID]*client.Table)}
 }
 
+// OpenCluster is NewCluster whose EnsureTable takes the tables that are there and
+// fails with CodeTableNotFound for others.
+func OpenCluster(c *client.Client) *Cluster {
+	t := NewCluster(c)
+	t.openOnly = true
+	return t
+}
+
 // EnsureTable implements [Tables].
 func (c *Cluster) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Schema, error) {
+	if c.openOnly {
+		if _, err := c.client.Table(ctx, s.Name); err != nil {
+			return rowraft.Schema{}, err
+		}
+	}
+	// Of a table that exists this compares the shapes.
 	t, err := c.client.CreateTable(ctx, s, true)
 	if err != nil {
 		return rowraft.Schema{}, err

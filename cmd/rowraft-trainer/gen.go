@@ -21,7 +21,7 @@ func newGen() *cobra.Command {
 		Long: `Gen writes a click log with keys that follow a power law and labels drawn from planted weights. The same flags
 give the same file. A name that ends in .gz is compressed.`,
 		Example: "  rowraft-trainer gen --out clicks.csv.gz --schema clicks.yaml --examples 1000000\n" +
-			"  rowraft-trainer train --data clicks.csv.gz --schema clicks.yaml --endpoints 127.0.0.1:7000 --insecure",
+			"  rowraft-trainer train --data clicks.csv.gz --schema clicks.yaml --endpoints 127.0.0.1:7070 --insecure",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.Examples < 1 {
 				return usageError{fmt.Errorf("examples %d: want ≥ 1", cfg.Examples)}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/flagenv"
 )
 
 // version is set by `make build`.
@@ -57,14 +58,24 @@ func exitCode(err error) int {
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "rowraft-trainer",
-		Short:         "Train a model whose weights live on a rowraft cluster",
+		Use:   "rowraft-trainer",
+		Short: "Train a model whose weights live on a rowraft cluster",
+		Long: `rowraft-trainer trains a model whose weights live on a rowraft cluster.
+
+Every flag can also be given as an environment variable: --endpoints is ROWRAFT_ENDPOINTS.
+A flag wins over the environment, and both over the job's file.`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("unknown command %q; `%s --help` lists them", args[0], cmd.Name())}
+			}
+			return nil
+		},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flagenv.Set(cmd.Flags()); err != nil {
+				return usageError{err}
 			}
 			return nil
 		},

@@ -54,6 +54,8 @@ func TestUsageErrors(t *testing.T) {
 		{"no data", []string{"train", "--local"}, "no data"},
 		{"data file", []string{"train", "--local", "--data", "/does/not/exist", "--schema", job}, "job.yaml"},
 		{"two trainers without a cluster", []string{"train", "--local", "--config", job, "--trainers", "2"}, "would not share"},
+		{"evaluate without a cluster", []string{"evaluate", "--local", "--config", job}, "nothing to score"},
+		{"result in no directory", []string{"train", "--local", "--config", job, "--json", "/does/not/exist/r.json"}, "--json"},
 		{"accelerator", []string{"probe", "--accelerator", "tpu"}, "want auto, go or cuda"},
 		{"output", []string{"probe", "-o", "xml"}, "want table or json"},
 		{"progress", []string{"train", "--local", "--config", job, "--progress", "loud"}, `progress "loud"`},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -30,23 +31,24 @@ type options struct {
 	noEval       bool
 	generate     bool
 	rank         int
+	mustExist    bool // the tables: none is created
 	tls          rpc.TLSFiles
 	insecure     bool
 }
 
 func newTrain() *cobra.Command {
-	cmd := newJobCommand(func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Run(ctx) })
+	cmd := newJobCommand(options{}, func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Run(ctx) })
 	cmd.Use, cmd.Short = "train", "Train a model on a cluster, then score the held-out part"
 	cmd.Long = `Train reads a job from a YAML file and flags; a flag wins over the file. It creates the tables of the job, or goes on
 with those that are there, trains, and scores the held-out part of the data.`
 	cmd.Example = `  # a CSV file with a schema
-  rowraft-trainer train --endpoints 127.0.0.1:7000 --insecure --data clicks.csv --schema clicks.yaml --json result.json
+  rowraft-trainer train --endpoints 127.0.0.1:7070 --insecure --data clicks.csv --schema clicks.yaml --json result.json
 
   # a job file; see examples/
-  rowraft-trainer train --config examples/train-adult.yaml --endpoints 127.0.0.1:7000 --insecure
+  rowraft-trainer train --config examples/train-adult.yaml --endpoints 127.0.0.1:7070 --insecure
 
   # the second of two trainers on generated data
-  rowraft-trainer train --generate --endpoints 127.0.0.1:7000 --insecure --trainers 2 --rank 1
+  rowraft-trainer train --generate --endpoints 127.0.0.1:7070 --insecure --trainers 2 --rank 1
 
   # without a cluster
   rowraft-trainer train --config examples/train-adult.yaml --local`
@@ -54,17 +56,17 @@ with those that are there, trains, and scores the held-out part of the data.`
 }
 
 func newEval() *cobra.Command {
-	cmd := newJobCommand(func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Evaluate(ctx) })
+	cmd := newJobCommand(options{mustExist: true}, func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Evaluate(ctx) })
 	cmd.Use, cmd.Short = "evaluate", "Score the held-out part with the weights the cluster has now"
 	cmd.Aliases = []string{"eval"}
-	cmd.Long = `Evaluate takes the configuration and flags of train, and trains nothing.`
-	cmd.Example = "  rowraft-trainer evaluate --config job.yaml --endpoints 127.0.0.1:7000 --insecure --json -"
+	cmd.Long = `Evaluate takes the configuration and flags of train, and trains nothing. The tables of the job must be there.`
+	cmd.Example = "  rowraft-trainer evaluate --config job.yaml --endpoints 127.0.0.1:7070 --insecure --json -"
 	return cmd
 }
 
-// newJobCommand is a command that makes a Job from flags and hands it to run.
-func newJobCommand(run func(context.Context, *trainer.Job) (*trainer.Result, error)) *cobra.Command {
-	var o options
+// newJobCommand is a command that makes a Job from flags, laid over o, and hands
+// it to run.
+func newJobCommand(o options, run func(context.Context, *trainer.Job) (*trainer.Result, error)) *cobra.Command {
 	set := trainer.DefaultConfig() // what the flags set; the defaults are for the help
 	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 		cfg, err := o.load(cmd, &set)
@@ -146,6 +148,12 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if o.noEval {
 		no := false
 		cfg.Evaluate = &no
+	}
+	if o.local && o.mustExist {
+		return cfg, usageError{fmt.Errorf("--local: tables in this process are new, there is nothing to score; train --local scores at its end")}
+	}
+	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // better now than after the run
+		return cfg, usageError{fmt.Errorf("--json %s: %w", o.json, err)}
 	}
 	if !o.local && len(cfg.Endpoints) == 0 {
 		return cfg, usageError{fmt.Errorf("no cluster: give --endpoints host:port, or --local to train without one")}
@@ -231,7 +239,11 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 		}
 		cfg.Rank = &rank
 	}
-	return trainer.NewCluster(c), func() { c.Close() }, nil
+	tables := trainer.NewCluster(c)
+	if o.mustExist {
+		tables = trainer.OpenCluster(c)
+	}
+	return tables, func() { c.Close() }, nil
 }
 
 func printResult(w io.Writer, r *trainer.Result) {

@@ -89,7 +89,7 @@ func bench(ctx context.Context, cfg benchConfig, progress io.Writer) (result *be
 	}
 	var cluster *localcluster.Cluster
 	if len(cfg.endpoints) == 0 {
-		fmt.Fprintf(progress, "starting %d servers …\n", cfg.replicas)
+		fmt.Fprintf(progress, "starting %s …\n", plural(cfg.replicas, "server"))
 		var cleanup func() error
 		cluster, cleanup, err = benchCluster(ctx, cfg)
 		if err != nil {

@@ -117,13 +117,13 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 	}
 	state := "healthy"
 	if !v.Healthy {
-		state = fmt.Sprintf("%d problem(s)", len(v.Problems))
+		state = plural(len(v.Problems), "problem")
 	}
 	if err := facts(w,
 		"CLUSTER", v.ClusterID,
 		"STATE", state,
 		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, len(v.Servers), v.ExpectedServers),
-		"MAP", fmt.Sprintf("version %d, %d shards, %d tables", v.MapVersion, v.Shards, v.Tables),
+		"MAP", fmt.Sprintf("version %d, %s, %s", v.MapVersion, plural(v.Shards, "shard"), plural(v.Tables, "table")),
 	); err != nil {
 		return err
 	}

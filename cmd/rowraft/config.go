@@ -8,26 +8,13 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
-)
 
-// envName is the environment variable of a flag.
-func envName(flag string) string {
-	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
-}
+	"github.com/rowraft/rowraft/internal/flagenv"
+)
 
 // fromEnvironment sets the flags that were not given and whose variable is set.
 func fromEnvironment(flags *pflag.FlagSet) error {
-	var errs []error
-	flags.VisitAll(func(f *pflag.Flag) {
-		value, ok := os.LookupEnv(envName(f.Name))
-		if !ok || f.Changed || f.Name == "help" {
-			return
-		}
-		if err := flags.Set(f.Name, value); err != nil {
-			errs = append(errs, fmt.Errorf("environment variable %s: %w", envName(f.Name), err))
-		}
-	})
-	if err := errors.Join(errs...); err != nil {
+	if err := flagenv.Set(flags); err != nil {
 		return &usageError{err}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -31,6 +32,9 @@ within 0.03 of the best possible; 3 otherwise.`,
 			cfg.kill = !noKill
 			if err := cfg.check(); err != nil {
 				return err
+			}
+			if _, err := os.Stat(filepath.Dir(jsonPath)); err != nil { // better now than after the run
+				return usagef("--json %s: %w", jsonPath, err)
 			}
 			stderr := cmd.ErrOrStderr()
 			f, isFile := stderr.(*os.File)
@@ -85,12 +89,12 @@ func (c *demoConfig) check() error {
 	case (c.data == "") != (c.schema == ""):
 		return usagef("--data and --schema belong together: one of them is missing")
 	}
-	for _, path := range []string{c.data, c.schema} {
-		if path == "" {
+	for _, file := range []struct{ flag, path string }{{"--data", c.data}, {"--schema", c.schema}} {
+		if file.path == "" {
 			continue
 		}
-		if _, err := os.Stat(path); err != nil {
-			return usagef("%w", err)
+		if _, err := os.Stat(file.path); err != nil {
+			return usagef("%s: %w", file.flag, err)
 		}
 	}
 	return nil

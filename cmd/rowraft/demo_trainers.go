@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/flagenv"
 )
 
 // trainerProcs are the trainer processes of a demo. Their events arrive on
@@ -47,7 +49,7 @@ func startTrainers(binary, dir, config string, endpoints []string, n int) (*trai
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		// Each trainer's model runs on one goroutine; the cores are shared with the
 		// servers.
-		p.cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+		p.cmd.Env = append(flagenv.Without(os.Environ()), "GOMAXPROCS=1")
 		stderr, err := p.cmd.StderrPipe()
 		if err == nil {
 			err = p.cmd.Start()

@@ -74,8 +74,8 @@ func (v *demoView) done() {
 
 func progressText(t trainerEvent, start time.Time) string {
 	left := "?"
-	if t.Step > 0 && t.Steps > 0 {
-		left = (time.Duration(float64(time.Since(start)) / float64(t.Step) * float64(t.Steps-t.Step))).Round(time.Second).String()
+	if elapsed := time.Since(start); elapsed > 3*time.Second && t.Step > 0 && t.Steps > 0 { // the start says nothing of the rest
+		left = time.Duration(float64(elapsed) / float64(t.Step) * float64(t.Steps-t.Step)).Round(time.Second).String()
 	}
 	return fmt.Sprintf("step %d/%d  loss %s  AUC %s  %.0f examples/s  %s left",
 		t.Step, t.Steps, decimals(t.Loss), decimals(t.AUC), float64(t.ExamplesPerSecond), left)

@@ -72,9 +72,9 @@ func hintOf(err error) string {
 	case rowraft.CodeStarting, rowraft.CodeNoLeader:
 		return "the cluster is starting or electing a leader; try again, or wait longer with --timeout"
 	case rowraft.CodeTableExists:
-		return "--if-not-exists accepts an existing table of the same shape"
+		return "a table keeps its shape; `rowraft table describe NAME` shows it, --if-not-exists accepts one of the same shape"
 	case rowraft.CodeIdentity:
-		return "check --data-dir and --join; data of one cluster must never be mixed with another's"
+		return "check --data-dir and --join: a data directory belongs to one server of one cluster"
 	case rowraft.CodeVersionTooNew:
 		return "upgrade this binary"
 	}

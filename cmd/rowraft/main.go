@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -26,6 +27,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitDone
 	}
+	code := exitCode(ctx, err)
+	if code == exitInterrupted { // advice on what was under way would mislead
+		err = &hintedError{error: fmt.Errorf("interrupted: %w", err)}
+	}
 	printError(stderr, err, g.output == formatJSON || asksForJSON(args))
-	return exitCode(ctx, err)
+	return code
 }

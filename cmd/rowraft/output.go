@@ -122,3 +122,11 @@ func count(n uint64) string { return humanize.Comma(int64(n)) }
 func size(n uint64) string { return humanize.IBytes(n) }
 
 func ago(d time.Duration) string { return fmt.Sprintf("%.1fs ago", d.Seconds()) }
+
+// plural is "1 server", "3 servers".
+func plural(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}

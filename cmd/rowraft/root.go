@@ -24,7 +24,6 @@ type globals struct {
 const (
 	defaultEndpoint = "127.0.0.1:7070"
 	defaultTimeout  = 30 * time.Second
-	envPrefix       = "ROWRAFT_"
 )
 
 // commands lists what `rowraft` can do; each file adds its own.

@@ -178,11 +178,14 @@ type tableJSON struct {
 	MemoryBytes uint64          `json:"memory_bytes"`
 }
 
+// initializerJSON has the constants of its kind only.
 type initializerJSON struct {
-	Kind string  `json:"kind"`
-	Seed string  `json:"seed"`
-	A    float32 `json:"a"` // uniform: low; normal: mean
-	B    float32 `json:"b"` // uniform: high; normal: standard deviation
+	Kind   string   `json:"kind"`
+	Seed   string   `json:"seed"`
+	Low    *float32 `json:"low,omitempty"`
+	High   *float32 `json:"high,omitempty"`
+	Mean   *float32 `json:"mean,omitempty"`
+	StdDev *float32 `json:"stddev,omitempty"`
 }
 
 type optimizerJSON struct {
@@ -197,23 +200,34 @@ type optimizerJSON struct {
 func newTableJSON(p *rowraftv1.TableSchema) tableJSON {
 	s := rpc.SchemaFromProto(p)
 	i, o := s.Initializer, s.Optimizer
-	kind := map[rowraft.InitializerKind]string{rowraft.InitZeros: "zeros", rowraft.InitUniform: "uniform", rowraft.InitNormal: "normal"}[i.Kind]
-	if kind == "" {
-		kind = fmt.Sprintf("initializer(%d)", i.Kind)
-	}
 	return tableJSON{
 		ID: strconv.FormatUint(uint64(s.ID), 10), Name: s.Name, Kind: s.Kind.String(), Dim: p.GetDim(),
-		Initializer: initializerJSON{kind, strconv.FormatUint(i.Seed, 10), i.A, i.B},
+		Initializer: newInitializerJSON(i),
 		Optimizer:   optimizerJSON{o.Kind.String(), o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2},
 	}
+}
+
+func newInitializerJSON(i rowraft.Initializer) initializerJSON {
+	v := initializerJSON{Seed: strconv.FormatUint(i.Seed, 10)}
+	switch i.Kind {
+	case rowraft.InitZeros:
+		v.Kind = "zeros"
+	case rowraft.InitUniform:
+		v.Kind, v.Low, v.High = "uniform", &i.A, &i.B
+	case rowraft.InitNormal:
+		v.Kind, v.Mean, v.StdDev = "normal", &i.A, &i.B
+	default:
+		v.Kind = fmt.Sprintf("initializer(%d)", i.Kind)
+	}
+	return v
 }
 
 func (i initializerJSON) String() string {
 	switch i.Kind {
 	case "uniform":
-		return fmt.Sprintf("uniform [%v, %v)", i.A, i.B)
+		return fmt.Sprintf("uniform [%v, %v)", *i.Low, *i.High)
 	case "normal":
-		return fmt.Sprintf("normal (%v, %v)", i.A, i.B)
+		return fmt.Sprintf("normal (%v, %v)", *i.Mean, *i.StdDev)
 	}
 	return i.Kind
 }

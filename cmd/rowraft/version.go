@@ -47,7 +47,11 @@ func newVersionCmd(g *globals) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
 			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-				_, err := fmt.Fprintf(w, "rowraft %s %s (%s, %s)\n", v.Version, v.Revision, v.Go, v.Platform)
+				revision := ""
+				if v.Revision != "" {
+					revision = " " + v.Revision
+				}
+				_, err := fmt.Fprintf(w, "rowraft %s%s (%s, %s)\n", v.Version, revision, v.Go, v.Platform)
 				return err
 			})
 		},

@@ -1,0 +1,38 @@
+package flagenv
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestSet(t *testing.T) {
+	t.Setenv("ROWRAFT_LOG_LEVEL", "debug")
+	t.Setenv("ROWRAFT_LISTEN", "from the environment")
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	level, listen := flags.String("log-level", "info", ""), flags.String("listen", "", "")
+	shards := flags.Int("shards", 4, "")
+	if err := flags.Parse([]string{"--listen", "from the command line"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Set(flags); err != nil {
+		t.Fatal(err)
+	}
+	if *level != "debug" || *listen != "from the command line" || *shards != 4 {
+		t.Errorf("log-level %q, listen %q, shards %d, want debug, from the command line, 4", *level, *listen, *shards)
+	}
+
+	t.Setenv("ROWRAFT_SHARDS", "many")
+	if err := Set(flags); err == nil || !strings.Contains(err.Error(), "ROWRAFT_SHARDS") {
+		t.Errorf("ROWRAFT_SHARDS=many: %v, want an error that names the variable", err)
+	}
+}
+
+func TestWithout(t *testing.T) {
+	got := Without([]string{"HOME=/root", "ROWRAFT_JOIN=a:1", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFTX=1"})
+	if want := []string{"HOME=/root", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFTX=1"}; !slices.Equal(got, want) {
+		t.Errorf("Without = %q, want %q", got, want)
+	}
+}
