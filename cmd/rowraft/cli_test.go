@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -343,5 +344,20 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	cancel()
 	if code := <-done; code != exitDone {
 		t.Errorf("exit code %d after a stop; log:\n%s", code, errout.String())
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	addr := start(t, &fakeCluster{status: sample()})
+	for _, format := range []string{"table", "json", "yaml"} {
+		var stderr strings.Builder
+		args := []string{"shard", "list", "--insecure", "--endpoints", addr, "-o", format}
+		if code := run(t.Context(), args, fullDisk{}, &stderr); code != exitFailed || !strings.Contains(stderr.String(), "no space left") {
+			t.Errorf("-o %s: code %d, %q, want %d and the reason", format, code, stderr.String(), exitFailed)
+		}
 	}
 }

@@ -21,9 +21,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	g := &globals{}
 	root := newRoot(g)
 	root.SetArgs(args)
-	root.SetOut(stdout)
+	out := &checkedWriter{w: stdout}
+	root.SetOut(out)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.err
+	}
 	if err == nil {
 		return exitDone
 	}
@@ -33,4 +37,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	printError(stderr, err, g.output == formatJSON || asksForJSON(args))
 	return code
+}
+
+// checkedWriter keeps the first error of w, because what renders tables drops it.
+type checkedWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (c *checkedWriter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	if c.err == nil {
+		c.err = err
+	}
+	return n, err
 }
