@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/vbauerster/mpb/v8"
@@ -58,7 +59,7 @@ func newProgress(kind, file string) (*progress, error) {
 
 // lineProgress prints a line every few seconds, and each skipped batch.
 func lineProgress(out io.Writer) *progress {
-	var last time.Time
+	last := time.Now()
 	return &progress{close: func() {}, observe: func(e trainer.Event) {
 		switch e.Event {
 		case trainer.EventStart:
@@ -92,10 +93,10 @@ func stepLine(e trainer.Event) string {
 func barProgress(out io.Writer) *progress {
 	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond))
 	var bar *mpb.Bar
-	var text string // written by observe, drawn by mpb's goroutine under lock
-	lock := make(chan struct{}, 1)
-	set := func(s string) { lock <- struct{}{}; text = s; <-lock }
-	get := func(decor.Statistics) string { lock <- struct{}{}; s := text; <-lock; return s }
+	var text atomic.Value // a string, written by observe, drawn by mpb's goroutine
+	text.Store("")
+	set := func(s string) { text.Store(s) }
+	get := func(decor.Statistics) string { return text.Load().(string) }
 	closed := false
 	return &progress{
 		observe: func(e trainer.Event) {
@@ -105,7 +106,7 @@ func barProgress(out io.Writer) *progress {
 					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
 			case trainer.EventStep:
 				set(fmt.Sprintf(" loss %.4f  AUC %.4f  %.0f/s  ", e.Loss, e.AUC, e.ExamplesPerSecond))
-				bar.Increment()
+				bar.SetCurrent(e.Step)
 			case trainer.EventSkipped:
 				fmt.Fprintln(bars, e.Message)
 			case trainer.EventHeld:

@@ -83,7 +83,8 @@ func runDemo(ctx context.Context, cfg demoConfig, out io.Writer, terminal bool) 
 		return nil, err
 	}
 	defer func() {
-		if cerr := d.cleanUp(err); err == nil {
+		failed := err != nil && !errors.Is(err, context.Canceled) || result != nil && !result.OK
+		if cerr := d.cleanUp(cfg.keep || failed); err == nil {
 			err = cerr
 		}
 	}()
@@ -131,14 +132,14 @@ func (d *demoRun) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.view.event("%d servers are up: %s", d.cfg.servers, strings.Join(d.cluster.Endpoints(), ", "))
+	d.view.event("%s up: %s", plural(d.cfg.servers, "server"), strings.Join(d.cluster.Endpoints(), ", "))
 	d.client, err = client.Dial(ctx, client.Options{Endpoints: d.cluster.Endpoints()})
 	return err
 }
 
-// cleanUp ends every process and removes the directory, unless it is to be kept
-// or tells of a failure.
-func (d *demoRun) cleanUp(failure error) error {
+// cleanUp ends every process, then removes the directory or keeps it and says
+// where it is.
+func (d *demoRun) cleanUp(keep bool) error {
 	var errs []error
 	if d.client != nil {
 		errs = append(errs, d.client.Close())
@@ -146,7 +147,7 @@ func (d *demoRun) cleanUp(failure error) error {
 	if d.cluster != nil {
 		errs = append(errs, d.cluster.Stop())
 	}
-	if d.cfg.keep || failure != nil && !errors.Is(failure, context.Canceled) {
+	if keep {
 		d.view.event("logs and data are kept in %s", d.dir)
 		return errors.Join(errs...)
 	}
@@ -164,7 +165,7 @@ func (d *demoRun) train(ctx context.Context) ([]trainerResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.view.event("%d trainers read %s", d.cfg.trainers, d.dataName())
+	d.view.event("%s on %s", plural(d.cfg.trainers, "trainer"), d.dataName())
 	defer func() {
 		procs.kill()
 		procs.drain(context.WithoutCancel(ctx))

@@ -21,7 +21,8 @@ func newDemoCmd(g *globals) *cobra.Command {
 		Long: `Start servers and trainers as processes on this machine, train a DLRM on a generated
 click log (or on your own data), send kill -9 to the server that leads the most shards
 half-way, restart it later, and count: acknowledged pushes that were lost, pushes that
-were applied twice, replicas that agree. Everything is removed at the end.
+were applied twice, replicas that agree. At the end everything is removed; logs and data
+are kept if something was wrong.
 
 Exit code 0 only if nothing was lost or doubled, all replicas agree, and the AUC is
 within 0.03 of the best possible; 3 otherwise.`,
