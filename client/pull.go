@@ -20,6 +20,18 @@ const pullReplyBytes = 8 << 20
 // one. Rows of one shard come from one moment at or after this client's last
 // acknowledged push there.
 func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
+	return c.pull(ctx, rowraftv1.ReadMode_READ_MODE_LEADER, segs)
+}
+
+// PullLinearizable is Pull that sees, of each shard, every push that anybody had
+// been told of before it was called: the leader proves that it still leads, at the
+// price of one round to a majority. Rows of different shards may come from
+// different moments within the call.
+func (c *Client) PullLinearizable(ctx context.Context, segs ...Segment) error {
+	return c.pull(ctx, rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, segs)
+}
+
+func (c *Client) pull(ctx context.Context, mode rowraftv1.ReadMode, segs []Segment) error {
 	for i := range segs {
 		if err := segs[i].check(); err != nil {
 			return err
@@ -29,7 +41,7 @@ func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
 	for {
 		m := c.cluster.Load()
 		reqs := plan(m, segs, func(s *Segment) int { return s.Table.schema.Dim * c.opts.DType.Size() }, pullReplyBytes)
-		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, &reqs[i]) })
+		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, mode, &reqs[i]) })
 		ws, moved := errors.AsType[*rowraft.WrongShardError](err)
 		if err == nil || !moved {
 			return err
@@ -71,7 +83,7 @@ func each(n int, f func(int) error) error {
 	return nil
 }
 
-func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, r *request) error {
+func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, mode rowraftv1.ReadMode, r *request) error {
 	size, presence := 0, false
 	for i := range r.pieces {
 		size += c.pullSegment(&r.pieces[i]).Size()
@@ -88,7 +100,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, r *request) e
 	req := &rowraftv1.PullRequest{
 		MapVersion: uint64(m.SlotsVersion),
 		Shard:      uint32(r.shard),
-		Mode:       rowraftv1.ReadMode_READ_MODE_LEADER,
+		Mode:       mode,
 		MinIndex:   c.acked[r.shard].Load(),
 		Payload:    payload,
 		Presence:   presence,

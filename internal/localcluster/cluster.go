@@ -28,6 +28,10 @@ type Options struct {
 	Profile string   // "fast", "default", "dense"; "": the server's default
 	Args    []string // more flags of `rowraft server`
 	Env     []string // more environment, KEY=value
+
+	// Front is called for every server before any process starts and may change its
+	// Advertise and PeerAdvertise, to the addresses of proxies. nil: they stay Addr and Peer.
+	Front func(*Server) error
 }
 
 // Cluster is a set of server processes. Methods are safe for concurrent use,
@@ -44,6 +48,9 @@ type Server struct {
 	Peer    string // of the Raft groups
 	DataDir string
 	LogFile string
+
+	// Where others reach it: Addr and Peer, or what Options.Front says.
+	Advertise, PeerAdvertise string
 
 	mu   sync.Mutex
 	id   rowraft.NodeID
@@ -78,6 +85,12 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 			listeners[i][j] = l
 		}
 		s.Addr, s.Peer = listeners[i][0].Addr().String(), listeners[i][1].Addr().String()
+		s.Advertise, s.PeerAdvertise = s.Addr, s.Peer
+		if opts.Front != nil {
+			if err := opts.Front(s); err != nil {
+				return nil, err
+			}
+		}
 		c.servers = append(c.servers, s)
 	}
 	for i, s := range c.servers {
@@ -107,11 +120,11 @@ func closeAll(pair [2]*net.TCPListener) {
 // Servers lists the servers in the order of their names.
 func (c *Cluster) Servers() []*Server { return c.servers }
 
-// Endpoints lists the gRPC addresses.
+// Endpoints lists where clients and servers are told to reach the gRPC services.
 func (c *Cluster) Endpoints() []string {
 	out := make([]string, len(c.servers))
 	for i, s := range c.servers {
-		out[i] = s.Addr
+		out[i] = s.Advertise
 	}
 	return out
 }
@@ -169,6 +182,7 @@ func (c *Cluster) args(s *Server) []string {
 		"server", "--insecure", "--with-scheduler",
 		"--name", s.Name, "--data-dir", s.DataDir, "--ready-file", s.readyFile(),
 		"--listen-fd", "3", "--peer-listen-fd", "4",
+		"--advertise", s.Advertise, "--peer-advertise", s.PeerAdvertise,
 		"--join", strings.Join(c.Endpoints(), ","),
 		"--servers", fmt.Sprint(c.opts.Servers),
 	}
@@ -199,7 +213,7 @@ func (c *Cluster) Stop() error {
 	errs := make([]error, len(c.servers))
 	var wg sync.WaitGroup
 	for i, s := range c.servers {
-		wg.Go(func() { errs[i] = s.stop(10 * time.Second) })
+		wg.Go(func() { errs[i] = s.Stop(10 * time.Second) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -264,6 +278,15 @@ func (s *Server) Pid() int {
 	return 0
 }
 
+// LastPid returns the process id of the present life or, if it has ended, of the
+// last one; 0 before the first.
+func (s *Server) LastPid() int {
+	if p := s.process(); p != nil {
+		return p.cmd.Process.Pid
+	}
+	return 0
+}
+
 // Kill sends SIGKILL and returns when the process is gone.
 func (s *Server) Kill() error {
 	p := s.process()
@@ -295,7 +318,9 @@ func (s *Server) CPU() time.Duration {
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
-func (s *Server) stop(patience time.Duration) error {
+// Stop ends the process with SIGTERM and, after patience, with SIGKILL, which is an
+// error.
+func (s *Server) Stop(patience time.Duration) error {
 	p := s.process()
 	if p == nil {
 		return nil

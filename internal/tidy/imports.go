@@ -89,10 +89,10 @@ func filesIn(dirs ...string) func(*File) bool {
 
 var borders = []border{
 	{
-		why:     "generated types stop at client, node, scheduler, internal/rpc, raftstore's transport and cmd: convert at the border",
+		why:     "generated types stop at client, node, scheduler, internal/rpc, raftstore's transport, cmd and e2e: convert at the border",
 		library: under(Module + "/proto"),
 		inside: func(f *File) bool {
-			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "cmd")(f) ||
+			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "cmd", "e2e")(f) ||
 				f.Dir == "raftstore" && strings.Contains(f.Path, "transport")
 		},
 	},

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/e2e/cluster"
+	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/e2e/load"
+	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// Files in the directory of a run.
+const (
+	configFile  = "config.json"
+	historyFile = "history.jsonl"
+	resultFile  = "result.json"
+	serversDir  = "servers"
+)
+
+// Bounds of the liveness phase, and what counts as too little.
+const (
+	roundLength   = 30 * time.Second
+	startLimit    = time.Minute
+	firstAckLimit = 10 * time.Second
+	allAcksLimit  = 20 * time.Second
+	catchUpLimit  = 30 * time.Second
+	finalLimit    = time.Minute
+	pushPatience  = 90 * time.Second // longer than any fault: then a push is stuck
+
+	minAcksPerSecond   = 10
+	minFaultsPerMinute = 10
+	descriptorSlack    = 64
+)
+
+// chaos is a run in progress.
+type chaos struct {
+	cfg     *config
+	view    *view
+	res     *result
+	cluster *cluster.Cluster
+	watch   *cluster.Watch
+	load    *load.Load
+	rec     *history.Recorder
+	world   *nemesis.World
+}
+
+// runChaos does a whole run. The error is why it could not go through; what it
+// found wrong stands in the result.
+func runChaos(ctx context.Context, cfg *config, v *view) (*result, error) {
+	r := &chaos{cfg: cfg, view: v, res: &result{Schema: jsonSchema, Reproduce: cfg.reproduce(), Dir: cfg.dir}}
+	began := time.Now()
+	if err := writeJSON(filepath.Join(cfg.dir, configFile), cfg); err != nil {
+		return nil, err
+	}
+	v.event("seed %d, directory %s", cfg.Seed, cfg.dir)
+	err := r.run(ctx)
+	r.res.Config = *cfg
+	r.res.Seconds = time.Since(began).Seconds()
+	if err != nil {
+		return nil, fmt.Errorf("%w; everything is kept in %s; again: %s", err, cfg.dir, cfg.reproduce())
+	}
+	r.res.OK = len(r.res.Problems) == 0
+	if r.res.OK && !cfg.keep {
+		r.res.Dir = ""
+		return r.res, os.RemoveAll(cfg.dir)
+	}
+	return r.res, writeJSON(filepath.Join(cfg.dir, resultFile), r.res)
+}
+
+func (r *chaos) run(ctx context.Context) (err error) {
+	if r.rec, err = history.Create(filepath.Join(r.cfg.dir, historyFile)); err != nil {
+		return err
+	}
+	err = r.withCluster(ctx)
+	err = errors.Join(err, r.rec.Close())
+	if err != nil {
+		return err
+	}
+	return r.checkHistory()
+}
+
+// withCluster runs everything that needs the servers.
+func (r *chaos) withCluster(ctx context.Context) (err error) {
+	if err := r.start(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		r.watch.Close()
+		err = errors.Join(err, r.load.Close())
+		if cerr := r.cluster.Close(); cerr != nil {
+			r.wrong("servers do not stop: %v", cerr)
+		}
+		r.lookAtLogs()
+	}()
+	before := r.descriptors()
+	kinds, err := nemesis.Pick(r.cfg.Faults)
+	if err != nil {
+		return err
+	}
+	schedule := nemesis.NewSchedule(r.cfg.Seed, kinds)
+	end := time.Now().Add(r.cfg.For)
+	for time.Now().Before(end) && ctx.Err() == nil && len(r.res.Problems) == 0 {
+		until := time.Now().Add(roundLength)
+		if end.Sub(until) < roundLength/2 {
+			until = end
+		}
+		if err := r.round(ctx, schedule, until); err != nil {
+			return err
+		}
+		r.res.Rounds++
+	}
+	r.sum(kinds)
+	r.compareDescriptors(before)
+	return context.Cause(ctx)
+}
+
+func (r *chaos) start(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	dir := filepath.Join(r.cfg.dir, serversDir)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	r.cluster, err = cluster.Start(ctx, localcluster.Options{
+		Binary: r.cfg.binary, Dir: dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Backend: r.cfg.Backend, Profile: r.cfg.Profile,
+		Args: []string{
+			// A stopped process, or a shared disk, must not look like a broken one.
+			"--disk-stall-limit", "20s", "--disk-reserve-bytes", "1",
+			// Snapshots all the time, and replicas that need them.
+			"--snapshot-every-bytes", "400000", "--trailing-log-bytes", "100000",
+		},
+	})
+	if err != nil {
+		return err
+	}
+	r.load, err = load.New(ctx, load.Options{
+		Endpoints: r.cluster.Endpoints(), Clients: r.cfg.Clients, Rows: r.cfg.Rows, Seed: r.cfg.Seed,
+		PerSecond: r.cfg.Rate, Recorder: r.rec, PushPatience: pushPatience,
+	})
+	if err != nil {
+		return errors.Join(err, r.cluster.Close())
+	}
+	r.watch = r.cluster.NewWatch()
+	r.world = &nemesis.World{
+		Cluster: r.cluster, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.view.event,
+	}
+	r.view.event("%d servers serve, log backend %s, %d clients", r.cfg.Servers, r.cfg.Backend, r.cfg.Clients)
+	return nil
+}
+
+// round is one safety phase, healing, liveness, final reads.
+func (r *chaos) round(ctx context.Context, s *nemesis.Schedule, until time.Time) error {
+	r.phase("safety")
+	r.load.Start()
+	shown, stop := context.WithCancel(ctx)
+	go r.showProgress(shown)
+	r.world.Run(ctx, s, until)
+	stop()
+	r.phase("heal")
+	r.cluster.Net.Heal()
+	r.phase("liveness")
+	r.liveness(ctx)
+	r.phase("final")
+	quiet, cancel := context.WithTimeout(ctx, finalLimit)
+	defer cancel()
+	if err := r.load.Quiesce(quiet); err != nil {
+		r.wrong("%v", err)
+		return context.Cause(ctx)
+	}
+	return r.final(ctx)
+}
+
+func (r *chaos) phase(name string) {
+	now := r.rec.Now()
+	r.rec.Add(history.Op{Kind: history.Phase, Client: -1, Fault: name, Call: now, Return: now, Outcome: history.OK})
+}
+
+func (r *chaos) showProgress(ctx context.Context) {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	began := r.view.start
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		c := r.load.Counts()
+		tried, observed := totals(r.world.Counts())
+		r.view.progress(time.Since(began), r.cfg.For, fmt.Sprintf("%d acks  %d reads  %d faults, %d observed  %d terms", c.Acks, c.Pulls, tried, observed, r.watch.Terms()))
+	}
+}
+
+// liveness waits, with everything healed, for every client to get through and every
+// replica to catch up.
+func (r *chaos) liveness(ctx context.Context) {
+	healed, moment := time.Now(), r.rec.Now()
+	await := func(worst *float64, limit time.Duration, what string, try func(context.Context) error) {
+		ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s %v after healing", what, limit))
+		defer cancel()
+		if err := try(ctx); err != nil {
+			r.wrong("liveness: %v", err)
+		}
+		*worst = max(*worst, time.Since(healed).Seconds())
+	}
+	acked := func(enough func(int64) bool) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return cluster.Poll(ctx, func() error {
+				if !enough(moment) {
+					return errors.New("not acknowledged")
+				}
+				return nil
+			})
+		}
+	}
+	await(&r.res.FirstAck, firstAckLimit, "no push was acknowledged", acked(r.load.Any))
+	await(&r.res.AllAcks, allAcksLimit, "some client has no push acknowledged", acked(r.load.Since))
+	await(&r.res.CatchUp, catchUpLimit, "a replica has not caught up", r.cluster.CaughtUp)
+}
+
+// final compares all rows with what was acknowledged, and all replicas.
+func (r *chaos) final(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, finalLimit)
+	defer cancel()
+	f, err := r.load.Final(ctx)
+	if err != nil {
+		r.wrong("%v", err)
+		return nil
+	}
+	r.res.Lost, r.res.Doubled = f.Lost, f.Doubled // of all rounds: counts go on
+	for _, d := range f.Details {
+		r.wrong("%s", d)
+	}
+	rows := uint64(0)
+	for shard := range r.cfg.Shards {
+		digests, err := r.cluster.Digests(ctx, rowraft.ShardID(shard))
+		if err != nil {
+			r.wrong("digests: %v", err)
+			continue
+		}
+		first := digests[r.cluster.Names()[0]]
+		rows += first.Rows
+		for name, d := range digests {
+			if d != first {
+				r.res.Diverged++
+				r.wrong("shard %d has diverged: %s holds %+v, %s %+v", shard, r.cluster.Names()[0], first, name, d)
+			}
+		}
+	}
+	if rows != uint64(r.cfg.Rows) {
+		r.wrong("the shards hold %d rows, want %d", rows, r.cfg.Rows)
+	}
+	for _, p := range r.cluster.Dead() {
+		r.wrong("server %s has ended by itself; its log: %s", p, r.cluster.Server(p).LogFile)
+	}
+	r.view.event("round %d: %d pushes checked, %d updates lost, %d doubled, %d shards of one digest", r.res.Rounds+1, r.load.Counts().Acks, f.Lost, f.Doubled, r.cfg.Shards-r.res.Diverged)
+	return nil
+}
+
+// wrong adds a violation.
+func (r *chaos) wrong(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if len(r.res.Problems) < shownProblems {
+		r.view.event("WRONG: %s", text)
+	}
+	r.res.Problems = append(r.res.Problems, text)
+}
+
+func totals(counts map[string]nemesis.Count) (tried, observed int) {
+	for _, c := range counts {
+		tried += c.Tried
+		observed += c.Observed
+	}
+	return tried, observed
+}

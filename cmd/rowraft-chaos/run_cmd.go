@@ -1,0 +1,240 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/rowraft/rowraft/e2e/nemesis"
+)
+
+// config is what a run is made from; it is kept beside its history.
+type config struct {
+	Tier    string        `json:"tier"`
+	Seed    uint64        `json:"seed"`
+	For     time.Duration `json:"for_ns"`
+	Faults  string        `json:"faults"`
+	Clients int           `json:"clients"`
+	Rows    int           `json:"rows"`
+	Servers int           `json:"servers"`
+	Shards  int           `json:"shards"`
+	Rate    int           `json:"rate"`
+	Backend string        `json:"log_backend"`
+	Profile string        `json:"profile"`
+	Version string        `json:"version"`
+
+	dir, jsonPath, binary string
+	keep                  bool
+}
+
+func newRunCmd() *cobra.Command {
+	c := config{Version: version}
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run clients and faults against a new cluster, then check",
+		Long: `Start servers behind proxies, let clients push counters and read them, and do faults drawn from the
+seed, one at a time and two at once. In rounds of about half a minute: faults (safety), then all is
+healed, every client must get through and every replica catch up (liveness), then all rows and the
+digests of all replicas are compared.
+
+Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the directory is kept.`,
+		Example: `  rowraft-chaos run --seed 7 --for 60s
+  rowraft-chaos run --seed 7 --for 60s --faults kill-leader,deaf-leader`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.check(); err != nil {
+				return err
+			}
+			stderr := cmd.ErrOrStderr()
+			f, isFile := stderr.(*os.File)
+			v := newView(stderr, isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb")
+			res, err := runChaos(cmd.Context(), &c, v)
+			v.done()
+			if err != nil {
+				return err
+			}
+			if c.jsonPath != "" {
+				if err := writeJSON(c.jsonPath, res); err != nil {
+					return err
+				}
+			}
+			res.print(cmd.OutOrStdout())
+			if !res.OK {
+				return errVerdict
+			}
+			return nil
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&c.Tier, "tier", "B", "B: real processes and proxies")
+	fl.Uint64Var(&c.Seed, "seed", 0, "seed of the schedule; 0: from the clock")
+	fl.DurationVar(&c.For, "for", time.Minute, "how long faults are done")
+	fl.StringVar(&c.Faults, "faults", "all", "all, or kinds separated by commas (`rowraft-chaos faults` lists them)")
+	fl.IntVar(&c.Clients, "clients", 8, "clients that push, 1 to 64")
+	fl.IntVar(&c.Rows, "rows", 16, "rows they push to, 1 to 4096")
+	fl.IntVar(&c.Servers, "servers", 3, "servers, 3 to 5")
+	fl.IntVar(&c.Shards, "shards", 2, "shards, 1 to 16")
+	fl.IntVar(&c.Rate, "rate", 100, "calls a second of each client at most; 0: as fast as it goes")
+	fl.StringVar(&c.Backend, "log-backend", "", "wal or bolt; default: by the seed")
+	fl.StringVar(&c.Profile, "profile", "fast", "Raft timers: fast, default or dense")
+	fl.StringVar(&c.dir, "dir", "", "new directory for data, logs and history, kept; default: a temporary one, kept on failure")
+	fl.StringVar(&c.jsonPath, "json", "", "also write the result as JSON to this file")
+	fl.StringVar(&c.binary, "binary", "", "rowraft binary; default: beside this program")
+	return cmd
+}
+
+func (c *config) check() error {
+	switch {
+	case c.Tier != "B":
+		return usagef("--tier %q: this version has tier B", c.Tier)
+	case c.For < 5*time.Second:
+		return usagef("--for %v: want 5s or more", c.For)
+	case c.Clients < 1 || c.Clients > 64:
+		return usagef("--clients %d: want 1 to 64", c.Clients)
+	case c.Rows < c.Shards || c.Rows > 4096:
+		return usagef("--rows %d: want one for each shard at least, and 4096 at most", c.Rows)
+	case c.Servers < 3 || c.Servers > 5:
+		return usagef("--servers %d: want 3 to 5", c.Servers)
+	case c.Shards < 1 || c.Shards > 16:
+		return usagef("--shards %d: want 1 to 16", c.Shards)
+	case c.Rate < 0:
+		return usagef("--rate %d: want 0 or more", c.Rate)
+	}
+	if _, err := nemesis.Pick(c.Faults); err != nil {
+		return err
+	}
+	if c.Seed == 0 {
+		c.Seed = uint64(time.Now().UnixNano()) % 1_000_000
+	}
+	if c.Backend == "" {
+		c.Backend = []string{"wal", "bolt"}[c.Seed%2]
+	}
+	c.keep = c.dir != ""
+	if c.dir == "" {
+		dir, err := os.MkdirTemp("", "rowraft-chaos-")
+		if err != nil {
+			return err
+		}
+		c.dir = dir
+	} else if err := makeEmpty(c.dir); err != nil {
+		return err
+	}
+	if c.binary == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		c.binary = filepath.Join(filepath.Dir(self), "rowraft")
+	}
+	if _, err := os.Stat(c.binary); err != nil {
+		return usagef("no rowraft binary: %w: run `make build`, or give --binary", err)
+	}
+	return nil
+}
+
+// makeEmpty makes dir, which must be empty if it exists.
+func makeEmpty(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		return usagef("--dir %s is not empty", dir)
+	}
+	return err
+}
+
+// reproduce is the command line that runs the same schedule again.
+func (c *config) reproduce() string {
+	return fmt.Sprintf("rowraft-chaos run --tier %s --seed %d --for %v --faults %s --clients %d --rows %d --servers %d --shards %d --rate %d --log-backend %s --profile %s",
+		c.Tier, c.Seed, c.For, c.Faults, c.Clients, c.Rows, c.Servers, c.Shards, c.Rate, c.Backend, c.Profile)
+}
+
+func newFaultsCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "faults",
+		Short: "List the kinds of faults",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			kinds := nemesis.Kinds()
+			for _, k := range slices.Sorted(maps.Keys(kinds)) {
+				fmt.Fprintf(cmd.OutOrStdout(), "%-20s %s\n", k, kinds[k])
+			}
+			return nil
+		},
+	}
+}
+
+// result is the contract of --json.
+type result struct {
+	Schema    string                   `json:"schema"`
+	Config    config                   `json:"config"`
+	OK        bool                     `json:"ok"`
+	Seconds   float64                  `json:"seconds"`
+	Rounds    int                      `json:"rounds"`
+	Faults    map[string]nemesis.Count `json:"faults"`
+	Tried     int                      `json:"faults_tried"`
+	Observed  int                      `json:"faults_observed"`
+	Pushes    int64                    `json:"pushes"`
+	Acks      int64                    `json:"acks"`
+	Pulls     int64                    `json:"pulls"`
+	Refused   int64                    `json:"refused"`
+	Unknown   int64                    `json:"unknown"`
+	Lost      int64                    `json:"updates_lost"`
+	Doubled   int64                    `json:"updates_doubled"`
+	Diverged  int                      `json:"shards_diverged"`
+	Terms     int                      `json:"terms"`
+	FirstAck  float64                  `json:"first_ack_after_heal_seconds"` // worst round
+	AllAcks   float64                  `json:"all_clients_after_heal_seconds"`
+	CatchUp   float64                  `json:"catch_up_after_heal_seconds"`
+	Checked   int                      `json:"operations_checked"`
+	Checker   string                   `json:"checker"`
+	Problems  []string                 `json:"violations"`
+	Dir       string                   `json:"dir,omitempty"`
+	Reproduce string                   `json:"reproduce"`
+}
+
+const jsonSchema = "rowraft/v1"
+
+func writeJSON(path string, v any) error {
+	raw, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(raw, '\n'), 0o644)
+}
+
+const shownProblems = 30
+
+func (r *result) print(w io.Writer) {
+	fmt.Fprintf(w, "%-20s %6s %9s\n", "fault", "tried", "observed")
+	for _, k := range slices.Sorted(maps.Keys(r.Faults)) {
+		fmt.Fprintf(w, "%-20s %6d %9d\n", k, r.Faults[k].Tried, r.Faults[k].Observed)
+	}
+	fmt.Fprintf(w, "%-20s %6d %9d\n\n", "all", r.Tried, r.Observed)
+	fmt.Fprintf(w, "seed %d, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n", r.Config.Seed, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
+	fmt.Fprintf(w, "after healing, at worst: first push %.2f s, every client %.2f s, all replicas caught up %.2f s\n", r.FirstAck, r.AllAcks, r.CatchUp)
+	fmt.Fprintf(w, "checked %d operations (%s): %d updates lost, %d doubled, %d shards diverged, %d violations\n", r.Checked, r.Checker, r.Lost, r.Doubled, r.Diverged, len(r.Problems))
+	for i, p := range r.Problems {
+		if i == shownProblems {
+			fmt.Fprintf(w, "WRONG: %d more in result.json\n", len(r.Problems)-i)
+			break
+		}
+		fmt.Fprintf(w, "WRONG: %s\n", strings.TrimSpace(p))
+	}
+	if r.Dir != "" {
+		fmt.Fprintf(w, "kept: %s\n", r.Dir)
+	}
+	if !r.OK {
+		fmt.Fprintf(w, "again: %s\n", r.Reproduce)
+	}
+}

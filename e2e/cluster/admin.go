@@ -1,0 +1,152 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Replica is what a server says of one of its replicas.
+type Replica struct {
+	Shard           rowraft.ShardID
+	Leads           bool
+	Term            rowraft.Term
+	Commit, Applied rowraft.Index
+	Rows            uint64
+}
+
+// Replicas asks a server, past the proxies, for its replicas.
+func (c *Cluster) Replicas(ctx context.Context, name string, patience time.Duration) ([]Replica, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	reply, err := rowraftv1.NewAdminClient(c.admins[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("status of server %s: %w", name, err)
+	}
+	var out []Replica
+	for _, r := range reply.Replicas {
+		out = append(out, Replica{
+			Shard: rowraft.ShardID(r.Shard), Leads: r.Role == "leader", Term: rowraft.Term(r.Term),
+			Commit: rowraft.Index(r.CommitIndex), Applied: rowraft.Index(r.AppliedIndex), Rows: r.Rows,
+		})
+	}
+	return out, nil
+}
+
+// Digest is the rows of one replica at one index.
+type Digest struct {
+	Index rowraft.Index
+	Sum   string // hexadecimal
+	Rows  uint64
+}
+
+func (c *Cluster) digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index) (Digest, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	reply, err := rowraftv1.NewAdminClient(c.admins[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
+	if err != nil {
+		return Digest{}, fmt.Errorf("digest of shard %d on server %s: %w", shard, name, err)
+	}
+	return Digest{rowraft.Index(reply.AppliedIndex), hex.EncodeToString(reply.Digest), reply.Rows}, nil
+}
+
+// Digests returns the digest of each server's replica of a shard, all at one
+// index. Nothing may write meanwhile.
+func (c *Cluster) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]Digest, error) {
+	var out map[string]Digest
+	err := Poll(ctx, func() error {
+		var newest rowraft.Index
+		for _, d := range out {
+			newest = max(newest, d.Index)
+		}
+		out = make(map[string]Digest)
+		for _, name := range c.Names() {
+			d, err := c.digest(ctx, name, shard, newest)
+			if err != nil {
+				return err
+			}
+			out[name] = d
+		}
+		for name, d := range out {
+			if first := c.Names()[0]; d.Index != out[first].Index {
+				return fmt.Errorf("shard %d: server %s is at index %d, %s at %d", shard, name, d.Index, first, out[first].Index)
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// CaughtUp waits until every server has applied, of every shard, what any of them
+// had committed when this was called.
+func (c *Cluster) CaughtUp(ctx context.Context) error {
+	want := make(map[rowraft.ShardID]rowraft.Index)
+	seen := make(map[string]bool)
+	return Poll(ctx, func() error {
+		for _, name := range c.Names() {
+			if seen[name] {
+				continue
+			}
+			rs, err := c.Replicas(ctx, name, time.Second)
+			if err != nil {
+				return err
+			}
+			for _, r := range rs {
+				want[r.Shard] = max(want[r.Shard], r.Applied)
+			}
+			seen[name] = true
+		}
+		for _, name := range c.Names() {
+			rs, err := c.Replicas(ctx, name, time.Second)
+			if err != nil {
+				return err
+			}
+			have := make(map[rowraft.ShardID]rowraft.Index)
+			for _, r := range rs {
+				have[r.Shard] = r.Applied
+			}
+			for shard, index := range want {
+				if have[shard] < index {
+					return fmt.Errorf("server %s has applied %d of shard %d, another %d", name, have[shard], shard, index)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// Poll calls try until it returns nil; when ctx ends, its last error.
+func Poll(ctx context.Context, try func() error) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// BadLines returns what must never stand in a server's log.
+func BadLines(log []byte) []string {
+	var out []string
+	for line := range bytes.Lines(log) {
+		for _, bad := range []string{`"level":"ERROR"`, "panic:", "fatal error:", "DATA RACE"} {
+			if bytes.Contains(line, []byte(bad)) {
+				out = append(out, string(bytes.TrimSpace(line)))
+				break
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,136 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/e2e/history"
+)
+
+// Push adds 1 to this counter's dimension of rows and returns how long that took.
+func (c *Counter) Push(ctx context.Context, rows []int) (time.Duration, error) {
+	l := c.l
+	keys, dims := make([]rowraft.Key, len(rows)), l.Dims()
+	values := make([]float32, len(rows)*dims)
+	for i, r := range rows {
+		keys[i] = l.keys[r]
+		values[i*dims+c.Number] = -1
+	}
+	late := time.AfterFunc(l.opts.PushPatience, func() {
+		l.problem("client %d: a push has no answer after %v", c.Number, l.opts.PushPatience)
+	})
+	defer late.Stop()
+	op := history.Op{Kind: history.Push, Client: c.Number, Rows: rows, Call: l.opts.Recorder.Now()}
+	_, err := c.table.Push(ctx, keys, values)
+	op.Return = l.opts.Recorder.Now()
+	switch {
+	case err == nil:
+		op.Outcome = history.OK
+		l.acks.Add(1)
+		c.count(c.acked, rows)
+		if c.Number < l.opts.Clients {
+			l.mu.Lock()
+			l.lastSent[c.Number] = op.Call
+			l.mu.Unlock()
+		}
+	case rowraft.CodeOf(err).MaybeApplied() && !(c.Fenced && rowraft.CodeOf(err) == rowraft.CodeSessionExpired):
+		op.Outcome, op.Error = history.Unknown, err.Error()
+		l.unknown.Add(1)
+		c.count(c.maybe, rows)
+	default:
+		op.Outcome, op.Error = history.Refused, err.Error()
+		l.refused.Add(1)
+	}
+	l.opts.Recorder.Add(op)
+	return time.Duration(op.Return - op.Call), err
+}
+
+func (c *Counter) count(counts []int64, rows []int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range rows {
+		counts[r]++
+	}
+}
+
+// Pull reads rows as counts: out[i][d] is row rows[i] in dimension d.
+func (c *Counter) Pull(ctx context.Context, rows []int, linearizable bool) (out [][]int64, err error) {
+	l := c.l
+	keys, dims := make([]rowraft.Key, len(rows)), l.Dims()
+	for i, r := range rows {
+		keys[i] = l.keys[r]
+	}
+	values := make([]float32, len(rows)*dims)
+	op := history.Op{Kind: history.Pull, Client: c.Number, Rows: rows, Mode: "leader", Outcome: history.OK, Call: l.opts.Recorder.Now()}
+	seg := client.Segment{Table: c.table, Keys: keys, Values: values}
+	if linearizable {
+		op.Mode = "linearizable"
+		err = c.c.PullLinearizable(ctx, seg)
+	} else {
+		err = c.c.Pull(ctx, seg)
+	}
+	op.Return = l.opts.Recorder.Now()
+	if err != nil {
+		op.Outcome, op.Error = history.Refused, err.Error()
+		l.opts.Recorder.Add(op)
+		return nil, err
+	}
+	for i := range rows {
+		row := make([]int64, dims)
+		for d := range row {
+			v := values[i*dims+d]
+			if row[d] = int64(v); float32(row[d]) != v {
+				return nil, fmt.Errorf("row %d, dimension %d reads %v: counts are whole", rows[i], d, v)
+			}
+		}
+		out = append(out, row)
+	}
+	op.Values = out
+	l.pulls.Add(1)
+	l.opts.Recorder.Add(op)
+	return out, nil
+}
+
+// Final is what the last reads show.
+type Final struct {
+	Lost, Doubled int64 // updates of rows
+	Details       []string
+}
+
+// Final reads all rows and compares them with what was acknowledged. The load must
+// be quiet.
+func (l *Load) Final(ctx context.Context) (Final, error) {
+	var f Final
+	reader, err := l.Dial(ctx, l.opts.Clients+Guests-1, client.Options{})
+	if err != nil {
+		return f, err
+	}
+	defer reader.Close()
+	all := make([]int, l.opts.Rows)
+	for r := range all {
+		all[r] = r
+	}
+	rows, err := reader.Pull(ctx, all, true)
+	if err != nil {
+		return f, fmt.Errorf("final read: %w", err)
+	}
+	for _, c := range l.counters() {
+		c.mu.Lock()
+		for r, row := range rows {
+			got, least, most := row[c.Number], c.acked[r], c.acked[r]+c.maybe[r]
+			if got < least {
+				f.Lost += least - got
+				f.Details = append(f.Details, fmt.Sprintf("row %d, client %d: %d pushes acknowledged, %d found: %d lost", r, c.Number, least, got, least-got))
+			}
+			if got > most {
+				f.Doubled += got - most
+				f.Details = append(f.Details, fmt.Sprintf("row %d, client %d: %d pushes may have been applied, %d found: %d doubled", r, c.Number, most, got, got-most))
+			}
+		}
+		c.mu.Unlock()
+	}
+	return f, nil
+}

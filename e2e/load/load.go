@@ -1,0 +1,316 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/e2e/history"
+)
+
+// Guests are client numbers, from Options.Clients on, for whoever pushes beside the
+// load: each has a dimension of its own.
+const Guests = 4
+
+// TableName is the table of counters.
+const TableName = "counters"
+
+// Options of a load. All but PerSecond are required.
+type Options struct {
+	Endpoints []string
+	Clients   int
+	Rows      int
+	Seed      uint64
+	PerSecond int // calls a second and client at most; 0: no limit
+	Recorder  *history.Recorder
+
+	// PushPatience is after how long without an answer a push counts as stuck.
+	PushPatience time.Duration
+}
+
+// Load is clients at work. Methods are safe for concurrent use.
+type Load struct {
+	opts  Options
+	keys  []rowraft.Key
+	stuck context.Context // ends pushes in Close
+	end   context.CancelFunc
+	wg    sync.WaitGroup
+
+	workers []*worker
+	guests  [Guests]*Counter
+
+	acks, pulls, refused, unknown atomic.Int64
+
+	mu       sync.Mutex
+	problems []string
+	lastSent []int64       // by client: Call of its newest acknowledged push
+	stopping chan struct{} // closed while no new call may be made
+}
+
+type worker struct {
+	*Counter
+	rng *rand.Rand
+}
+
+// Counter is one client number: its pushes and what is known of them. One call at
+// a time.
+type Counter struct {
+	l      *Load
+	Number int
+	// Fenced says that a later incarnation has opened its sessions in all shards:
+	// from then on CodeSessionExpired means that nothing was applied.
+	Fenced bool
+
+	c     *client.Client
+	table *client.Table
+
+	mu    sync.Mutex
+	acked []int64 // by row
+	maybe []int64 // by row: pushes with an unknown outcome
+}
+
+// New creates the table and connects the clients; Start lets them run.
+func New(ctx context.Context, opts Options) (*Load, error) {
+	l := &Load{opts: opts, lastSent: make([]int64, opts.Clients)}
+	l.stuck, l.end = context.WithCancel(context.Background())
+	l.stopping = make(chan struct{})
+	close(l.stopping)
+	for i := range opts.Clients {
+		c, err := l.Dial(ctx, i, client.Options{})
+		if err != nil {
+			l.Close()
+			return nil, err
+		}
+		l.workers = append(l.workers, &worker{c, rand.New(rand.NewPCG(opts.Seed, uint64(i)))})
+	}
+	for g := range l.guests {
+		l.guests[g] = l.counter(opts.Clients + g)
+	}
+	l.keys = spread(l.workers[0].c, l.workers[0].table, opts.Rows)
+	return l, nil
+}
+
+// spread picks n keys, in turn from every shard.
+func spread(c *client.Client, t *client.Table, n int) []rowraft.Key {
+	m := c.Map()
+	var keys []rowraft.Key
+	for k := rowraft.Key(1); len(keys) < n; k++ {
+		if int(m.ShardOf(t.Slot(k))) == len(keys)%len(m.Shards) {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// Dims is the number of dimensions of a row.
+func (l *Load) Dims() int { return l.opts.Clients + Guests }
+
+// Keys lists the keys by row number.
+func (l *Load) Keys() []rowraft.Key { return l.keys }
+
+func (l *Load) counter(number int) *Counter {
+	return &Counter{l: l, Number: number, acked: make([]int64, l.opts.Rows), maybe: make([]int64, l.opts.Rows)}
+}
+
+// Dial connects a new client that counts in dimension number.
+func (l *Load) Dial(ctx context.Context, number int, opts client.Options) (*Counter, error) {
+	opts.Endpoints = l.opts.Endpoints
+	opts.ConnsPerNode = 1
+	c, err := client.Dial(ctx, opts)
+	if err != nil {
+		return nil, fmt.Errorf("client %d: %w", number, err)
+	}
+	out := l.counter(number)
+	out.c = c
+	out.table, err = c.CreateTable(ctx, rowraft.Schema{
+		Name: TableName, Kind: rowraft.Sparse, Dim: l.Dims(),
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+		Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}, true)
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("client %d: %w", number, err)
+	}
+	return out, nil
+}
+
+// Guest connects a client under guest number g: another one each time, the counts
+// go on. The caller closes it.
+func (l *Load) Guest(ctx context.Context, g int, opts client.Options) (*Counter, error) {
+	c, err := l.Dial(ctx, l.opts.Clients+g, opts)
+	if err != nil {
+		return nil, err
+	}
+	c.acked, c.maybe = l.guests[g].acked, l.guests[g].maybe
+	return c, nil
+}
+
+// Close ends the counter's client.
+func (c *Counter) Close() error { return c.c.Close() }
+
+// Start lets the clients run, for the first time or after Quiesce.
+func (l *Load) Start() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopping = make(chan struct{})
+	for _, w := range l.workers {
+		stopping := l.stopping
+		l.wg.Go(func() { l.work(w, stopping) })
+	}
+}
+
+// Quiesce stops the load and waits until every call has its answer, or ctx ends.
+func (l *Load) Quiesce(ctx context.Context) error {
+	l.stop()
+	done := make(chan struct{})
+	go func() { l.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("calls of the load have no answer: %w", context.Cause(ctx))
+	}
+}
+
+func (l *Load) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.stopping:
+	default:
+		close(l.stopping)
+	}
+}
+
+// Close ends everything; pushes under way stay unknown.
+func (l *Load) Close() error {
+	l.stop()
+	l.end()
+	l.wg.Wait()
+	var first error
+	for _, w := range l.workers {
+		if err := w.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// work pushes, and reads after every second push on average.
+func (l *Load) work(w *worker, stopping <-chan struct{}) {
+	var pace <-chan time.Time
+	if l.opts.PerSecond > 0 {
+		tick := time.NewTicker(time.Second / time.Duration(l.opts.PerSecond))
+		defer tick.Stop()
+		pace = tick.C
+	}
+	for {
+		select {
+		case <-stopping:
+			return
+		default:
+		}
+		rows := l.pick(w.rng)
+		var err error
+		switch w.rng.IntN(6) {
+		case 0:
+			_, err = w.Pull(l.stuck, rows, false)
+		case 1:
+			_, err = w.Pull(l.stuck, rows, true)
+		default:
+			_, err = w.Push(l.stuck, rows)
+		}
+		if err != nil {
+			if l.stuck.Err() == nil {
+				// A client that keeps its session has no reason to see any error.
+				l.problem("client %d: %v", w.Number, err)
+			}
+			return
+		}
+		if pace != nil {
+			<-pace
+		}
+	}
+}
+
+// pick chooses one row, or up to a quarter of all.
+func (l *Load) pick(rng *rand.Rand) []int {
+	n := 1
+	if rng.IntN(2) == 0 {
+		n = 1 + rng.IntN(max(l.opts.Rows/4, 1))
+	}
+	first := rng.IntN(l.opts.Rows)
+	in := make([]bool, l.opts.Rows)
+	for i := range n {
+		in[(first+i)%l.opts.Rows] = true
+	}
+	var rows []int
+	for r, is := range in {
+		if is {
+			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
+func (l *Load) problem(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.problems = append(l.problems, fmt.Sprintf(format, args...))
+}
+
+// Problems lists the errors that clients have seen.
+func (l *Load) Problems() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]string(nil), l.problems...)
+}
+
+// Counts are the load's calls so far, guests included.
+type Counts struct{ Acks, Pulls, Refused, Unknown int64 }
+
+// Counts returns how much has been done.
+func (l *Load) Counts() Counts {
+	return Counts{l.acks.Load(), l.pulls.Load(), l.refused.Load(), l.unknown.Load()}
+}
+
+// Since reports whether every client has had a push acknowledged that it sent after
+// a moment of the history.
+func (l *Load) Since(moment int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, sent := range l.lastSent {
+		if sent <= moment {
+			return false
+		}
+	}
+	return true
+}
+
+// Any reports whether some client has.
+func (l *Load) Any(moment int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, sent := range l.lastSent {
+		if sent > moment {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *Load) counters() []*Counter {
+	var out []*Counter
+	for _, w := range l.workers {
+		out = append(out, w.Counter)
+	}
+	return append(out, l.guests[:]...)
+}
+
+// TableID is the id of the table of counters.
+func (l *Load) TableID() rowraft.TableID { return l.workers[0].table.Schema().ID }

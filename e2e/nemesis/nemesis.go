@@ -1,0 +1,275 @@
+package nemesis
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/e2e/cluster"
+	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/e2e/load"
+)
+
+// World is what faults are done to.
+type World struct {
+	Cluster  *cluster.Cluster
+	Watch    *cluster.Watch
+	Load     *load.Load
+	Recorder *history.Recorder
+	Shards   int
+	Log      func(format string, args ...any) // one line for a person
+
+	mu       sync.Mutex
+	busy     map[string]bool // servers whose process a fault holds
+	counts   map[string]*Count
+	problems []string
+}
+
+// Count is how often a kind was tried and seen to have an effect.
+type Count struct {
+	Tried    int `json:"tried"`
+	Observed int `json:"observed"`
+}
+
+// act is one fault being done.
+type act struct {
+	*World
+	rng      *rand.Rand
+	target   string
+	observed []string
+	skipped  bool
+}
+
+// fault is one kind.
+type fault struct {
+	kind  string
+	about string
+	do    func(context.Context, *act) error
+}
+
+// Kinds lists the kinds of faults and what they are.
+func Kinds() map[string]string {
+	out := make(map[string]string)
+	for _, f := range faults {
+		out[f.kind] = f.about
+	}
+	return out
+}
+
+// Pick returns the kinds that list names ("all", or names separated by commas).
+func Pick(list string) ([]string, error) {
+	all := slices.Sorted(maps.Keys(Kinds()))
+	if list == "" || list == "all" {
+		return all, nil
+	}
+	var out []string
+	for _, name := range strings.Split(list, ",") {
+		if !slices.Contains(all, name) {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fault %q: want all, or some of %s", name, strings.Join(all, ", "))
+		}
+		out = append(out, name)
+	}
+	return out, nil
+}
+
+// Schedule draws faults from a seed. Every kind comes once before any comes again.
+type Schedule struct {
+	rng   *rand.Rand
+	kinds []string
+	bag   []string
+}
+
+// NewSchedule returns the schedule of a seed.
+func NewSchedule(seed uint64, kinds []string) *Schedule {
+	return &Schedule{rng: rand.New(rand.NewPCG(seed, 0x6e656d65736973)), kinds: slices.Clone(kinds)}
+}
+
+func (s *Schedule) draw(not string) string {
+	if len(s.bag) == 0 {
+		s.bag = slices.Clone(s.kinds)
+		s.rng.Shuffle(len(s.bag), func(i, j int) { s.bag[i], s.bag[j] = s.bag[j], s.bag[i] })
+	}
+	k := s.bag[0]
+	s.bag = s.bag[1:]
+	if k == not {
+		return ""
+	}
+	return k
+}
+
+// step is one or two faults, the second a moment after the first.
+type step struct {
+	kinds []string
+	seeds []uint64
+	apart time.Duration
+	rest  time.Duration // after them
+}
+
+func (s *Schedule) next() step {
+	st := step{kinds: []string{s.draw("")}, rest: time.Duration(100+s.rng.IntN(600)) * time.Millisecond}
+	if s.rng.IntN(5) < 2 {
+		if second := s.draw(st.kinds[0]); second != "" {
+			st.kinds = append(st.kinds, second)
+		}
+	}
+	st.apart = time.Duration(s.rng.IntN(600)) * time.Millisecond
+	for range st.kinds {
+		st.seeds = append(st.seeds, s.rng.Uint64())
+	}
+	return st
+}
+
+// Run does faults from s until until is over. A fault begun is ended first.
+func (w *World) Run(ctx context.Context, s *Schedule, until time.Time) {
+	for time.Now().Before(until) && ctx.Err() == nil {
+		st := s.next()
+		var wg sync.WaitGroup
+		for i, kind := range st.kinds {
+			if i > 0 && !sleep(ctx, st.apart) {
+				break
+			}
+			wg.Go(func() { w.one(ctx, kind, st.seeds[i]) })
+		}
+		wg.Wait()
+		sleep(ctx, st.rest)
+	}
+}
+
+// one does one fault and records it.
+func (w *World) one(ctx context.Context, kind string, seed uint64) {
+	a := &act{World: w, rng: rand.New(rand.NewPCG(seed, 1))}
+	i := slices.IndexFunc(faults, func(f fault) bool { return f.kind == kind })
+	op := history.Op{Kind: history.Fault, Client: -1, Fault: kind, Call: w.Recorder.Now()}
+	err := faults[i].do(ctx, a)
+	if a.skipped {
+		return
+	}
+	op.Return, op.Target, op.Observed = w.Recorder.Now(), a.target, strings.Join(a.observed, "; ")
+	op.Outcome = history.Refused
+	if len(a.observed) > 0 {
+		op.Outcome = history.OK
+	}
+	if err != nil {
+		op.Error = err.Error()
+	}
+	w.Recorder.Add(op)
+	w.mu.Lock()
+	if w.counts == nil {
+		w.counts = make(map[string]*Count)
+	}
+	if w.counts[kind] == nil {
+		w.counts[kind] = &Count{}
+	}
+	w.counts[kind].Tried++
+	if len(a.observed) > 0 {
+		w.counts[kind].Observed++
+	}
+	if err != nil && ctx.Err() == nil {
+		w.problems = append(w.problems, fmt.Sprintf("fault %s on %s: %v", kind, a.target, err))
+	}
+	w.mu.Unlock()
+	shown := op.Observed
+	if err != nil {
+		shown = "FAILED: " + err.Error()
+	} else if shown == "" {
+		shown = "no effect seen"
+	}
+	w.Log("%-18s %-8s %.1fs  %s", kind, a.target, time.Duration(op.Return-op.Call).Seconds(), shown)
+}
+
+// Counts returns tried and observed faults by kind.
+func (w *World) Counts() map[string]Count {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := make(map[string]Count)
+	for k, c := range w.counts {
+		out[k] = *c
+	}
+	return out
+}
+
+// Problems lists what a fault found wrong by itself.
+func (w *World) Problems() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.problems)
+}
+
+// take reserves the processes of servers; false if another fault has one.
+func (a *act) take(names ...string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.busy == nil {
+		a.busy = make(map[string]bool)
+	}
+	for _, n := range names {
+		if a.busy[n] {
+			a.skipped = true
+			return false
+		}
+	}
+	for _, n := range names {
+		a.busy[n] = true
+	}
+	return true
+}
+
+func (a *act) release(names ...string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range names {
+		delete(a.busy, n)
+	}
+}
+
+func (a *act) saw(format string, args ...any) {
+	a.observed = append(a.observed, fmt.Sprintf(format, args...))
+}
+
+// leader waits for the leader of a random shard.
+func (a *act) leader(ctx context.Context) (shard rowraft.ShardID, l cluster.Leader, err error) {
+	shard = rowraft.ShardID(a.rng.IntN(a.Shards))
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	l, err = a.Watch.AwaitChange(ctx, shard, 0)
+	return shard, l, err
+}
+
+// follower picks a server that does not lead a random shard.
+func (a *act) follower(ctx context.Context) (string, error) {
+	_, l, err := a.leader(ctx)
+	others := a.Cluster.Others(l.Server)
+	return others[a.rng.IntN(len(others))], err
+}
+
+// hold waits for a random time between the two.
+func (a *act) hold(ctx context.Context, least, most time.Duration) {
+	sleep(ctx, least+time.Duration(a.rng.Int64N(int64(most-least))))
+}
+
+// sawNewLeader waits a while for another leader of shard.
+func (a *act) sawNewLeader(ctx context.Context, shard rowraft.ShardID, old cluster.Leader, patience time.Duration) {
+	since := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if l, err := a.Watch.AwaitChange(ctx, shard, old.Term); err == nil {
+		a.saw("shard %d: %s leads term %d after %.2f s", shard, l.Server, l.Term, time.Since(since).Seconds())
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
