@@ -95,8 +95,10 @@ func (g *generator) within(from, to int64) int64 { return from + g.rng.Int64N(to
 // call makes client c's next call, and returns when it returned.
 func (g *generator) call(c int, t int64) int64 {
 	op := history.Op{Kind: history.Pull, Client: c, Call: t, Return: t + g.span(), Outcome: history.OK}
-	for _, r := range g.rng.Perm(g.rows)[:1+g.rng.IntN(g.perOp)] {
-		op.Rows = append(op.Rows, r)
+	for n := 1 + g.rng.IntN(g.perOp); len(op.Rows) < n; {
+		if r := g.rng.IntN(g.rows); !slices.Contains(op.Rows, r) {
+			op.Rows = append(op.Rows, r)
+		}
 	}
 	slices.Sort(op.Rows)
 	g.end = max(g.end, op.Return)
@@ -172,11 +174,10 @@ func (g *generator) fill(r int, looks []look) {
 		if op.Mode == ModeLeader && op.Call <= g.end {
 			least := 0
 			if op.Client < g.clients {
-				for _, a := range own[op.Client] {
-					if a.time >= op.Call {
-						break
-					}
-					if a.acked < op.Call {
+				mine := own[op.Client]
+				n, _ := slices.BinarySearchFunc(mine, op.Call, func(a applied, t int64) int { return cmp.Compare(a.time, t) })
+				for ; n > 0 && least == 0; n-- {
+					if a := mine[n-1]; a.acked < op.Call {
 						least = a.at
 					}
 				}

@@ -185,7 +185,7 @@ var mutations = []mutation{
 	}},
 	{"two reads swap their answers", RuleMonotonic, func(m *mutator) bool {
 		return m.pairs(func(a, b target) bool {
-			if !b.linearizable() || slices.Equal(a.v, b.v) || less(b.v, a.v) {
+			if !b.linearizable() || slices.Equal(a.v, b.v) || older(b.v, a.v) {
 				return false
 			}
 			for c := range a.v {

@@ -46,9 +46,14 @@ const maxWindow = 5000
 
 // Porcupine asks a general linearizability checker for an order of the ops that
 // explains every read, row by row. It shares no rule with Vec: the model is a
-// vector, a push adds one to it, a read must equal it. A leader read may stand as
-// far back as one likes, so its call is moved to the beginning of its window;
-// that it shows its client's own pushes is counted apart.
+// vector, a push adds one to it, a read must equal it. A leader read may stand
+// anywhere before its return, that is, from the call of the last push that it
+// contains to the return of the first that it lacks; so these become its bounds
+// (with none, the search would not end). That it shows its client's own pushes is
+// counted apart. Of the reads that returned one and the same state only the first to
+// return and the last to be called are searched: a row has a state once, without a
+// gap, so if it has it before the one returns and after the other is called, there
+// is room for all. (Reads that commute make a search exponential that must fail.)
 //
 // A row with more ops than a window is looked at in windows that overlap by about
 // half. A window has the reads called and returned within it, and every push that
@@ -79,6 +84,8 @@ type search struct {
 	window  int
 	until   time.Time
 	out     Opinion
+
+	calls, acks [][]int64 // of the row's pushes, per client, ascending
 }
 
 // row looks at all windows of a row.
@@ -89,7 +96,12 @@ func (s *search) row(i int) {
 		return cmp.Or(cmp.Compare(s.x.ops[a.op].Call, s.x.ops[b.op].Call), cmp.Compare(a.op, b.op))
 	})
 	refs = slices.DeleteFunc(refs, func(r ref) bool { return s.x.ops[r.op].Outcome == history.Refused })
-	s.ownPushes(row, refs)
+	s.times(refs)
+	for _, r := range refs {
+		if op := &s.x.ops[r.op]; op.Kind == history.Pull && op.Mode == ModeLeader {
+			s.ownPushes(row, int(r.op), op.Values[r.at])
+		}
+	}
 	for from := 0; from < len(refs); {
 		w := s.cut(refs, from)
 		s.judge(row, w)
@@ -100,17 +112,67 @@ func (s *search) row(i int) {
 	}
 }
 
+// times lists when the pushes of each client were called and acknowledged.
+func (s *search) times(refs []ref) {
+	s.calls, s.acks = make([][]int64, s.clients), make([][]int64, s.clients)
+	for _, r := range refs {
+		op := &s.x.ops[r.op]
+		if op.Kind != history.Push {
+			continue
+		}
+		s.calls[op.Client] = append(s.calls[op.Client], op.Call)
+		if op.Outcome == history.OK {
+			s.acks[op.Client] = append(s.acks[op.Client], op.Return)
+		}
+	}
+	for c := range s.acks {
+		slices.Sort(s.acks[c])
+	}
+}
+
 // window is what is searched at once.
 type window struct {
 	to    int     // refs[to:] are called after it
 	base  []int64 // the state it starts from
 	ops   []int   // positions in the history
 	cases []porcupine.Operation
+	reads map[string]*extremes // by the packed state that they returned
+}
+
+// extremes are the bounds of the reads of one state: the last call and its return,
+// the first return and its call.
+type extremes struct{ lastCall, itsReturn, firstReturn, itsCall int64 }
+
+// pull adds a read that may stand between call and ret.
+func (w *window) pull(op int, state string, call, ret int64) {
+	w.ops = append(w.ops, op)
+	e, ok := w.reads[state]
+	if !ok {
+		w.reads[state] = &extremes{call, ret, ret, call}
+		return
+	}
+	if call > e.lastCall {
+		e.lastCall, e.itsReturn = call, ret
+	}
+	if ret < e.firstReturn {
+		e.firstReturn, e.itsCall = ret, call
+	}
+}
+
+// history returns what is to be searched.
+func (w *window) history() []porcupine.Operation {
+	for state, e := range w.reads {
+		w.cases = append(w.cases, porcupine.Operation{Input: -1, Output: state, Call: e.lastCall, Return: e.itsReturn})
+		if e.itsCall != e.lastCall || e.itsReturn != e.firstReturn {
+			w.cases = append(w.cases, porcupine.Operation{Input: -1, Output: state, Call: e.itsCall, Return: e.firstReturn})
+		}
+	}
+	return w.cases
 }
 
 // cut makes the window that begins with the call of refs[from].
 func (s *search) cut(refs []ref, from int) window {
-	w := window{to: from, base: make([]int64, s.clients)}
+	w := window{to: from, base: make([]int64, s.clients), reads: make(map[string]*extremes)}
 	begin := s.x.ops[refs[from].op].Call
 	for _, r := range refs[:from] {
 		op := &s.x.ops[r.op]
@@ -136,24 +198,50 @@ func (s *search) cut(refs []ref, from int) window {
 			s.out.Skipped++
 		default:
 			v := op.Values[r.at][:s.clients]
-			if op.Mode == ModeLeader && less(v, w.base) {
+			if op.Mode == ModeLeader && older(v, w.base) {
 				s.out.Skipped++
 				continue
 			}
-			w.pull(op, int(r.op), v)
+			call, ret := op.Call, op.Return
+			if op.Mode == ModeLeader {
+				call, ret = s.bounds(v, op.Return)
+			}
+			w.pull(int(r.op), pack(v), call, ret)
 		}
 	}
 	return w
 }
 
-// less reports whether v is smaller than base in any dimension.
-func less(v, base []int64) bool {
+// older reports whether v is a state, and smaller than base in some dimension.
+func older(v, base []int64) bool {
+	less := false
 	for c := range base {
-		if v[c] < base[c] {
-			return true
+		if v[c] < 0 {
+			return false
+		}
+		less = less || v[c] < base[c]
+	}
+	return less
+}
+
+// bounds returns between which times a leader read that returned v at ret may
+// stand. If there are none, it keeps ret alone, where the search will not explain
+// it either: a push that it contains is called later, or one that it lacks is
+// acknowledged earlier than one that it contains is called.
+func (s *search) bounds(v []int64, ret int64) (from, to int64) {
+	from, to = math.MinInt64, ret
+	for c, n := range v {
+		if n > 0 && n <= int64(len(s.calls[c])) {
+			from = max(from, s.calls[c][n-1])
+		}
+		if n >= 0 && n < int64(len(s.acks[c])) {
+			to = min(to, s.acks[c][n])
 		}
 	}
-	return false
+	if from > to {
+		return ret, ret
+	}
+	return from, to
 }
 
 func (w *window) push(op *history.Op, at int) {
@@ -165,21 +253,12 @@ func (w *window) push(op *history.Op, at int) {
 	w.cases = append(w.cases, porcupine.Operation{Input: op.Client, Call: op.Call, Return: ret})
 }
 
-func (w *window) pull(op *history.Op, at int, v []int64) {
-	call := op.Call
-	if op.Mode == ModeLeader {
-		call = math.MinInt64
-	}
-	w.ops = append(w.ops, at)
-	w.cases = append(w.cases, porcupine.Operation{Input: -1, Output: pack(v), Call: call, Return: op.Return})
-}
-
 // judge searches a window for an explanation.
 func (s *search) judge(row int, w window) {
 	s.out.Windows++
 	result := porcupine.Unknown
 	if left := time.Until(s.until); left > 0 { // Porcupine takes 0 as: no limit
-		result = porcupine.CheckOperationsTimeout(model(w.base), w.cases, left)
+		result = porcupine.CheckOperationsTimeout(model(w.base), w.history(), left)
 	}
 	switch result {
 	case porcupine.Ok:
@@ -197,30 +276,19 @@ func (s *search) judge(row int, w window) {
 	}
 }
 
-// ownPushes checks that leader reads show what their own client had been told is
-// there; the model cannot, as it moves them back in time.
-func (s *search) ownPushes(row int, refs []ref) {
-	acks := make([][]int64, s.clients) // per client, ascending
-	for _, r := range refs {
-		if op := &s.x.ops[r.op]; op.Kind == history.Push && op.Outcome == history.OK {
-			acks[op.Client] = append(acks[op.Client], op.Return)
-		}
+// ownPushes checks that a leader read shows what its own client had been told is
+// there; the model cannot, as it moves the read back in time.
+func (s *search) ownPushes(row, i int, v []int64) {
+	op := &s.x.ops[i]
+	if op.Client < 0 || op.Client >= s.clients {
+		return
 	}
-	for _, list := range acks {
-		slices.Sort(list)
-	}
-	for _, r := range refs {
-		op := &s.x.ops[r.op]
-		if op.Kind != history.Pull || op.Mode != ModeLeader || op.Client < 0 || op.Client >= s.clients {
-			continue
-		}
-		own, _ := slices.BinarySearch(acks[op.Client], op.Call)
-		if have := op.Values[r.at][op.Client]; have < int64(own) {
-			s.out.Illegal = append(s.out.Illegal, Violation{
-				Rule: RulePorcupine, Row: row, Ops: []int{int(r.op)},
-				Text: fmt.Sprintf("row %d: op %d, a leader read of client %d, shows %d of its own pushes, %d were acknowledged", row, r.op, op.Client, have, own),
-			})
-		}
+	own, _ := slices.BinarySearch(s.acks[op.Client], op.Call)
+	if have := v[op.Client]; have < int64(own) {
+		s.out.Illegal = append(s.out.Illegal, Violation{
+			Rule: RulePorcupine, Row: row, Ops: []int{i},
+			Text: fmt.Sprintf("row %d: op %d, a leader read of client %d, shows %d of its own pushes, %d were acknowledged", row, i, op.Client, have, own),
+		})
 	}
 }
 
