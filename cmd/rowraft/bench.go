@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -54,12 +53,11 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 			if err != nil {
 				return fmt.Errorf("bench %s: %w", cfg.op, err)
 			}
-			if asJSON || g.output == formatJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(r)
+			format := g.output
+			if asJSON {
+				format = formatJSON
 			}
-			return r.print(cmd.OutOrStdout())
+			return show(cmd.OutOrStdout(), format, r, func(w io.Writer, _ bool) error { return r.print(w) })
 		},
 	}
 	fl := cmd.Flags()
@@ -116,7 +114,7 @@ func (r *benchResult) print(w io.Writer) error {
 	}
 	return facts(w, append(pairs,
 		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys, %s on the wire", count(uint64(r.Rows)), r.Dim, r.Optimizer, r.Keys, r.DType),
-		"servers", fmt.Sprintf("%d replicas, %d shards, log %s", r.Replicas, r.Shards, r.Backend),
+		"servers", fmt.Sprintf("%s, %s, log %s", plural(r.Replicas, "replica"), plural(r.Shards, "shard"), r.Backend),
 		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.CPU, r.GoVersion))...)
 }
 

@@ -128,6 +128,8 @@ func (c *benchConfig) check() error {
 	switch {
 	case c.keys != "uniform" && c.keys != "zipf":
 		return bad("--keys %q: want uniform or zipf", c.keys)
+	case c.dtype != "float32" && c.dtype != "bfloat16":
+		return bad("--dtype %q: want float32 or bfloat16", c.dtype)
 	case c.batch < 1 || c.batch > c.rows/2:
 		return bad("--batch %d: want 1 to half of --rows (%d), since a batch has distinct keys", c.batch, c.rows)
 	case c.conns < 1 || c.conns > 64:
@@ -137,7 +139,11 @@ func (c *benchConfig) check() error {
 	case c.replicas < 1 || c.replicas > 3:
 		return bad("--replicas %d: want 1 to 3", c.replicas)
 	}
-	return nil
+	schema, err := benchSchema(*c)
+	if err != nil {
+		return err
+	}
+	return schema.Validate()
 }
 
 // benchCluster starts servers whose data is removed afterwards.
@@ -379,6 +385,9 @@ func benchMeasure(ctx context.Context, cfg benchConfig, cluster *localcluster.Cl
 	if cluster != nil {
 		s, c := (serverAfter-serverBefore)/rows*1e6, (clientAfter-clientBefore)/rows*1e6
 		r.ServerCPU, r.ClientCPU = &s, &c
+	}
+	if cluster == nil {
+		r.Backend = "unknown" // the servers of others do not say
 	}
 	r.BytesPerRow, err = bytesPerRow(ctx, cluster, workers[0])
 	return r, err

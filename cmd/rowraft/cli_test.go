@@ -361,3 +361,14 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		}
 	}
 }
+
+// Nothing is started for a benchmark that could not be what was asked for.
+func TestBenchRefusesBeforeItStartsServers(t *testing.T) {
+	for _, tc := range []struct{ flag, value string }{{"--dtype", "float16"}, {"--optimizer", "lamb"}, {"--keys", "normal"}, {"--dim", "0"}} {
+		var stderr strings.Builder
+		code := run(t.Context(), []string{"bench", "pull", tc.flag, tc.value}, &stderr, &stderr)
+		if got := stderr.String(); code != exitUsage || !strings.Contains(got, tc.value) || strings.Contains(got, "starting") {
+			t.Errorf("%s %s: code %d, %q, want %d and no servers", tc.flag, tc.value, code, got, exitUsage)
+		}
+	}
+}
