@@ -63,6 +63,12 @@ race: ## all tests under the race detector
 fuzz: ## every fuzz target for FUZZTIME=10s each
 	GOEXPERIMENT=$(SIMD) scripts/fuzz.sh $(FUZZTIME)
 
+CHAOS_SEEDS ?= 1 2 3
+
+.PHONY: chaos
+chaos: build ## kills, cuts and hostile clients under load, everything checked: 4 minutes (CHAOS_SEEDS="1 2 3")
+	@for seed in $(CHAOS_SEEDS); do timeout 180 $(BIN)/rowraft-chaos run --seed $$seed --for 60s; done
+
 .PHONY: bench
 bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
 	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)

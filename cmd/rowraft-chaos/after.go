@@ -11,7 +11,7 @@ import (
 )
 
 // sum collects what the run has seen, and whether that was enough.
-func (r *chaos) sum(kinds []string) {
+func (r *chaos) sum() {
 	c := r.load.Counts()
 	r.res.Acks, r.res.Pulls, r.res.Refused, r.res.Unknown = c.Acks, c.Pulls, c.Refused, c.Unknown
 	r.res.Pushes = c.Acks + c.Refused + c.Unknown
@@ -38,7 +38,6 @@ func (r *chaos) sum(kinds []string) {
 	if c.Unknown > 0 {
 		r.wrong("%d pushes ended with an unknown outcome: clients must retry until they know", c.Unknown)
 	}
-	_ = kinds
 }
 
 // descriptors counts the open files of every server.

@@ -8,7 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/e2e/load"
 )
 
 func newCheckCmd() *cobra.Command {
@@ -29,8 +31,8 @@ func newCheckCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			problems := checkOps(ops)
-			fmt.Fprintf(cmd.OutOrStdout(), "seed %d: %d operations (%s), %d violations\n", cfg.Seed, len(ops), checkerName, len(problems))
+			tally, problems := checkOps(ops, cfg.Clients)
+			fmt.Fprintf(cmd.OutOrStdout(), "seed %d: %d operations (%s): %v; %d violations\n", cfg.Seed, len(ops), checkerName, tally, len(problems))
 			for _, p := range problems {
 				fmt.Fprintf(cmd.OutOrStdout(), "WRONG: %s\n", p)
 			}
@@ -49,14 +51,29 @@ func (r *chaos) checkHistory() error {
 		return err
 	}
 	r.res.Checked, r.res.Checker = len(ops), checkerName
-	for _, p := range checkOps(ops) {
+	tally, problems := checkOps(ops, r.cfg.Clients)
+	r.res.Lost, r.res.Doubled = max(r.res.Lost, tally.Lost), max(r.res.Doubled, tally.Doubled)
+	for _, p := range problems {
 		r.wrong("history: %s", p)
 	}
 	return nil
 }
 
-const checkerName = "bounds"
+const checkerName = "exact, package e2e/check"
 
-// checkOps checks every read against what had been acknowledged and called: a
-// client's own pushes always, everybody's for linearizable reads.
-func checkOps(ops []history.Op) []string { return checkBounds(ops) }
+// checkOps checks every read of a history against every push, and counts. The
+// guests of the load push as well.
+func checkOps(ops []history.Op, clients int) (check.Tally, []string) {
+	var problems []string
+	for _, v := range check.Vec(ops, clients+load.Guests) {
+		problems = append(problems, v.String())
+	}
+	t := check.Count(ops)
+	if t.FinalReads == 0 || t.UnreadRows > 0 {
+		problems = append(problems, fmt.Sprintf("%d rows were not read in the end", t.UnreadRows))
+	}
+	if t.Lost > 0 || t.Doubled > 0 {
+		problems = append(problems, fmt.Sprintf("%d additions lost, %d doubled", t.Lost, t.Doubled))
+	}
+	return t, problems
+}

@@ -116,7 +116,7 @@ func (r *chaos) withCluster(ctx context.Context) (err error) {
 		}
 		r.res.Rounds++
 	}
-	r.sum(kinds)
+	r.sum()
 	r.compareDescriptors(before)
 	return context.Cause(ctx)
 }
@@ -167,13 +167,13 @@ func (r *chaos) round(ctx context.Context, s *nemesis.Schedule, until time.Time)
 	r.cluster.Net.Heal()
 	r.phase("liveness")
 	r.liveness(ctx)
-	r.phase("final")
 	quiet, cancel := context.WithTimeout(ctx, finalLimit)
 	defer cancel()
 	if err := r.load.Quiesce(quiet); err != nil {
 		r.wrong("%v", err)
 		return context.Cause(ctx)
 	}
+	r.phase("final")
 	return r.final(ctx)
 }
 

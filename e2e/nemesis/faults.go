@@ -35,7 +35,7 @@ func init() {
 		{"reset-storm", "all connections are reset, again and again", resetStorm},
 		{"client-cut", "clients cannot reach a leader", clientCut(true)},
 		{"client-mute", "a leader's answers do not reach the clients", clientCut(false)},
-		{"retry-storm", "a client gives up each try after 20 ms on links that take up to 30 ms", retryStorm},
+		{"retry-storm", "a client gives up each try after 20 ms on links of up to 12 ms each way", retryStorm},
 		{"zombie-client", "the older of two incarnations of a client goes on pushing", zombieClient},
 		{"hostile", "malformed requests and garbage on both ports", hostile},
 	}
