@@ -140,6 +140,18 @@ const (
 	InitNormal  InitializerKind = 3 // mean A, standard deviation B, sum of twelve uniforms
 )
 
+func (k InitializerKind) String() string {
+	switch k {
+	case InitZeros:
+		return "zeros"
+	case InitUniform:
+		return "uniform"
+	case InitNormal:
+		return "normal"
+	}
+	return fmt.Sprintf("initializer(%d)", uint8(k))
+}
+
 // Initializer is a pure function f(Seed, table, key) → weights, fixed with the
 // table. Uniform uses [A, B); Normal has mean A and standard deviation B.
 type Initializer struct {

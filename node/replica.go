@@ -121,7 +121,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 	}
 	r.clock.restart(r.machine.LogTime())
 	r.leading.Store(uint64(term))
-	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(index), "after", time.Since(start))
+	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(index), "after", time.Since(start).String())
 }
 
 // close stops the replica. Queued pushes are answered first.

@@ -30,9 +30,26 @@ func shardsToProto(in []clustermap.Shard) []*rowraftv1.Shard {
 	return out
 }
 
-// describe tells the shape of a table in a few words.
+// describe tells the shape of a table in a few words, without what its kinds do
+// not use.
 func describe(s rowraft.Schema) string {
 	i, o := s.Initializer, s.Optimizer
-	return fmt.Sprintf("%s, dim %d, initializer {kind %d, seed %d, %v, %v}, optimizer %s {lr %v, accumulator %v, epsilon %v, betas %v %v}",
-		s.Kind, s.Dim, i.Kind, i.Seed, i.A, i.B, o.Kind, o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2)
+	init := i.Kind.String()
+	switch i.Kind {
+	case rowraft.InitUniform:
+		init += fmt.Sprintf(" [%v, %v)", i.A, i.B)
+	case rowraft.InitNormal:
+		init += fmt.Sprintf(" mean %v deviation %v", i.A, i.B)
+	}
+	opt := fmt.Sprintf("%s lr %v", o.Kind, o.LR)
+	if o.Kind == rowraft.Adagrad {
+		opt += fmt.Sprintf(" initial accumulator %v", o.InitialAccumulator)
+	}
+	if o.Kind == rowraft.Adam {
+		opt += fmt.Sprintf(" betas %v %v", o.Beta1, o.Beta2)
+	}
+	if o.Kind != rowraft.SGD {
+		opt += fmt.Sprintf(" epsilon %v", o.Epsilon)
+	}
+	return fmt.Sprintf("%s, dim %d, initializer %s (seed %d), optimizer %s", s.Kind, s.Dim, init, i.Seed, opt)
 }

@@ -197,7 +197,7 @@ func (s *Scheduler) joinExisting(answers []answer) (bool, error) {
 	if err := s.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
 		return false, err
 	}
-	s.logger.Info("joined the cluster", "cluster", found.reply.ClusterId, "node", self.ID, "through", found.addr)
+	s.logger.Info("joined the cluster", "cluster", found.reply.ClusterId, "through", found.addr)
 	return true, nil
 }
 

@@ -263,11 +263,11 @@ func TestStatusFollowsHeartbeats(t *testing.T) {
 		time.Sleep(SuspectAfter)
 		heartbeat(t, s, "n0", leads(0, r[0].ID, 2, 5000))
 		heartbeat(t, s, "n2", follows(0, r[2].ID, "n0", 2, 5000))
-		check("up suspect up", "n1 at n1:1 is suspect", "n1 is unreachable")
+		check("up suspect up", "n1 at n1:1 is suspect, with the replica it holds")
 		time.Sleep(DownAfter)
 		heartbeat(t, s, "n1", follows(0, r[1].ID, "n0", 2, 5000))
 		heartbeat(t, s, "n2", follows(0, r[2].ID, "n0", 2, 5000))
-		check("down up up", "n0 at n0:1 is down", "no leader", "n0 is unreachable")
+		check("down up up", "n0 at n0:1 is down, with the replica it holds", "no leader")
 		beatAll(0)
 		stopped := follows(0, r[2].ID, "n0", 2, 5000)
 		stopped.Error = "disk is full."

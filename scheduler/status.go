@@ -89,8 +89,8 @@ func (s *Scheduler) problems(m *clustermap.Map, nodes []*rowraftv1.NodeStatus) [
 	for _, n := range nodes {
 		byNode[rowraft.NodeID(n.Node.Id)] = n
 		if n.State != stateUp {
-			add("Server %s at %s is %s: its last heartbeat came %v ago.", nodeLabel(n.Node), n.Node.Addr, n.State,
-				time.Duration(n.SinceHeartbeatNs).Round(100*time.Millisecond))
+			add("Server %s at %s is %s, with %s: its last heartbeat came %v ago.", nodeLabel(n.Node), n.Node.Addr, n.State,
+				held(m, n.Node.Id), time.Duration(n.SinceHeartbeatNs).Round(100*time.Millisecond))
 		}
 	}
 	for _, sh := range m.Shards {
@@ -137,9 +137,12 @@ func shardProblems(sh clustermap.Shard, nodes map[rowraft.NodeID]*rowraftv1.Node
 	}
 	for _, r := range sh.Replicas {
 		n := nodes[r.Node]
-		if n == nil || n.State != stateUp {
-			add("the replica on %s is unreachable.", labelOr(n, r.Node))
+		if n == nil {
+			add("the replica on %s is unreachable.", r.Node)
 			continue
+		}
+		if n.State != stateUp {
+			continue // said of the server, once for all its replicas
 		}
 		st := replicaOf(n, r.ID)
 		switch {
@@ -163,11 +166,20 @@ func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.Replica
 	return nil
 }
 
-func labelOr(n *rowraftv1.NodeStatus, id rowraft.NodeID) string {
-	if n == nil {
-		return string(id)
+// held says how many replicas the map gives a node.
+func held(m *clustermap.Map, node string) string {
+	n := 0
+	for _, sh := range m.Shards {
+		for _, r := range sh.Replicas {
+			if string(r.Node) == node {
+				n++
+			}
+		}
 	}
-	return nodeLabel(n.Node)
+	if n == 1 {
+		return "the replica it holds"
+	}
+	return fmt.Sprintf("the %d replicas it holds", n)
 }
 
 // nodeLabel is what people call a node: its name, or its id if it has none.

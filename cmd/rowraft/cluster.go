@@ -85,16 +85,14 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 			held[rep.GetNode()]++
 		}
 	}
+	leads := leadersOf(r)
 	for _, n := range r.GetNodes() {
 		s := serverJSON{
 			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(),
 			State: n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
-			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), Replicas: held[n.GetNode().GetId()],
+			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), Replicas: held[n.GetNode().GetId()], Leads: leads[n.GetNode().GetId()],
 		}
 		for _, rep := range n.GetReplicas() {
-			if rep.GetRole() == roleLeader {
-				s.Leads++
-			}
 			s.Rows += rep.GetRows()
 			s.MemoryBytes += rep.GetMemoryBytes()
 			s.LogBytes += rep.GetLogBytes()
@@ -169,3 +167,22 @@ func nameOr(name, id string) string {
 }
 
 const roleLeader = "leader"
+
+// leadersOf counts the shards that each server leads. Of two that say so the one
+// with the higher term does; a server that is down leads nothing, whatever it
+// said last.
+func leadersOf(r *rowraftv1.StatusReply) map[string]int {
+	leader, term := make(map[uint32]string), make(map[uint32]uint64)
+	for _, n := range r.GetNodes() {
+		for _, rep := range n.GetReplicas() {
+			if rep.GetRole() == roleLeader && n.GetState() == "up" && rep.GetTerm() >= term[rep.GetShard()] {
+				leader[rep.GetShard()], term[rep.GetShard()] = n.GetNode().GetId(), rep.GetTerm()
+			}
+		}
+	}
+	out := make(map[string]int)
+	for _, id := range leader {
+		out[id]++
+	}
+	return out
+}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/flagenv"
 )
 
 // Options of a cluster. Binary, Dir and Servers are required.
@@ -161,7 +162,7 @@ func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 	cmd := exec.Command(c.opts.Binary, c.args(s)...)
 	cmd.ExtraFiles = files // descriptors 3 and 4
 	cmd.Stdout, cmd.Stderr = logFile, logFile
-	cmd.Env = append(os.Environ(), c.opts.Env...)
+	cmd.Env = append(flagenv.Without(os.Environ()), c.opts.Env...) // flags of this command are not theirs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start server %s: %w", s.Name, err)
