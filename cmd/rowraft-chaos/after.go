@@ -16,6 +16,7 @@ func (r *chaos) sum() {
 	r.res.Acks, r.res.Pulls, r.res.Refused, r.res.Unknown = c.Acks, c.Pulls, c.Refused, c.Unknown
 	r.res.Pushes = c.Acks + c.Refused + c.Unknown
 	r.res.Terms = r.watch.Terms()
+	r.res.Gap = r.load.LongestGap().Seconds()
 	r.res.Faults = r.world.Counts()
 	r.res.Tried, r.res.Observed = totals(r.res.Faults)
 	for _, p := range slices.Concat(r.world.Problems(), r.load.Problems(), r.watch.Doubles()) {

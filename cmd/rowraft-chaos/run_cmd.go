@@ -118,16 +118,6 @@ func (c *config) check() error {
 	if c.Backend == "" {
 		c.Backend = []string{"wal", "bolt"}[c.Seed%2]
 	}
-	c.keep = c.dir != ""
-	if c.dir == "" {
-		dir, err := os.MkdirTemp("", "rowraft-chaos-")
-		if err != nil {
-			return err
-		}
-		c.dir = dir
-	} else if err := makeEmpty(c.dir); err != nil {
-		return err
-	}
 	if c.binary == "" {
 		self, err := os.Executable()
 		if err != nil {
@@ -137,6 +127,16 @@ func (c *config) check() error {
 	}
 	if _, err := os.Stat(c.binary); err != nil {
 		return usagef("no rowraft binary: %w: run `make build`, or give --binary", err)
+	}
+	c.keep = c.dir != ""
+	if c.dir == "" {
+		dir, err := os.MkdirTemp("", "rowraft-chaos-")
+		if err != nil {
+			return err
+		}
+		c.dir = dir
+	} else if err := makeEmpty(c.dir); err != nil {
+		return err
 	}
 	return nil
 }
@@ -196,6 +196,7 @@ type result struct {
 	FirstAck  float64                  `json:"first_ack_after_heal_seconds"` // worst round
 	AllAcks   float64                  `json:"all_clients_after_heal_seconds"`
 	CatchUp   float64                  `json:"catch_up_after_heal_seconds"`
+	Gap       float64                  `json:"longest_time_without_ack_seconds"`
 	Checked   int                      `json:"operations_checked"`
 	Checker   string                   `json:"checker"`
 	Problems  []string                 `json:"violations"`
@@ -222,7 +223,7 @@ func (r *result) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%-20s %6d %9d\n\n", "all", r.Tried, r.Observed)
 	fmt.Fprintf(w, "seed %d, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n", r.Config.Seed, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
-	fmt.Fprintf(w, "after healing, at worst: first push %.2f s, every client %.2f s, all replicas caught up %.2f s\n", r.FirstAck, r.AllAcks, r.CatchUp)
+	fmt.Fprintf(w, "after healing, at worst: first push %.2f s, every client %.2f s, all replicas caught up %.2f s; longest time without an acknowledged push %.2f s\n", r.FirstAck, r.AllAcks, r.CatchUp, r.Gap)
 	fmt.Fprintf(w, "checked %d operations (%s): %d updates lost, %d doubled, %d shards diverged, %d violations\n", r.Checked, r.Checker, r.Lost, r.Doubled, r.Diverged, len(r.Problems))
 	for i, p := range r.Problems {
 		if i == shownProblems {

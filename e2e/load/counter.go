@@ -34,6 +34,8 @@ func (c *Counter) Push(ctx context.Context, rows []int) (time.Duration, error) {
 		if c.Number < l.opts.Clients {
 			l.mu.Lock()
 			l.lastSent[c.Number] = op.Call
+			l.gap = max(l.gap, op.Return-l.lastAck)
+			l.lastAck = max(l.lastAck, op.Return)
 			l.mu.Unlock()
 		}
 	case rowraft.CodeOf(err).MaybeApplied() && !(c.Fenced && rowraft.CodeOf(err) == rowraft.CodeSessionExpired):

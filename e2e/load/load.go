@@ -50,6 +50,8 @@ type Load struct {
 	problems []string
 	lastSent []int64       // by client: Call of its newest acknowledged push
 	stopping chan struct{} // closed while no new call may be made
+	lastAck  int64         // when the newest answer came, or the load was started
+	gap      int64         // longest time without one, while the load ran
 }
 
 type worker struct {
@@ -158,6 +160,7 @@ func (l *Load) Start() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stopping = make(chan struct{})
+	l.lastAck = l.opts.Recorder.Now()
 	for _, w := range l.workers {
 		stopping := l.stopping
 		l.wg.Go(func() { l.work(w, stopping) })
@@ -310,6 +313,14 @@ func (l *Load) counters() []*Counter {
 		out = append(out, w.Counter)
 	}
 	return append(out, l.guests[:]...)
+}
+
+// LongestGap is the longest time in which no push of any client was acknowledged,
+// while the load ran.
+func (l *Load) LongestGap() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Duration(l.gap)
 }
 
 // TableID is the id of the table of counters.

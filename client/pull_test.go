@@ -1,0 +1,99 @@
+package client
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// modeServer is a cluster of one server and one table that notes how it is asked.
+type modeServer struct {
+	rowraftv1.UnimplementedClusterServer
+	rowraftv1.UnimplementedTableServer
+	m *clustermap.Map
+
+	mu    sync.Mutex
+	modes []rowraftv1.ReadMode
+}
+
+func (s *modeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
+	if req.KnownVersion >= uint64(s.m.Version) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &rowraftv1.GetMapReply{Map: rpc.MapToProto(s.m)}, nil
+}
+
+func (s *modeServer) Pull(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	s.mu.Lock()
+	s.modes = append(s.modes, req.Mode)
+	s.mu.Unlock()
+	seg, _, _, err := wire.ParseSegment(req.Payload)
+	if err != nil {
+		return nil, err
+	}
+	seg.Flags = wire.FlagNoKeys
+	payload := make([]byte, seg.Size())
+	seg.Put(payload)
+	return &rowraftv1.PullReply{AppliedIndex: 1, Payload: payload}, nil
+}
+
+func TestReadModes(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := rowraft.Schema{
+		ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}
+	m, err := clustermap.New(clustermap.Map{
+		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1, Tables: []rowraft.Schema{schema},
+		Nodes:  []clustermap.Node{{ID: "n", Addr: l.Addr().String(), Scheduler: true}},
+		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r", Node: "n"}}}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &modeServer{m: m}
+	server := grpc.NewServer(rpc.ServerOptions(nil)...)
+	rowraftv1.RegisterClusterServer(server, s)
+	rowraftv1.RegisterTableServer(server, s)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	defer func() { server.Stop(); <-served }()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	c, err := Dial(ctx, Options{Endpoints: []string{l.Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	table, err := c.Table(ctx, "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seg := Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}
+	if err := c.Pull(ctx, seg); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.PullLinearizable(ctx, seg); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	want := []rowraftv1.ReadMode{rowraftv1.ReadMode_READ_MODE_LEADER, rowraftv1.ReadMode_READ_MODE_LINEARIZABLE}
+	if len(s.modes) != 2 || s.modes[0] != want[0] || s.modes[1] != want[1] {
+		t.Errorf("Pull and PullLinearizable ask in modes %v, want %v", s.modes, want)
+	}
+}
