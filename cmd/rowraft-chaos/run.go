@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -245,13 +247,17 @@ func (r *chaos) final(ctx context.Context) error {
 			r.wrong("digests: %v", err)
 			continue
 		}
-		first := digests[r.cluster.Names()[0]]
+		names := slices.Sorted(maps.Keys(digests))
+		first := digests[names[0]]
 		rows += first.Rows
-		for name, d := range digests {
-			if d != first {
+		for _, name := range names[1:] {
+			if digests[name] != first {
 				r.res.Diverged++
-				r.wrong("shard %d has diverged: %s holds %+v, %s %+v", shard, r.cluster.Names()[0], first, name, d)
+				r.wrong("shard %d has diverged: %s holds %+v, %s %+v", shard, names[0], first, name, digests[name])
 			}
+		}
+		if want := min(3, r.cfg.Servers); len(names) != want {
+			r.wrong("shard %d has %d replicas, want %d", shard, len(names), want)
 		}
 	}
 	if rows != uint64(r.cfg.Rows) {

@@ -55,7 +55,27 @@ func (c *Cluster) digest(ctx context.Context, name string, shard rowraft.ShardID
 	return Digest{rowraft.Index(reply.AppliedIndex), hex.EncodeToString(reply.Digest), reply.Rows}, nil
 }
 
-// Digests returns the digest of each server's replica of a shard, all at one
+// holders lists the servers that have a replica of shard.
+func (c *Cluster) holders(ctx context.Context, shard rowraft.ShardID) ([]string, error) {
+	var out []string
+	for _, name := range c.Names() {
+		rs, err := c.Replicas(ctx, name, time.Second)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rs {
+			if r.Shard == shard {
+				out = append(out, name)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no server has shard %d", shard)
+	}
+	return out, nil
+}
+
+// Digests returns the digest of each replica of a shard, all at one
 // index. Nothing may write meanwhile.
 func (c *Cluster) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]Digest, error) {
 	var out map[string]Digest
@@ -64,8 +84,12 @@ func (c *Cluster) Digests(ctx context.Context, shard rowraft.ShardID) (map[strin
 		for _, d := range out {
 			newest = max(newest, d.Index)
 		}
+		holders, err := c.holders(ctx, shard)
+		if err != nil {
+			return err
+		}
 		out = make(map[string]Digest)
-		for _, name := range c.Names() {
+		for _, name := range holders {
 			d, err := c.digest(ctx, name, shard, newest)
 			if err != nil {
 				return err
@@ -73,7 +97,7 @@ func (c *Cluster) Digests(ctx context.Context, shard rowraft.ShardID) (map[strin
 			out[name] = d
 		}
 		for name, d := range out {
-			if first := c.Names()[0]; d.Index != out[first].Index {
+			if first := holders[0]; d.Index != out[first].Index {
 				return fmt.Errorf("shard %d: server %s is at index %d, %s at %d", shard, name, d.Index, first, out[first].Index)
 			}
 		}
@@ -110,9 +134,9 @@ func (c *Cluster) CaughtUp(ctx context.Context) error {
 			for _, r := range rs {
 				have[r.Shard] = r.Applied
 			}
-			for shard, index := range want {
-				if have[shard] < index {
-					return fmt.Errorf("server %s has applied %d of shard %d, another %d", name, have[shard], shard, index)
+			for shard, applied := range have {
+				if applied < want[shard] {
+					return fmt.Errorf("server %s has applied %d of shard %d, another %d", name, applied, shard, want[shard])
 				}
 			}
 		}
@@ -124,15 +148,19 @@ func (c *Cluster) CaughtUp(ctx context.Context) error {
 func Poll(ctx context.Context, try func() error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+	var last error
 	for {
 		err := try()
 		if err == nil {
 			return nil
 		}
+		if last == nil || ctx.Err() == nil {
+			last = err // a try that was cut short tells nothing
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("%w: %w", context.Cause(ctx), last)
 		}
 	}
 }
