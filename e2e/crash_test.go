@@ -133,7 +133,7 @@ func TestBehindTheLog(t *testing.T) {
 func testBehindTheLog(t *testing.T, backend string) {
 	rng := seed(t)
 	c := start(t, localcluster.Options{Backend: backend, Servers: 3, Shards: 1, Args: []string{
-		"--snapshot-every-bytes", "2000000", "--trailing-log-bytes", "500000", "--log-level", "debug",
+		"--snapshot-every-bytes", "2000000", "--trailing-log-bytes", "500000", "--log-segment-bytes", "1000000", "--log-level", "debug",
 	}})
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 4, keys: 2048, perPush: 512, dim: 64})
 	ctx := deadline(t, 2*time.Minute)
@@ -141,8 +141,8 @@ func testBehindTheLog(t *testing.T, backend string) {
 	l.more(20)
 	c.killAll([]*localcluster.Server{victim})
 	// A push is 135 kB. raft-wal gives an entry back, compacted or not, as long as
-	// it has not dropped the segment: write more than one of 16 MiB.
-	l.more(160)
+	// it has not dropped the segment: write many.
+	l.more(100)
 	behind := c.lastIndexes(ctx, victim)
 	if err := poll(ctx, func() error { return c.compactedBeyond(behind, victim) }); err != nil {
 		t.Fatal(err)

@@ -272,7 +272,11 @@ func (n *Node) startReplicas(m *clustermap.Map) error {
 			if r.Node != n.self.ID || n.replica(s.ID) != nil {
 				continue
 			}
-			rep, err := openReplica(n.store, m, s, r, n.log)
+			segment := n.cfg.LogSegmentBytes
+			if segment == 0 {
+				segment = segmentSize(m, r.Node)
+			}
+			rep, err := openReplica(n.store, m, s, r, segment, n.log)
 			if err != nil {
 				return err
 			}

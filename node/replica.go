@@ -56,7 +56,7 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 }
 
 // openReplica starts the group of one shard as the map describes it.
-func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, log *slog.Logger) (*replica, error) {
+func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int, log *slog.Logger) (*replica, error) {
 	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID)})
 	if err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 		Bootstrap: members,
 		OnLeader:  r.onLeader,
 
-		SegmentSizeBytes: segmentSize(m, self.Node),
+		SegmentSizeBytes: segmentBytes,
 	})
 	if err != nil {
 		r.cancel()
