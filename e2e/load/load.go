@@ -83,7 +83,7 @@ func New(ctx context.Context, opts Options) (*Load, error) {
 	l.stopping = make(chan struct{})
 	close(l.stopping)
 	for i := range opts.Clients {
-		c, err := l.Dial(ctx, i, client.Options{})
+		c, err := l.Dial(ctx, i, client.Options{AttemptTimeout: patience(i)})
 		if err != nil {
 			l.Close()
 			return nil, err
@@ -95,6 +95,16 @@ func New(ctx context.Context, opts Options) (*Load, error) {
 	}
 	l.keys = spread(l.workers[0].c, l.workers[0].table, opts.Rows)
 	return l, nil
+}
+
+// patience of a client with one server. Half of the clients turn to another soon,
+// the others wait: so there are pushes to a new leader while reads still wait for
+// the old one, which may wake up and answer.
+func patience(i int) time.Duration {
+	if i%2 == 0 {
+		return 250 * time.Millisecond
+	}
+	return 3 * time.Second
 }
 
 // spread picks n keys, in turn from every shard.
