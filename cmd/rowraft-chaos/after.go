@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
 	"os"
 	"slices"
 
+	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/cluster"
 )
 
@@ -58,8 +61,11 @@ func (r *chaos) compareDescriptors(before map[string]int) {
 	}
 }
 
-// lookAtLogs finds what must not stand in the servers' logs.
+// lookAtLogs finds what must not stand in the servers' logs: errors, and two
+// servers that led a shard in one term. The logs know terms that were too short to
+// be sampled.
 func (r *chaos) lookAtLogs() {
+	var leads []check.Leading
 	for _, name := range r.cluster.Names() {
 		b, err := os.ReadFile(r.cluster.Server(name).LogFile)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -71,5 +77,33 @@ func (r *chaos) lookAtLogs() {
 		for _, line := range cluster.BadLines(b) {
 			r.wrong("log of server %s: %s", name, line)
 		}
+		leads = append(leads, leadsIn(b)...)
 	}
+	for _, v := range check.Leaders(leads) {
+		r.wrong("logs: %v", v)
+	}
+	terms := make(map[[2]uint64]bool)
+	for _, l := range leads {
+		terms[[2]uint64{uint64(l.Shard), l.Term}] = true
+	}
+	r.res.Terms = max(r.res.Terms, len(terms))
+	if len(leads) == 0 {
+		r.wrong("no server has logged that it leads a shard")
+	}
+}
+
+// leadsIn returns the leaderships that a server's log tells of.
+func leadsIn(log []byte) []check.Leading {
+	var out []check.Leading
+	for line := range bytes.Lines(log) {
+		var e struct {
+			Msg, Replica string
+			Shard        int
+			Term         uint64
+		}
+		if bytes.Contains(line, []byte("leads the shard")) && json.Unmarshal(line, &e) == nil && e.Msg == "leads the shard" {
+			out = append(out, check.Leading{Shard: e.Shard, Term: e.Term, Replica: e.Replica})
+		}
+	}
+	return out
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
@@ -34,7 +35,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"run", "--rows", "1", "--shards", "2"}, "--rows 1"},
 		{[]string{"run", "--faults", "kill-al"}, `fault "kill-al"`},
 		{[]string{"run", "--no-such-flag"}, "lists the flags"},
-		{[]string{"run", "--dir", full}, "is not empty"},
+		{[]string{"run", "--binary", "/bin/sh", "--dir", full}, "is not empty"},
 		{[]string{"run", "--binary", "/nowhere/rowraft", "--dir", filepath.Join(t.TempDir(), "d")}, "no rowraft binary"},
 		{[]string{"check", t.TempDir()}, "not the directory of a run"},
 	} {
@@ -101,5 +102,20 @@ func TestCheckAgain(t *testing.T) {
 				t.Errorf("exit code %d, want %d; want %q in\n%s", code, tc.code, tc.want, stdout)
 			}
 		})
+	}
+}
+
+func TestLeadersAreReadFromLogs(t *testing.T) {
+	log := `{"level":"INFO","msg":"leads the shard","shard":1,"replica":"a","term":7,"index":3}
+{"level":"INFO","msg":"stopped leading","shard":1,"replica":"a","term":7}
+not JSON: leads the shard
+`
+	got := leadsIn([]byte(log))
+	if len(got) != 1 || got[0].Shard != 1 || got[0].Term != 7 || got[0].Replica != "a" {
+		t.Fatalf("leadsIn = %+v", got)
+	}
+	other := leadsIn([]byte(strings.ReplaceAll(log, `"a"`, `"b"`)))
+	if v := check.Leaders(append(got, other...)); len(v) != 1 {
+		t.Errorf("two replicas led shard 1 in term 7: reported %v", v)
 	}
 }
