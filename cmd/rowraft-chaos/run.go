@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -162,9 +163,11 @@ func (r *chaos) round(ctx context.Context, s *nemesis.Schedule, until time.Time)
 	r.phase("safety")
 	r.load.Start()
 	shown, stop := context.WithCancel(ctx)
-	go r.showProgress(shown)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.showProgress(shown) })
 	r.world.Run(ctx, s, until)
 	stop()
+	wg.Wait()
 	r.phase("heal")
 	r.cluster.Net.Heal()
 	r.phase("liveness")
