@@ -40,6 +40,7 @@ type Options struct {
 type Cluster struct {
 	opts    Options
 	servers []*Server
+	ports   []*Port // of all servers, held until Stop so that each can come back
 }
 
 // Server is one server process and its data directory, across restarts.
@@ -79,9 +80,14 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 		s.DataDir = filepath.Join(opts.Dir, s.Name)
 		s.LogFile = filepath.Join(opts.Dir, s.Name+".log")
 		for j := range 2 {
-			l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			port, err := ReservePort()
 			if err != nil {
-				return nil, err
+				return nil, errors.Join(err, c.release())
+			}
+			c.ports = append(c.ports, port)
+			l, err := port.Listen()
+			if err != nil {
+				return nil, errors.Join(err, c.release())
 			}
 			listeners[i][j] = l
 		}
@@ -89,7 +95,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 		s.Advertise, s.PeerAdvertise = s.Addr, s.Peer
 		if opts.Front != nil {
 			if err := opts.Front(s); err != nil {
-				return nil, err
+				return nil, errors.Join(err, c.release())
 			}
 		}
 		c.servers = append(c.servers, s)
@@ -217,6 +223,16 @@ func (c *Cluster) Stop() error {
 		wg.Go(func() { errs[i] = s.Stop(10 * time.Second) })
 	}
 	wg.Wait()
+	return errors.Join(append(errs, c.release())...)
+}
+
+// release gives the ports up.
+func (c *Cluster) release() error {
+	var errs []error
+	for _, p := range c.ports {
+		errs = append(errs, p.Release())
+	}
+	c.ports = nil
 	return errors.Join(errs...)
 }
 
