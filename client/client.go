@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,9 @@ type TLSFiles = rpc.TLSFiles
 type Options struct {
 	Endpoints []string // host:port of any servers; the rest is discovered
 	TLS       TLSFiles // zero: plaintext, loopback only
+
+	// Dial opens connections to servers, below TLS; nil: TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
 	// ClientID names this client across restarts; zero: a random one. Of two
 	// clients with one id the later fences the earlier.
@@ -116,7 +120,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		opts:    opts,
 		tls:     conf,
 		log:     opts.Logger,
-		conns:   newConnPool(conf, opts.ConnsPerNode),
+		conns:   newConnPool(conf, opts.Dial, opts.ConnsPerNode),
 		refresh: make(chan struct{}, 1),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())

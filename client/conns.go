@@ -17,8 +17,9 @@ import (
 
 // connPool keeps n connections per address and hands them out in turn.
 type connPool struct {
-	tls *tls.Config
-	n   int
+	tls  *tls.Config
+	dial rpc.DialFunc
+	n    int
 
 	mu     sync.RWMutex
 	addrs  map[string]*addrConns
@@ -30,8 +31,8 @@ type addrConns struct {
 	conns []*grpc.ClientConn
 }
 
-func newConnPool(conf *tls.Config, n int) *connPool {
-	return &connPool{tls: conf, n: n, addrs: make(map[string]*addrConns)}
+func newConnPool(conf *tls.Config, dial rpc.DialFunc, n int) *connPool {
+	return &connPool{tls: conf, dial: dial, n: n, addrs: make(map[string]*addrConns)}
 }
 
 func (p *connPool) get(addr string) (*grpc.ClientConn, error) {
@@ -58,7 +59,7 @@ func (p *connPool) add(addr string) (*addrConns, error) {
 	}
 	a := &addrConns{}
 	for range p.n {
-		conn, err := rpc.Dial(addr, p.tls)
+		conn, err := rpc.Dial(addr, p.tls, p.dial)
 		if err != nil {
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "address %q: %w", addr, err)
 		}

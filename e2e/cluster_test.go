@@ -123,7 +123,7 @@ func (c *cluster) each(servers []*localcluster.Server, do func(*localcluster.Ser
 
 // admin calls one server within two seconds.
 func admin(ctx context.Context, addr string, call func(context.Context, rowraftv1.AdminClient) error) error {
-	conn, err := rpc.Dial(addr, nil)
+	conn, err := rpc.Dial(addr, nil, nil)
 	if err != nil {
 		return err
 	}

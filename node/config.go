@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"time"
@@ -19,6 +20,9 @@ type Config struct {
 
 	Listener     net.Listener // gRPC services
 	PeerListener net.Listener // Raft groups
+
+	// Dial opens connections to other servers' listeners, below TLS; nil: TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
 	// Addresses other machines reach the listeners at; "": those of the listeners.
 	Advertise, PeerAdvertise string

@@ -54,7 +54,7 @@ func (c *control) dial(addr string) (rowraftv1.ClusterClient, error) {
 	conn := c.conns[addr]
 	if conn == nil {
 		var err error
-		if conn, err = rpc.Dial(addr, c.tls); err != nil {
+		if conn, err = rpc.Dial(addr, c.tls, c.n.cfg.Dial); err != nil {
 			return nil, err
 		}
 		c.conns[addr] = conn

@@ -147,7 +147,7 @@ func (n *Node) openScheduler(conf *tls.Config) (err error) {
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
 		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
-		TLS: conf, Hints: n.leaderHints, Logger: n.log,
+		TLS: conf, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err
 }
@@ -199,7 +199,7 @@ func (n *Node) openStore(id identity.Identity, serverTLS, clientTLS *tls.Config)
 	}
 	n.store, err = raftstore.Open(raftstore.Options{
 		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: id.Cluster, Node: id.Node,
-		Listener: l, DialTLS: clientTLS, Resolve: n.peerAddr(id),
+		Listener: l, DialTLS: clientTLS, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
 		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit, DiskReserveBytes: n.cfg.DiskReserveBytes,
 		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, TrailingLogBytes: n.cfg.TrailingLogBytes,
 		Fatal: n.fail, Logger: n.log,

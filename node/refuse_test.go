@@ -39,7 +39,7 @@ func openRaw(t *testing.T) (*raw, *testCluster) {
 	if _, err := table.Push(ctx, []rowraft.Key{10, 20}, make([]float32, 8)); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := rpc.Dial(c.nodes[0].addr, nil)
+	conn, err := rpc.Dial(c.nodes[0].addr, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"context"
 	"crypto/tls"
 	"io"
 	"log/slog"
@@ -79,6 +80,8 @@ type Options struct {
 	// DialTLS encrypts outgoing connections; nil means plain TCP. An empty
 	// ServerName is set to the host that is dialled.
 	DialTLS *tls.Config
+	// Dial opens a connection to a peer's address, below TLS; nil: TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Authorize decides, after the preamble, whether conn may speak for the node
 	// it says it is. nil allows.
 	Authorize func(conn net.Conn, from rowraft.NodeID) error
@@ -143,6 +146,11 @@ func (o *Options) setDefaults() {
 	setDefault(&o.DiskStallLimit, max(500*time.Millisecond, 2*o.Profile.Heartbeat))
 	setDefault(&o.WedgeTimeout, 5*time.Second)
 	setDefault(&o.DialTimeout, time.Second)
+	if o.Dial == nil {
+		o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", addr)
+		}
+	}
 	setDefault(&o.Logger, slog.Default())
 	setDefault(&o.hooks.tick, 250*time.Millisecond)
 	if o.hooks.freeBytes == nil {

@@ -291,8 +291,7 @@ func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (n
 	timeout = min(timeout, o.DialTimeout)
 	ctx, cancel := context.WithTimeout(l.ctx, timeout)
 	defer cancel()
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", host)
+	c, err := o.Dial(ctx, host)
 	if err != nil {
 		return nil, fmt.Errorf("dial node %s: %w", to, err)
 	}

@@ -13,15 +13,16 @@ import (
 
 // conns keeps one connection per address. Safe for concurrent use.
 type conns struct {
-	tls *tls.Config
+	tls  *tls.Config
+	dial rpc.DialFunc
 
 	mu     sync.Mutex
 	byAddr map[string]*grpc.ClientConn
 	closed bool
 }
 
-func newConns(conf *tls.Config) *conns {
-	return &conns{tls: conf, byAddr: make(map[string]*grpc.ClientConn)}
+func newConns(conf *tls.Config, dial rpc.DialFunc) *conns {
+	return &conns{tls: conf, dial: dial, byAddr: make(map[string]*grpc.ClientConn)}
 }
 
 func (c *conns) get(addr string) (*grpc.ClientConn, error) {
@@ -33,7 +34,7 @@ func (c *conns) get(addr string) (*grpc.ClientConn, error) {
 	if conn := c.byAddr[addr]; conn != nil {
 		return conn, nil
 	}
-	conn, err := rpc.Dial(addr, c.tls)
+	conn, err := rpc.Dial(addr, c.tls, c.dial)
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "address %q: %w", addr, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,6 +62,8 @@ type Options struct {
 	Servers  int             // shards are made once so many have registered; 0: as many as founders
 	Shards   int             // of a new cluster; 0: DefaultShards
 	TLS      *tls.Config     // for calls to other servers; nil is plaintext
+	// Dial opens connections to other servers; nil: TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
 	// Hints returns the shard leaders that this server's own replicas know; may be nil.
 	Hints  func() []LeaderHint
@@ -131,7 +134,7 @@ func New(opts Options) (*Scheduler, error) {
 	view := NewView()
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
-		view: view, machine: newMachine(view), conns: newConns(opts.TLS), kick: make(chan struct{}, 1),
+		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
 	return s, nil

@@ -59,7 +59,7 @@ func (c *cluster) dial(addr string) (rowraftv1.ClusterClient, error) {
 	conn := c.conns[addr]
 	if conn == nil {
 		var err error
-		if conn, err = rpc.Dial(addr, c.tls); err != nil {
+		if conn, err = rpc.Dial(addr, c.tls, nil); err != nil {
 			return nil, usagef("address %q: %w", addr, err)
 		}
 		c.conns[addr] = conn

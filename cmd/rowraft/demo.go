@@ -255,7 +255,7 @@ func (d *demoRun) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, err
 }
 
 func nodeStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
-	conn, err := rpc.Dial(addr, nil)
+	conn, err := rpc.Dial(addr, nil, nil)
 	if err != nil {
 		return nil, err
 	}

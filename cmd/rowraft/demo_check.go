@@ -61,7 +61,7 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 	m := c.Map()
 	for _, shard := range m.Shards {
 		digests, err := shardDigests(ctx, c, shard.ID, func(addr string, index uint64) (*rowraftv1.DigestReply, error) {
-			conn, err := rpc.Dial(addr, conf)
+			conn, err := rpc.Dial(addr, conf, nil)
 			if err != nil {
 				return nil, err
 			}

@@ -41,7 +41,7 @@ func Start(ctx context.Context, opts localcluster.Options) (*Cluster, error) {
 	}
 	for _, s := range c.Servers() {
 		// Past the proxies: the harness sees through every fault.
-		if c.admins[s.Name], err = rpc.Dial(s.Addr, nil); err != nil {
+		if c.admins[s.Name], err = rpc.Dial(s.Addr, nil, nil); err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
 	}

@@ -31,7 +31,7 @@ func hostile(ctx context.Context, a *act) error {
 	}
 	s := a.Cluster.Server(l.Server)
 	a.target = l.Server
-	conn, err := rpc.Dial(s.Addr, nil)
+	conn, err := rpc.Dial(s.Addr, nil, nil)
 	if err != nil {
 		return err
 	}

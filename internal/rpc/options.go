@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -107,21 +108,24 @@ func ServerOptions(conf *tls.Config) []grpc.ServerOption {
 	}
 }
 
-// Dial returns a lazy connection to addr; conf nil means plaintext. Errors of
-// unary calls carry a rowraft.Code. gRPC's automatic retries are off: only the
-// client knows what may be resent.
-func Dial(addr string, conf *tls.Config) (*grpc.ClientConn, error) {
+// DialFunc opens a connection to an address below TLS; nil means TCP.
+type DialFunc = func(ctx context.Context, addr string) (net.Conn, error)
+
+// Dial returns a lazy connection to addr; conf nil means plaintext, dial nil TCP.
+// Errors of unary calls carry a rowraft.Code. gRPC's automatic retries are off:
+// only the client knows what may be resent.
+func Dial(addr string, conf *tls.Config, dial DialFunc) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if conf != nil {
 		creds = credentials.NewTLS(conf)
 	}
-	return grpc.NewClient("passthrough:///"+addr,
+	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(Codec), grpc.MaxCallRecvMsgSize(MaxReplyBytes), grpc.MaxCallSendMsgSize(MaxRequestBytes)),
 		experimental.WithBufferPool(Pool),
-		grpc.WithMaxHeaderListSize(16<<10),
+		grpc.WithMaxHeaderListSize(16 << 10),
 		grpc.WithInitialWindowSize(windowBytes),
 		grpc.WithInitialConnWindowSize(windowBytes),
 		grpc.WithReadBufferSize(bufferBytes),
@@ -129,7 +133,11 @@ func Dial(addr string, conf *tls.Config) (*grpc.ClientConn, error) {
 		grpc.WithConnectParams(connectParams),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.WithUnaryInterceptor(clientStatus),
-	)
+	}
+	if dial != nil {
+		opts = append(opts, grpc.WithContextDialer(dial))
+	}
+	return grpc.NewClient("passthrough:///"+addr, opts...)
 }
 
 // connectParams keep a failed connection from being retried too late: a killed
