@@ -44,8 +44,9 @@ type Options struct {
 	// MaxInFlight bounds the unacknowledged parts per shard; zero: 64, at most 512.
 	MaxInFlight int
 
-	// AttemptTimeout bounds one try of a call before another replica is asked;
-	// zero: 2 s.
+	// AttemptTimeout bounds one try of a call before another replica is tried;
+	// zero: 2 s. A try is given up sooner when another replica says, after 500 ms
+	// without an answer, that the shard has a new leader.
 	AttemptTimeout time.Duration
 
 	Logger *slog.Logger // zero: discards
@@ -69,6 +70,7 @@ type Client struct {
 	refresh chan struct{} // asks the watcher for a new map; capacity 1
 
 	leaders [clustermap.MaxShards]atomic.Pointer[leaderHint]
+	asking  [clustermap.MaxShards]atomic.Bool   // one goroutine asks replicas who leads
 	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged part
 
 	session session

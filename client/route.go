@@ -23,7 +23,8 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 	for {
 		node, addr := c.target(shard, last, useHint)
 		last = node
-		err = c.try(ctx, addr, call)
+		before := c.leaders[shard].Load()
+		err = c.try(ctx, shard, node, addr, call)
 		if err == nil {
 			c.confirmLeader(shard, node)
 			return false, nil
@@ -39,12 +40,11 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 		useHint = false
 		var atLeast time.Duration
 		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
-			before := c.leaders[shard].Load()
 			c.learnLeader(shard, nl.Leader, nl.Term)
-			if after := c.leaders[shard].Load(); after != before && after.node != node {
-				useHint = true
-				continue // follow a new hint at once
-			}
+		}
+		if c.leaderMoved(shard, node, before) {
+			useHint = true
+			continue // follow a new hint at once
 		}
 		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
 			useHint, atLeast = true, o.RetryAfter
@@ -56,7 +56,11 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 	}
 }
 
-func (c *Client) try(ctx context.Context, addr string, call attempt) error {
+// errSilent ends a try on a server that does not answer while the shard has found
+// another leader.
+var errSilent = errors.New("no answer, and another server leads the shard now")
+
+func (c *Client) try(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID, addr string, call attempt) error {
 	if addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
 	}
@@ -64,12 +68,78 @@ func (c *Client) try(ctx context.Context, addr string, call attempt) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.opts.AttemptTimeout)
-	defer cancel()
-	if err := call(ctx, rowraftv1.NewTableClient(conn)); err != nil {
+	ctx, timeout := context.WithTimeout(ctx, c.opts.AttemptTimeout)
+	defer timeout()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	slow := time.AfterFunc(slowTry, func() { c.watchLeader(ctx, cancel, shard, node) })
+	defer slow.Stop()
+	err = call(ctx, rowraftv1.NewTableClient(conn))
+	if err != nil && context.Cause(ctx) == errSilent {
+		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", addr, errSilent)
+	}
+	if err != nil {
 		return fmt.Errorf("server %s: %w", addr, err)
 	}
 	return nil
+}
+
+// A server that was stopped, or whose network is gone, keeps its connections and
+// says nothing. After slowTry without an answer the other replicas are asked, every
+// leaderPoll, who leads.
+const (
+	slowTry    = 500 * time.Millisecond
+	leaderPoll = 50 * time.Millisecond
+)
+
+// watchLeader cancels a try on node when another server is found to lead the
+// shard. It returns when ctx, the try's, ends.
+func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, node rowraft.NodeID) {
+	before := c.leaders[shard].Load()
+	t := time.NewTicker(leaderPoll)
+	defer t.Stop()
+	for ctx.Err() == nil {
+		c.askReplicas(ctx, shard, node)
+		if c.leaderMoved(shard, node, before) {
+			cancel(errSilent)
+			return
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// askReplicas asks the shard's replicas other than node for their leader hints,
+// unless another try is at it.
+func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID) {
+	if !c.asking[shard].CompareAndSwap(false, true) {
+		return
+	}
+	defer c.asking[shard].Store(false)
+	m := c.cluster.Load()
+	if int(shard) >= len(m.Shards) {
+		return
+	}
+	for _, r := range m.Shards[shard].Replicas {
+		n, ok := m.Node(r.Node)
+		if !ok || r.Node == node {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, slowTry) // it may be silent, too
+		if err := c.fetchMap(ctx, n.Addr, 0); err != nil {
+			c.log.Debug("leader hints", "err", err)
+		}
+		cancel()
+	}
+}
+
+// leaderMoved says that since before a hint came up that another server than node
+// leads the shard.
+func (c *Client) leaderMoved(shard rowraft.ShardID, node rowraft.NodeID, before *leaderHint) bool {
+	after := c.leaders[shard].Load()
+	return after != before && after.node != node
 }
 
 // target picks the server for the next try: the leader hint if wanted and known,

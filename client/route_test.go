@@ -1,0 +1,113 @@
+package client
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// hintServer is a replica that says who leads shard 0; silent, it takes calls and
+// never answers them, like a stopped process.
+type hintServer struct {
+	rowraftv1.UnimplementedClusterServer
+	rowraftv1.UnimplementedTableServer
+	m      *clustermap.Map
+	leader rowraft.NodeID
+	term   uint64
+	silent bool
+	asked  chan struct{} // told of every pull
+}
+
+func (s *hintServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
+	if req.WaitNs > 0 && req.KnownVersion >= uint64(s.m.Version) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &rowraftv1.GetMapReply{
+		Map:     rpc.MapToProto(s.m),
+		Leaders: []*rowraftv1.LeaderHint{{Shard: 0, Node: string(s.leader), Term: s.term}},
+	}, nil
+}
+
+func (s *hintServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	s.asked <- struct{}{}
+	if s.silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	seg, _, _, err := wire.ParseSegment(req.Payload)
+	if err != nil {
+		return nil, err
+	}
+	seg.Flags = wire.FlagNoKeys
+	payload := make([]byte, seg.Size())
+	seg.Put(payload)
+	return &rowraftv1.PullReply{AppliedIndex: 1, Payload: payload}, nil
+}
+
+// A try may last an hour here, so only word of the new leader can end it.
+func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
+	schema := rowraft.Schema{
+		ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}
+	listeners := []net.Listener{listenLoopback(t), listenLoopback(t)}
+	m, err := clustermap.New(clustermap.Map{
+		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1, Tables: []rowraft.Schema{schema},
+		Nodes: []clustermap.Node{
+			{ID: "old", Name: "old", Addr: listeners[0].Addr().String(), Scheduler: true},
+			{ID: "new", Name: "new", Addr: listeners[1].Addr().String()},
+		},
+		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r0", Node: "old"}, {ID: "r1", Node: "new"}}}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan struct{}, 2)
+	old := &hintServer{m: m, leader: "old", term: 1, silent: true, asked: asked}
+	next := &hintServer{m: m, leader: "new", term: 2, asked: make(chan struct{}, 2)}
+	for i, s := range []*hintServer{old, next} {
+		srv := grpc.NewServer(rpc.ServerOptions(nil)...)
+		rowraftv1.RegisterClusterServer(srv, s)
+		rowraftv1.RegisterTableServer(srv, s)
+		go srv.Serve(listeners[i])
+		t.Cleanup(srv.Stop)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	c, err := Dial(ctx, Options{Endpoints: []string{listeners[0].Addr().String()}, AttemptTimeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	table, err := c.Table(ctx, "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Pull(ctx, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-asked:
+	default:
+		t.Error("the first leader was never asked: the test shows nothing")
+	}
+}
+
+func listenLoopback(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
