@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
 )
 
@@ -15,6 +16,7 @@ import (
 // are required; the listeners belong to Run.
 type Config struct {
 	DataDir string
+	FS      vfs.FS // the disk that DataDir is on; nil: the operating system's
 	Name    string // for people; "" shows the id
 	Version string // of the binary
 
@@ -99,6 +101,7 @@ func (c *Config) setDefaults() error {
 			}
 		}
 	}
+	c.FS = vfs.OrOS(c.FS)
 	if c.Advertise == "" {
 		c.Advertise = c.Listener.Addr().String()
 	}

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // checkLogDir makes the directory of the logs, durably, before this server first
@@ -16,10 +16,10 @@ import (
 // It must not come back under its old replica ids then: it would vote and
 // acknowledge a second time for entries it no longer has (HAZARDS: a wiped disk
 // under an old id).
-func checkLogDir(dataDir string, cluster rowraft.ClusterID) error {
+func checkLogDir(disk vfs.FS, dataDir string, cluster rowraft.ClusterID) error {
 	raft := filepath.Join(dataDir, "raft")
 	groups := filepath.Join(raft, "groups")
-	_, err := os.Stat(groups)
+	_, err := disk.Stat(groups)
 	switch {
 	case err == nil:
 		return nil
@@ -29,15 +29,11 @@ func checkLogDir(dataDir string, cluster rowraft.ClusterID) error {
 		return rowraft.Errorf(rowraft.CodeIdentity,
 			"data directory %s belongs to cluster %s, but its logs in %s are gone: bring them back, or start a new server on an empty directory", dataDir, cluster, groups)
 	}
-	if err := os.MkdirAll(groups, 0o700); err != nil {
+	if err := vfs.MkdirAll(disk, groups); err != nil {
 		return fmt.Errorf("directory of the logs: %w", err)
 	}
 	for _, dir := range []string{raft, dataDir} {
-		f, err := os.Open(dir)
-		if err != nil {
-			return fmt.Errorf("directory of the logs: %w", err)
-		}
-		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		if err := disk.SyncDir(dir); err != nil {
 			return fmt.Errorf("directory of the logs: %w", err)
 		}
 	}

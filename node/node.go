@@ -88,7 +88,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
-	if n.identity, err = identity.Open(cfg.DataDir); err != nil {
+	if n.identity, err = identity.Open(cfg.FS, cfg.DataDir); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.identity.Close()) }()
@@ -154,7 +154,7 @@ func (n *Node) openScheduler(conf *tls.Config) (err error) {
 
 // run joins the cluster and follows its map until ctx ends.
 func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err error) {
-	if err := checkLogDir(n.cfg.DataDir, n.identity.Identity().Cluster); err != nil {
+	if err := checkLogDir(n.cfg.FS, n.cfg.DataDir, n.identity.Identity().Cluster); err != nil {
 		return err
 	}
 	id, err := n.sched.Form(ctx)
@@ -198,6 +198,7 @@ func (n *Node) openStore(id identity.Identity, serverTLS, clientTLS *tls.Config)
 		l = tls.NewListener(l, serverTLS)
 	}
 	n.store, err = raftstore.Open(raftstore.Options{
+		FS:  n.cfg.FS,
 		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: id.Cluster, Node: id.Node,
 		Listener: l, DialTLS: clientTLS, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
 		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit, DiskReserveBytes: n.cfg.DiskReserveBytes,

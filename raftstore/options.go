@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // StateMachine is what a group replicates.
@@ -72,6 +73,7 @@ const (
 // Options configure the store of one node. Zero values mean the defaults named.
 type Options struct {
 	Dir     string // everything of this store lives below
+	FS      vfs.FS // the disk that Dir is on; nil: the operating system's
 	Cluster rowraft.ClusterID
 	Node    rowraft.NodeID
 
@@ -132,6 +134,7 @@ type hooks struct {
 const minSegment, maxSegment = 64 << 10, 1 << 30
 
 func (o *Options) setDefaults() {
+	o.FS = vfs.OrOS(o.FS)
 	setDefault(&o.Backend, BackendWAL)
 	setDefault(&o.Profile, ProfileDefault)
 	setDefault(&o.SegmentSizeBytes, 16<<20)

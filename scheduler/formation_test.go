@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -59,7 +60,7 @@ func newTowns(t tb, root string, n int) *towns {
 func (w *towns) start(s *town) {
 	w.t.Helper()
 	var err error
-	if s.id, err = identity.Open(s.dir); err != nil {
+	if s.id, err = identity.Open(vfs.OS, s.dir); err != nil {
 		w.t.Fatal(err)
 	}
 	s.sched, err = New(Options{Identity: s.id, Self: clustermap.Node{Addr: s.addr, PeerAddr: "p" + s.addr, Scheduler: true}, Join: s.join, Logger: quiet})
@@ -241,7 +242,7 @@ func again(t *testing.T, l net.Listener) net.Listener {
 
 func startStation(t *testing.T, dir string, l net.Listener, opts Options) *station {
 	t.Helper()
-	id, err := identity.Open(dir)
+	id, err := identity.Open(vfs.OS, dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -56,7 +57,7 @@ func (l *fakeLog) elect(node rowraft.NodeID) {
 // newLeader is a scheduler that leads a cluster of one founder.
 func newLeader(t *testing.T, servers, shards int) (*Scheduler, *fakeLog) {
 	t.Helper()
-	dir, err := identity.Open(t.TempDir())
+	dir, err := identity.Open(vfs.OS, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

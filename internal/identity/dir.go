@@ -5,25 +5,24 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 const lockName = "LOCK"
 
 // Dir is an open data directory. Safe for concurrent use.
 type Dir struct {
+	disk vfs.FS
 	path string
-	lock *os.File
+	lock io.Closer
 
 	mu struct {
 		sync.Mutex
@@ -31,24 +30,24 @@ type Dir struct {
 	}
 }
 
-// Open locks the data directory at dir, which is created if it does not exist,
+// Open locks the data directory at dir of disk, which is created if it does not exist,
 // and reads its identity; an empty directory is given a new one.
 //
 // Errors: CodeIdentity if another process has it open or if it holds data
 // without an identity; CodeCorrupt; CodeVersionTooNew.
-func Open(dir string) (*Dir, error) {
+func Open(disk vfs.FS, dir string) (*Dir, error) {
 	if dir == "" {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "no data directory given")
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := vfs.MkdirAll(disk, dir); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	lock, err := takeLock(dir)
+	lock, err := takeLock(disk, dir)
 	if err != nil {
 		return nil, err
 	}
-	d := &Dir{path: dir, lock: lock}
-	id, err := load(dir)
+	d := &Dir{disk: disk, path: dir, lock: lock}
+	id, err := load(disk, dir)
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -88,7 +87,7 @@ func (d *Dir) Join(cluster rowraft.ClusterID, founders []Member) error {
 	id := d.mu.id
 	id.Cluster = cluster
 	id.Founders = slices.SortedFunc(slices.Values(founders), func(a, b Member) int { return strings.Compare(string(a.Node), string(b.Node)) })
-	if err := store(d.path, id); err != nil {
+	if err := store(d.disk, d.path, id); err != nil {
 		return err
 	}
 	d.mu.id = id
@@ -103,46 +102,32 @@ func CheckCluster(mine, theirs rowraft.ClusterID) error {
 	return rowraft.Errorf(rowraft.CodeIdentity, "it belongs to cluster %s, the other side to cluster %s", mine, theirs)
 }
 
-func takeLock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
+func takeLock(disk vfs.FS, dir string) (io.Closer, error) {
+	lock, err := disk.Lock(filepath.Join(dir, lockName))
+	if err == nil {
+		return lock, nil
+	}
+	taken, ok := errors.AsType[*vfs.LockedError](err)
+	if !ok {
 		return nil, fmt.Errorf("lock the data directory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		owner, _ := io.ReadAll(io.LimitReader(f, 32))
-		f.Close()
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock the data directory %s: %w", dir, err)
-		}
-		who := "another process"
-		if pid := strings.TrimSpace(string(owner)); pid != "" {
-			who = "the process with pid " + pid
-		}
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "data directory %s is in use by %s", dir, who)
+	who := "another process"
+	if taken.Owner != "" {
+		who = "the process with pid " + taken.Owner
 	}
-	// The pid is for people; the lock itself lives in the kernel.
-	if err := errors.Join(f.Truncate(0), writePID(f)); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock the data directory %s: %w", dir, err)
-	}
-	return f, nil
-}
-
-func writePID(f *os.File) error {
-	_, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	return err
+	return nil, rowraft.Errorf(rowraft.CodeIdentity, "data directory %s is in use by %s", dir, who)
 }
 
 // load reads the identity of dir, or creates it if dir holds nothing else.
-func load(dir string) (Identity, error) {
-	raw, err := os.ReadFile(path(dir))
+func load(disk vfs.FS, dir string) (Identity, error) {
+	raw, err := vfs.ReadFile(disk, path(dir))
 	if err == nil {
 		return decode(raw, path(dir))
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return Identity{}, fmt.Errorf("read the identity: %w", err)
 	}
-	entries, err := os.ReadDir(dir)
+	entries, err := disk.ReadDir(dir)
 	if err != nil {
 		return Identity{}, fmt.Errorf("data directory: %w", err)
 	}
@@ -155,46 +140,24 @@ func load(dir string) (Identity, error) {
 	}
 	node := rowraft.NodeID(uuid.NewString())
 	id := Identity{Node: node, MetaReplica: MetaReplicaOf(node)}
-	return id, store(dir, id)
+	return id, store(disk, dir, id)
 }
 
 const tempName = fileName + ".new"
 
 // store replaces the identity file of dir atomically and durably.
-func store(dir string, id Identity) error {
+func store(disk vfs.FS, dir string, id Identity) error {
 	raw, err := encode(id)
 	if err != nil {
 		return err
 	}
-	temp := filepath.Join(dir, tempName)
-	if err := writeSynced(temp, raw); err != nil {
-		return fmt.Errorf("write the identity: %w", err)
+	err = vfs.ReplaceFile(disk, filepath.Join(dir, tempName), path(dir), raw)
+	if err == nil {
+		// The directory's own entry in its parent is new at the first start.
+		err = disk.SyncDir(filepath.Dir(dir))
 	}
-	if err := os.Rename(temp, path(dir)); err != nil {
+	if err != nil {
 		return fmt.Errorf("write the identity: %w", err)
-	}
-	// The directory's own entry in its parent is new at the first start.
-	for _, p := range []string{dir, filepath.Dir(dir)} {
-		if err := syncDir(p); err != nil {
-			return fmt.Errorf("write the identity: %w", err)
-		}
 	}
 	return nil
-}
-
-func writeSynced(name string, raw []byte) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
-	return errors.Join(err, f.Sync(), f.Close())
-}
-
-func syncDir(name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -10,11 +10,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 func open(t *testing.T, dir string) *Dir {
 	t.Helper()
-	d, err := Open(dir)
+	d, err := Open(vfs.OS, dir)
 	if err != nil {
 		t.Fatalf("Open(%s): %v", dir, err)
 	}
@@ -75,7 +76,7 @@ func TestJoinRefusesAnotherCluster(t *testing.T) {
 func TestOneProcessPerDirectory(t *testing.T) {
 	dir := t.TempDir()
 	first := open(t, dir)
-	_, err := Open(dir)
+	_, err := Open(vfs.OS, dir)
 	wantCode(t, err, rowraft.CodeIdentity, dir, "pid "+strconv.Itoa(os.Getpid()))
 	first.Close()
 	open(t, dir)
@@ -86,7 +87,7 @@ func TestForeignDirectoryIsRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "letters.txt"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Open(dir)
+	_, err := Open(vfs.OS, dir)
 	wantCode(t, err, rowraft.CodeIdentity, "letters.txt", "no IDENTITY")
 	if _, err := os.Stat(filepath.Join(dir, fileName)); err == nil {
 		t.Error("an identity was written into a foreign directory")
@@ -153,7 +154,7 @@ func TestDamagedFileIsRefused(t *testing.T) {
 			if err := os.WriteFile(path(dir), []byte(bad), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_, err := Open(dir)
+			_, err := Open(vfs.OS, dir)
 			wantCode(t, err, tc.code, tc.says)
 		})
 	}
