@@ -152,7 +152,7 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	}
 	r.watch = r.cluster.NewWatch()
 	r.world = &nemesis.World{
-		Cluster: r.cluster, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.view.event,
+		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.view.event,
 	}
 	r.view.event("%d servers serve, log backend %s, %d clients", r.cfg.Servers, r.cfg.Backend, r.cfg.Clients)
 	return nil

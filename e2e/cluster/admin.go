@@ -5,7 +5,11 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -20,11 +24,15 @@ type Replica struct {
 	Rows            uint64
 }
 
-// Replicas asks a server, past the proxies, for its replicas.
-func (c *Cluster) Replicas(ctx context.Context, name string, patience time.Duration) ([]Replica, error) {
+// Admins are connections to the servers, by name, past all that is done to the
+// network.
+type Admins map[string]*grpc.ClientConn
+
+// Replicas asks a server for its replicas.
+func (a Admins) Replicas(ctx context.Context, name string, patience time.Duration) ([]Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	reply, err := rowraftv1.NewAdminClient(c.admins[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	reply, err := rowraftv1.NewAdminClient(a[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("status of server %s: %w", name, err)
 	}
@@ -45,10 +53,10 @@ type Digest struct {
 	Rows  uint64
 }
 
-func (c *Cluster) digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index) (Digest, error) {
+func (a Admins) digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index) (Digest, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	reply, err := rowraftv1.NewAdminClient(c.admins[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
+	reply, err := rowraftv1.NewAdminClient(a[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
 	if err != nil {
 		return Digest{}, fmt.Errorf("digest of shard %d on server %s: %w", shard, name, err)
 	}
@@ -56,10 +64,10 @@ func (c *Cluster) digest(ctx context.Context, name string, shard rowraft.ShardID
 }
 
 // holders lists the servers that have a replica of shard.
-func (c *Cluster) holders(ctx context.Context, shard rowraft.ShardID) ([]string, error) {
+func (a Admins) holders(ctx context.Context, shard rowraft.ShardID) ([]string, error) {
 	var out []string
-	for _, name := range c.Names() {
-		rs, err := c.Replicas(ctx, name, time.Second)
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		rs, err := a.Replicas(ctx, name, time.Second)
 		if err != nil {
 			return nil, err
 		}
@@ -77,20 +85,20 @@ func (c *Cluster) holders(ctx context.Context, shard rowraft.ShardID) ([]string,
 
 // Digests returns the digest of each replica of a shard, all at one
 // index. Nothing may write meanwhile.
-func (c *Cluster) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]Digest, error) {
+func (a Admins) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]Digest, error) {
 	var out map[string]Digest
 	err := Poll(ctx, func() error {
 		var newest rowraft.Index
 		for _, d := range out {
 			newest = max(newest, d.Index)
 		}
-		holders, err := c.holders(ctx, shard)
+		holders, err := a.holders(ctx, shard)
 		if err != nil {
 			return err
 		}
 		out = make(map[string]Digest)
 		for _, name := range holders {
-			d, err := c.digest(ctx, name, shard, newest)
+			d, err := a.digest(ctx, name, shard, newest)
 			if err != nil {
 				return err
 			}
@@ -108,15 +116,15 @@ func (c *Cluster) Digests(ctx context.Context, shard rowraft.ShardID) (map[strin
 
 // CaughtUp waits until every server has applied, of every shard, what any of them
 // had committed when this was called.
-func (c *Cluster) CaughtUp(ctx context.Context) error {
+func (a Admins) CaughtUp(ctx context.Context) error {
 	want := make(map[rowraft.ShardID]rowraft.Index)
 	seen := make(map[string]bool)
 	return Poll(ctx, func() error {
-		for _, name := range c.Names() {
+		for _, name := range slices.Sorted(maps.Keys(a)) {
 			if seen[name] {
 				continue
 			}
-			rs, err := c.Replicas(ctx, name, time.Second)
+			rs, err := a.Replicas(ctx, name, time.Second)
 			if err != nil {
 				return err
 			}
@@ -125,8 +133,8 @@ func (c *Cluster) CaughtUp(ctx context.Context) error {
 			}
 			seen[name] = true
 		}
-		for _, name := range c.Names() {
-			rs, err := c.Replicas(ctx, name, time.Second)
+		for _, name := range slices.Sorted(maps.Keys(a)) {
+			rs, err := a.Replicas(ctx, name, time.Second)
 			if err != nil {
 				return err
 			}

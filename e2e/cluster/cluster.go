@@ -5,12 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"syscall"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/localcluster"
@@ -21,8 +20,7 @@ import (
 type Cluster struct {
 	*localcluster.Cluster
 	Net *Network
-
-	admins map[string]*grpc.ClientConn // by server
+	Admins
 
 	mu      sync.Mutex
 	fronted []*localcluster.Server // complete before the first process starts
@@ -32,7 +30,7 @@ type Cluster struct {
 
 // Start starts the servers and returns when all serve. opts.Front is set here.
 func Start(ctx context.Context, opts localcluster.Options) (*Cluster, error) {
-	c := &Cluster{Net: NewNetwork(), admins: make(map[string]*grpc.ClientConn), killed: make(map[string]int), paused: make(map[string]bool)}
+	c := &Cluster{Net: NewNetwork(), Admins: make(Admins), killed: make(map[string]int), paused: make(map[string]bool)}
 	opts.Front = c.front
 	var err error
 	if c.Cluster, err = localcluster.Start(ctx, opts); err != nil {
@@ -41,7 +39,7 @@ func Start(ctx context.Context, opts localcluster.Options) (*Cluster, error) {
 	}
 	for _, s := range c.Servers() {
 		// Past the proxies: the harness sees through every fault.
-		if c.admins[s.Name], err = rpc.Dial(s.Addr, nil, nil); err != nil {
+		if c.Admins[s.Name], err = rpc.Dial(s.Addr, nil, nil); err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
 	}
@@ -69,7 +67,7 @@ func (c *Cluster) Close() error {
 	for _, s := range c.Servers() {
 		errs = append(errs, c.Continue(s.Name))
 	}
-	for _, a := range c.admins {
+	for _, a := range c.Admins {
 		errs = append(errs, a.Close())
 	}
 	errs = append(errs, c.Stop())
@@ -166,6 +164,22 @@ func (c *Cluster) Terminate(name string) error {
 	}
 	return s.Stop(10 * time.Second)
 }
+
+// Running reports whether a server's process is there.
+func (c *Cluster) Running(name string) bool { return c.Server(name).Running() }
+
+// Connect opens a connection to a port of a server, past its proxy.
+func (c *Cluster) Connect(ctx context.Context, name string, peerPort bool) (net.Conn, error) {
+	s := c.Server(name)
+	addr := s.Addr
+	if peerPort {
+		addr = s.Peer
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", addr)
+}
+
+// Paused reports that a server's process is stopped.
+func (c *Cluster) Paused(name string) bool { return c.ProcessState(name) == "T" }
 
 // ProcessState returns the kernel's letter for the state of a server's process
 // ("T": stopped), "" if there is none.

@@ -100,7 +100,7 @@ func (n *Network) receive(c *conn, l Link, src *net.TCPConn, head []byte, pieces
 		}
 		now := time.Now()
 		due := now
-		if late := lateness(p, len(b)); late > 0 {
+		if late := p.Lateness(len(b)); late > 0 {
 			stat.delayed.Add(int64(len(b)))
 			due = now.Add(late)
 		}

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -151,7 +150,7 @@ func (n *Network) policyLocked(l Link) (p LinkPolicy) {
 	for _, r := range n.rules {
 		for _, have := range r.links {
 			if have == l {
-				p = p.join(r.policy)
+				p = p.Join(r.policy)
 				break
 			}
 		}
@@ -281,19 +280,4 @@ func (n *Network) Close() {
 	}
 	n.mu.Unlock()
 	n.wg.Wait()
-}
-
-// lateness is how much later a piece arrives under p.
-func lateness(p LinkPolicy, bytes int) time.Duration {
-	d := p.Delay
-	if p.Jitter > 0 {
-		d += rand.N(p.Jitter)
-	}
-	if p.Loss > 0 && rand.Float64() < p.Loss {
-		d += retransmission
-	}
-	if p.BytesPerSecond > 0 {
-		d += time.Duration(float64(bytes) / float64(p.BytesPerSecond) * float64(time.Second))
-	}
-	return d
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -29,8 +30,8 @@ type LinkPolicy struct {
 
 const retransmission = 200 * time.Millisecond
 
-// join is both policies on one link.
-func (p LinkPolicy) join(q LinkPolicy) LinkPolicy {
+// Join is both policies on one link.
+func (p LinkPolicy) Join(q LinkPolicy) LinkPolicy {
 	out := LinkPolicy{
 		Drop: p.Drop || q.Drop, Reset: p.Reset || q.Reset,
 		Delay: p.Delay + q.Delay, Jitter: p.Jitter + q.Jitter, Loss: max(p.Loss, q.Loss),
@@ -40,6 +41,21 @@ func (p LinkPolicy) join(q LinkPolicy) LinkPolicy {
 		out.BytesPerSecond = q.BytesPerSecond
 	}
 	return out
+}
+
+// Lateness is how much later a piece of so many bytes arrives under p.
+func (p LinkPolicy) Lateness(bytes int) time.Duration {
+	d := p.Delay
+	if p.Jitter > 0 {
+		d += rand.N(p.Jitter)
+	}
+	if p.Loss > 0 && rand.Float64() < p.Loss {
+		d += retransmission
+	}
+	if p.BytesPerSecond > 0 {
+		d += time.Duration(float64(bytes) / float64(p.BytesPerSecond) * float64(time.Second))
+	}
+	return d
 }
 
 // rule is a policy on some links, until it is lifted.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,9 +21,10 @@ const Guests = 4
 // TableName is the table of counters.
 const TableName = "counters"
 
-// Options of a load. All but PerSecond are required.
+// Options of a load. All but Dial and PerSecond are required.
 type Options struct {
 	Endpoints []string
+	Dial      func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP
 	Clients   int
 	Rows      int
 	Seed      uint64
@@ -131,7 +133,7 @@ func (l *Load) counter(number int) *Counter {
 
 // Dial connects a new client that counts in dimension number.
 func (l *Load) Dial(ctx context.Context, number int, opts client.Options) (*Counter, error) {
-	opts.Endpoints = l.opts.Endpoints
+	opts.Endpoints, opts.Dial = l.opts.Endpoints, l.opts.Dial
 	opts.ConnsPerNode = 1
 	c, err := client.Dial(ctx, opts)
 	if err != nil {

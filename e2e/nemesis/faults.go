@@ -71,7 +71,7 @@ func (a *act) kill(names ...string) error {
 		return err
 	}
 	for _, n := range names {
-		if a.Cluster.Server(n).Running() {
+		if a.Cluster.Running(n) {
 			return fmt.Errorf("server %s has survived SIGKILL", n)
 		}
 	}
@@ -129,11 +129,10 @@ func restart(ctx context.Context, a *act) error {
 	}
 	defer a.release(name)
 	a.target = name
-	s := a.Cluster.Server(name)
 	if err := a.Cluster.Terminate(name); err != nil {
 		return err
 	}
-	a.saw("stopped, pid %d", s.LastPid())
+	a.saw("stopped")
 	a.hold(ctx, time.Millisecond, time.Second)
 	return a.revive(ctx, name)
 }
@@ -168,7 +167,7 @@ func (a *act) pause(ctx context.Context, name string) error {
 		return err
 	}
 	a.hold(ctx, shortestPause, longestPause)
-	if a.Cluster.ProcessState(name) == "T" {
+	if a.Cluster.Paused(name) {
 		a.saw("stopped")
 	}
 	return a.Cluster.Continue(name)
@@ -197,19 +196,19 @@ func links(d direction, target string, others []string) []cluster.Link {
 // cut drops what is sent on links for a while. What was held back arrives late, or,
 // every other time, connections are reset when the cut heals.
 func (a *act) cut(ctx context.Context, ls []cluster.Link, during func()) {
-	before := a.Cluster.Net.Stats(ls...)
-	lift := a.Cluster.Net.Apply(cluster.LinkPolicy{Drop: true}, ls...)
+	before := a.Net.Stats(ls...)
+	lift := a.Net.Apply(cluster.LinkPolicy{Drop: true}, ls...)
 	if during != nil {
 		during()
 	}
 	a.hold(ctx, shortest, longest)
 	if a.rng.IntN(2) == 0 {
 		for _, l := range ls {
-			a.Cluster.Net.ResetAll(l.From, l.To)
+			a.Net.ResetAll(l.From, l.To)
 		}
 	}
 	lift()
-	if held := a.Cluster.Net.Stats(ls...).Held - before.Held; held > 0 {
+	if held := a.Net.Stats(ls...).Held - before.Held; held > 0 {
 		a.saw("%d bytes held back", held)
 	}
 }
@@ -257,12 +256,12 @@ func refuse(ctx context.Context, a *act) error {
 	}
 	a.target = l.Server
 	ls := links(both, l.Server, a.Cluster.Others(l.Server))
-	before := a.Cluster.Net.Stats(ls...)
-	lift := a.Cluster.Net.Apply(cluster.LinkPolicy{Reset: true}, ls...)
+	before := a.Net.Stats(ls...)
+	lift := a.Net.Apply(cluster.LinkPolicy{Reset: true}, ls...)
 	a.sawNewLeader(ctx, shard, l, leaderSeen)
 	a.hold(ctx, shortest, longest)
 	lift()
-	if n := a.Cluster.Net.Stats(ls...).Resets - before.Resets; n > 0 {
+	if n := a.Net.Stats(ls...).Resets - before.Resets; n > 0 {
 		a.saw("%d connections reset", n)
 	}
 	return nil
@@ -286,11 +285,11 @@ func shape(policy func(*act) cluster.LinkPolicy) func(context.Context, *act) err
 }
 
 func (a *act) shape(ctx context.Context, p cluster.LinkPolicy, ls []cluster.Link) {
-	before := a.Cluster.Net.Stats(ls...)
-	lift := a.Cluster.Net.Apply(p, ls...)
+	before := a.Net.Stats(ls...)
+	lift := a.Net.Apply(p, ls...)
 	a.hold(ctx, 2*shortest, longest)
 	lift()
-	if n := a.Cluster.Net.Stats(ls...).Delayed - before.Delayed; n > 0 {
+	if n := a.Net.Stats(ls...).Delayed - before.Delayed; n > 0 {
 		a.saw("%d bytes late", n)
 	}
 }
@@ -311,7 +310,7 @@ func resetStorm(ctx context.Context, a *act) error {
 	a.target = "all"
 	n := 0
 	for range 3 + a.rng.IntN(12) {
-		n += a.Cluster.Net.ResetAll("", "")
+		n += a.Net.ResetAll("", "")
 		a.hold(ctx, 20*time.Millisecond, 250*time.Millisecond)
 	}
 	if n > 0 {

@@ -29,9 +29,8 @@ func hostile(ctx context.Context, a *act) error {
 	if err != nil {
 		return err
 	}
-	s := a.Cluster.Server(l.Server)
 	a.target = l.Server
-	conn, err := rpc.Dial(s.Addr, nil, nil)
+	conn, err := rpc.Dial(l.Server, nil, func(ctx context.Context, name string) (net.Conn, error) { return a.Cluster.Connect(ctx, name, false) })
 	if err != nil {
 		return err
 	}
@@ -41,9 +40,9 @@ func hostile(ctx context.Context, a *act) error {
 		return err
 	}
 	sent := 0
-	for _, addr := range []string{s.Peer, s.Addr} {
+	for _, peerPort := range []bool{true, false} {
 		for _, g := range a.garbage() {
-			if sendGarbage(addr, g) {
+			if a.sendGarbage(ctx, l.Server, peerPort, g) {
 				sent++
 			}
 		}
@@ -178,8 +177,10 @@ func (a *act) garbage() [][]byte {
 }
 
 // sendGarbage writes b and waits a little for what the server does about it.
-func sendGarbage(addr string, b []byte) bool {
-	c, err := net.DialTimeout("tcp", addr, time.Second)
+func (a *act) sendGarbage(ctx context.Context, server string, peerPort bool, b []byte) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	c, err := a.Cluster.Connect(ctx, server, peerPort)
 	if err != nil {
 		return false
 	}

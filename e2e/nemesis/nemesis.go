@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -16,10 +17,49 @@ import (
 	"github.com/rowraft/rowraft/e2e/load"
 )
 
+// Cluster is the servers: processes (package cluster) or nodes in this one
+// (package sim).
+type Cluster interface {
+	Names() []string
+	Others(but ...string) []string
+
+	// Kill ends servers at one moment, as SIGKILL does, or worse.
+	Kill(names ...string) error
+	// Terminate ends a server in order.
+	Terminate(name string) error
+	Running(name string) bool
+	// RestartAll starts servers that have ended and returns when all serve.
+	RestartAll(ctx context.Context, names ...string) error
+
+	// Pause stops a server until Continue; Paused reports that it stands still.
+	Pause(name string) error
+	Continue(name string) error
+	Paused(name string) bool
+
+	// Connect opens a connection to a port of a server, past all that is done to
+	// the network.
+	Connect(ctx context.Context, name string, peerPort bool) (net.Conn, error)
+}
+
+// Network is the links between servers and clients.
+type Network interface {
+	Apply(policy cluster.LinkPolicy, links ...cluster.Link) (lift func())
+	Stats(links ...cluster.Link) cluster.LinkStats
+	ResetAll(a, b string) int
+}
+
+// Watch knows who leads.
+type Watch interface {
+	Leader(shard rowraft.ShardID) (cluster.Leader, bool)
+	// AwaitChange waits until a shard's leader is of a term above and returns it.
+	AwaitChange(ctx context.Context, shard rowraft.ShardID, above rowraft.Term) (cluster.Leader, error)
+}
+
 // World is what faults are done to.
 type World struct {
-	Cluster  *cluster.Cluster
-	Watch    *cluster.Watch
+	Cluster  Cluster
+	Net      Network
+	Watch    Watch
 	Load     *load.Load
 	Recorder *history.Recorder
 	Shards   int
