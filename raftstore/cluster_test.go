@@ -34,10 +34,11 @@ type listMachine struct {
 	sum     uint64 // over all entries, in order
 	ignored int    // entries at or below index
 
-	beforeApply func(index rowraft.Index, entry []byte) any // non-nil result ends Apply
-	released    int
-	snapped     int
-	restores    int
+	beforeApply   func(index rowraft.Index, entry []byte) any // non-nil result ends Apply
+	beforeRestore func() error                                // its error ends Restore
+	released      int
+	snapped       int
+	restores      int
 }
 
 func (m *listMachine) Apply(index rowraft.Index, entry []byte) any {
@@ -142,6 +143,11 @@ func (m *listMachine) Restore(r io.Reader) error {
 			return err
 		}
 		aside.addLocked(e)
+	}
+	if m.beforeRestore != nil {
+		if err := m.beforeRestore(); err != nil {
+			return err
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

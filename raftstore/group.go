@@ -32,6 +32,7 @@ type Group struct {
 	glog   *guardedLog
 	ledger *ledger
 	snaps  *snapshotStore
+	watch  *snapshotWatch
 	fsm    *fsm
 
 	life     sync.Mutex
@@ -72,6 +73,11 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	if err != nil {
 		return nil, err
 	}
+	g.watch = &snapshotWatch{snapshotStore: g.snaps, limit: s.opts.WedgeTimeout / 2, want: func() {
+		if g.glog.started.Load() { // a start may find none
+			g.snapWanted.Store(true)
+		}
+	}}
 	g.inner, err = openBackend(cfg.Backend, filepath.Join(dir, "log"), cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
@@ -238,7 +244,7 @@ func (g *Group) startRaft() (err error) {
 	g.glog.started.Store(false)
 	g.glog.failed.Store(false)
 	g.snaps.stopping.Store(false)
-	n.raft, err = raft.NewRaft(g.raftConfig(n.notify), g.fsm, g.glog, g.glog, g.snaps, n.trans)
+	n.raft, err = raft.NewRaft(g.raftConfig(n.notify), g.fsm, g.glog, g.glog, g.watch, n.trans)
 	if err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeUnknown {
 			err = rowraft.Errorf(rowraft.CodeCorrupt, "start raft: %w", err)
@@ -246,6 +252,7 @@ func (g *Group) startRaft() (err error) {
 		return err
 	}
 	g.glog.started.Store(true)
+	g.watch.succeeded()
 	newest, err := g.newestSnapshotIndex()
 	if err == nil && n.raft.LastIndex() < newest {
 		err = rowraft.Errorf(rowraft.CodeCorrupt, "%s: the snapshot at entry %d is damaged and the log ends at %d: this replica would forget what it acknowledged; remove it from the group and add a new one under a new ID", g.dir, newest, n.raft.LastIndex())

@@ -127,6 +127,7 @@ type hooks struct {
 	wrapLog       func(group string, s logBackend) logBackend
 	wrapTransport func(group string, t raft.Transport) raft.Transport
 	freeBytes     func(dir string) (int64, error)
+	verified      func() // in a read round, once a majority answered
 	tick          time.Duration
 }
 

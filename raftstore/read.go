@@ -76,14 +76,41 @@ func (n *instance) readRound() (rowraft.Index, error) {
 	if err := n.barrier(term); err != nil {
 		return 0, n.readError(err)
 	}
+	begin := time.Now()
 	index := n.raft.CommitIndex()
-	if err := n.raft.VerifyLeader().Error(); err != nil {
-		return 0, n.readError(err)
+	for verified := false; !verified; verified = n.confirmedSince(term, begin) {
+		if err := n.raft.VerifyLeader().Error(); err != nil {
+			return 0, n.readError(err)
+		}
+	}
+	if f := n.g.store.opts.hooks.verified; f != nil {
+		f()
 	}
 	if n.raft.CurrentTerm() != term || n.raft.State() != raft.Leader {
 		return 0, n.readError(raft.ErrLeadershipLost)
 	}
 	return rowraft.Index(index), nil
+}
+
+// confirmedSince reports whether a majority of the voters, this replica among
+// them, answered in term what was sent after begin. VerifyLeader alone proves
+// less: it also counts the answer to a heartbeat that was on its way when it was
+// called, which may be older than the next leader, and those of non-voters. It
+// is asked again until the answers are new; each time it waits for one more.
+func (n *instance) confirmedSince(term uint64, begin time.Time) bool {
+	voters, confirmed := 0, 0
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		if s.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if s.ID == raft.ServerID(n.g.cfg.Replica) {
+			confirmed++
+		} else if p, ok := n.trans.progress(s.ID, term); ok && p.confirmed.After(begin) {
+			confirmed++
+		}
+	}
+	return confirmed > voters/2
 }
 
 // barrier makes sure once per term that a leader knows what earlier terms

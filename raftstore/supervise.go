@@ -35,6 +35,10 @@ func (g *Group) supervise() {
 				continue
 			}
 			g.maybeSnapshot(n)
+			if err := g.watch.check(); err != nil {
+				g.fail(err)
+				continue
+			}
 			if reason := g.stuckTransfer(n); reason != "" {
 				g.restart(reason)
 			} else if reason := watch.check(n, g.store.opts.WedgeTimeout, time.Now()); reason != "" {

@@ -60,6 +60,7 @@ type peerProgress struct {
 	match      uint64    // highest index known to be in the follower's log
 	matchSince time.Time // when match last moved
 	contact    time.Time // last answer of any kind
+	confirmed  time.Time // when the newest RPC was sent that was answered in this term
 	attempt    time.Time // start of the last replication RPC (not a heartbeat)
 	installing bool      // a snapshot is on its way
 	failures   int       // replication RPCs that failed in a row
@@ -114,9 +115,11 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		t.limit(args)
 		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
 	}
+	sent := time.Now()
 	err := t.Transport.AppendEntries(id, target, args, resp)
 	if err != nil && replicates && t.awaitContact(id, args.Term) {
 		*resp = raft.AppendEntriesResponse{}
+		sent = time.Now()
 		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
 		err = t.Transport.AppendEntries(id, target, args, resp)
 	}
@@ -129,6 +132,9 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	now := time.Now()
 	t.note(id, args.Term, func(p *peerProgress) {
 		p.contact = now
+		if resp.Term == args.Term && sent.After(p.confirmed) {
+			p.confirmed = sent
+		}
 		if !replicates {
 			return
 		}

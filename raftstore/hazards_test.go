@@ -1,0 +1,418 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// Traps of the libraries that guards_test.go and install_test.go do not cover;
+// docs/testing.md has the table of all of them.
+
+// Settings whose defaults are wrong for us, and one whose default is right.
+func TestRaftSettings(t *testing.T) {
+	c := startedCluster(t, 1, nil)
+	g := c.nodes[0].group
+	got := g.raftConfig(nil)
+	for _, tc := range []struct {
+		name      string
+		got, want any
+	}{
+		{"MaxAppendEntries: entries are large", got.MaxAppendEntries, 32},
+		{"PreVoteDisabled: a replica that was cut off must not depose the leader", got.PreVoteDisabled, false},
+		{"SnapshotThreshold: raft counts entries, the supervisor counts bytes", got.SnapshotThreshold, uint64(raftSnapshotThreshold)},
+		{"TrailingLogs: set by bytes before each snapshot", got.TrailingLogs, uint64(0)},
+		{"BatchApplyCh: proposals share an fsync", got.BatchApplyCh, true},
+		{"ShutdownOnRemove: the group closes itself", got.ShutdownOnRemove, false},
+		{"HeartbeatTimeout", got.HeartbeatTimeout, ProfileFast.Heartbeat},
+		{"ElectionTimeout", got.ElectionTimeout, ProfileFast.Heartbeat},
+		{"LeaderLeaseTimeout", got.LeaderLeaseTimeout, ProfileFast.LeaderLease},
+		{"CommitTimeout: how stale an idle follower is", got.CommitTimeout, ProfileFast.Commit},
+		{"an RPC: raft's 10 s block heartbeats for as long after a one-way cut", rpcTimeout, time.Second},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("%s is %v, want %v", tc.name, tc.got, tc.want)
+		}
+	}
+	if err := raft.ValidateConfig(got); err != nil {
+		t.Error(err)
+	}
+}
+
+// oneWay decides about the AppendEntries that one node sends.
+type oneWay struct {
+	mu   sync.Mutex
+	cut  map[raft.ServerAddress]bool // to whom it fails
+	hold chan struct{}               // not nil: answers to heartbeats wait for its end
+	held atomic.Int64                // answers that wait, or waited
+}
+
+func (o *oneWay) cutOff(from *testNode, to ...*testNode) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, n := range to {
+		if n != from {
+			o.cut[raft.ServerAddress(n.id)] = true
+		}
+	}
+}
+
+type oneWayTransport struct {
+	*raft.NetworkTransport
+	*oneWay
+}
+
+func (o *oneWayTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+	o.mu.Lock()
+	cut, hold := o.cut[to], o.hold
+	o.mu.Unlock()
+	if cut {
+		return errors.New("injected: cut off")
+	}
+	err := o.NetworkTransport.AppendEntries(id, to, a, r)
+	if hold != nil && a.PrevLogEntry == 0 && len(a.Entries) == 0 {
+		o.held.Add(1)
+		<-hold
+	}
+	return err
+}
+
+// oneWayCluster is three nodes that are not started, each with its oneWay.
+func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft.NodeID]*oneWay) {
+	ways := map[rowraft.NodeID]*oneWay{}
+	for i := range 3 {
+		ways[rowraft.NodeID(fmt.Sprintf("node-%d", i))] = &oneWay{cut: map[raft.ServerAddress]bool{}}
+	}
+	return newTestCluster(t, 3, func(o *Options) {
+		way := ways[o.Node]
+		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+			return &oneWayTransport{tr.(*raft.NetworkTransport), way}
+		}
+		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // leads for long after a cut
+		if more != nil {
+			more(o)
+		}
+	}), ways
+}
+
+// readRefused wants a read on l to fail.
+func readRefused(t *testing.T, l *testNode) {
+	t.Helper()
+	index, err := l.group.ReadIndex(testContext(t))
+	if err == nil {
+		t.Errorf("a leader that is cut off read at index %d", index)
+	} else if code := rowraft.CodeOf(err); code != rowraft.CodeNoLeader && code != rowraft.CodeNotLeader {
+		t.Errorf("refused with %v, want CodeNoLeader or CodeNotLeader", err)
+	}
+}
+
+// A leader that nobody hears still has State() == Leader until its lease ends. It
+// must not answer reads meanwhile, whatever answers to older heartbeats come in:
+// the followers may have another leader since.
+func TestReadNeedsNewAnswersOfAMajority(t *testing.T) {
+	c, ways := oneWayCluster(t, nil)
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	c.propose("x")
+	for range 3 { // what is held is let go too early or too late in some
+		l := c.leader()
+		way := ways[l.id]
+		hold := make(chan struct{})
+		way.mu.Lock()
+		way.hold = hold
+		way.mu.Unlock()
+		before := way.held.Load()
+		eventually(t, "an answer of each follower is on its way", func() bool { return way.held.Load() >= before+2 })
+		way.cutOff(l, c.nodes...)
+		release := time.AfterFunc(20*time.Millisecond, func() { close(hold) })
+		readRefused(t, l)
+		release.Stop()
+		way.mu.Lock()
+		way.hold, way.cut = nil, map[raft.ServerAddress]bool{}
+		way.mu.Unlock()
+	}
+}
+
+// Non-voters do not count: raft's own check takes their answers for votes.
+func TestReadNeedsVoters(t *testing.T) {
+	c, ways := oneWayCluster(t, nil)
+	c.conf = func(g *GroupConfig) {
+		if g.Bootstrap = g.Bootstrap[:2]; g.Replica == replicaOf("node-2") {
+			g.Bootstrap = nil
+		}
+	}
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	c.propose("x")
+	l, learner := c.leader(), c.nodes[2]
+	voter := c.nodes[0]
+	if voter == l {
+		voter = c.nodes[1]
+	}
+	r := l.group.run.Load().raft
+	if err := r.AddNonvoter(raft.ServerID(replicaOf(learner.id)), raft.ServerAddress(learner.id), 0, 0).Error(); err != nil {
+		t.Fatal(err)
+	}
+	c.converged(c.propose("y"))
+	ways[l.id].cutOff(l, voter)
+	readRefused(t, l)
+}
+
+// Between the answers of the majority and the end of a read round the leader may
+// be deposed: it looks at its term again.
+func TestReadLooksAtTheTermAgain(t *testing.T) {
+	var after atomic.Pointer[func()]
+	c, ways := oneWayCluster(t, func(o *Options) {
+		o.Profile = ProfileFast
+		o.hooks.verified = func() {
+			if f := after.Load(); f != nil {
+				(*f)()
+			}
+		}
+	})
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	c.propose("x")
+	l := c.leader()
+	n := l.group.run.Load()
+	deposed := func() {
+		ways[l.id].cutOff(l, c.nodes...)
+		eventually(t, "the leader steps down", func() bool { return n.raft.State() != raft.Leader })
+	}
+	after.Store(&deposed)
+	if index, err := l.group.ReadIndex(testContext(t)); err == nil {
+		t.Errorf("a leader that was deposed meanwhile read at index %d", index)
+	}
+}
+
+// What raft calls applied, it sent to the machine. A read waits for the machine.
+func TestWaitAppliedWaitsForTheMachine(t *testing.T) {
+	c := newTestCluster(t, 1, nil)
+	n := c.nodes[0]
+	c.open(n)
+	block := make(chan struct{})
+	n.machine.beforeApply = func(_ rowraft.Index, e []byte) any {
+		if string(e) == "slow" {
+			<-block
+		}
+		return nil
+	}
+	c.startGroup(n)
+	c.propose("warm")
+	r := n.group.run.Load().raft
+	index := n.group.Status().LastIndex + 1
+	f := n.group.Propose([]byte("slow"))
+	eventually(t, "raft calls the entry applied", func() bool { return r.AppliedIndex() == uint64(index) })
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if err := n.group.WaitApplied(ctx, index); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("WaitApplied(%d) returned %v while the machine is at %d", index, err, n.machine.AppliedIndex())
+	}
+	if s := n.group.Status(); s.AppliedIndex >= index || s.BacklogBytes == 0 {
+		t.Errorf("status says applied %d of %d, backlog %d bytes", s.AppliedIndex, index, s.BacklogBytes)
+	}
+	close(block)
+	if _, _, err := f.Wait(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.group.WaitApplied(testContext(t), index); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Any answer of a follower renews its contact; how far it is comes from the
+// entries that it took.
+func TestContactIsNoProgress(t *testing.T) {
+	var wedged atomic.Value
+	wedged.Store(raft.ServerID(""))
+	c := startedCluster(t, 3, func(o *Options) {
+		o.WedgeTimeout = time.Hour
+		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+			return &wedgingTransport{tr.(*raft.NetworkTransport), &wedged}
+		}
+	})
+	c.converged(c.propose("before"))
+	l, f := c.leader(), c.followers()[0]
+	wedged.Store(raft.ServerID(replicaOf(f.id)))
+	for i := range 20 {
+		c.propose(fmt.Sprint(i))
+	}
+	began := time.Now()
+	eventually(t, "a heartbeat is answered", func() bool {
+		for _, m := range l.group.Status().Members {
+			if m.Node == f.id && m.LastContact.After(began) {
+				if m.LagEntries < 20 {
+					t.Errorf("a follower that got none of 20 entries lags %d", m.LagEntries)
+				}
+				return true
+			}
+		}
+		return false
+	})
+	wedged.Store(raft.ServerID(""))
+}
+
+// #522: a leader that cannot read its snapshots while a follower needs one stops,
+// and another leads. One that can write a new one goes on.
+func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		spoil func(dir string) error
+		stops bool
+	}{
+		{"the directory is gone", os.RemoveAll, true},
+		{"the snapshots are gone", func(dir string) error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) }, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c := startedCluster(t, 3, func(o *Options) {
+				o.Backend = BackendBolt // raft-wal still reads what it cut from a segment in use
+				o.TrailingLogBytes = 1
+				o.WedgeTimeout = time.Second
+				o.hooks.tick = 10 * time.Millisecond
+			})
+			c.converged(c.propose("first"))
+			behind := c.followers()[0]
+			c.stop(behind)
+			for i := range 20 {
+				c.propose(fmt.Sprint(i))
+			}
+			c.converged(c.propose("covered"))
+			for _, n := range c.nodes {
+				if n.group != nil {
+					if err := n.group.Snapshot(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			c.propose("beyond")
+			l := c.leader()
+			if err := tc.spoil(l.group.snaps.dir); err != nil {
+				t.Fatal(err)
+			}
+			c.start(behind)
+			if tc.stops {
+				if err := waitFatal(t, l); !strings.Contains(err.Error(), "snapshots in") || !strings.Contains(err.Error(), "cannot be read") || !strings.Contains(err.Error(), l.dir) {
+					t.Errorf("Fatal(%v), want the snapshots and their directory", err)
+				}
+				c.stop(l)
+			}
+			c.converged(c.propose("last"))
+			if len(l.fatal) > 0 {
+				t.Errorf("Fatal(%v)", <-l.fatal)
+			}
+		})
+	}
+}
+
+// Opening a snapshot does not read it: the reader checks each chunk as it comes,
+// so a leader need not read 10 GB twice.
+func TestSnapshotIsCheckedAsItIsSent(t *testing.T) {
+	s, _ := testSnapshotStore(t)
+	payload := randomBytes(1, 3*snapChunkBytes)
+	id := writeSnapshot(t, s, 5, 2, payload)
+	path := filepath.Join(s.dir, id, "data")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, r, err := s.Open(id)
+	if err != nil {
+		t.Fatalf("Open read the whole snapshot: %v", err)
+	}
+	defer r.Close()
+	got, err := io.ReadAll(r)
+	if rowraft.CodeOf(err) != rowraft.CodeCorrupt || string(got) != string(payload[:2*snapChunkBytes]) {
+		t.Errorf("read %d bytes, %v; want the two good chunks, then CodeCorrupt", len(got), err)
+	}
+}
+
+// Sending a snapshot holds up no new one, and goes on when newer ones replace it.
+func TestSnapshotIsSentBesideNewerOnes(t *testing.T) {
+	s, _ := testSnapshotStore(t)
+	payload := randomBytes(2, 3*snapChunkBytes)
+	_, r, err := s.Open(writeSnapshot(t, s, 5, 2, payload))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	half := make([]byte, len(payload)/2)
+	if _, err := io.ReadFull(r, half); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(3) {
+		writeSnapshot(t, s, 6+i, 2, []byte{1})
+	}
+	if list, err := s.List(); err != nil || len(list) != snapKeep || list[len(list)-1].Index < 7 {
+		t.Fatalf("List = %v, %v", list, err)
+	}
+	rest, err := io.ReadAll(r)
+	if err != nil || string(half)+string(rest) != string(payload) {
+		t.Errorf("read %d of %d bytes, %v", len(half)+len(rest), len(payload), err)
+	}
+}
+
+// rqlite #2759: an install whose restore fails changes neither machine nor index,
+// and the next try does all of it.
+func TestFailedRestoreChangesNothing(t *testing.T) {
+	c := startedCluster(t, 3, func(o *Options) {
+		o.Backend = BackendBolt
+		o.TrailingLogBytes = 1
+	})
+	c.converged(c.propose("first"))
+	behind := c.followers()[0]
+	c.stop(behind)
+	for i := range 10 {
+		c.propose(fmt.Sprint(i))
+	}
+	for _, n := range c.nodes {
+		if n.group != nil {
+			if err := n.group.Snapshot(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c.propose("beyond")
+	c.open(behind)
+	seen := make(chan rowraft.Index, 100)
+	var fails atomic.Int64
+	fails.Store(2)
+	behind.machine.beforeRestore = func() error {
+		if fails.Add(-1) < 0 {
+			return nil
+		}
+		seen <- behind.machine.AppliedIndex()
+		return errors.New("injected: the restore fails")
+	}
+	c.startGroup(behind)
+	c.converged(c.propose("last"))
+	if len(seen) != 2 {
+		t.Errorf("%d restores failed, want 2", len(seen))
+	}
+	for range len(seen) {
+		if i := <-seen; i > 5 {
+			t.Errorf("the machine was at index %d when its restore failed again", i)
+		}
+	}
+	if behind.machine.ignored != 0 {
+		t.Errorf("%d entries reached the machine twice", behind.machine.ignored)
+	}
+}

@@ -1,0 +1,121 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// snapshotWatch is the snapshot store that raft sees. A leader that cannot read
+// its snapshots keeps its followers content and never brings up the one that needs
+// them (hashicorp/raft #522), so failures that go on are reported.
+//
+// A damaged snapshot alone is no reason to stop: the supervisor takes a new one,
+// and a snapshot that was written or read whole ends the trouble.
+type snapshotWatch struct {
+	*snapshotStore
+	limit time.Duration
+	want  func() // asks for a new snapshot
+
+	mu          sync.Mutex
+	first, last time.Time // of failures with no success and no longer pause between
+	err         error
+}
+
+// errNoSnapshot is what an empty list counts as: a running raft asks for the list
+// only to send a snapshot. A start may find none, and calls succeeded.
+var errNoSnapshot = errors.New("there is no good snapshot")
+
+func (w *snapshotWatch) List() ([]*raft.SnapshotMeta, error) {
+	list, err := w.snapshotStore.List()
+	if err == nil && len(list) == 0 {
+		w.failed(errNoSnapshot)
+	} else if err != nil {
+		w.failed(err)
+	}
+	return list, err
+}
+
+func (w *snapshotWatch) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	m, r, err := w.snapshotStore.Open(id)
+	if err != nil {
+		w.failed(err)
+		return nil, nil, err
+	}
+	return m, &watchedReader{r, w}, nil
+}
+
+func (w *snapshotWatch) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
+	configurationIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
+	k, err := w.snapshotStore.Create(version, index, term, configuration, configurationIndex, trans)
+	if err != nil {
+		return nil, err
+	}
+	return &watchedSink{k, w}, nil
+}
+
+func (w *snapshotWatch) failed(err error) {
+	w.want()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if w.first.IsZero() || now.Sub(w.last) > w.limit/2 {
+		w.first = now
+	}
+	w.last, w.err = now, err
+}
+
+func (w *snapshotWatch) succeeded() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.first = time.Time{}
+}
+
+// check returns why the group must stop, or nil.
+func (w *snapshotWatch) check() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.first.IsZero() || w.last.Sub(w.first) < w.limit {
+		return nil
+	}
+	return fmt.Errorf("the snapshots in %s cannot be read, and a follower that needs one would wait for ever: failing for %v, last: %w",
+		w.dir, w.last.Sub(w.first).Round(time.Millisecond), w.err)
+}
+
+// watchedReader tells a snapshot that was read whole from one that was not.
+type watchedReader struct {
+	io.ReadCloser
+	watch *snapshotWatch
+}
+
+var _ raft.ReadCloserWrapper = (*watchedReader)(nil)
+
+func (r *watchedReader) WrappedReadCloser() io.ReadCloser { return r.ReadCloser }
+
+func (r *watchedReader) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	switch {
+	case errors.Is(err, io.EOF):
+		r.watch.succeeded()
+	case err != nil:
+		r.watch.failed(err)
+	}
+	return n, err
+}
+
+type watchedSink struct {
+	raft.SnapshotSink
+	watch *snapshotWatch
+}
+
+func (k *watchedSink) Close() error {
+	err := k.SnapshotSink.Close()
+	if err == nil {
+		k.watch.succeeded()
+	}
+	return err
+}
