@@ -23,6 +23,10 @@ type Segment struct {
 	// Present, when not nil, has len(Keys) places; Pull sets those whose key has
 	// been pushed or assigned before.
 	Present []bool
+
+	// Applied, when not nil, is emptied by Pull and set to the applied index that the
+	// rows of each shard reflect, at least.
+	Applied map[rowraft.ShardID]rowraft.Index
 }
 
 func (s *Segment) check() error {
@@ -55,6 +59,8 @@ type piece struct {
 type request struct {
 	shard  rowraft.ShardID
 	pieces []piece
+
+	applied rowraft.Index // of the reply to a pull
 }
 
 // byShard groups the rows of a segment by shard, in the caller's order:

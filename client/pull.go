@@ -42,14 +42,35 @@ func (c *Client) pull(ctx context.Context, mode rowraftv1.ReadMode, segs []Segme
 		m := c.cluster.Load()
 		reqs := plan(m, segs, func(s *Segment) int { return s.Table.schema.Dim * c.opts.DType.Size() }, pullReplyBytes)
 		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, mode, &reqs[i]) })
+		if err == nil {
+			tellApplied(segs, reqs)
+			return nil
+		}
 		ws, moved := errors.AsType[*rowraft.WrongShardError](err)
-		if err == nil || !moved {
+		if !moved {
 			return err
 		}
 		// The map was old: wait for the newer one and split again.
 		c.askForMap()
 		if werr := b.wait(ctx, 0); werr != nil {
 			return fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
+		}
+	}
+}
+
+// tellApplied sets Applied of segs from the replies to reqs.
+func tellApplied(segs []Segment, reqs []request) {
+	for i := range segs {
+		clear(segs[i].Applied)
+	}
+	for _, r := range reqs {
+		for _, p := range r.pieces {
+			if p.seg.Applied == nil {
+				continue
+			}
+			if other, ok := p.seg.Applied[r.shard]; !ok || r.applied < other {
+				p.seg.Applied[r.shard] = r.applied
+			}
 		}
 	}
 }
@@ -119,6 +140,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, mode rowraftv
 		// After a failed try the payload may still be in a transport's queue.
 		rpc.Pool.Release(payload)
 	}
+	r.applied = rowraft.Index(reply.AppliedIndex)
 	err = c.scatter(r, reply.Payload, presence)
 	rpc.Pool.Release(reply.Payload)
 	return err

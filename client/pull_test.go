@@ -83,9 +83,15 @@ func TestReadModes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seg := Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}
+	seg := Segment{
+		Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2),
+		Applied: map[rowraft.ShardID]rowraft.Index{0: 9, 3: 9},
+	}
 	if err := c.Pull(ctx, seg); err != nil {
 		t.Fatal(err)
+	}
+	if len(seg.Applied) != 1 || seg.Applied[0] != 1 {
+		t.Errorf("Applied = %v after a reply of shard 0 at index 1", seg.Applied)
 	}
 	if err := c.PullLinearizable(ctx, seg); err != nil {
 		t.Fatal(err)

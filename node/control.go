@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -236,6 +237,7 @@ func (n *Node) status() *rowraftv1.NodeStatusReply {
 	st := &rowraftv1.NodeStatusReply{
 		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.self.Name,
 		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.replicaStatus(),
+		Goroutines: uint32(runtime.NumGoroutine()),
 	}
 	if m := n.cluster.Load(); m != nil {
 		st.MapVersion = uint64(m.Version)

@@ -18,11 +18,10 @@ func (r *chaos) sum() {
 	c := r.load.Counts()
 	r.res.Acks, r.res.Pulls, r.res.Refused, r.res.Unknown = c.Acks, c.Pulls, c.Refused, c.Unknown
 	r.res.Pushes = c.Acks + c.Refused + c.Unknown
-	r.res.Terms = r.watch.Terms()
 	r.res.Gap = r.load.LongestGap().Seconds()
 	r.res.Faults = r.world.Counts()
 	r.res.Tried, r.res.Observed = totals(r.res.Faults)
-	for _, p := range slices.Concat(r.world.Problems(), r.load.Problems(), r.watch.Doubles()) {
+	for _, p := range slices.Concat(r.world.Problems(), r.load.Problems()) {
 		r.wrong("%s", p)
 	}
 	if len(r.res.Problems) > 0 {
@@ -44,27 +43,9 @@ func (r *chaos) sum() {
 	}
 }
 
-// descriptors counts the open files of every server.
-func (r *chaos) descriptors() map[string]int {
-	out := make(map[string]int)
-	for _, name := range r.cluster.Names() {
-		out[name] = r.cluster.Descriptors(name)
-	}
-	return out
-}
-
-func (r *chaos) compareDescriptors(before map[string]int) {
-	for name, now := range r.descriptors() {
-		if now > before[name]+descriptorSlack {
-			r.wrong("server %s holds %d files and sockets, %d before the faults", name, now, before[name])
-		}
-	}
-}
-
-// lookAtLogs finds what must not stand in the servers' logs: errors, and two
-// servers that led a shard in one term. The logs know terms that were too short to
-// be sampled.
-func (r *chaos) lookAtLogs() {
+// readLogs finds errors in the servers' logs, and who led a shard in which term:
+// the logs know terms that were too short to be sampled.
+func (r *chaos) readLogs() []check.Leading {
 	var leads []check.Leading
 	for _, name := range r.cluster.Names() {
 		b, err := os.ReadFile(r.cluster.Server(name).LogFile)
@@ -79,17 +60,10 @@ func (r *chaos) lookAtLogs() {
 		}
 		leads = append(leads, leadsIn(b)...)
 	}
-	for _, v := range check.Leaders(leads) {
-		r.wrong("logs: %v", v)
-	}
-	terms := make(map[[2]uint64]bool)
-	for _, l := range leads {
-		terms[[2]uint64{uint64(l.Shard), l.Term}] = true
-	}
-	r.res.Terms = max(r.res.Terms, len(terms))
 	if len(leads) == 0 {
 		r.wrong("no server has logged that it leads a shard")
 	}
+	return leads
 }
 
 // leadsIn returns the leaderships that a server's log tells of.

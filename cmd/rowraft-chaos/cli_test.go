@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/e2e/check"
+	"github.com/rowraft/rowraft/e2e/cluster"
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
@@ -54,11 +55,14 @@ func TestFaultsAreListed(t *testing.T) {
 }
 
 // record writes the directory of a run with one client: pushes acknowledged, and
-// what a final read shows.
-func record(t *testing.T, pushes int, read int64) (dir string) {
+// what a final read shows, at which index.
+func record(t *testing.T, pushes int, read int64, index uint64, seen cluster.Sights) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	if err := writeJSON(filepath.Join(dir, configFile), config{Clients: 1, Seed: 5, For: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeJSON(filepath.Join(dir, seenFile), seen); err != nil {
 		t.Fatal(err)
 	}
 	rec, err := history.Create(filepath.Join(dir, historyFile))
@@ -72,36 +76,69 @@ func record(t *testing.T, pushes int, read int64) (dir string) {
 		rec.Add(op)
 	}
 	add(history.Op{Kind: history.Phase, Client: -1, Fault: "safety"})
-	for range pushes {
-		add(history.Op{Kind: history.Push, Rows: []int{0}})
+	for i := range pushes {
+		add(history.Op{Kind: history.Push, Rows: []int{0}, Index: map[int]uint64{0: uint64(i + 1)}})
 	}
 	add(history.Op{Kind: history.Phase, Client: -1, Fault: "final"})
 	values := make([]int64, 1+load.Guests)
 	values[0] = read
-	add(history.Op{Kind: history.Pull, Client: 4, Rows: []int{0}, Values: [][]int64{values}, Mode: "linearizable"})
+	add(history.Op{Kind: history.Pull, Client: 4, Rows: []int{0}, Values: [][]int64{values}, Mode: "linearizable", Index: map[int]uint64{0: index}})
 	if err := rec.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
 
+// Every checker is asked, and what it finds is the verdict.
 func TestCheckAgain(t *testing.T) {
+	lead := func(replica string) check.Leading { return check.Leading{Shard: 1, Term: 4, Replica: replica} }
+	digest := func(replica, sum string) check.DigestAt {
+		return check.DigestAt{Shard: 1, Replica: replica, Index: 9, Digest: sum}
+	}
+	good := cluster.Sights{Leads: []check.Leading{lead("a")}, Digests: []check.DigestAt{digest("a", "d"), digest("b", "d")}}
 	for _, tc := range []struct {
-		name string
-		read int64
-		code int
-		want string
+		name  string
+		read  int64
+		index uint64
+		seen  cluster.Sights
+		code  int
+		want  string
 	}{
-		{"all pushes found", 3, exitDone, "0 violations"},
-		{"one push lost", 2, exitVerdict, "1 additions lost, 0 doubled"},
-		{"one push doubled", 4, exitVerdict, "0 additions lost, 1 doubled"},
+		{"all pushes found", 3, 3, good, exitDone, "leaders    ok "},
+		{"one push lost", 2, 3, good, exitVerdict, "1 additions lost, 0 doubled"},
+		{"one push doubled", 4, 3, good, exitVerdict, "0 additions lost, 1 doubled"},
+		{"the search finds it too", 2, 3, good, exitVerdict, "porcupine  1 VIOLATIONS"},
+		{"an index behind an acknowledged one", 3, 2, good, exitVerdict, "indices    1 VIOLATIONS"},
+		{"two leaders of a term", 3, 3, cluster.Sights{Leads: []check.Leading{lead("a"), lead("b")}, Digests: good.Digests}, exitVerdict, "leaders    1 VIOLATIONS"},
+		{"replicas that differ", 3, 3, cluster.Sights{Leads: good.Leads, Digests: []check.DigestAt{digest("a", "d"), digest("b", "e")}}, exitVerdict, "digests    1 VIOLATIONS"},
+		{"nothing to look at", 3, 3, cluster.Sights{}, exitVerdict, "no two replicas were seen"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			code, stdout, _ := command(t, "check", record(t, 3, tc.read))
+			code, stdout, _ := command(t, "check", record(t, 3, tc.read, tc.index, tc.seen))
 			if code != tc.code || !strings.Contains(stdout, tc.want) {
 				t.Errorf("exit code %d, want %d; want %q in\n%s", code, tc.code, tc.want, stdout)
 			}
 		})
+	}
+}
+
+func TestGrownServers(t *testing.T) {
+	before := cluster.Usage{Goroutines: 100, Threads: 10, Files: 50, RSSBytes: 50 << 20, DataBytes: 10 << 20}
+	if err := grown(before, before); err != nil {
+		t.Errorf("as before: %v", err)
+	}
+	for what, change := range map[string]func(*cluster.Usage){
+		"goroutines": func(u *cluster.Usage) { u.Goroutines += moreGoroutines + 1 },
+		"threads":    func(u *cluster.Usage) { u.Threads += moreThreads + 1 },
+		"files":      func(u *cluster.Usage) { u.Files += moreFiles + 1 },
+		"memory":     func(u *cluster.Usage) { u.RSSBytes += moreRSSBytes + 1 },
+		"directory":  func(u *cluster.Usage) { u.DataBytes += moreDataBytes + 1 },
+	} {
+		after := before
+		change(&after)
+		if err := grown(before, after); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("too many %s: %v", what, err)
+		}
 	}
 }
 

@@ -23,23 +23,21 @@ import (
 const (
 	configFile  = "config.json"
 	historyFile = "history.jsonl"
+	seenFile    = "seen.json"
 	resultFile  = "result.json"
 	serversDir  = "servers"
 )
 
-// Bounds of the liveness phase, and what counts as too little.
+// Lengths and bounds of a run, and what counts as too little.
 const (
-	roundLength   = 30 * time.Second
-	startLimit    = time.Minute
-	firstAckLimit = 10 * time.Second
-	allAcksLimit  = 20 * time.Second
-	catchUpLimit  = 30 * time.Second
-	finalLimit    = time.Minute
-	pushPatience  = 90 * time.Second // longer than any fault: then a push is stuck
+	roundLength  = 30 * time.Second
+	warmUp       = 2 * time.Second
+	startLimit   = time.Minute
+	finalLimit   = time.Minute
+	pushPatience = 90 * time.Second // longer than any fault: then a push is stuck
 
 	minAcksPerSecond   = 10
 	minFaultsPerMinute = 10
-	descriptorSlack    = 64
 )
 
 // chaos is a run in progress.
@@ -63,7 +61,11 @@ func runChaos(ctx context.Context, cfg *config, v *view) (*result, error) {
 		return nil, err
 	}
 	v.event("seed %d, directory %s", cfg.Seed, cfg.dir)
+	before := ownUsage()
 	err := r.run(ctx)
+	if err == nil {
+		r.nothingLeft(before)
+	}
 	r.res.Config = *cfg
 	r.res.Seconds = time.Since(began).Seconds()
 	if err != nil {
@@ -86,7 +88,7 @@ func (r *chaos) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return r.checkHistory()
+	return r.checkRecords()
 }
 
 // withCluster runs everything that needs the servers.
@@ -100,10 +102,16 @@ func (r *chaos) withCluster(ctx context.Context) (err error) {
 		if cerr := r.cluster.Close(); cerr != nil {
 			r.wrong("servers do not stop: %v", cerr)
 		}
-		r.lookAtLogs()
+		r.sum()
+		seen := r.watch.Seen()
+		seen.Leads = append(seen.Leads, r.readLogs()...)
+		err = errors.Join(err, writeJSON(filepath.Join(r.cfg.dir, seenFile), seen))
 	}()
-	before := r.descriptors()
 	kinds, err := nemesis.Pick(r.cfg.Faults)
+	if err != nil {
+		return err
+	}
+	before, err := r.baseline(ctx)
 	if err != nil {
 		return err
 	}
@@ -119,8 +127,7 @@ func (r *chaos) withCluster(ctx context.Context) (err error) {
 		}
 		r.res.Rounds++
 	}
-	r.sum()
-	r.compareDescriptors(before)
+	r.backToNormal(ctx, before)
 	return context.Cause(ctx)
 }
 
@@ -150,7 +157,7 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(err, r.cluster.Close())
 	}
-	r.watch = r.cluster.NewWatch()
+	r.watch = r.cluster.NewWatch(r.rec.Now)
 	r.world = &nemesis.World{
 		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.view.event,
 	}
@@ -158,7 +165,8 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// round is one safety phase, healing, liveness, final reads.
+// round is a safety phase, healing, liveness, final reads. The last faults of the
+// safety phase stand until the heal.
 func (r *chaos) round(ctx context.Context, s *nemesis.Schedule, until time.Time) error {
 	r.phase("safety")
 	r.load.Start()
@@ -166,12 +174,15 @@ func (r *chaos) round(ctx context.Context, s *nemesis.Schedule, until time.Time)
 	var wg sync.WaitGroup
 	wg.Go(func() { r.showProgress(shown) })
 	r.world.Run(ctx, s, until)
+	heal, ended := r.world.Stand(ctx, s)
 	stop()
 	wg.Wait()
 	r.phase("heal")
+	healed := time.Now()
+	heal()
 	r.cluster.Net.Heal()
 	r.phase("liveness")
-	r.liveness(ctx)
+	r.liveness(ctx, healed, ended)
 	quiet, cancel := context.WithTimeout(ctx, finalLimit)
 	defer cancel()
 	if err := r.load.Quiesce(quiet); err != nil {
@@ -201,33 +212,6 @@ func (r *chaos) showProgress(ctx context.Context) {
 		tried, observed := totals(r.world.Counts())
 		r.view.progress(time.Since(began), r.cfg.For, fmt.Sprintf("%d acks  %d reads  %d faults, %d observed  %d terms", c.Acks, c.Pulls, tried, observed, r.watch.Terms()))
 	}
-}
-
-// liveness waits, with everything healed, for every client to get through and every
-// replica to catch up.
-func (r *chaos) liveness(ctx context.Context) {
-	healed, moment := time.Now(), r.rec.Now()
-	await := func(worst *float64, limit time.Duration, what string, try func(context.Context) error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s %v after healing", what, limit))
-		defer cancel()
-		if err := try(ctx); err != nil {
-			r.wrong("liveness: %v", err)
-		}
-		*worst = max(*worst, time.Since(healed).Seconds())
-	}
-	acked := func(enough func(int64) bool) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return cluster.Poll(ctx, func() error {
-				if !enough(moment) {
-					return errors.New("not acknowledged")
-				}
-				return nil
-			})
-		}
-	}
-	await(&r.res.FirstAck, firstAckLimit, "no push was acknowledged", acked(r.load.Any))
-	await(&r.res.AllAcks, allAcksLimit, "some client has no push acknowledged", acked(r.load.Since))
-	await(&r.res.CatchUp, catchUpLimit, "a replica has not caught up", r.cluster.CaughtUp)
 }
 
 // final compares all rows with what was acknowledged, and all replicas.

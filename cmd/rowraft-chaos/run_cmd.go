@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/rowraft/rowraft/e2e/cluster"
 	"github.com/rowraft/rowraft/e2e/nemesis"
 )
 
@@ -193,12 +194,12 @@ type result struct {
 	Doubled   int64                    `json:"updates_doubled"`
 	Diverged  int                      `json:"shards_diverged"`
 	Terms     int                      `json:"terms"`
-	FirstAck  float64                  `json:"first_ack_after_heal_seconds"` // worst round
-	AllAcks   float64                  `json:"all_clients_after_heal_seconds"`
-	CatchUp   float64                  `json:"catch_up_after_heal_seconds"`
+	Recovery  recovery                 `json:"after_heal"`
 	Gap       float64                  `json:"longest_time_without_ack_seconds"`
 	Checked   int                      `json:"operations_checked"`
-	Checker   string                   `json:"checker"`
+	Verdicts  []verdict                `json:"checks"`
+	Before    cluster.Usage            `json:"usage_before"` // the most of any server
+	After     cluster.Usage            `json:"usage_after"`
 	Problems  []string                 `json:"violations"`
 	Dir       string                   `json:"dir,omitempty"`
 	Reproduce string                   `json:"reproduce"`
@@ -217,14 +218,23 @@ func writeJSON(path string, v any) error {
 const shownProblems = 30
 
 func (r *result) print(w io.Writer) {
-	fmt.Fprintf(w, "%-20s %6s %9s\n", "fault", "tried", "observed")
+	const row = "%-20s %6d %9d %11d\n"
+	fmt.Fprintf(w, "%-20s %6s %9s %11s\n", "fault", "tried", "observed", "until heal")
+	stood := 0
 	for _, k := range slices.Sorted(maps.Keys(r.Faults)) {
-		fmt.Fprintf(w, "%-20s %6d %9d\n", k, r.Faults[k].Tried, r.Faults[k].Observed)
+		n := r.Faults[k]
+		fmt.Fprintf(w, row, k, n.Tried, n.Observed, n.Stood)
+		stood += n.Stood
 	}
-	fmt.Fprintf(w, "%-20s %6d %9d\n\n", "all", r.Tried, r.Observed)
-	fmt.Fprintf(w, "seed %d, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n", r.Config.Seed, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
-	fmt.Fprintf(w, "after healing, at worst: first push %.2f s, every client %.2f s, all replicas caught up %.2f s; longest time without an acknowledged push %.2f s\n", r.FirstAck, r.AllAcks, r.CatchUp, r.Gap)
-	fmt.Fprintf(w, "checked %d operations (%s): %d updates lost, %d doubled, %d shards diverged, %d violations\n", r.Checked, r.Checker, r.Lost, r.Doubled, r.Diverged, len(r.Problems))
+	fmt.Fprintf(w, row+"\n", "all", r.Tried, r.Observed, stood)
+	fmt.Fprintf(w, "seed %d, log backend %s, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n", r.Config.Seed, r.Config.Backend, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
+	fmt.Fprintf(w, "after the heal, p50: first push of a shard %v; of every client %v; replicas caught up %v; servers serve %v\n", r.Recovery.FirstPush, r.Recovery.AllClients, r.Recovery.CatchUp, r.Recovery.Serving)
+	fmt.Fprintf(w, "longest time without an acknowledged push %.2f s\n", r.Gap)
+	fmt.Fprintf(w, "a server before: %s; after: %s\n\n", usageLine(r.Before), usageLine(r.After))
+	for _, v := range r.Verdicts {
+		fmt.Fprintln(w, v)
+	}
+	fmt.Fprintf(w, "checked %d operations: %d updates lost, %d doubled, %d shards diverged, %d violations\n", r.Checked, r.Lost, r.Doubled, r.Diverged, len(r.Problems))
 	for i, p := range r.Problems {
 		if i == shownProblems {
 			fmt.Fprintf(w, "WRONG: %d more in result.json\n", len(r.Problems)-i)

@@ -3,6 +3,7 @@ package check
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/rowraft/rowraft/e2e/history"
@@ -112,6 +113,21 @@ type Reply struct {
 	Call   int64        `json:"call_ns"`
 	Return int64        `json:"return_ns"`
 	Index  uint64       `json:"index"`
+}
+
+// Replies lists the indices that the ops of a history carry.
+func Replies(ops []history.Op) []Reply {
+	var out []Reply
+	for i := range ops {
+		op := &ops[i]
+		if op.Outcome != history.OK || op.Kind != history.Push && op.Kind != history.Pull {
+			continue
+		}
+		for _, shard := range slices.Sorted(maps.Keys(op.Index)) {
+			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: op.Kind, Mode: op.Mode, Call: op.Call, Return: op.Return, Index: op.Index[shard]})
+		}
+	}
+	return out
 }
 
 // Mono reports replies whose index is behind what is promised. An index that any

@@ -18,6 +18,7 @@ import (
 // Replica is what a server says of one of its replicas.
 type Replica struct {
 	Shard           rowraft.ShardID
+	ID              string
 	Leads           bool
 	Term            rowraft.Term
 	Commit, Applied rowraft.Index
@@ -39,7 +40,7 @@ func (a Admins) Replicas(ctx context.Context, name string, patience time.Duratio
 	var out []Replica
 	for _, r := range reply.Replicas {
 		out = append(out, Replica{
-			Shard: rowraft.ShardID(r.Shard), Leads: r.Role == "leader", Term: rowraft.Term(r.Term),
+			Shard: rowraft.ShardID(r.Shard), ID: r.ReplicaId, Leads: r.Role == "leader", Term: rowraft.Term(r.Term),
 			Commit: rowraft.Index(r.CommitIndex), Applied: rowraft.Index(r.AppliedIndex), Rows: r.Rows,
 		})
 	}
@@ -53,8 +54,8 @@ type Digest struct {
 	Rows  uint64
 }
 
-func (a Admins) digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index) (Digest, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+func (a Admins) digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index, patience time.Duration) (Digest, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	reply, err := rowraftv1.NewAdminClient(a[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
 	if err != nil {
@@ -98,7 +99,7 @@ func (a Admins) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]
 		}
 		out = make(map[string]Digest)
 		for _, name := range holders {
-			d, err := a.digest(ctx, name, shard, newest)
+			d, err := a.digest(ctx, name, shard, newest, 2*time.Second)
 			if err != nil {
 				return err
 			}

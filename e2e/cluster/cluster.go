@@ -235,12 +235,3 @@ func (c *Cluster) Dead() []string {
 	}
 	return out
 }
-
-// Descriptors counts the open files of a server, 0 if it does not run.
-func (c *Cluster) Descriptors(name string) int {
-	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.Server(name).Pid()))
-	if err != nil {
-		return 0
-	}
-	return len(fds)
-}

@@ -3,12 +3,12 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/e2e/check"
 )
 
 // Lead is one shard's leadership.
@@ -17,21 +17,35 @@ type Lead struct {
 	Term  rowraft.Term
 }
 
-// Watch samples who leads, all along, and remembers it.
+// Watch samples who leads and the digests of all replicas, all along, and
+// remembers them.
 //
 // A status is not one moment: role and term are read one after the other. So a
 // server counts as the leader of a term when it says so twice in a row: its term
 // did not change in between, and in between it was asked for its role.
 type Watch struct {
 	c      *Cluster
+	now    func() int64
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
 	mu       sync.Mutex
-	previous map[string]map[Lead]bool   // server → claims of its last sample
-	leaders  map[Lead]map[string]bool   // confirmed
-	newest   map[rowraft.ShardID]Leader // of the highest confirmed term
-	samples  int
+	previous map[string]map[Lead]bool     // server → claims of its last sample
+	leaders  map[Lead]map[string]bool     // confirmed, by replica
+	newest   map[rowraft.ShardID]Leader   // of the highest confirmed term
+	last     map[replicaOn]check.DigestAt // newest digest of each replica
+	seen     Sights
+}
+
+type replicaOn struct {
+	server string
+	shard  rowraft.ShardID
+}
+
+// Sights is what a Watch has seen, for the checkers.
+type Sights struct {
+	Leads   []check.Leading  `json:"leads"`   // each replica and term once
+	Digests []check.DigestAt `json:"digests"` // of all replicas, while they change and after
 }
 
 // Leader is a server that leads a shard.
@@ -42,17 +56,26 @@ type Leader struct {
 
 const (
 	watchEvery    = 50 * time.Millisecond
+	digestEvery   = 3 // samples
 	watchPatience = 300 * time.Millisecond
 )
 
-// NewWatch starts to watch; Close ends it.
-func (c *Cluster) NewWatch() *Watch {
+// NewWatch starts to watch; Close ends it. now is the clock of what is seen.
+func (c *Cluster) NewWatch(now func() int64) *Watch {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &Watch{c: c, cancel: cancel, previous: make(map[string]map[Lead]bool), leaders: make(map[Lead]map[string]bool), newest: make(map[rowraft.ShardID]Leader)}
+	w := newWatch(now)
+	w.c, w.cancel = c, cancel
 	for _, name := range c.Names() {
 		w.wg.Go(func() { w.follow(ctx, name) })
 	}
 	return w
+}
+
+func newWatch(now func() int64) *Watch {
+	return &Watch{
+		now: now, previous: make(map[string]map[Lead]bool), leaders: make(map[Lead]map[string]bool),
+		newest: make(map[rowraft.ShardID]Leader), last: make(map[replicaOn]check.DigestAt),
+	}
 }
 
 func (w *Watch) Close() {
@@ -63,12 +86,19 @@ func (w *Watch) Close() {
 func (w *Watch) follow(ctx context.Context, name string) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	for {
+	for i := 0; ; i++ {
 		rs, err := w.c.Replicas(ctx, name, watchPatience)
 		if err != nil {
 			rs = nil
 		}
 		w.note(name, rs)
+		if i%digestEvery == 0 {
+			for _, r := range rs {
+				if d, err := w.c.digest(ctx, name, r.Shard, 0, watchPatience); err == nil {
+					w.noteDigest(name, r, d)
+				}
+			}
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -80,7 +110,6 @@ func (w *Watch) follow(ctx context.Context, name string) {
 func (w *Watch) note(name string, rs []Replica) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.samples++
 	before := w.previous[name]
 	now := make(map[Lead]bool)
 	w.previous[name] = now
@@ -96,7 +125,10 @@ func (w *Watch) note(name string, rs []Replica) {
 		if w.leaders[lead] == nil {
 			w.leaders[lead] = make(map[string]bool)
 		}
-		w.leaders[lead][name] = true
+		if !w.leaders[lead][r.ID] {
+			w.leaders[lead][r.ID] = true
+			w.seen.Leads = append(w.seen.Leads, check.Leading{Shard: int(r.Shard), Term: uint64(r.Term), Replica: r.ID, At: w.now()})
+		}
 		if w.newest[r.Shard].Term <= r.Term {
 			w.newest[r.Shard] = Leader{name, r.Term}
 		}
@@ -118,18 +150,23 @@ func (w *Watch) Terms() int {
 	return len(w.leaders)
 }
 
-// Doubles tells of terms that had two leaders.
-func (w *Watch) Doubles() []string {
+// noteDigest remembers a digest, unless it is the replica's last one again.
+func (w *Watch) noteDigest(name string, r Replica, d Digest) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var out []string
-	for lead, servers := range w.leaders {
-		if len(servers) > 1 {
-			out = append(out, fmt.Sprintf("shard %d had %d leaders in term %d: %v", lead.Shard, len(servers), lead.Term, slices.Sorted(maps.Keys(servers))))
-		}
+	at := check.DigestAt{Shard: int(r.Shard), Replica: r.ID, Index: uint64(d.Index), Digest: d.Sum}
+	on := replicaOn{name, r.Shard}
+	if w.last[on] != at {
+		w.last[on] = at
+		w.seen.Digests = append(w.seen.Digests, at)
 	}
-	slices.Sort(out)
-	return out
+}
+
+// Seen returns all that was seen so far.
+func (w *Watch) Seen() Sights {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return Sights{slices.Clone(w.seen.Leads), slices.Clone(w.seen.Digests)}
 }
 
 // AwaitChange waits until a shard's leader is of a term above and returns it.

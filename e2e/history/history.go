@@ -42,6 +42,10 @@ type Op struct {
 	Values [][]int64 `json:"values,omitempty"`
 	Mode   string    `json:"mode,omitempty"` // of a pull: "leader" or "linearizable"
 
+	// Index is, by shard, the applied index that a pull shows or at which an
+	// acknowledged push is visible.
+	Index map[int]uint64 `json:"index,omitempty"`
+
 	Fault    string `json:"fault,omitempty"`
 	Target   string `json:"target,omitempty"`
 	Observed string `json:"observed,omitempty"` // what shows that the fault had an effect

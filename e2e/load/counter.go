@@ -24,11 +24,11 @@ func (c *Counter) Push(ctx context.Context, rows []int) (time.Duration, error) {
 	})
 	defer late.Stop()
 	op := history.Op{Kind: history.Push, Client: c.Number, Rows: rows, Call: l.opts.Recorder.Now()}
-	_, err := c.table.Push(ctx, keys, values)
+	ack, err := c.c.Push(ctx, client.Segment{Table: c.table, Keys: keys, Values: values})
 	op.Return = l.opts.Recorder.Now()
 	switch {
 	case err == nil:
-		op.Outcome = history.OK
+		op.Outcome, op.Index = history.OK, indices(ack.Index)
 		l.acks.Add(1)
 		c.count(c.acked, rows)
 		if c.Number < l.opts.Clients {
@@ -36,6 +36,11 @@ func (c *Counter) Push(ctx context.Context, rows []int) (time.Duration, error) {
 			l.lastSent[c.Number] = op.Call
 			l.gap = max(l.gap, op.Return-l.lastAck)
 			l.lastAck = max(l.lastAck, op.Return)
+			for _, r := range rows {
+				if at := &l.first[l.shardOf(r)]; *at == 0 && op.Call > l.mark {
+					*at = op.Return
+				}
+			}
 			l.mu.Unlock()
 		}
 	case rowraft.CodeOf(err).MaybeApplied() && !(c.Fenced && rowraft.CodeOf(err) == rowraft.CodeSessionExpired):
@@ -48,6 +53,15 @@ func (c *Counter) Push(ctx context.Context, rows []int) (time.Duration, error) {
 	}
 	l.opts.Recorder.Add(op)
 	return time.Duration(op.Return - op.Call), err
+}
+
+// indices converts applied indices to what a history holds.
+func indices(m map[rowraft.ShardID]rowraft.Index) map[int]uint64 {
+	out := make(map[int]uint64, len(m))
+	for shard, index := range m {
+		out[int(shard)] = uint64(index)
+	}
+	return out
 }
 
 func (c *Counter) count(counts []int64, rows []int) {
@@ -67,7 +81,8 @@ func (c *Counter) Pull(ctx context.Context, rows []int, linearizable bool) (out 
 	}
 	values := make([]float32, len(rows)*dims)
 	op := history.Op{Kind: history.Pull, Client: c.Number, Rows: rows, Mode: "leader", Outcome: history.OK, Call: l.opts.Recorder.Now()}
-	seg := client.Segment{Table: c.table, Keys: keys, Values: values}
+	applied := make(map[rowraft.ShardID]rowraft.Index)
+	seg := client.Segment{Table: c.table, Keys: keys, Values: values, Applied: applied}
 	if linearizable {
 		op.Mode = "linearizable"
 		err = c.c.PullLinearizable(ctx, seg)
@@ -90,7 +105,7 @@ func (c *Counter) Pull(ctx context.Context, rows []int, linearizable bool) (out 
 		}
 		out = append(out, row)
 	}
-	op.Values = out
+	op.Values, op.Index = out, indices(applied)
 	l.pulls.Add(1)
 	l.opts.Recorder.Add(op)
 	return out, nil

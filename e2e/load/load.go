@@ -51,6 +51,8 @@ type Load struct {
 	mu       sync.Mutex
 	problems []string
 	lastSent []int64       // by client: Call of its newest acknowledged push
+	mark     int64         // of FirstAcks
+	first    []int64       // by shard: Return of the first push called after mark and acknowledged; 0: none
 	stopping chan struct{} // closed while no new call may be made
 	lastAck  int64         // when the newest answer came, or the load was started
 	gap      int64         // longest time without one, while the load ran
@@ -96,6 +98,7 @@ func New(ctx context.Context, opts Options) (*Load, error) {
 		l.guests[g] = l.counter(opts.Clients + g)
 	}
 	l.keys = spread(l.workers[0].c, l.workers[0].table, opts.Rows)
+	l.first = make([]int64, len(l.workers[0].c.Map().Shards))
 	return l, nil
 }
 
@@ -109,7 +112,7 @@ func patience(i int) time.Duration {
 	return 3 * time.Second
 }
 
-// spread picks n keys, in turn from every shard.
+// spread picks n keys, in turn from every shard: see shardOf.
 func spread(c *client.Client, t *client.Table, n int) []rowraft.Key {
 	m := c.Map()
 	var keys []rowraft.Key
@@ -307,16 +310,29 @@ func (l *Load) Since(moment int64) bool {
 	return true
 }
 
-// Any reports whether some client has.
-func (l *Load) Any(moment int64) bool {
+// shardOf returns the shard of a row.
+func (l *Load) shardOf(row int) int { return row % len(l.first) }
+
+// Mark makes FirstAcks look at pushes called after a moment of the history.
+func (l *Load) Mark(moment int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, sent := range l.lastSent {
-		if sent > moment {
-			return true
+	l.mark = moment
+	clear(l.first)
+}
+
+// FirstAcks returns, by shard, how long after the mark a push that was called after
+// it was acknowledged for the first time; 0: not yet.
+func (l *Load) FirstAcks() []time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]time.Duration, len(l.first))
+	for i, at := range l.first {
+		if at > 0 {
+			out[i] = time.Duration(at - l.mark)
 		}
 	}
-	return false
+	return out
 }
 
 func (l *Load) counters() []*Counter {

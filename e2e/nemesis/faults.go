@@ -13,33 +13,39 @@ var faults []fault
 
 func init() {
 	faults = []fault{
-		{"kill-leader", "SIGKILL a leader, restart it", killLeader},
-		{"kill-follower", "SIGKILL a follower, restart it", killFollower},
-		{"kill-majority", "SIGKILL all but one server, restart them", killMajority},
-		{"kill-all", "SIGKILL every server at once, restart them", killAll},
-		{"restart", "SIGTERM a server, start it again", restart},
-		{"pause-leader", "SIGSTOP a leader for 0.1 to 5 s", pauseLeader},
-		{"pause-follower", "SIGSTOP a follower for 0.1 to 5 s", pauseFollower},
-		{"partition-leader", "cut a leader from the other servers, both ways", cutLeader(both, false)},
-		{"isolate-leader", "cut a leader from servers and clients", cutLeader(both, true)},
-		{"deaf-leader", "what others send to a leader is held back", cutLeader(inward, false)},
-		{"mute-leader", "what a leader sends to others is held back", cutLeader(outward, false)},
-		{"partition-follower", "cut a follower from the other servers, both ways", cutFollower(both)},
-		{"deaf-follower", "what others send to a follower is held back", cutFollower(inward)},
-		{"mute-follower", "what a follower sends to others is held back", cutFollower(outward)},
-		{"bridge", "two servers see each other only through the third", bridge},
-		{"refuse", "connections between a leader and the others are reset, now and when made", refuse},
-		{"delay", "every link between servers is 1 to 40 ms late, with jitter", shape(delayed)},
-		{"loss", "1 to 20 % of pieces between servers come a retransmission late", shape(lossy)},
-		{"slow-link", "a link between two servers carries 20 to 200 kB/s", slowLink},
-		{"reset-storm", "all connections are reset, again and again", resetStorm},
-		{"client-cut", "clients cannot reach a leader", clientCut(true)},
-		{"client-mute", "a leader's answers do not reach the clients", clientCut(false)},
-		{"retry-storm", "a client gives up each try after 20 ms on links of up to 12 ms each way", retryStorm},
-		{"zombie-client", "the older of two incarnations of a client goes on pushing", zombieClient},
-		{"hostile", "malformed requests and garbage on both ports", hostile},
+		{"kill-leader", "SIGKILL a leader, restart it", killLeader, stands},
+		{"kill-follower", "SIGKILL a follower, restart it", killFollower, stands},
+		{"kill-majority", "SIGKILL all but one server, restart them", killMajority, stands},
+		{"kill-all", "SIGKILL every server at once, restart them", killAll, stands},
+		{"restart", "SIGTERM a server, start it again", restart, passes},
+		{"pause-leader", "SIGSTOP a leader for 0.1 to 5 s", pauseLeader, stands},
+		{"pause-follower", "SIGSTOP a follower for 0.1 to 5 s", pauseFollower, stands},
+		{"partition-leader", "cut a leader from the other servers, both ways", cutLeader(both, false), stands},
+		{"isolate-leader", "cut a leader from servers and clients", cutLeader(both, true), stands},
+		{"deaf-leader", "what others send to a leader is held back", cutLeader(inward, false), stands},
+		{"mute-leader", "what a leader sends to others is held back", cutLeader(outward, false), stands},
+		{"partition-follower", "cut a follower from the other servers, both ways", cutFollower(both), stands},
+		{"deaf-follower", "what others send to a follower is held back", cutFollower(inward), stands},
+		{"mute-follower", "what a follower sends to others is held back", cutFollower(outward), stands},
+		{"bridge", "two servers see each other only through the third", bridge, stands},
+		{"refuse", "connections between a leader and the others are reset, now and when made", refuse, stands},
+		{"delay", "every link between servers is 1 to 40 ms late, with jitter", shape(delayed), stands},
+		{"loss", "1 to 20 % of pieces between servers come a retransmission late", shape(lossy), stands},
+		{"slow-link", "a link between two servers carries 20 to 200 kB/s", slowLink, stands},
+		{"reset-storm", "all connections are reset, again and again", resetStorm, passes},
+		{"client-cut", "clients cannot reach a leader", clientCut(true), stands},
+		{"client-mute", "a leader's answers do not reach the clients", clientCut(false), stands},
+		{"retry-storm", "a client gives up each try after 20 ms on links of up to 12 ms each way", retryStorm, passes},
+		{"zombie-client", "the older of two incarnations of a client goes on pushing", zombieClient, passes},
+		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}
 }
+
+// Whether a fault may stand until the heal.
+const (
+	stands = true
+	passes = false
+)
 
 const (
 	restartLimit  = 45 * time.Second

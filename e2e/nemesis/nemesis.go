@@ -75,6 +75,7 @@ type World struct {
 type Count struct {
 	Tried    int `json:"tried"`
 	Observed int `json:"observed"`
+	Stood    int `json:"stood"` // of the observed: until the heal
 }
 
 // act is one fault being done.
@@ -84,6 +85,9 @@ type act struct {
 	target   string
 	observed []string
 	skipped  bool
+
+	heal  <-chan struct{} // closed when a fault that stands must end; nil: it ends by itself
+	stood chan<- struct{} // is told once that the fault stands
 }
 
 // fault is one kind.
@@ -91,6 +95,9 @@ type fault struct {
 	kind  string
 	about string
 	do    func(context.Context, *act) error
+	// stands says that the fault can be left as it is until everything is healed: it
+	// calls hold once.
+	stands bool
 }
 
 // Kinds lists the kinds of faults and what they are.
@@ -120,23 +127,33 @@ func Pick(list string) ([]string, error) {
 
 // Schedule draws faults from a seed. Every kind comes once before any comes again.
 type Schedule struct {
-	rng   *rand.Rand
-	kinds []string
-	bag   []string
+	rng      *rand.Rand
+	all      bag
+	standing bag
 }
+
+// bag gives each of its kinds once before it gives any again.
+type bag struct{ kinds, left []string }
 
 // NewSchedule returns the schedule of a seed.
 func NewSchedule(seed uint64, kinds []string) *Schedule {
-	return &Schedule{rng: rand.New(rand.NewPCG(seed, 0x6e656d65736973)), kinds: slices.Clone(kinds)}
+	s := &Schedule{rng: rand.New(rand.NewPCG(seed, 0x6e656d65736973)), all: bag{kinds: kinds}}
+	for _, f := range faults {
+		if f.stands && slices.Contains(kinds, f.kind) {
+			s.standing.kinds = append(s.standing.kinds, f.kind)
+		}
+	}
+	return s
 }
 
-func (s *Schedule) draw(not string) string {
-	if len(s.bag) == 0 {
-		s.bag = slices.Clone(s.kinds)
-		s.rng.Shuffle(len(s.bag), func(i, j int) { s.bag[i], s.bag[j] = s.bag[j], s.bag[i] })
+// draw takes the next kind out of b, "" if it is not.
+func (s *Schedule) draw(b *bag, not string) string {
+	if len(b.left) == 0 {
+		b.left = slices.Clone(b.kinds)
+		s.rng.Shuffle(len(b.left), func(i, j int) { b.left[i], b.left[j] = b.left[j], b.left[i] })
 	}
-	k := s.bag[0]
-	s.bag = s.bag[1:]
+	k := b.left[0]
+	b.left = b.left[1:]
 	if k == not {
 		return ""
 	}
@@ -152,9 +169,9 @@ type step struct {
 }
 
 func (s *Schedule) next() step {
-	st := step{kinds: []string{s.draw("")}, rest: time.Duration(100+s.rng.IntN(600)) * time.Millisecond}
+	st := step{kinds: []string{s.draw(&s.all, "")}, rest: time.Duration(100+s.rng.IntN(600)) * time.Millisecond}
 	if s.rng.IntN(5) < 2 {
-		if second := s.draw(st.kinds[0]); second != "" {
+		if second := s.draw(&s.all, st.kinds[0]); second != "" {
 			st.kinds = append(st.kinds, second)
 		}
 	}
@@ -174,21 +191,79 @@ func (w *World) Run(ctx context.Context, s *Schedule, until time.Time) {
 			if i > 0 && !sleep(ctx, st.apart) {
 				break
 			}
-			wg.Go(func() { w.one(ctx, kind, st.seeds[i]) })
+			wg.Go(func() { w.one(ctx, kind, &act{rng: rand.New(rand.NewPCG(st.seeds[i], 1))}) })
 		}
 		wg.Wait()
 		sleep(ctx, st.rest)
 	}
 }
 
+// Of the faults that stand at one time.
+const (
+	fewestStanding = 2
+	mostStanding   = 4
+	standUp        = 20 * time.Second // to get there
+	leastStanding  = time.Second
+	mostMore       = 2500 * time.Millisecond
+)
+
+// Stand does faults and leaves them: cuts stay, processes stay stopped or dead. The
+// function it returns ends them all at once and does not wait; ended is closed when
+// they are gone and all servers serve.
+func (w *World) Stand(ctx context.Context, s *Schedule) (heal func(), ended <-chan struct{}) {
+	end, done := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	var up []<-chan struct{}
+	for range min(fewestStanding+s.rng.IntN(mostStanding-fewestStanding+1), len(s.standing.kinds)) {
+		stood, over := make(chan struct{}, 1), make(chan struct{})
+		a := &act{rng: rand.New(rand.NewPCG(s.rng.Uint64(), 1)), heal: end, stood: stood}
+		kind := s.draw(&s.standing, "")
+		wg.Go(func() {
+			defer close(over)
+			w.one(ctx, kind, a)
+		})
+		up = append(up, either(stood, over))
+	}
+	rest := leastStanding + time.Duration(s.rng.Int64N(int64(mostMore)))
+	late, cancel := context.WithTimeout(ctx, standUp)
+	defer cancel()
+	for _, c := range up {
+		select {
+		case <-c:
+		case <-late.Done():
+		}
+	}
+	if len(up) > 0 {
+		sleep(ctx, rest)
+	}
+	go func() { wg.Wait(); close(done) }()
+	return sync.OnceFunc(func() { close(end) }), done
+}
+
+// either is closed when one of the two channels has something to say.
+func either(a, b <-chan struct{}) <-chan struct{} {
+	out := make(chan struct{})
+	go func() {
+		defer close(out)
+		select {
+		case <-a:
+		case <-b:
+		}
+	}()
+	return out
+}
+
 // one does one fault and records it.
-func (w *World) one(ctx context.Context, kind string, seed uint64) {
-	a := &act{World: w, rng: rand.New(rand.NewPCG(seed, 1))}
+func (w *World) one(ctx context.Context, kind string, a *act) {
+	a.World = w
 	i := slices.IndexFunc(faults, func(f fault) bool { return f.kind == kind })
 	op := history.Op{Kind: history.Fault, Client: -1, Fault: kind, Call: w.Recorder.Now()}
 	err := faults[i].do(ctx, a)
 	if a.skipped {
 		return
+	}
+	if a.heal != nil && len(a.observed) > 0 {
+		a.saw("stood until the heal")
 	}
 	op.Return, op.Target, op.Observed = w.Recorder.Now(), a.target, strings.Join(a.observed, "; ")
 	op.Outcome = history.Refused
@@ -209,6 +284,9 @@ func (w *World) one(ctx context.Context, kind string, seed uint64) {
 	w.counts[kind].Tried++
 	if len(a.observed) > 0 {
 		w.counts[kind].Observed++
+		if a.heal != nil {
+			w.counts[kind].Stood++
+		}
 	}
 	if err != nil && ctx.Err() == nil {
 		w.problems = append(w.problems, fmt.Sprintf("fault %s on %s: %v", kind, a.target, err))
@@ -288,8 +366,20 @@ func (a *act) follower(ctx context.Context) (string, error) {
 	return others[a.rng.IntN(len(others))], err
 }
 
-// hold waits for a random time between the two.
+// hold waits for a random time between the two, or, if the fault stands, for the
+// heal.
 func (a *act) hold(ctx context.Context, least, most time.Duration) {
+	if a.heal != nil {
+		select {
+		case a.stood <- struct{}{}:
+		default:
+		}
+		select {
+		case <-a.heal:
+		case <-ctx.Done():
+		}
+		return
+	}
 	sleep(ctx, least+time.Duration(a.rng.Int64N(int64(most-least))))
 }
 

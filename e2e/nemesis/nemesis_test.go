@@ -1,10 +1,15 @@
 package nemesis
 
 import (
+	"context"
+	"path/filepath"
 	"reflect"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/e2e/history"
 )
 
 func TestScheduleRepeats(t *testing.T) {
@@ -68,5 +73,51 @@ func TestPick(t *testing.T) {
 		if about == "" {
 			t.Errorf("%s says nothing about itself", kind)
 		}
+	}
+}
+
+// A fault that stands has its effect until the heal, and ends then.
+func TestStanding(t *testing.T) {
+	var mu sync.Mutex
+	now := make(map[string]bool)
+	over := make(map[string]bool)
+	defer func(before []fault) { faults = before }(faults)
+	fake := func(kind string) fault {
+		return fault{kind: kind, about: "a test", stands: stands, do: func(ctx context.Context, a *act) error {
+			mu.Lock()
+			now[kind] = true
+			mu.Unlock()
+			a.hold(ctx, time.Nanosecond, 2*time.Nanosecond)
+			mu.Lock()
+			over[kind] = true
+			mu.Unlock()
+			a.saw("it")
+			return nil
+		}}
+	}
+	faults = []fault{fake("a"), fake("b"), fake("c"), {kind: "d", about: "does not stand"}}
+	rec, err := history.Create(filepath.Join(t.TempDir(), "h"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &World{Recorder: rec, Log: t.Logf}
+	heal, ended := w.Stand(t.Context(), NewSchedule(3, []string{"a", "b", "c", "d"}))
+	mu.Lock()
+	if len(now) < fewestStanding || now["d"] || len(over) > 0 {
+		t.Errorf("standing %v, over %v", now, over)
+	}
+	mu.Unlock()
+	heal()
+	<-ended
+	if len(over) != len(now) {
+		t.Errorf("of %v only %v have ended", now, over)
+	}
+	for kind, n := range w.Counts() {
+		if n != (Count{Tried: 1, Observed: 1, Stood: 1}) {
+			t.Errorf("%s: counted %+v", kind, n)
+		}
+	}
+	if err := rec.Close(); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -162,6 +162,7 @@ type NodeStatusReply struct {
 	MapVersion    uint64                 `protobuf:"varint,5,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
 	UptimeNs      uint64                 `protobuf:"varint,6,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	Replicas      []*ReplicaStatus       `protobuf:"bytes,7,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Goroutines    uint32                 `protobuf:"varint,8,opt,name=goroutines,proto3" json:"goroutines,omitempty"` // of the process; one that only grows is a leak
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -243,6 +244,13 @@ func (x *NodeStatusReply) GetReplicas() []*ReplicaStatus {
 		return x.Replicas
 	}
 	return nil
+}
+
+func (x *NodeStatusReply) GetGoroutines() uint32 {
+	if x != nil {
+		return x.Goroutines
+	}
+	return 0
 }
 
 type DigestRequest struct {
@@ -368,7 +376,7 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x05table\x18\x02 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\"7\n" +
 	"\x10EnsureTableReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"\x13\n" +
-	"\x11NodeStatusRequest\"\xf5\x01\n" +
+	"\x11NodeStatusRequest\"\x95\x02\n" +
 	"\x0fNodeStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -378,7 +386,10 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\vmap_version\x18\x05 \x01(\x04R\n" +
 	"mapVersion\x12\x1b\n" +
 	"\tuptime_ns\x18\x06 \x01(\x04R\buptimeNs\x125\n" +
-	"\breplicas\x18\a \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\"B\n" +
+	"\breplicas\x18\a \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\x12\x1e\n" +
+	"\n" +
+	"goroutines\x18\b \x01(\rR\n" +
+	"goroutines\"B\n" +
 	"\rDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tmin_index\x18\x02 \x01(\x04R\bminIndex\"^\n" +

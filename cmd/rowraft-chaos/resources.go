@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"time"
+
+	"github.com/rowraft/rowraft/e2e/cluster"
+)
+
+// What a server may take more after the faults than before them, both times with the
+// same clients connected and nothing to do.
+const (
+	moreGoroutines = 60
+	moreThreads    = 30 // the runtime keeps what it once needed
+	moreFiles      = 40
+	moreRSSBytes   = 96 << 20 // the heap grows to its goal and stays
+	moreDataBytes  = 32 << 20 // log and snapshots of all shards, between two snapshots
+	settleLimit    = 20 * time.Second
+)
+
+// baseline lets the clients run for a moment and measures every server.
+func (r *chaos) baseline(ctx context.Context) (map[string]cluster.Usage, error) {
+	r.phase("warm-up")
+	r.load.Start()
+	select {
+	case <-time.After(warmUp):
+	case <-ctx.Done():
+	}
+	quiet, cancel := context.WithTimeout(ctx, finalLimit)
+	defer cancel()
+	if err := r.load.Quiesce(quiet); err != nil {
+		return nil, err
+	}
+	return r.usage(quiet)
+}
+
+func (r *chaos) usage(ctx context.Context) (map[string]cluster.Usage, error) {
+	out := make(map[string]cluster.Usage)
+	for _, name := range r.cluster.Names() {
+		u, err := r.cluster.Usage(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		out[name] = u
+	}
+	return out, nil
+}
+
+// backToNormal waits until every server takes about what it took before the faults.
+func (r *chaos) backToNormal(ctx context.Context, before map[string]cluster.Usage) {
+	ctx, cancel := context.WithTimeoutCause(ctx, settleLimit, fmt.Errorf("%v after the faults", settleLimit))
+	defer cancel()
+	var after map[string]cluster.Usage
+	err := cluster.Poll(ctx, func() error {
+		var err error
+		if after, err = r.usage(ctx); err != nil {
+			return err
+		}
+		for _, name := range slices.Sorted(maps.Keys(after)) {
+			if err := grown(before[name], after[name]); err != nil {
+				return fmt.Errorf("server %s has %w", name, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		r.wrong("resources: %v", err)
+	}
+	r.res.Before, r.res.After = most(before), most(after)
+}
+
+// grown tells what of b is far above a.
+func grown(a, b cluster.Usage) error {
+	for _, x := range []struct {
+		what        string
+		a, b, bound int64
+	}{
+		{"goroutines", int64(a.Goroutines), int64(b.Goroutines), moreGoroutines},
+		{"threads", int64(a.Threads), int64(b.Threads), moreThreads},
+		{"open files", int64(a.Files), int64(b.Files), moreFiles},
+		{"bytes in memory", a.RSSBytes, b.RSSBytes, moreRSSBytes},
+		{"bytes in its data directory", a.DataBytes, b.DataBytes, moreDataBytes},
+	} {
+		if x.b > x.a+x.bound {
+			return fmt.Errorf("%d %s, %d before the faults; %d more are allowed", x.b, x.what, x.a, x.bound)
+		}
+	}
+	return nil
+}
+
+// most takes the largest of each number.
+func most(of map[string]cluster.Usage) (m cluster.Usage) {
+	for _, u := range of {
+		m.Goroutines, m.Threads, m.Files = max(m.Goroutines, u.Goroutines), max(m.Threads, u.Threads), max(m.Files, u.Files)
+		m.RSSBytes, m.DataBytes = max(m.RSSBytes, u.RSSBytes), max(m.DataBytes, u.DataBytes)
+	}
+	return m
+}
+
+func usageLine(u cluster.Usage) string {
+	return fmt.Sprintf("%d goroutines, %d threads, %d files, %d MiB, %d MiB on disk", u.Goroutines, u.Threads, u.Files, u.RSSBytes>>20, u.DataBytes>>20)
+}
+
+// own is what this process has.
+type own struct{ goroutines, files int }
+
+func ownUsage() own {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	return own{runtime.NumGoroutine(), len(fds)}
+}
+
+const (
+	ownLimit       = 10 * time.Second
+	viewGoroutines = 2 // of the bar, which is drawn until the end
+)
+
+// nothingLeft waits until the run has left nothing behind: no process, no listening
+// port, no goroutine and no open file of this process.
+func (r *chaos) nothingLeft(before own) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), ownLimit, fmt.Errorf("%v after everything was closed", ownLimit))
+	defer cancel()
+	err := cluster.Poll(ctx, func() error {
+		left, err := cluster.Leftovers(filepath.Join(r.cfg.dir, serversDir))
+		if err != nil {
+			return err
+		}
+		if len(left) > 0 {
+			return fmt.Errorf("%d things are left, the first: %s", len(left), left[0])
+		}
+		if now := ownUsage(); now.goroutines > before.goroutines+viewGoroutines || now.files > before.files {
+			return fmt.Errorf("this process has %d goroutines and %d files, %d and %d before; see %s", now.goroutines, now.files, before.goroutines, before.files, stacksFile)
+		}
+		return nil
+	})
+	if err != nil {
+		var stacks bytes.Buffer
+		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+		_ = os.WriteFile(filepath.Join(r.cfg.dir, stacksFile), stacks.Bytes(), 0o644)
+		r.wrong("left behind: %v", err)
+	}
+}
+
+const stacksFile = "goroutines.txt"
