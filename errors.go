@@ -33,12 +33,13 @@ const (
 	CodeIdentity       // data directory or peer of another cluster or node: operator
 	CodeNotFound       // a named thing other than a table does not exist
 	CodeAlreadyExists  // likewise, exists
+	CodePrecondition   // the cluster is not as the call needs it: look again, then decide; effect: none
 )
 
 var codeNames = [...]string{
 	"Unknown", "InvalidArgument", "TableNotFound", "TableExists", "NotLeader", "WrongShard",
 	"NoLeader", "Starting", "Closing", "TooStale", "Overloaded", "LeadershipLost", "Deadline",
-	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists",
+	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition",
 }
 
 func (c Code) String() string {

@@ -20,6 +20,8 @@
 //  3. A group never forgets. The registry of the store outlives the directory of
 //     a group; a directory that vanished is refused instead of started empty,
 //     because a replica without its log could vote twice.
+//     Nor does a replica ID come back after RemoveReplica, and what is meant for
+//     one replica no other one answers.
 //  4. Entries reach the machine in log order, once, with no gap except raft's own
 //     entries, and with the bytes that were proposed (a CRC travels with each).
 //  5. Raft's main goroutine never waits for the machine: bytes proposed but not

@@ -28,6 +28,9 @@ type fsm struct {
 	restored func(index, term uint64)
 
 	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
+	// members is the newest configuration that was committed, and where it stands;
+	// nil until the first one passed by. Raft tells the index to nobody else.
+	members atomic.Pointer[configuration]
 	failed  atomic.Bool
 
 	mu      sync.Mutex
@@ -35,6 +38,19 @@ type fsm struct {
 }
 
 var _ raft.BatchingFSM = (*fsm)(nil)
+
+// configuration is the member list of a group as one log entry made it.
+type configuration struct {
+	index   uint64
+	servers []raft.Server
+}
+
+// configured notes a committed configuration.
+func (f *fsm) configured(index uint64, c raft.Configuration) {
+	if old := f.members.Load(); old == nil || old.index < index {
+		f.members.Store(&configuration{index, c.Servers})
+	}
+}
 
 // fsmFailure is the response of entries that were not applied.
 type fsmFailure struct{}
@@ -75,6 +91,9 @@ func (f *fsm) applyOne(l *raft.Log) any {
 		if out, err = f.call(l); err != nil {
 			return f.fail(fmt.Errorf("apply entry %d: %w", l.Index, err))
 		}
+	}
+	if l.Type == raft.LogConfiguration {
+		f.configured(l.Index, raft.DecodeConfiguration(l.Data))
 	}
 	f.applied.Store(l.Index)
 	return out
@@ -144,6 +163,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		return err
 	}
 	if applied := f.applied.Load(); applied > 0 && src.meta.Index <= applied {
+		f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
 		f.restored(src.meta.Index, src.meta.Term)
 		return nil
 	}
@@ -172,6 +192,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		f.fail(err)
 		return err
 	}
+	f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
 	f.applied.Store(src.meta.Index)
 	f.restored(src.meta.Index, src.meta.Term)
 	f.wake()

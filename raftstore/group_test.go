@@ -176,7 +176,7 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 	c.propose("x")
 	old := c.leader()
 	eventually(t, "the transfer succeeds", func() bool {
-		return old.group.TransferLeadership(testContext(t)) == nil
+		return old.group.TransferLeadership(testContext(t), "") == nil
 	})
 	next := c.leader()
 	if next == old {

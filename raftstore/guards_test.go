@@ -324,7 +324,7 @@ func TestMachineFailureStopsGroup(t *testing.T) {
 				if c.leader() == sick {
 					break
 				}
-				c.leader().group.TransferLeadership(testContext(t))
+				c.leader().group.TransferLeadership(testContext(t), "")
 			}
 			if c.leader() == sick {
 				_, _, err := sick.group.Propose([]byte("poison")).Wait(testContext(t))
@@ -417,7 +417,7 @@ func TestIdentityIsChecked(t *testing.T) {
 	if rowraft.CodeOf(err) != rowraft.CodeIdentity {
 		t.Errorf("StartGroup as another replica: %v, want CodeIdentity", err)
 	}
-	if err := n.store.RemoveGroup("shard-0"); err != nil {
+	if err := n.store.RemoveReplica("shard-0", replicaOf(n.id)); err != nil {
 		t.Fatal(err)
 	}
 	_, err = n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(n.id), Machine: &listMachine{}})
@@ -426,6 +426,28 @@ func TestIdentityIsChecked(t *testing.T) {
 	}
 	if _, err = n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: "new", Machine: &listMachine{}}); err != nil {
 		t.Errorf("StartGroup as a new replica: %v", err)
+	}
+	// One that never ran here can be removed too, and then it stays away; who runs is not touched.
+	for range 2 {
+		if err := n.store.RemoveReplica("shard-0", "never-here"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n.store.Group("shard-0") == nil || n.store.Replica("shard-0") != "new" {
+		t.Errorf("the replica that runs is %q, want new", n.store.Replica("shard-0"))
+	}
+	if err := n.store.RemoveReplica("shard-0", "new"); err != nil {
+		t.Fatal(err)
+	}
+	c.stop(n)
+	c.open(n)
+	for _, r := range []rowraft.ReplicaID{replicaOf(n.id), "never-here", "new"} {
+		if _, err := n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: r, Machine: &listMachine{}, Bootstrap: []Member{{r, n.id}}}); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+			t.Errorf("StartGroup as %s, which was removed: %v, want CodeIdentity", r, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(n.dir, "raft", "groups", "shard-0")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the data of the removed replica: %v, want none", err)
 	}
 }
 
@@ -497,10 +519,14 @@ func TestPendingBytesAreBounded(t *testing.T) {
 type wedgingTransport struct {
 	*raft.NetworkTransport
 	wedged *atomic.Value // raft.ServerID
+	held   *atomic.Int64 // calls that were stopped; may be nil
 }
 
 func (w *wedgingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
 	if len(a.Entries) > 0 && id == w.wedged.Load() {
+		if w.held != nil {
+			w.held.Add(1)
+		}
 		for !w.IsShutdown() {
 			//tidy:allow sleep the transport tells of its end by IsShutdown only
 			time.Sleep(5 * time.Millisecond)
@@ -519,7 +545,7 @@ func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
 		o.WedgeTimeout = 600 * time.Millisecond
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &wedgingTransport{tr.(*raft.NetworkTransport), &wedged}
+			return &wedgingTransport{NetworkTransport: tr.(*raft.NetworkTransport), wedged: &wedged}
 		}
 	})
 	for i := range 10 {
@@ -540,6 +566,7 @@ func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
 // strangerReceiver is that of a replica that holds nothing.
 func strangerReceiver(backlogFull bool) receiver {
 	return receiver{
+		replica:     "r",
 		backlogFull: func() bool { return backlogFull },
 		applied:     func() uint64 { return 0 },
 		boundary:    func() *boundary { return nil },

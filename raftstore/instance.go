@@ -32,14 +32,16 @@ type instance struct {
 
 	mu struct {
 		sync.Mutex
-		stopping     bool
-		pendingBytes int64
-		pending      int
-		readers      []chan<- readAnswer // wait for the next read round
-		reading      bool                // a round runs
-		barrierTerm  uint64              // leadership of this term was confirmed by a barrier
-		transferBusy time.Time           // since when raft refuses because of a transfer; 0: not
-		transferring bool                // TransferLeadership runs
+		stopping        bool
+		pendingBytes    int64
+		pending         int
+		readers         []chan<- readAnswer // wait for the next read round
+		reading         bool                // a round runs
+		barrierTerm     uint64              // leadership of this term was confirmed by a barrier
+		transferBusy    time.Time           // since when raft refuses because of a transfer; 0: not
+		transferRefused time.Time           // when it last did
+		transferring    bool                // TransferLeadership runs
+		changing        bool                // a change of the members runs
 	}
 }
 
@@ -54,6 +56,7 @@ func newInstance(g *Group) *instance {
 	}
 	o := &g.store.opts
 	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, g.cfg.ID, g.log, receiver{
+		replica:     raft.ServerID(g.cfg.Replica),
 		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
 		applied:     g.fsm.applied.Load,
 		boundary:    g.glog.boundary.Load,

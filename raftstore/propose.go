@@ -227,5 +227,8 @@ func (n *instance) noteTransfer(refusing bool) {
 		n.mu.transferBusy = time.Time{}
 	case n.mu.transferBusy.IsZero():
 		n.mu.transferBusy = time.Now()
+		fallthrough
+	default:
+		n.mu.transferRefused = time.Now()
 	}
 }

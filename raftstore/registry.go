@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/rowraft/rowraft"
@@ -35,6 +36,12 @@ type groupRecord struct {
 	State   groupState        `json:"state"`
 	// Founded says that the group was bootstrapped here: its log is never empty.
 	Founded bool `json:"founded"`
+	// Removed lists the replicas of the group that left this node for good.
+	Removed []rowraft.ReplicaID `json:"removed,omitempty"`
+}
+
+func (r *groupRecord) removed(id rowraft.ReplicaID) bool {
+	return slices.Contains(r.Removed, id) || r.State == stateRemoved && r.Replica == id
 }
 
 // registry is the durable list of the groups that ever existed in a store. It

@@ -1,8 +1,6 @@
 package raftstore
 
 import (
-	"context"
-	"fmt"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -48,13 +46,15 @@ type GroupStatus struct {
 	Members []MemberStatus
 }
 
-// MemberStatus is one replica of a group. The last three fields are known on the
-// leader only, and zero for the leader itself.
+// MemberStatus is one replica of a group. What follows Voter is known on the
+// leader only; the leader itself is always caught up, the rest is zero for it.
 type MemberStatus struct {
 	Member
 	Voter       bool
 	MatchIndex  rowraft.Index // highest entry known to be in its log
 	LagEntries  uint64
+	LagBytes    int64
+	CaughtUp    bool // see Group.Members
 	LastContact time.Time
 }
 
@@ -85,20 +85,7 @@ func (g *Group) Status() GroupStatus {
 	n.mu.Lock()
 	s.PendingBytes = n.mu.pendingBytes
 	n.mu.Unlock()
-	for _, srv := range n.raft.GetConfiguration().Configuration().Servers {
-		m := MemberStatus{
-			Member: Member{Replica: rowraft.ReplicaID(srv.ID), Node: rowraft.NodeID(srv.Address)},
-			Voter:  srv.Suffrage == raft.Voter,
-		}
-		if s.Role == RoleLeader && m.Replica != g.cfg.Replica {
-			p, _ := n.trans.progress(srv.ID, uint64(s.Term))
-			m.MatchIndex, m.LastContact = rowraft.Index(p.match), p.contact
-			if m.MatchIndex < s.LastIndex {
-				m.LagEntries = uint64(s.LastIndex - m.MatchIndex)
-			}
-		}
-		s.Members = append(s.Members, m)
-	}
+	s.Members = n.members(n.raft.GetConfiguration().Configuration().Servers)
 	return s
 }
 
@@ -112,69 +99,4 @@ func roleOf(s raft.RaftState) Role {
 		return RoleLeader
 	}
 	return RoleStopped
-}
-
-// maxTransferLag is how far behind the next leader may be: raft takes no
-// proposals while it catches up.
-const maxTransferLag = 64
-
-// TransferLeadership hands leadership to the voter whose log is longest, and
-// returns when it took over.
-//
-// Errors: CodeNotLeader; CodeNoLeader when no voter is close enough behind or the
-// transfer did not succeed, and then this replica usually still leads.
-func (g *Group) TransferLeadership(ctx context.Context) error {
-	n, err := g.running()
-	if err != nil {
-		return err
-	}
-	if n.raft.State() != raft.Leader {
-		return g.notLeader(n)
-	}
-	target, ok := n.successor()
-	if !ok {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: no other voter is within %d entries of the leader's log", g.cfg.ID, maxTransferLag)
-	}
-	n.mu.Lock()
-	if n.mu.stopping || n.mu.transferring {
-		n.mu.Unlock()
-		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping or handing over already", g.cfg.ID)
-	}
-	n.mu.transferring = true
-	done := make(chan error, 1)
-	n.reads.Go(func() {
-		err := n.raft.LeadershipTransferToServer(target.ID, target.Address).Error()
-		n.mu.Lock()
-		n.mu.transferring = false
-		n.mu.Unlock()
-		done <- err
-	})
-	n.mu.Unlock()
-	select {
-	case err := <-done:
-		if err != nil {
-			return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: transfer to replica %s: %w", g.cfg.ID, target.ID, err)
-		}
-		return nil
-	case <-n.over:
-		return rowraft.Errorf(rowraft.CodeClosing, "group %s stopped", g.cfg.ID)
-	case <-ctx.Done():
-		return fmt.Errorf("transfer leadership of group %s: %w", g.cfg.ID, context.Cause(ctx))
-	}
-}
-
-// successor is the voter with the longest log among those that answer.
-func (n *instance) successor() (best raft.Server, ok bool) {
-	term, last := n.raft.CurrentTerm(), n.raft.LastIndex()
-	var match uint64
-	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
-		if s.Suffrage != raft.Voter || s.ID == raft.ServerID(n.g.cfg.Replica) {
-			continue
-		}
-		p, known := n.trans.progress(s.ID, term)
-		if known && p.match+maxTransferLag >= last && p.match >= match && time.Since(p.contact) < n.g.store.opts.Profile.Heartbeat {
-			best, match, ok = s, p.match, true
-		}
-	}
-	return best, ok
 }

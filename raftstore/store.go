@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,12 +146,12 @@ func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
 	reg := s.mu.registry
 	rec, known := reg.file.Groups[cfg.ID]
 	switch {
-	case known && rec.State == stateActive:
+	case known && rec.State == stateActive && !rec.removed(cfg.Replica):
 		if err := checkActive(&rec, &cfg, dir); err != nil {
 			return nil, err
 		}
 		return openGroup(s, cfg, dir, rec, false)
-	case known && rec.State == stateRemoved && rec.Replica == cfg.Replica:
+	case rec.removed(cfg.Replica):
 		return nil, rowraft.Errorf(rowraft.CodeIdentity, "replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
 	case !known:
 		if _, err := os.Stat(dir); err == nil {
@@ -159,7 +160,7 @@ func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
 			return nil, err
 		}
 	}
-	rec = groupRecord{Replica: cfg.Replica, Backend: cfg.Backend, State: stateCreating, Founded: cfg.Bootstrap != nil}
+	rec = groupRecord{Replica: cfg.Replica, Backend: cfg.Backend, State: stateCreating, Founded: cfg.Bootstrap != nil, Removed: rec.Removed}
 	if err := reg.set(cfg.ID, rec); err != nil {
 		return nil, err
 	}
@@ -202,31 +203,60 @@ func (s *Store) activateLocked(id string, rec groupRecord) error {
 	return s.mu.registry.set(id, rec)
 }
 
-// RemoveGroup closes the group and deletes its data. Its replica ID can never be
-// used on this node again. The caller has removed the replica from the group.
-func (s *Store) RemoveGroup(id string) error {
+// RemoveReplica remembers that replica left group id for good, whether it ever ran
+// here or not: it can never start on this node again. If the data of the group is
+// that replica's, the group is closed and the data deleted. It may be repeated.
+// The caller knows that the group has removed the replica.
+func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
+	if !groupName.MatchString(id) || replica == "" {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "remove replica %q of group %q: want both", replica, id)
+	}
 	s.mu.Lock()
 	g := s.mu.groups[id]
 	s.mu.Unlock()
-	if g != nil {
+	if g != nil && g.cfg.Replica == replica {
 		if err := g.Close(); err != nil {
 			return err
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if g := s.mu.groups[id]; g != nil && g.cfg.Replica == replica {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "replica %s of group %s was started again meanwhile", replica, id)
+	}
 	rec, known := s.mu.registry.file.Groups[id]
-	if !known {
-		return rowraft.Errorf(rowraft.CodeNotFound, "group %s was never on this node", id)
+	mine := !known || rec.Replica == replica
+	if mine && rec.State != stateRemoved || !rec.removed(replica) {
+		if mine {
+			rec.Replica, rec.State = replica, stateRemoved
+		}
+		rec.Removed = append(slices.Clone(rec.Removed), replica)
+		if err := s.mu.registry.set(id, rec); err != nil {
+			return err
+		}
 	}
-	if s.mu.groups[id] != nil {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "group %s was started again meanwhile", id)
-	}
-	rec.State = stateRemoved
-	if err := s.mu.registry.set(id, rec); err != nil {
-		return err
+	if !mine {
+		return nil
 	}
 	return os.RemoveAll(filepath.Join(s.opts.Dir, "groups", id))
+}
+
+// Replica returns the replica whose data of group id is on this node, "" if none.
+func (s *Store) Replica(id string) rowraft.ReplicaID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if rec := s.mu.registry.file.Groups[id]; rec.State == stateActive || rec.State == stateCreating {
+		return rec.Replica
+	}
+	return ""
+}
+
+// Removed reports whether replica left group id, as RemoveReplica noted.
+func (s *Store) Removed(id string, replica rowraft.ReplicaID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec := s.mu.registry.file.Groups[id]
+	return rec.removed(replica)
 }
 
 // Group returns a running group, or nil.

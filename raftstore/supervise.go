@@ -142,7 +142,9 @@ func (g *Group) stuckTransfer(n *instance) string {
 	defer n.mu.Unlock()
 	since := n.mu.transferBusy
 	limit := 2*time.Second + 4*g.store.opts.Profile.Heartbeat
-	if n.mu.transferring || since.IsZero() || time.Since(since) < limit {
+	// The last refusal must be fresh: nothing says that the flag is gone while
+	// nobody proposes.
+	if n.mu.transferring || since.IsZero() || time.Since(since) < limit || time.Since(n.mu.transferRefused) > limit/2 {
 		return ""
 	}
 	return fmt.Sprintf("raft has refused proposals for %v because of a leadership transfer that ended", limit)

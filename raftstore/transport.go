@@ -1,8 +1,11 @@
 package raftstore
 
 import (
+	"bytes"
+	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,7 +27,10 @@ const rpcTimeout = time.Second
 //     raft's main goroutine, which would block and miss elections;
 //   - what a leader sends below the snapshot of this replica is cut to it, and a
 //     snapshot below what this replica applied is answered without installing it:
-//     raft would refuse the one and lose its log over the other (DESIGN.md).
+//     raft would refuse the one and lose its log over the other (DESIGN.md);
+//   - a message names the replica it is for, and another one refuses it: a node
+//     that lost a replica of the group and has a new one must not answer, nor vote,
+//     for the old.
 //
 // It also sees every answer, and so knows how far each follower is.
 type transport struct {
@@ -47,6 +53,7 @@ type transport struct {
 
 // receiver is what the transport must know of this replica.
 type receiver struct {
+	replica     raft.ServerID
 	backlogFull func() bool      // the machine must catch up first
 	applied     func() uint64    // index through which the machine has seen the log
 	boundary    func() *boundary // newest snapshot of the machine, or nil
@@ -61,6 +68,7 @@ type peerProgress struct {
 	matchSince time.Time // when match last moved
 	contact    time.Time // last answer of any kind
 	confirmed  time.Time // when the newest RPC was sent that was answered in this term
+	proved     time.Time // last answer that said that its log holds match
 	attempt    time.Time // start of the last replication RPC (not a heartbeat)
 	installing bool      // a snapshot is on its way
 	failures   int       // replication RPCs that failed in a row
@@ -106,7 +114,21 @@ func (t *transport) AppendEntriesPipeline(raft.ServerID, raft.ServerAddress) (ra
 
 // RequestPreVote is not part of raft.Transport.
 func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
-	return t.Transport.(raft.WithPreVote).RequestPreVote(id, target, args, resp)
+	sent := *args
+	sent.RPCHeader = addressed(args.RPCHeader, id)
+	return t.Transport.(raft.WithPreVote).RequestPreVote(id, target, &sent, resp)
+}
+
+func (t *transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+	sent := *args // raft shares args between the calls to all voters
+	sent.RPCHeader = addressed(args.RPCHeader, id)
+	return t.Transport.RequestVote(id, target, &sent, resp)
+}
+
+func (t *transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse) error {
+	sent := *args
+	sent.RPCHeader = addressed(args.RPCHeader, id)
+	return t.Transport.TimeoutNow(id, target, &sent, resp)
 }
 
 func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
@@ -115,13 +137,15 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		t.limit(args)
 		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
 	}
+	msg := *args
+	msg.RPCHeader = addressed(args.RPCHeader, id)
 	sent := time.Now()
-	err := t.Transport.AppendEntries(id, target, args, resp)
+	err := t.Transport.AppendEntries(id, target, &msg, resp)
 	if err != nil && replicates && t.awaitContact(id, args.Term) {
 		*resp = raft.AppendEntriesResponse{}
 		sent = time.Now()
 		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
-		err = t.Transport.AppendEntries(id, target, args, resp)
+		err = t.Transport.AppendEntries(id, target, &msg, resp)
 	}
 	if err != nil {
 		if replicates {
@@ -147,6 +171,7 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		if n := len(args.Entries); n > 0 {
 			match = args.Entries[n-1].Index
 		}
+		p.proved = now
 		if match > p.match {
 			p.match, p.matchSince = match, now
 		}
@@ -200,7 +225,9 @@ func (t *transport) limit(args *raft.AppendEntriesRequest) {
 
 func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
 	t.note(id, args.Term, func(p *peerProgress) { p.installing, p.attempt = true, time.Now() })
-	err := t.Transport.InstallSnapshot(id, target, args, resp, data)
+	sent := *args
+	sent.RPCHeader = addressed(args.RPCHeader, id)
+	err := t.Transport.InstallSnapshot(id, target, &sent, resp, data)
 	now := time.Now()
 	t.note(id, args.Term, func(p *peerProgress) {
 		p.installing = false
@@ -209,6 +236,9 @@ func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress,
 			return
 		}
 		p.contact = now
+		if resp.Success {
+			p.proved = now
+		}
 		if resp.Success && args.LastLogIndex > p.match {
 			p.match, p.matchSince = args.LastLogIndex, now
 		}
@@ -258,6 +288,11 @@ func (t *transport) forward() {
 		case <-t.stop:
 			return
 		}
+		if to := recipient(rpc.Command); to != t.receiver.replica {
+			t.wg.Add(1)
+			go t.refuse(rpc, to)
+			continue
+		}
 		switch cmd := rpc.Command.(type) {
 		case *raft.AppendEntriesRequest:
 			t.receiver.cut(cmd)
@@ -279,6 +314,45 @@ func (t *transport) forward() {
 			return
 		}
 	}
+}
+
+// addressed returns h with the replica that the message is for behind the address
+// of its sender, after a zero byte: raft's messages name their sender only.
+func addressed(h raft.RPCHeader, to raft.ServerID) raft.RPCHeader {
+	h.Addr = slices.Concat(h.Addr, []byte{0}, []byte(to))
+	return h
+}
+
+// recipient takes the replica that addressed wrote off the header of cmd; "" if
+// there is none.
+func recipient(cmd any) raft.ServerID {
+	var h *raft.RPCHeader
+	switch cmd := cmd.(type) {
+	case *raft.AppendEntriesRequest:
+		h = &cmd.RPCHeader
+	case *raft.RequestVoteRequest:
+		h = &cmd.RPCHeader
+	case *raft.RequestPreVoteRequest:
+		h = &cmd.RPCHeader
+	case *raft.InstallSnapshotRequest:
+		h = &cmd.RPCHeader
+	case *raft.TimeoutNowRequest:
+		h = &cmd.RPCHeader
+	default:
+		return ""
+	}
+	from, to, _ := bytes.Cut(h.Addr, []byte{0})
+	h.Addr = from
+	return raft.ServerID(to)
+}
+
+// refuse answers a message to another replica.
+func (t *transport) refuse(rpc raft.RPC, to raft.ServerID) {
+	defer t.wg.Done()
+	if rpc.Reader != nil {
+		io.Copy(io.Discard, rpc.Reader)
+	}
+	rpc.Respond(nil, fmt.Errorf("the message is for replica %q, here is %q", to, t.receiver.replica))
 }
 
 // cut drops from a what lies in the snapshot of this replica: it is committed, so

@@ -37,6 +37,7 @@ var grpcCodes = map[rowraft.Code]codes.Code{
 	rowraft.CodeIdentity:        codes.FailedPrecondition,
 	rowraft.CodeNotFound:        codes.NotFound,
 	rowraft.CodeAlreadyExists:   codes.AlreadyExists,
+	rowraft.CodePrecondition:    codes.FailedPrecondition,
 }
 
 // Detail turns an error into the message that carries all of it.

@@ -1,0 +1,283 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// How replicas come and go
+//
+// A new replica joins as a learner (AddLearner), which costs the group nothing;
+// when it has caught up it becomes a voter (Promote); then an old one leaves
+// (Remove), after handing over the lead if it has it. Each step names the index of
+// the configuration it was decided on: if another change came between, it is
+// refused. hashicorp/raft alone would make a voter of an empty replica at once,
+// and remove the one that the quorum stands on (HAZARDS).
+
+const (
+	// maxTransferLag is how far behind a replica may be and still count as caught
+	// up, in entries; raft takes no proposals while the next leader gets them.
+	maxTransferLag = 64
+	// maxCaughtUpBytes is the same in bytes: some milliseconds of a network.
+	maxCaughtUpBytes = 4 << 20
+	// changeEnqueue bounds the wait for an earlier change to be committed.
+	changeEnqueue = time.Second
+)
+
+// Membership is a configuration of a group that was committed.
+type Membership struct {
+	Index   rowraft.Index // of the log entry that made it; what changes are compared with
+	Members []MemberStatus
+}
+
+// Find returns the member with the replica ID.
+func (m *Membership) Find(id rowraft.ReplicaID) (MemberStatus, bool) {
+	i := slices.IndexFunc(m.Members, func(s MemberStatus) bool { return s.Replica == id })
+	if i < 0 {
+		return MemberStatus{}, false
+	}
+	return m.Members[i], true
+}
+
+// Members returns the newest committed configuration that this replica has
+// applied. On the leader each member says how far its log is. It is caught up if
+// an answer of this term proved, by the index in it and within the last two
+// heartbeats, that its log ends at most 64 entries and 4 MiB before the leader's.
+//
+// Errors: CodeStarting before the first configuration is applied; CodeClosing.
+func (g *Group) Members() (Membership, error) {
+	n, err := g.running()
+	if err != nil {
+		return Membership{}, err
+	}
+	return n.membership()
+}
+
+func (n *instance) membership() (Membership, error) {
+	c := n.g.fsm.members.Load()
+	if c == nil {
+		return Membership{}, rowraft.Errorf(rowraft.CodeStarting, "group %s: this replica has not applied a configuration yet", n.g.cfg.ID)
+	}
+	return Membership{Index: rowraft.Index(c.index), Members: n.members(c.servers)}, nil
+}
+
+// members adds what the leader knows to a list of servers.
+func (n *instance) members(servers []raft.Server) []MemberStatus {
+	leads := n.raft.State() == raft.Leader
+	term, last := n.raft.CurrentTerm(), n.raft.LastIndex()
+	out := make([]MemberStatus, len(servers))
+	for i, srv := range servers {
+		m := &out[i]
+		m.Member = Member{Replica: rowraft.ReplicaID(srv.ID), Node: rowraft.NodeID(srv.Address)}
+		m.Voter = srv.Suffrage == raft.Voter
+		switch {
+		case !leads:
+		case m.Replica == n.g.cfg.Replica:
+			m.CaughtUp = true
+		default:
+			p, known := n.trans.progress(srv.ID, term)
+			m.MatchIndex, m.LastContact = rowraft.Index(p.match), p.contact
+			if p.match < last {
+				m.LagEntries, m.LagBytes = last-p.match, n.g.ledger.between(p.match, last)
+			}
+			m.CaughtUp = known && time.Since(p.proved) < 2*n.g.store.opts.Profile.Heartbeat &&
+				m.LagEntries <= maxTransferLag && m.LagBytes <= maxCaughtUpBytes
+		}
+	}
+	return out
+}
+
+// AddLearner adds a replica that receives the log and has no vote. prev is the
+// Index of the Membership that the caller decided on. It returns the membership
+// afterwards; adding what is there already changes nothing.
+//
+// Errors without effect: CodeNotLeader; CodeNoLeader, CodeStarting, CodeClosing;
+// CodePrecondition if the configuration is not that of prev, another change or a
+// transfer runs, or the node has a replica of the group; CodeInvalidArgument.
+// CodeLeadershipLost, CodeDeadline: look whether it happened.
+func (g *Group) AddLearner(ctx context.Context, m Member, prev rowraft.Index) (Membership, error) {
+	if m.Replica == "" || m.Node == "" {
+		return Membership{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: learner %+v: want a replica and a node", g.cfg.ID, m)
+	}
+	return g.change(ctx, prev, fmt.Sprintf("add replica %s on node %s as a learner", m.Replica, m.Node), func(now *Membership) (bool, error) {
+		if have, ok := now.Find(m.Replica); ok {
+			if have.Voter || have.Node != m.Node {
+				return false, rowraft.Errorf(rowraft.CodePrecondition, "it is a member on node %s already (voter: %v)", have.Node, have.Voter)
+			}
+			return true, nil
+		}
+		if i := slices.IndexFunc(now.Members, func(s MemberStatus) bool { return s.Node == m.Node }); i >= 0 {
+			return false, rowraft.Errorf(rowraft.CodePrecondition, "the node has replica %s of the group", now.Members[i].Replica)
+		}
+		return false, nil
+	}, func(r *raft.Raft) raft.IndexFuture {
+		return r.AddNonvoter(raft.ServerID(m.Replica), raft.ServerAddress(m.Node), uint64(prev), changeEnqueue)
+	})
+}
+
+// Promote makes a voter of a learner that has caught up. Errors as for AddLearner;
+// CodePrecondition also if it has not caught up, or if fewer than a majority of the
+// voters, itself included, have.
+func (g *Group) Promote(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (Membership, error) {
+	var node rowraft.NodeID
+	return g.change(ctx, prev, fmt.Sprintf("make replica %s a voter", id), func(now *Membership) (bool, error) {
+		m, ok := now.Find(id)
+		switch {
+		case !ok:
+			return false, rowraft.Errorf(rowraft.CodePrecondition, "it is not a member of the group")
+		case m.Voter:
+			return true, nil
+		case !m.CaughtUp:
+			return false, rowraft.Errorf(rowraft.CodePrecondition, "it has not caught up: its log is known up to entry %d, %d behind", m.MatchIndex, m.LagEntries)
+		}
+		node = m.Node
+		return false, now.quorumOf(func(s *MemberStatus) bool { return s.Voter || s.Replica == id })
+	}, func(r *raft.Raft) raft.IndexFuture {
+		return r.AddVoter(raft.ServerID(id), raft.ServerAddress(node), uint64(prev), changeEnqueue)
+	})
+}
+
+// Remove takes a replica out of the group; its ID must never come back. Errors as
+// for AddLearner; CodePrecondition also if it is this replica, which leads, or if
+// the voters that remain would not be a majority of caught-up ones. What is no
+// member is not removed again.
+func (g *Group) Remove(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (Membership, error) {
+	return g.change(ctx, prev, fmt.Sprintf("remove replica %s", id), func(now *Membership) (bool, error) {
+		m, ok := now.Find(id)
+		switch {
+		case !ok:
+			return true, nil
+		case id == g.cfg.Replica:
+			return false, rowraft.Errorf(rowraft.CodePrecondition, "it leads the group: transfer the leadership first")
+		case !m.Voter:
+			return false, nil
+		}
+		return false, now.quorumOf(func(s *MemberStatus) bool { return s.Voter && s.Replica != id })
+	}, func(r *raft.Raft) raft.IndexFuture {
+		return r.RemoveServer(raft.ServerID(id), uint64(prev), changeEnqueue)
+	})
+}
+
+// quorumOf refuses a set of voters that could not commit at once.
+func (m *Membership) quorumOf(voter func(*MemberStatus) bool) error {
+	voters, good := 0, 0
+	for i := range m.Members {
+		if s := &m.Members[i]; voter(s) {
+			voters++
+			if s.CaughtUp {
+				good++
+			}
+		}
+	}
+	if good < voters/2+1 {
+		return rowraft.Errorf(rowraft.CodePrecondition, "of the %d voters there would be, %d have caught up, and it takes %d to commit", voters, good, voters/2+1)
+	}
+	return nil
+}
+
+// change makes one change of the members: check judges the membership, start asks
+// raft for it.
+func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, check func(*Membership) (done bool, err error), start func(*raft.Raft) raft.IndexFuture) (Membership, error) {
+	wrap := func(err error) error { return fmt.Errorf("group %s: %s: %w", g.cfg.ID, what, err) }
+	n, err := g.running()
+	if err != nil {
+		return Membership{}, wrap(err)
+	}
+	if n.raft.State() != raft.Leader {
+		return Membership{}, g.notLeader(n)
+	}
+	if err := n.beginChange(); err != nil {
+		return Membership{}, wrap(err)
+	}
+	ended := func() {
+		n.mu.Lock()
+		n.mu.changing = false
+		n.mu.Unlock()
+	}
+	now, err := n.membership()
+	if err == nil && (prev == 0 || now.Index != prev) {
+		err = rowraft.Errorf(rowraft.CodePrecondition, "it was decided on configuration %d, the group has %d", prev, now.Index)
+	}
+	done := false
+	if err == nil {
+		done, err = check(&now)
+	}
+	if done || err != nil {
+		ended()
+		if err != nil {
+			return Membership{}, wrap(err)
+		}
+		return now, nil
+	}
+	answer := make(chan error, 1)
+	var index uint64
+	n.mu.Lock()
+	if n.mu.stopping {
+		n.mu.changing = false
+		n.mu.Unlock()
+		return Membership{}, wrap(errClosing)
+	}
+	n.reads.Go(func() {
+		f := start(n.raft)
+		err := f.Error()
+		if err == nil {
+			index = f.Index()
+		}
+		ended()
+		answer <- err
+	})
+	n.mu.Unlock()
+	select {
+	case err = <-answer:
+	case <-n.over:
+		err = raft.ErrRaftShutdown
+	case <-ctx.Done():
+		return Membership{}, wrap(fmt.Errorf("whether it happened is unknown: %w", context.Cause(ctx)))
+	}
+	if err != nil {
+		return Membership{}, wrap(n.changeError(err))
+	}
+	g.log.Info("the members changed", "what", what, "index", index)
+	if err := g.WaitApplied(ctx, rowraft.Index(index)); err != nil {
+		return Membership{}, wrap(err)
+	}
+	return g.Members()
+}
+
+// beginChange admits one change at a time.
+func (n *instance) beginChange() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.mu.stopping:
+		return rowraft.Errorf(rowraft.CodeClosing, "the group is stopping")
+	case n.mu.transferring:
+		return rowraft.Errorf(rowraft.CodePrecondition, "the leadership is being handed over")
+	case n.mu.changing:
+		return rowraft.Errorf(rowraft.CodePrecondition, "another change of the members runs")
+	}
+	n.mu.changing = true
+	return nil
+}
+
+// changeError translates raft's answer to a change.
+func (n *instance) changeError(err error) error {
+	switch {
+	case errors.Is(err, raft.ErrNotLeader):
+		return n.g.notLeader(n)
+	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		n.noteTransfer(true)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "leadership is being handed over")
+	case errors.Is(err, raft.ErrEnqueueTimeout):
+		return rowraft.Errorf(rowraft.CodeNoLeader, "an earlier change of the members is not committed yet")
+	case errors.Is(err, raft.ErrLeadershipLost), errors.Is(err, raft.ErrRaftShutdown):
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "outcome unknown: %w", err)
+	}
+	return rowraft.Errorf(rowraft.CodePrecondition, "raft refused it: %w", err)
+}

@@ -1,0 +1,85 @@
+package raftstore
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// TransferLeadership hands leadership to the voter to, or, if that is "", to the
+// voter whose log is longest, and returns when this replica has stepped down for it. It goes to caught-up
+// voters only: raft takes no proposals meanwhile, and a transfer that is cut off
+// may leave it refusing them (#696; the supervisor restarts the group then).
+//
+// Errors: CodeNotLeader; CodePrecondition if to has no vote; CodeNoLeader when it,
+// or any voter, has not caught up, a change of the members runs, or the transfer
+// did not succeed, and then this replica usually still leads.
+func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) error {
+	n, err := g.running()
+	if err != nil {
+		return err
+	}
+	if n.raft.State() != raft.Leader {
+		return g.notLeader(n)
+	}
+	if to == g.cfg.Replica {
+		return nil
+	}
+	target, err := n.successor(to)
+	if err != nil {
+		return fmt.Errorf("group %s: transfer the leadership: %w", g.cfg.ID, err)
+	}
+	n.mu.Lock()
+	if n.mu.stopping || n.mu.transferring || n.mu.changing {
+		n.mu.Unlock()
+		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping, changing its members or handing over already", g.cfg.ID)
+	}
+	n.mu.transferring = true
+	done := make(chan error, 1)
+	n.reads.Go(func() {
+		err := n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)).Error()
+		n.noteTransfer(false) // what was refused until now had its reason
+		n.mu.Lock()
+		n.mu.transferring = false
+		n.mu.Unlock()
+		done <- err
+	})
+	n.mu.Unlock()
+	select {
+	case err := <-done:
+		if err != nil {
+			return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: transfer to replica %s: %w", g.cfg.ID, target.Replica, err)
+		}
+		return nil
+	case <-n.over:
+		return rowraft.Errorf(rowraft.CodeClosing, "group %s stopped", g.cfg.ID)
+	case <-ctx.Done():
+		return fmt.Errorf("transfer leadership of group %s: %w", g.cfg.ID, context.Cause(ctx))
+	}
+}
+
+// successor is the voter to, or the one with the longest log, if it has caught up.
+func (n *instance) successor(to rowraft.ReplicaID) (best MemberStatus, err error) {
+	m := Membership{Members: n.members(n.raft.GetConfiguration().Configuration().Servers)}
+	if to != "" {
+		found, ok := m.Find(to)
+		switch {
+		case !ok || !found.Voter:
+			return best, rowraft.Errorf(rowraft.CodePrecondition, "replica %s is not a voter of the group", to)
+		case !found.CaughtUp:
+			return best, rowraft.Errorf(rowraft.CodeNoLeader, "replica %s has not caught up: its log is known up to entry %d, %d behind", to, found.MatchIndex, found.LagEntries)
+		}
+		return found, nil
+	}
+	for _, s := range m.Members {
+		if s.Voter && s.CaughtUp && s.Replica != n.g.cfg.Replica && (best.Replica == "" || s.MatchIndex > best.MatchIndex) {
+			best = s
+		}
+	}
+	if best.Replica == "" {
+		return best, rowraft.Errorf(rowraft.CodeNoLeader, "no other voter is within %d entries of the leader's log", maxTransferLag)
+	}
+	return best, nil
+}
