@@ -15,6 +15,6 @@
 //     plain ones, element by element, never fused; tests compare all dims 1 … 70.
 //  4. Elements of a row are independent, so a kernel may take them in any order.
 //
-// A rule and the initializers ([Init]) are formats: a change of one bit changes
-// what an old log replays to.
+// A rule and the initializers ([Init]) are formats (docs/formats/rules.md): a
+// change of one bit changes what an old log replays to.
 package optim

@@ -9,49 +9,6 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// FuzzApply feeds two replicas the same bytes: neither panics, both answer
-// alike, and a refused entry leaves no trace.
-func FuzzApply(f *testing.F) {
-	table := testTable(1, "a", 1, sgd)
-	h := wire.EntryHeader{Version: 1, Epoch: 1, LogTime: 5}
-	part := push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{1, 2}}, rows{schema: testTable(2, "b", 2, adagrad), keys: []rowraft.Key{7}, flags: wire.FlagLR, lr: 0.5}))
-	f.Add(entryOf(h, part, part))
-	f.Add(wire.OpenSessionEntry(h, client(1), 2))
-	f.Add(wire.CreateTableEntry(h, &table))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, entry []byte) {
-		a, stream := smallSnapshot(t)
-		b := newReplica(t, Config{Shard: 6})
-		if err := b.Restore(bytes.NewReader(stream)); err != nil {
-			t.Fatal(err)
-		}
-		index := a.AppliedIndex() + 1
-		before := a.digest()
-		switch got := a.Apply(index, entry).(type) {
-		case error:
-			if _, ok := b.Apply(index, entry).(*FatalError); !ok {
-				t.Fatal("one replica stopped, the other did not")
-			}
-			if a.AppliedIndex() != before.Index {
-				t.Fatal("a fatal entry counts as applied")
-			}
-		case *Applied:
-			other, ok := b.Apply(index, entry).(*Applied)
-			if !ok || len(other.Parts) != len(got.Parts) {
-				t.Fatalf("%+v and %+v", got, other)
-			}
-			for i, p := range got.Parts {
-				if q := other.Parts[i]; rowraft.CodeOf(p.Err) != rowraft.CodeOf(q.Err) || p.Duplicate != q.Duplicate {
-					t.Fatalf("part %d: %+v and %+v", i, p, q)
-				}
-			}
-			if !sameState(a, b) {
-				t.Fatal("the replicas differ")
-			}
-		}
-	})
-}
-
 // withSums sets the checksums of whatever stands where the header and chunks of
 // a snapshot would, so that the content behind them is tested.
 func withSums(b []byte) []byte {

@@ -97,6 +97,11 @@ var borders = []border{
 		},
 	},
 	{
+		why:     "the reference is the second reading of docs/formats: it shares no code with the first",
+		library: under(Module+"/shard", Module+"/checkpoint", Module+"/wire", Module+"/clustermap", Module+"/optim"),
+		inside:  func(f *File) bool { return f.Test || !within(f.Dir, "e2e/reference") },
+	},
+	{
 		why:     "gob is no format: its bytes follow the Go types of the day",
 		library: under("encoding/gob"),
 		inside:  filesIn(),

@@ -119,6 +119,14 @@ var examples = []struct {
 		want: "raftstore/group.go",
 	},
 	{
+		name: "the reference uses the decoder it is to check", rule: "imports",
+		sources: map[string]string{
+			"e2e/reference/a.go":      imp("reference", Module+"/wire"),
+			"e2e/reference/a_test.go": imp("reference", Module+"/wire", Module+"/shard"),
+		},
+		want: "shares no code",
+	},
+	{
 		name: "gob", rule: "imports",
 		sources: map[string]string{"node/a.go": imp("node", "encoding/gob")},
 		want:    "gob",

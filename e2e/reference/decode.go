@@ -1,0 +1,243 @@
+package reference
+
+import (
+	"math"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Kinds of entries and ops of parts, from docs/formats/entry.md.
+const (
+	kindParts       = 1
+	kindOpenSession = 2
+	kindCreateTable = 3
+
+	opPush   = 1
+	opAssign = 2
+)
+
+// entry is a decoded log entry; which fields count depends on kind.
+type entry struct {
+	kind    byte
+	logTime uint64
+	epoch   rowraft.TableEpoch
+
+	parts       []part
+	client      rowraft.ClientID
+	incarnation rowraft.Incarnation
+	schema      rowraft.Schema
+}
+
+type part struct {
+	client      rowraft.ClientID
+	incarnation rowraft.Incarnation
+	seq, floor  rowraft.Seq
+	op          byte
+	payload     []byte
+}
+
+func corrupt(what string) error {
+	return rowraft.Errorf(rowraft.CodeCorrupt, "%s", what)
+}
+
+func tooNew(what string) error {
+	return rowraft.Errorf(rowraft.CodeVersionTooNew, "%s", what)
+}
+
+// decodeEntry reads a whole entry; its errors stop a replica.
+func decodeEntry(b []byte) (*entry, error) {
+	if len(b) < 32 || b[0] != 'R' {
+		return nil, corrupt("no entry header")
+	}
+	format, version := b[1], le.Uint16(b[4:])
+	if format > 1 || version > 1 {
+		return nil, tooNew("entry of a later format or apply version")
+	}
+	e := &entry{kind: b[2], logTime: le.Uint64(b[8:]), epoch: rowraft.TableEpoch(le.Uint64(b[16:]))}
+	parts := le.Uint32(b[24:])
+	if format == 0 || version == 0 || !zero(b[3:4]) || !zero(b[6:8]) || !zero(b[28:32]) {
+		return nil, corrupt("entry header with impossible fields")
+	}
+	body := b[32:]
+	switch e.kind {
+	case kindParts:
+		return e, e.decodeParts(parts, body)
+	case kindOpenSession:
+		if parts != 0 || len(body) != 24 {
+			return nil, corrupt("open session of another length")
+		}
+		e.client, e.incarnation = rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:]))
+		return e, nil
+	case kindCreateTable:
+		s, rest, err := decodeSchema(body)
+		if err == nil && (parts != 0 || len(rest) != 0) {
+			err = corrupt("bytes follow a schema")
+		}
+		e.schema = s
+		return e, err
+	}
+	return nil, tooNew("entry of an unknown kind")
+}
+
+func (e *entry) decodeParts(n uint32, b []byte) error {
+	for range n {
+		if len(b) < 48 {
+			return corrupt("entry ends in the header of a part")
+		}
+		p := part{
+			client: rowraft.ClientID(b[:16]), incarnation: rowraft.Incarnation(le.Uint64(b[16:])),
+			seq: rowraft.Seq(le.Uint64(b[24:])), floor: rowraft.Seq(le.Uint64(b[32:])), op: b[40],
+		}
+		length := uint64(le.Uint32(b[44:]))
+		switch {
+		case p.op != opPush && p.op != opAssign, !zero(b[41:44]), length%8 != 0, length > uint64(len(b)-48):
+			return corrupt("impossible part")
+		}
+		p.payload = b[48 : 48+length]
+		b = b[48+length:]
+		e.parts = append(e.parts, p)
+	}
+	if len(b) != 0 {
+		return corrupt("bytes follow the last part")
+	}
+	return nil
+}
+
+// decodeSchema reads one schema from the start of b.
+func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
+	if len(b) < 56 {
+		return s, nil, corrupt("schema ends early")
+	}
+	s.ID = rowraft.TableID(le.Uint64(b))
+	s.Kind = rowraft.TableKind(b[8])
+	s.Dim = int(le.Uint32(b[12:]))
+	s.Initializer = rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: float(b[24:]), B: float(b[28:])}
+	s.Optimizer = rowraft.Optimizer{
+		Kind: rowraft.OptimizerKind(b[10]), LR: float(b[32:]), InitialAccumulator: float(b[36:]),
+		Epsilon: float(b[40:]), Beta1: float(b[44:]), Beta2: float(b[48:]),
+	}
+	length := uint64(le.Uint32(b[52:]))
+	padded := (56 + length + 7) / 8 * 8
+	if !zero(b[11:12]) || length < 1 || length > 128 || padded > uint64(len(b)) || !zero(b[56+length:padded]) {
+		return s, nil, corrupt("impossible schema")
+	}
+	s.Name = string(b[56 : 56+length])
+	if err := s.Validate(); err != nil {
+		return s, nil, corrupt(err.Error())
+	}
+	return s, b[padded:], nil
+}
+
+func zero(b []byte) bool {
+	for _, x := range b {
+		if x != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func float(b []byte) float32 { return math.Float32frombits(le.Uint32(b)) }
+
+// segment is one segment of a push or assign.
+type segment struct {
+	table *Table
+	hasLR bool
+	lr    float32
+	keys  []rowraft.Key
+	rows  [][]float32 // one a key
+}
+
+const (
+	flagLR       = 1
+	flagNoValues = 2
+	flagNoKeys   = 4
+	flagPresence = 8
+)
+
+// checkPayload decodes a payload of a push or an assign; a code that is not
+// CodeUnknown refuses it. The order of the checks is that of docs/formats/payload.md.
+func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
+	const ok, bad = rowraft.CodeUnknown, rowraft.CodeInvalidArgument
+	if len(b) > maxPayload {
+		return nil, bad
+	}
+	var out []segment
+	total := uint64(0)
+	seen := make(map[rowraft.TableID]bool)
+	for len(b) > 0 {
+		if len(b) < 24 {
+			return nil, bad
+		}
+		id, n, dim := rowraft.TableID(le.Uint64(b)), uint64(le.Uint32(b[8:])), uint64(le.Uint16(b[12:]))
+		dtype, flags, lr := b[14], b[15], float(b[16:])
+		size := map[byte]uint64{1: 4, 2: 2}[dtype]
+		hasLR := flags&flagLR != 0
+		if size == 0 || flags > 15 || dim < 1 || dim > maxDim || n > maxRows || !zero(b[20:24]) {
+			return nil, bad
+		}
+		if !hasLR && lr != 0 || hasLR && (lr < 0 || !finite(lr)) {
+			return nil, bad
+		}
+		keysAt := uint64(24)
+		presenceAt, valuesAt := keysAt+8*n, keysAt+8*n
+		if flags&flagNoKeys != 0 {
+			presenceAt, valuesAt = keysAt, keysAt
+		}
+		if flags&flagPresence != 0 {
+			valuesAt = presenceAt + (n+63)/64*8
+		}
+		end := valuesAt + n*dim*size
+		if flags&flagNoValues != 0 {
+			end = valuesAt
+		}
+		padded := (end + 7) / 8 * 8
+		if padded > uint64(len(b)) || !zero(b[end:padded]) {
+			return nil, bad
+		}
+
+		t := m.Tables[id]
+		if t == nil {
+			return nil, rowraft.CodeTableNotFound
+		}
+		total += n
+		if flags&^flagLR != 0 || op == opAssign && hasLR || dim != uint64(t.Schema.Dim) || seen[id] || total > maxRows {
+			return nil, bad
+		}
+		seen[id] = true
+		seg := segment{table: t, hasLR: hasLR, lr: lr}
+		for i := range n {
+			seg.keys = append(seg.keys, rowraft.Key(le.Uint64(b[keysAt+8*i:])))
+			if i > 0 && seg.keys[i] <= seg.keys[i-1] {
+				return nil, bad
+			}
+		}
+		for _, k := range seg.keys {
+			if m.Owned != nil && !m.Owned[slotOf(&t.Schema, k)] {
+				return nil, rowraft.CodeWrongShard
+			}
+		}
+		for i := range n {
+			row := make([]float32, dim)
+			for j := range row {
+				at := b[valuesAt+(i*dim+uint64(j))*size:]
+				if dtype == 1 {
+					row[j] = float(at)
+				} else {
+					row[j] = math.Float32frombits(uint32(le.Uint16(at)) << 16)
+				}
+				if !finite(row[j]) {
+					return nil, bad
+				}
+			}
+			seg.rows = append(seg.rows, row)
+		}
+		out = append(out, seg)
+		b = b[padded:]
+	}
+	return out, ok
+}
+
+func finite(v float32) bool {
+	return !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0)
+}

@@ -1,0 +1,157 @@
+package reference
+
+import (
+	"math"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Row is the record of one key.
+type Row struct {
+	Version uint64
+	Weights []float32
+	// State is what the optimizer keeps, in the order of docs/formats/snapshot.md.
+	State []float32
+}
+
+// mix64, slotOf: docs/formats/hash.md.
+func mix64(z uint64) uint64 {
+	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+	z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+	return z ^ (z >> 31)
+}
+
+const gamma = 0x9E3779B97F4A7C15
+
+func slotOf(s *rowraft.Schema, key rowraft.Key) rowraft.Slot {
+	if s.Kind == rowraft.Dense {
+		key = key >> 40 << 40
+	}
+	return rowraft.Slot(mix64(uint64(key)^mix64(uint64(s.ID)+gamma)) >> 52)
+}
+
+// InitialWeights returns the weights of a key that was never pushed:
+// docs/formats/rules.md.
+func InitialWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
+	w := make([]float32, s.Dim)
+	i := s.Initializer
+	h := mix64(mix64(mix64(i.Seed+gamma)^uint64(s.ID)) ^ uint64(key))
+	x := func(j int) uint64 { return mix64(h + uint64(j)*gamma) }
+	for n := range w {
+		switch i.Kind {
+		case rowraft.InitUniform:
+			u := float64(float64(x(n+1)>>11) / (1 << 53))
+			w[n] = float32(float64(i.A) + float64(u*(float64(i.B)-float64(i.A))))
+			if w[n] >= i.B {
+				w[n] = i.A
+			}
+		case rowraft.InitNormal:
+			sum := 0
+			for j := 3*n + 1; j <= 3*n+3; j++ {
+				for shift := 0; shift < 64; shift += 16 {
+					sum += int(x(j) >> shift & 0xFFFF)
+				}
+			}
+			z := float64(float64(2*sum-786420) / (1 << 17))
+			w[n] = float32(float64(i.A) + float64(float64(i.B)*z))
+		}
+	}
+	return w
+}
+
+// initialState returns the optimizer state of a key that was never pushed.
+func initialState(s *rowraft.Schema) []float32 {
+	switch s.Optimizer.Kind {
+	case rowraft.Adagrad:
+		state := make([]float32, s.Dim)
+		for i := range state {
+			state[i] = s.Optimizer.InitialAccumulator
+		}
+		return state
+	case rowraft.Adam:
+		state := make([]float32, 2*s.Dim+2)
+		state[2*s.Dim], state[2*s.Dim+1] = 1, 1
+		return state
+	}
+	return nil
+}
+
+func root(v float32) float32 { return float32(math.Sqrt(float64(v))) }
+
+// power returns β^t from β^(t-1); what is below 2^-64 counts as 0.
+func power(before, beta float32) float32 {
+	p := float32(before * beta)
+	if p < 1.0/(1<<32)/(1<<32) {
+		return 0
+	}
+	return p
+}
+
+// step moves r along the gradient g: docs/formats/rules.md.
+func (r *Row) step(o rowraft.Optimizer, lr float32, g []float32) {
+	n := len(r.Weights)
+	if o.Kind == rowraft.Adam {
+		r.State[2*n] = power(r.State[2*n], o.Beta1)
+		r.State[2*n+1] = power(r.State[2*n+1], o.Beta2)
+	}
+	for i, g := range g {
+		step := float32(lr * g)
+		switch o.Kind {
+		case rowraft.Adagrad:
+			r.State[i] = r.State[i] + float32(g*g)
+			step = step / (root(r.State[i]) + o.Epsilon)
+		case rowraft.Adam:
+			m := float32(o.Beta1*r.State[i]) + float32((1-o.Beta1)*g)
+			v := float32(o.Beta2*r.State[n+i]) + float32((1-o.Beta2)*float32(g*g))
+			r.State[i], r.State[n+i] = m, v
+			step = float32(lr*(m/(1-r.State[2*n]))) / (root(v/(1-r.State[2*n+1])) + o.Epsilon)
+		}
+		r.Weights[i] = r.Weights[i] - step
+	}
+}
+
+func (m *Machine) applySegment(op byte, seg segment) {
+	t := seg.table
+	lr := t.Schema.Optimizer.LR
+	if seg.hasLR {
+		lr = seg.lr
+	}
+	for i, key := range seg.keys {
+		r := t.Rows[key]
+		if r == nil {
+			r = &Row{Weights: InitialWeights(&t.Schema, key), State: initialState(&t.Schema)}
+			t.Rows[key] = r
+		} else {
+			m.sum = m.sum.minus(r.hash(key))
+		}
+		if op == opAssign {
+			copy(r.Weights, seg.rows[i])
+		} else {
+			r.step(t.Schema.Optimizer, lr, seg.rows[i])
+		}
+		slot := slotOf(&t.Schema, key)
+		t.Counters[slot]++
+		r.Version = t.Counters[slot]
+		m.sum = m.sum.plus(r.hash(key))
+	}
+}
+
+// record is the row as a snapshot holds it, from byte 8 on.
+func (r *Row) record(key rowraft.Key) []byte {
+	b := le.AppendUint64(nil, uint64(key))
+	b = le.AppendUint64(b, r.Version)
+	for _, v := range r.Weights {
+		b = le.AppendUint32(b, math.Float32bits(v))
+	}
+	for _, v := range r.State {
+		b = le.AppendUint32(b, math.Float32bits(v))
+	}
+	return b
+}
+
+func (r *Row) hash(key rowraft.Key) Sum {
+	h := xxh3.Hash128(r.record(key))
+	return Sum{h.Hi, h.Lo}
+}

@@ -1,0 +1,241 @@
+package reference
+
+import (
+	"bytes"
+	"hash/crc32"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Load reads a snapshot, docs/formats/snapshot.md, of a shard that holds slots
+// (nil: all). It checks all that the page tells of, the digest included.
+//
+// Errors: CodeCorrupt, CodeVersionTooNew.
+func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
+	l := &loader{all: stream, rest: stream}
+	tables, sessions, err := l.header(slots)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.schemas(tables); err != nil {
+		return nil, err
+	}
+	if err := l.sessions(sessions); err != nil {
+		return nil, err
+	}
+	for {
+		at := len(l.all) - len(l.rest)
+		kind, body, err := l.chunk()
+		if err != nil {
+			return nil, err
+		}
+		switch kind {
+		case 3:
+			err = l.rows(body)
+		case 4:
+			return l.m, l.trailer(body, at)
+		default:
+			err = corrupt("snapshot: a chunk of another kind among the rows")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// loader is a snapshot half read.
+type loader struct {
+	all, rest []byte
+	m         *Machine
+
+	table      rowraft.TableID // of the last chunk of rows
+	slot, part int
+	recordSize int
+	chunks     uint64
+}
+
+func sum32c(parts ...[]byte) uint32 {
+	return crc32.Checksum(bytes.Join(parts, nil), crc32.MakeTable(crc32.Castagnoli))
+}
+
+func (l *loader) header(slots []rowraft.Slot) (tables, sessions int, err error) {
+	h := l.rest
+	switch {
+	case len(h) < 64 || string(h[:8]) != "ROWRSNAP":
+		return 0, 0, corrupt("snapshot: no header")
+	case le.Uint16(h[8:]) > 1 || le.Uint16(h[10:]) > 1:
+		return 0, 0, tooNew("snapshot of a later format or hash version")
+	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:60]):
+		return 0, 0, corrupt("snapshot: impossible header")
+	}
+	l.m = New(rowraft.ShardID(le.Uint32(h[12:])), slots)
+	l.m.Applied = rowraft.Index(le.Uint64(h[16:]))
+	l.m.LogTime = le.Uint64(h[24:])
+	l.m.Epoch = rowraft.TableEpoch(le.Uint64(h[32:]))
+	l.rest = h[64:]
+	return int(le.Uint32(h[40:])), int(le.Uint32(h[44:])), nil
+}
+
+func (l *loader) chunk() (kind byte, body []byte, err error) {
+	if len(l.rest) < 16 {
+		return 0, nil, corrupt("snapshot ends early")
+	}
+	head, size := l.rest[:16], le.Uint64(l.rest[8:])
+	if size > 8<<20 || size > uint64(len(l.rest)-16) {
+		return 0, nil, corrupt("snapshot: a chunk beyond the end, or too long")
+	}
+	body = l.rest[16 : 16+size]
+	l.rest = l.rest[16+size:]
+	if !zero(head[1:4]) || le.Uint32(head[4:]) != sum32c(head[:4], head[8:], body) {
+		return 0, nil, corrupt("snapshot: the checksum of a chunk does not match")
+	}
+	return head[0], body, nil
+}
+
+// section passes all chunks of kind to read, which returns how many items it
+// found; there are want of them in all.
+func (l *loader) section(kind byte, want int, read func(body []byte) (int, error)) error {
+	for n, first := 0, true; first || n < want; first = false {
+		k, body, err := l.chunk()
+		if err != nil {
+			return err
+		}
+		if k != kind || !first && len(body) == 0 {
+			return corrupt("snapshot: a chunk is missing")
+		}
+		found, err := read(body)
+		if err != nil {
+			return err
+		}
+		if n += found; n > want || n < want && found == 0 && !first {
+			return corrupt("snapshot: another number of tables or sessions")
+		}
+	}
+	return nil
+}
+
+func (l *loader) schemas(want int) error {
+	last, names := rowraft.TableID(0), make(map[string]bool)
+	return l.section(1, want, func(b []byte) (n int, err error) {
+		for ; len(b) > 0; n++ {
+			var s rowraft.Schema
+			if s, b, err = decodeSchema(b); err != nil {
+				return n, err
+			}
+			if s.ID <= last || names[s.Name] || len(l.m.Tables) == maxTables {
+				return n, corrupt("snapshot: an impossible table")
+			}
+			last, names[s.Name] = s.ID, true
+			l.m.Tables[s.ID] = &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}}
+		}
+		return n, nil
+	})
+}
+
+func (l *loader) sessions(want int) error {
+	if want > maxSessions {
+		return corrupt("snapshot: too many sessions")
+	}
+	var last rowraft.ClientID
+	return l.section(2, want, func(b []byte) (n int, err error) {
+		for ; len(b) > 0; n++ {
+			if len(b) < 176 {
+				return n, corrupt("snapshot: a session ends early")
+			}
+			client := rowraft.ClientID(b[:16])
+			if len(l.m.Sessions) > 0 && bytes.Compare(client[:], last[:]) <= 0 {
+				return n, corrupt("snapshot: sessions are not in order")
+			}
+			last = client
+			refused := uint64(le.Uint32(b[40:]))
+			if refused > window || uint64(len(b)) < 176+16*refused || !zero(b[44:48]) {
+				return n, corrupt("snapshot: an impossible session")
+			}
+			s := decodeSession(b[:176])
+			if l.m.Sessions[client] = s; !s.refuse(b[176 : 176+16*refused]) {
+				return n, corrupt("snapshot: a session refused a number that it has not answered")
+			}
+			b = b[176+16*refused:]
+		}
+		return n, nil
+	})
+}
+
+// decodeSession reads the fixed part of a session.
+func decodeSession(b []byte) *Session {
+	s := &Session{
+		Incarnation: rowraft.Incarnation(le.Uint64(b[16:])), Floor: rowraft.Seq(le.Uint64(b[24:])),
+		LastUsed: le.Uint64(b[32:]), Answered: map[rowraft.Seq]rowraft.Code{},
+	}
+	for n := s.Floor + 1; n <= s.Floor+window && n > 0; n++ {
+		bit := n % window
+		if word := le.Uint64(b[48+8*(bit/64):]); word>>(bit%64)&1 == 1 {
+			s.Answered[n] = rowraft.CodeUnknown
+		}
+	}
+	return s
+}
+
+// refuse reads the refused numbers of a session and reports whether they can be.
+func (s *Session) refuse(b []byte) bool {
+	last := rowraft.Seq(0)
+	for ; len(b) > 0; b = b[16:] {
+		n, code := rowraft.Seq(le.Uint64(b)), le.Uint64(b[8:])
+		if _, ok := s.Answered[n]; !ok || n <= last || code > 255 {
+			return false
+		}
+		last, s.Answered[n] = n, rowraft.Code(code)
+	}
+	return true
+}
+
+func (l *loader) rows(b []byte) error {
+	if len(b) < 32 {
+		return corrupt("snapshot: a chunk of rows ends early")
+	}
+	id, slot, part := rowraft.TableID(le.Uint64(b)), int(le.Uint16(b[8:])), int(le.Uint32(b[12:]))
+	counter, n, size := le.Uint64(b[16:]), int(le.Uint32(b[24:])), int(le.Uint32(b[28:]))
+	t := l.m.Tables[id]
+	if t == nil || slot > 4095 || !zero(b[10:12]) || size != 24+4*(t.Schema.Dim+len(initialState(&t.Schema))) || len(b)-32 != n*size {
+		return corrupt("snapshot: impossible rows")
+	}
+	if l.m.Owned != nil && !l.m.Owned[rowraft.Slot(slot)] {
+		return rowraft.Errorf(rowraft.CodeWrongShard, "snapshot: rows of slot %d", slot)
+	}
+	next := l.chunks == 0 || id > l.table || id == l.table && slot > l.slot
+	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)]
+	if part == 0 && !next || part > 0 && (!same || part != l.part+1 || n == 0) {
+		return corrupt("snapshot: rows are not in order")
+	}
+	l.table, l.slot, l.part = id, slot, part
+	l.chunks++
+	t.Counters[rowraft.Slot(slot)] = counter
+	for rec := b[32:]; len(rec) > 0; rec = rec[size:] {
+		key := rowraft.Key(le.Uint64(rec[8:]))
+		r := &Row{Version: le.Uint64(rec[16:])}
+		for at := 24; at < size; at += 4 {
+			r.Weights = append(r.Weights, float(rec[at:]))
+		}
+		r.Weights, r.State = r.Weights[:t.Schema.Dim:t.Schema.Dim], r.Weights[t.Schema.Dim:]
+		if int(slotOf(&t.Schema, key)) != slot || t.Rows[key] != nil || r.Version < 1 || r.Version > counter {
+			return corrupt("snapshot: a row that cannot be here")
+		}
+		t.Rows[key] = r
+		l.m.sum = l.m.sum.plus(r.hash(key))
+	}
+	return nil
+}
+
+func (l *loader) trailer(b []byte, at int) error {
+	if len(b) != 48 || len(l.rest) != 0 {
+		return corrupt("snapshot: an impossible end")
+	}
+	sum, rows := l.m.Digest()
+	switch {
+	case le.Uint64(b) != rows, le.Uint64(b[8:]) != l.chunks, le.Uint64(b[16:]) != uint64(at), !zero(b[24:32]):
+		return corrupt("snapshot: the trailer counts otherwise")
+	case [16]byte(b[32:]) != sum:
+		return corrupt("snapshot: the digest of its rows is another")
+	}
+	return nil
+}
