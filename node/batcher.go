@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
@@ -162,6 +163,12 @@ func (b *batcher) propose(parts []*waiting, size int) {
 	// A full channel is the back-pressure that lets parts gather in the queue.
 	future := b.group.Propose(entry) // copies it
 	rpc.Pool.Put(buf)
+	if canary.Is(canary.AckBeforeCommit) {
+		for _, w := range parts {
+			w.done <- shard.PartResult{}
+		}
+		parts = nil
+	}
 	b.ahead <- proposed{future: future, parts: parts}
 }
 

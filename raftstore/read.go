@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
 )
 
 type readAnswer struct {
@@ -78,6 +79,9 @@ func (n *instance) readRound() (rowraft.Index, error) {
 	}
 	begin := time.Now()
 	index := n.raft.CommitIndex()
+	if canary.Is(canary.StaleReads) {
+		return rowraft.Index(index), nil
+	}
 	for verified := false; !verified; verified = n.confirmedSince(term, begin) {
 		if err := n.raft.VerifyLeader().Error(); err != nil {
 			return 0, n.readError(err)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft/internal/canary"
 )
 
 // rpcTimeout bounds one RPC. Raft's 10 s would block the heartbeats of a
@@ -81,10 +83,14 @@ var (
 )
 
 func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger, rcv receiver) *transport {
+	inFlight := 1
+	if canary.Is(canary.PipelinedAppends) {
+		inFlight = 2
+	}
 	n := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream:          layer,
 		MaxPool:         3,
-		MaxRPCsInFlight: 1,
+		MaxRPCsInFlight: inFlight,
 		Timeout:         rpcTimeout,
 		Logger:          &hclogger{log: log, name: "raft-net", rate: newLogRate()},
 	})
@@ -105,10 +111,17 @@ func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger
 
 // SetHeartbeatHandler does nothing, on purpose (#695). A transport without a
 // fast path is a documented choice: heartbeats then come through Consumer.
-func (t *transport) SetHeartbeatHandler(func(raft.RPC)) {}
+func (t *transport) SetHeartbeatHandler(h func(raft.RPC)) {
+	if canary.Is(canary.HeartbeatFastPath) {
+		t.Transport.SetHeartbeatHandler(h)
+	}
+}
 
 // AppendEntriesPipeline refuses, on purpose (#612).
-func (t *transport) AppendEntriesPipeline(raft.ServerID, raft.ServerAddress) (raft.AppendPipeline, error) {
+func (t *transport) AppendEntriesPipeline(id raft.ServerID, to raft.ServerAddress) (raft.AppendPipeline, error) {
+	if canary.Is(canary.PipelinedAppends) {
+		return t.Transport.AppendEntriesPipeline(id, to)
+	}
 	return nil, raft.ErrPipelineReplicationNotSupported
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -262,8 +263,22 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if canary.Is(canary.MapOrder) && op == wire.OpPush {
+		return updateInMapOrder(t, keys, values, dt, lr)
+	}
 	if op == wire.OpAssign {
 		return t.rows.Assign(keys, values, dt)
 	}
 	return t.rows.Update(keys, values, dt, lr)
+}
+
+// updateInMapOrder is the sabotage canary.MapOrder.
+func updateInMapOrder(t *table, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32) error {
+	rowBytes := len(values) / len(keys)
+	for _, i := range canary.Order(len(keys)) {
+		if err := t.rows.Update(keys[i:i+1], values[i*rowBytes:(i+1)*rowBytes], dt, lr); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
@@ -25,6 +26,9 @@ func (m *Machine) Restore(r io.Reader) error {
 	h := rd.Header()
 	if h.Shard != m.shard {
 		return rowraft.Errorf(rowraft.CodeIdentity, "restore shard %d: the snapshot is of shard %d", m.shard, h.Shard)
+	}
+	if canary.Is(canary.RestoreInPlace) {
+		return m.restoreInPlace(rd)
 	}
 	st, err := m.build(rd)
 	if err != nil {
@@ -46,6 +50,30 @@ func (m *Machine) Restore(r io.Reader) error {
 	// An error can only mean that memory was not given back; the new state stands.
 	_ = old.close()
 	return nil
+}
+
+// restoreInPlace is the sabotage canary.RestoreInPlace: readers and later entries
+// meet what was read until an error came.
+func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
+	m.entry.Lock()
+	defer m.entry.Unlock()
+	m.mu.Lock()
+	old := m.mu.state
+	m.mu.state, m.mu.snapshot = &state{}, nil
+	m.mu.Unlock()
+	st, err := m.build(rd)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.state = st
+	if err != nil {
+		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, old.close()))
+	}
+	h := rd.Header()
+	m.mu.failed = nil
+	m.logTime.Store(h.LogTime)
+	m.epoch.Store(uint64(h.Epoch))
+	m.applied.Store(uint64(h.Applied))
+	return old.close()
 }
 
 // build reads all of rd into a new state. The state is not nil even if there is

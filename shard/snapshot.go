@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
@@ -57,6 +58,9 @@ func (m *Machine) Snapshot() (*Snapshot, error) {
 		}
 		s.tables = append(s.tables, tableSnapshot{t.schema, t.rows, snap})
 		s.digest = s.digest.Add(snap.Digest())
+	}
+	if canary.Is(canary.ForgetSessions) {
+		s.sessions = nil
 	}
 	m.mu.snapshot = s
 	return s, nil
