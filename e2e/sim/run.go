@@ -1,0 +1,378 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/e2e/check"
+	"github.com/rowraft/rowraft/e2e/cluster"
+	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/e2e/load"
+	"github.com/rowraft/rowraft/e2e/nemesis"
+)
+
+// Files in the directory of a run, as rowraft-chaos check expects them.
+const (
+	configFile  = "config.json"
+	historyFile = "history.jsonl"
+	eventsFile  = "events.log"
+)
+
+// Config is what a run is made from. Zero values mean the defaults named.
+type Config struct {
+	Tier    string        `json:"tier"` // always "A"
+	Seed    uint64        `json:"seed"`
+	For     time.Duration `json:"for_ns"`  // of faults, in virtual time: 1 min
+	Faults  string        `json:"faults"`  // "all", or kinds separated by commas
+	Clients int           `json:"clients"` // 4
+	Rows    int           `json:"rows"`    // 8
+	Servers int           `json:"servers"` // 3
+	Shards  int           `json:"shards"`  // 2
+	Rate    int           `json:"rate"`    // calls a second of each client: 20
+	Profile string        `json:"profile"` // of the raft timers: "fast"
+	Backend string        `json:"log_backend"`
+
+	Dir string `json:"-"` // empty directory for data, logs and history
+	// Log receives a line for a person; may be nil.
+	Log func(format string, args ...any) `json:"-"`
+}
+
+func (c *Config) setDefaults() {
+	set := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	set(&c.Clients, 4)
+	set(&c.Rows, 8)
+	set(&c.Servers, 3)
+	set(&c.Shards, 2)
+	set(&c.Rate, 20)
+	c.Tier = "A"
+	if c.For == 0 {
+		c.For = time.Minute
+	}
+	if c.Faults == "" {
+		c.Faults = "all"
+	}
+	if c.Profile == "" {
+		c.Profile = "fast"
+	}
+	if c.Backend == "" {
+		c.Backend = []string{"wal", "bolt"}[c.Seed%2]
+	}
+	if c.Log == nil {
+		c.Log = func(string, ...any) {}
+	}
+}
+
+// Result is what a run has done and found.
+type Result struct {
+	Virtual  time.Duration            `json:"virtual_ns"`
+	Rounds   int                      `json:"rounds"`
+	Faults   map[string]nemesis.Count `json:"faults"`
+	Acks     int64                    `json:"acks"`
+	Pulls    int64                    `json:"pulls"`
+	Refused  int64                    `json:"refused"`
+	Unknown  int64                    `json:"unknown"`
+	Lost     int64                    `json:"updates_lost"`
+	Doubled  int64                    `json:"updates_doubled"`
+	Diverged int                      `json:"shards_diverged"`
+	Terms    int                      `json:"terms"`
+	FirstAck time.Duration            `json:"first_ack_after_heal_ns"` // worst round
+	AllAcks  time.Duration            `json:"all_clients_after_heal_ns"`
+	CatchUp  time.Duration            `json:"catch_up_after_heal_ns"`
+	Gap      time.Duration            `json:"longest_time_without_ack_ns"`
+	Checked  int                      `json:"operations_checked"`
+	Installs int                      `json:"snapshots_installed"`
+	Problems []string                 `json:"violations"`
+}
+
+// Bounds of the liveness phase, and what counts as too little.
+const (
+	roundLength   = 30 * time.Second
+	startLimit    = time.Minute
+	firstAckLimit = 10 * time.Second
+	allAcksLimit  = 20 * time.Second
+	catchUpLimit  = 30 * time.Second
+	finalLimit    = time.Minute
+	pushPatience  = 90 * time.Second // longer than any fault: then a push is stuck
+
+	minAcksPerSecond   = 5
+	minFaultsPerMinute = 10
+)
+
+// runner is a run in progress.
+type runner struct {
+	cfg     *Config
+	res     *Result
+	cluster *Cluster
+	load    *load.Load
+	rec     *history.Recorder
+	world   *nemesis.World
+	events  *os.File
+	began   time.Time
+}
+
+// Run does a whole run. It must be called in a bubble of testing/synctest, which
+// ends clean after it. The error is why it could not go through; what it found wrong
+// stands in the result.
+func Run(ctx context.Context, cfg Config) (*Result, error) {
+	cfg.setDefaults()
+	r := &runner{cfg: &cfg, res: &Result{}, began: time.Now()}
+	raw, err := json.MarshalIndent(cfg, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(cfg.Dir, configFile), append(raw, '\n'), 0o644); err != nil {
+		return nil, err
+	}
+	if r.events, err = os.Create(filepath.Join(cfg.Dir, eventsFile)); err != nil {
+		return nil, err
+	}
+	defer r.events.Close()
+	if r.rec, err = history.Create(filepath.Join(cfg.Dir, historyFile)); err != nil {
+		return nil, err
+	}
+	err = r.withCluster(ctx)
+	if err := errors.Join(err, r.rec.Close()); err != nil {
+		return r.res, err
+	}
+	r.res.Virtual = time.Since(r.began)
+	return r.res, r.checkHistory()
+}
+
+func (r *runner) event(format string, args ...any) {
+	line := fmt.Sprintf("%8.2fs  %s", time.Since(r.began).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Fprintln(r.events, line)
+	r.cfg.Log("%s", line)
+}
+
+// wrong adds a violation.
+func (r *runner) wrong(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	r.event("WRONG: %s", text)
+	r.res.Problems = append(r.res.Problems, text)
+}
+
+func (r *runner) withCluster(ctx context.Context) (err error) {
+	if err := r.start(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := r.load.Close(); cerr != nil {
+			err = errors.Join(err, cerr)
+		}
+		if cerr := r.cluster.Close(); cerr != nil {
+			r.wrong("the cluster does not stop: %v", cerr)
+		}
+		for _, v := range check.Leaders(r.cluster.Watch.All()) {
+			r.wrong("logs: %v", v)
+		}
+	}()
+	kinds, err := nemesis.Pick(r.cfg.Faults)
+	if err != nil {
+		return err
+	}
+	schedule := nemesis.NewSchedule(r.cfg.Seed, kinds)
+	end := time.Now().Add(r.cfg.For)
+	for time.Now().Before(end) && ctx.Err() == nil && len(r.res.Problems) == 0 {
+		until := time.Now().Add(roundLength)
+		if end.Sub(until) < roundLength/2 {
+			until = end
+		}
+		if err := r.round(ctx, schedule, until); err != nil {
+			return err
+		}
+		r.res.Rounds++
+	}
+	r.sum()
+	return context.Cause(ctx)
+}
+
+func (r *runner) start(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, errors.New("the cluster does not form"))
+	defer cancel()
+	r.cluster, err = Start(ctx, Options{
+		Dir: r.cfg.Dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Profile: r.cfg.Profile, LogBackend: r.cfg.Backend,
+		// Snapshots all the time, and replicas that need them.
+		SnapshotEveryBytes: 20_000, TrailingLogBytes: 5_000, LogSegmentBytes: 64 << 10,
+	})
+	if err != nil {
+		return err
+	}
+	r.load, err = load.New(ctx, load.Options{
+		Endpoints: r.cluster.Endpoints(), Dial: r.cluster.DialClient, Clients: r.cfg.Clients, Rows: r.cfg.Rows, Seed: r.cfg.Seed,
+		PerSecond: r.cfg.Rate, Recorder: r.rec, PushPatience: pushPatience,
+	})
+	if err != nil {
+		return errors.Join(err, r.cluster.Close())
+	}
+	r.world = &nemesis.World{
+		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.cluster.Watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.event,
+	}
+	return nil
+}
+
+// round is one safety phase, healing, liveness, final reads.
+func (r *runner) round(ctx context.Context, s *nemesis.Schedule, until time.Time) error {
+	r.phase("safety")
+	r.load.Start()
+	r.world.Run(ctx, s, until)
+	r.phase("heal")
+	r.cluster.Net.Heal()
+	r.phase("liveness")
+	r.liveness(ctx)
+	quiet, cancel := context.WithTimeout(ctx, finalLimit)
+	defer cancel()
+	if err := r.load.Quiesce(quiet); err != nil {
+		r.wrong("%v", err)
+		return context.Cause(ctx)
+	}
+	r.phase("final")
+	r.final(ctx)
+	return nil
+}
+
+func (r *runner) phase(name string) {
+	now := r.rec.Now()
+	r.rec.Add(history.Op{Kind: history.Phase, Client: -1, Fault: name, Call: now, Return: now, Outcome: history.OK})
+}
+
+// liveness waits, with everything healed, for every client to get through and every
+// replica to catch up.
+func (r *runner) liveness(ctx context.Context) {
+	healed, moment := time.Now(), r.rec.Now()
+	await := func(worst *time.Duration, limit time.Duration, what string, try func(context.Context) error) {
+		ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s %v after healing", what, limit))
+		defer cancel()
+		if err := try(ctx); err != nil {
+			r.wrong("liveness: %v", err)
+		}
+		*worst = max(*worst, time.Since(healed))
+	}
+	acked := func(enough func(int64) bool) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return cluster.Poll(ctx, func() error {
+				if !enough(moment) {
+					return errors.New("not acknowledged")
+				}
+				return nil
+			})
+		}
+	}
+	await(&r.res.FirstAck, firstAckLimit, "no push was acknowledged", acked(r.load.Any))
+	await(&r.res.AllAcks, allAcksLimit, "some client has no push acknowledged", acked(r.load.Since))
+	await(&r.res.CatchUp, catchUpLimit, "a replica has not caught up", r.cluster.CaughtUp)
+}
+
+// final compares all rows with what was acknowledged, and all replicas.
+func (r *runner) final(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, finalLimit)
+	defer cancel()
+	f, err := r.load.Final(ctx)
+	if err != nil {
+		r.wrong("%v", err)
+		return
+	}
+	r.res.Lost, r.res.Doubled = f.Lost, f.Doubled // of all rounds: counts go on
+	for _, d := range f.Details {
+		r.wrong("%s", d)
+	}
+	var rows uint64
+	for shard := range r.cfg.Shards {
+		rows += r.compare(ctx, rowraft.ShardID(shard))
+	}
+	if rows != uint64(r.cfg.Rows) && len(r.res.Problems) == 0 {
+		r.wrong("the shards hold %d rows, want %d", rows, r.cfg.Rows)
+	}
+	for _, p := range r.cluster.Dead() {
+		r.wrong("%s", p)
+	}
+}
+
+// compare looks at all replicas of a shard and returns its number of rows.
+func (r *runner) compare(ctx context.Context, shard rowraft.ShardID) uint64 {
+	digests, err := r.cluster.Digests(ctx, shard)
+	if err != nil {
+		r.wrong("digests: %v", err)
+		return 0
+	}
+	names := slices.Sorted(maps.Keys(digests))
+	first := digests[names[0]]
+	for _, name := range names[1:] {
+		if digests[name] != first {
+			r.res.Diverged++
+			r.wrong("shard %d has diverged: %s holds %+v, %s %+v", shard, names[0], first, name, digests[name])
+		}
+	}
+	if want := min(3, r.cfg.Servers); len(names) != want {
+		r.wrong("shard %d has %d replicas, want %d", shard, len(names), want)
+	}
+	return first.Rows
+}
+
+// sum collects what the run has seen, and whether that was enough.
+func (r *runner) sum() {
+	c := r.load.Counts()
+	r.res.Acks, r.res.Pulls, r.res.Refused, r.res.Unknown = c.Acks, c.Pulls, c.Refused, c.Unknown
+	r.res.Gap = r.load.LongestGap()
+	r.res.Faults = r.world.Counts()
+	terms := make(map[[2]uint64]bool)
+	for _, l := range r.cluster.Watch.All() {
+		terms[[2]uint64{uint64(l.Shard), l.Term}] = true
+	}
+	r.res.Terms = len(terms)
+	for _, p := range slices.Concat(r.world.Problems(), r.load.Problems()) {
+		r.wrong("%s", p)
+	}
+	if len(r.res.Problems) > 0 {
+		return // a run cut short has done little
+	}
+	observed := 0
+	for _, k := range slices.Sorted(maps.Keys(r.res.Faults)) {
+		n := r.res.Faults[k]
+		observed += n.Observed
+		if n.Tried > 2 && n.Observed == 0 {
+			r.wrong("fault %s was tried %d times and never had an effect", k, n.Tried)
+		}
+	}
+	if least := int64(minAcksPerSecond * r.cfg.For.Seconds()); c.Acks < least {
+		r.wrong("too little happened: %d pushes acknowledged, want %d", c.Acks, least)
+	}
+	if least := int(minFaultsPerMinute * r.cfg.For.Minutes()); observed < least {
+		r.wrong("too little happened: %d faults observed, want %d", observed, least)
+	}
+	if c.Unknown > 0 {
+		r.wrong("%d pushes ended with an unknown outcome: clients must retry until they know", c.Unknown)
+	}
+}
+
+// checkHistory checks every read that was recorded against every push.
+func (r *runner) checkHistory() error {
+	ops, err := history.Read(filepath.Join(r.cfg.Dir, historyFile))
+	if err != nil {
+		return err
+	}
+	r.res.Checked = len(ops)
+	for _, v := range check.Vec(ops, r.cfg.Clients+load.Guests) {
+		r.wrong("history: %v", v)
+	}
+	t := check.Count(ops)
+	r.res.Lost, r.res.Doubled = max(r.res.Lost, t.Lost), max(r.res.Doubled, t.Doubled)
+	if t.FinalReads == 0 || t.UnreadRows > 0 {
+		r.wrong("history: %d rows were not read in the end", t.UnreadRows)
+	}
+	if t.Lost > 0 || t.Doubled > 0 {
+		r.wrong("history: %d additions lost, %d doubled", t.Lost, t.Doubled)
+	}
+	return nil
+}

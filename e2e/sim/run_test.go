@@ -1,0 +1,99 @@
+package sim
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// More than CI runs:
+//
+//	go test ./e2e/sim -run TestSeeds -sim.seeds 60 -sim.for 6m -timeout 1h
+var (
+	seedCount  = flag.Int("sim.seeds", 0, "how many seeds TestSeeds runs; 0: 8, or 2 under -race")
+	firstSeed  = flag.Uint64("sim.seed", 1, "the first of them")
+	faultsFor  = flag.Duration("sim.for", time.Minute, "how long faults are done, in virtual time")
+	faultKinds = flag.String("sim.faults", "all", "all, or kinds separated by commas")
+	servers    = flag.Int("sim.servers", 0, "servers; 0: 3, every fifth seed 5")
+	verbose    = flag.Bool("sim.v", false, "log every fault")
+)
+
+// tempDir is memory if there is some, and is kept when the test fails.
+func tempDir(t *testing.T) string {
+	parent := "/dev/shm"
+	if _, err := os.Stat(parent); err != nil {
+		parent = ""
+	}
+	dir, err := os.MkdirTemp(parent, "rowraft-sim-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("kept: %s", dir)
+			return
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// runSeed does one run in a bubble of its own.
+func runSeed(t *testing.T, cfg Config) *Result {
+	t.Helper()
+	cfg.Dir = tempDir(t)
+	var res *Result
+	began := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		if *verbose {
+			cfg.Log = t.Logf
+		}
+		var err error
+		if res, err = Run(context.Background(), cfg); err != nil {
+			t.Error(err)
+		}
+	})
+	took := time.Since(began)
+	for _, p := range res.Problems {
+		t.Errorf("WRONG: %s", p)
+	}
+	observed := 0
+	for _, n := range res.Faults {
+		observed += n.Observed
+	}
+	t.Logf("seed %d: %v virtual in %v (%.0f×), %d rounds, %d faults of %d kinds, %d pushes acknowledged, %d reads, %d terms, %d checked, %d violations",
+		cfg.Seed, res.Virtual.Round(time.Second), took.Round(time.Millisecond), res.Virtual.Seconds()/took.Seconds(),
+		res.Rounds, observed, len(res.Faults), res.Acks, res.Pulls, res.Terms, res.Checked, len(res.Problems))
+	if t.Failed() {
+		t.Logf("again: go test ./e2e/sim -run TestSeeds -sim.seeds 1 -sim.seed %d -sim.for %v -sim.faults %s -sim.servers %d -sim.v", cfg.Seed, cfg.For, cfg.Faults, cfg.Servers)
+	}
+	return res
+}
+
+func TestSeeds(t *testing.T) {
+	n := *seedCount
+	if n == 0 {
+		n = 8
+		if raceEnabled {
+			n = 2
+		}
+	}
+	for i := range n {
+		seed := *firstSeed + uint64(i)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			cfg := Config{Seed: seed, For: *faultsFor, Faults: *faultKinds, Servers: *servers}
+			if cfg.Servers == 0 && seed%5 == 0 {
+				cfg.Servers = 5
+			}
+			runSeed(t, cfg)
+		})
+	}
+}
+
