@@ -16,14 +16,15 @@ import (
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/e2e/verdict"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
 // Files in the directory of a run.
 const (
 	configFile  = "config.json"
-	historyFile = "history.jsonl"
-	seenFile    = "seen.json"
+	historyFile = verdict.HistoryFile
+	seenFile    = verdict.SeenFile
 	resultFile  = "result.json"
 	serversDir  = "servers"
 )

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rowraft/rowraft/e2e/cluster"
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/e2e/verdict"
 )
 
 // config is what a run is made from; it is kept beside its history.
@@ -197,7 +198,7 @@ type result struct {
 	Recovery  recovery                 `json:"after_heal"`
 	Gap       float64                  `json:"longest_time_without_ack_seconds"`
 	Checked   int                      `json:"operations_checked"`
-	Verdicts  []verdict                `json:"checks"`
+	Verdicts  []verdict.Verdict        `json:"checks"`
 	Before    cluster.Usage            `json:"usage_before"` // the most of any server
 	After     cluster.Usage            `json:"usage_after"`
 	Problems  []string                 `json:"violations"`

@@ -54,7 +54,8 @@ type Digest struct {
 	Rows  uint64
 }
 
-func (a Admins) digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index, patience time.Duration) (Digest, error) {
+// Digest returns the digest of a replica once it has applied atLeast.
+func (a Admins) Digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index, patience time.Duration) (Digest, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	reply, err := rowraftv1.NewAdminClient(a[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
@@ -99,7 +100,7 @@ func (a Admins) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]
 		}
 		out = make(map[string]Digest)
 		for _, name := range holders {
-			d, err := a.digest(ctx, name, shard, newest, 2*time.Second)
+			d, err := a.Digest(ctx, name, shard, newest, 2*time.Second)
 			if err != nil {
 				return err
 			}

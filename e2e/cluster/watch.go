@@ -94,7 +94,7 @@ func (w *Watch) follow(ctx context.Context, name string) {
 		w.note(name, rs)
 		if i%digestEvery == 0 {
 			for _, r := range rs {
-				if d, err := w.c.digest(ctx, name, r.Shard, 0, watchPatience); err == nil {
+				if d, err := w.c.Digest(ctx, name, r.Shard, 0, watchPatience); err == nil {
 					w.noteDigest(name, r, d)
 				}
 			}

@@ -85,6 +85,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 
 // Close ends everything.
 func (c *Cluster) Close() error {
+	c.Watch.Close()
 	c.Net.Heal()
 	var errs []error
 	for _, a := range c.Admins {

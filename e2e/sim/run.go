@@ -17,12 +17,14 @@ import (
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/e2e/verdict"
 )
 
 // Files in the directory of a run, as rowraft-chaos check expects them.
 const (
 	configFile  = "config.json"
-	historyFile = "history.jsonl"
+	historyFile = verdict.HistoryFile
+	seenFile    = verdict.SeenFile
 	eventsFile  = "events.log"
 )
 
@@ -87,24 +89,28 @@ type Result struct {
 	Doubled  int64                    `json:"updates_doubled"`
 	Diverged int                      `json:"shards_diverged"`
 	Terms    int                      `json:"terms"`
-	FirstAck time.Duration            `json:"first_ack_after_heal_ns"` // worst round
-	AllAcks  time.Duration            `json:"all_clients_after_heal_ns"`
-	CatchUp  time.Duration            `json:"catch_up_after_heal_ns"`
-	Gap      time.Duration            `json:"longest_time_without_ack_ns"`
-	Checked  int                      `json:"operations_checked"`
-	Installs int                      `json:"snapshots_installed"`
-	Problems []string                 `json:"violations"`
+	// After the heal, worst round: a push called after it was acknowledged on every
+	// shard, for every client; every replica had caught up, every server served.
+	FirstPush  time.Duration     `json:"first_push_of_shard_ns"`
+	AllClients time.Duration     `json:"push_of_every_client_ns"`
+	CatchUp    time.Duration     `json:"replicas_caught_up_ns"`
+	Serving    time.Duration     `json:"servers_serve_ns"`
+	Gap        time.Duration     `json:"longest_time_without_ack_ns"`
+	Checked    int               `json:"operations_checked"`
+	Verdicts   []verdict.Verdict `json:"checks"`
+	Problems   []string          `json:"violations"`
 }
 
 // Bounds of the liveness phase, and what counts as too little.
 const (
-	roundLength   = 30 * time.Second
-	startLimit    = time.Minute
-	firstAckLimit = 10 * time.Second
-	allAcksLimit  = 20 * time.Second
-	catchUpLimit  = 30 * time.Second
-	finalLimit    = time.Minute
-	pushPatience  = 90 * time.Second // longer than any fault: then a push is stuck
+	roundLength    = 30 * time.Second
+	startLimit     = time.Minute
+	firstPushLimit = 10 * time.Second
+	allPushesLimit = 20 * time.Second
+	catchUpLimit   = 30 * time.Second
+	servingLimit   = 40 * time.Second
+	finalLimit     = time.Minute
+	pushPatience   = 90 * time.Second // longer than any fault: then a push is stuck
 
 	minAcksPerSecond   = 5
 	minFaultsPerMinute = 10
@@ -123,16 +129,13 @@ type runner struct {
 }
 
 // Run does a whole run. It must be called in a bubble of testing/synctest, which
-// ends clean after it. The error is why it could not go through; what it found wrong
-// stands in the result.
+// ends clean after it; Judge completes the result. The error is why it could not go
+// through; what it found wrong stands in the result.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	cfg.setDefaults()
 	r := &runner{cfg: &cfg, res: &Result{}, began: time.Now()}
-	raw, err := json.MarshalIndent(cfg, "", "  ")
+	err := writeJSON(filepath.Join(cfg.Dir, configFile), cfg)
 	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(cfg.Dir, configFile), append(raw, '\n'), 0o644); err != nil {
 		return nil, err
 	}
 	if r.events, err = os.Create(filepath.Join(cfg.Dir, eventsFile)); err != nil {
@@ -147,7 +150,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return r.res, err
 	}
 	r.res.Virtual = time.Since(r.began)
-	return r.res, r.checkHistory()
+	return r.res, nil
 }
 
 func (r *runner) event(format string, args ...any) {
@@ -174,10 +177,10 @@ func (r *runner) withCluster(ctx context.Context) (err error) {
 		if cerr := r.cluster.Close(); cerr != nil {
 			r.wrong("the cluster does not stop: %v", cerr)
 		}
-		for _, v := range check.Leaders(r.cluster.Watch.All()) {
-			r.wrong("logs: %v", v)
-		}
+		r.sum()
+		err = errors.Join(err, writeJSON(filepath.Join(r.cfg.Dir, seenFile), r.cluster.Watch.Seen()))
 	}()
+	r.cluster.Watch.Sample(r.cluster.Admins, r.cfg.Shards)
 	kinds, err := nemesis.Pick(r.cfg.Faults)
 	if err != nil {
 		return err
@@ -194,7 +197,6 @@ func (r *runner) withCluster(ctx context.Context) (err error) {
 		}
 		r.res.Rounds++
 	}
-	r.sum()
 	return context.Cause(ctx)
 }
 
@@ -222,15 +224,18 @@ func (r *runner) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// round is one safety phase, healing, liveness, final reads.
+// round is a safety phase, healing, liveness, final reads. The last faults of the
+// safety phase stand until the heal.
 func (r *runner) round(ctx context.Context, s *nemesis.Schedule, until time.Time) error {
 	r.phase("safety")
 	r.load.Start()
 	r.world.Run(ctx, s, until)
+	heal, ended := r.world.Stand(ctx, s)
 	r.phase("heal")
+	heal()
 	r.cluster.Net.Heal()
 	r.phase("liveness")
-	r.liveness(ctx)
+	r.liveness(ctx, ended)
 	quiet, cancel := context.WithTimeout(ctx, finalLimit)
 	defer cancel()
 	if err := r.load.Quiesce(quiet); err != nil {
@@ -247,31 +252,45 @@ func (r *runner) phase(name string) {
 	r.rec.Add(history.Op{Kind: history.Phase, Client: -1, Fault: name, Call: now, Return: now, Outcome: history.OK})
 }
 
-// liveness waits, with everything healed, for every client to get through and every
-// replica to catch up.
-func (r *runner) liveness(ctx context.Context) {
+// liveness waits, everything being healed, until every shard takes pushes, every
+// client gets through, every replica has caught up and every server serves.
+func (r *runner) liveness(ctx context.Context, ended <-chan struct{}) {
 	healed, moment := time.Now(), r.rec.Now()
-	await := func(worst *time.Duration, limit time.Duration, what string, try func(context.Context) error) {
+	r.load.Mark(moment)
+	await := func(worst *time.Duration, limit time.Duration, what string, try func() error) {
 		ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s %v after healing", what, limit))
 		defer cancel()
-		if err := try(ctx); err != nil {
+		if err := cluster.Poll(ctx, try); err != nil {
 			r.wrong("liveness: %v", err)
 		}
 		*worst = max(*worst, time.Since(healed))
 	}
-	acked := func(enough func(int64) bool) func(context.Context) error {
-		return func(ctx context.Context) error {
-			return cluster.Poll(ctx, func() error {
-				if !enough(moment) {
-					return errors.New("not acknowledged")
-				}
-				return nil
-			})
+	await(&r.res.FirstPush, firstPushLimit, "some shard has no push acknowledged", func() error {
+		if shard := slices.Index(r.load.FirstAcks(), 0); shard >= 0 {
+			return fmt.Errorf("none on shard %d", shard)
 		}
+		return nil
+	})
+	await(&r.res.AllClients, allPushesLimit, "some client has no push acknowledged", func() error {
+		if !r.load.Since(moment) {
+			return errors.New("not acknowledged")
+		}
+		return nil
+	})
+	await(&r.res.Serving, servingLimit, "a fault has not ended", func() error {
+		select {
+		case <-ended:
+			return nil
+		default:
+			return errors.New("a server is not back")
+		}
+	})
+	caught, cancel := context.WithTimeoutCause(ctx, catchUpLimit, fmt.Errorf("a replica has not caught up %v after healing", catchUpLimit))
+	defer cancel()
+	if err := r.cluster.CaughtUp(caught); err != nil {
+		r.wrong("liveness: %v", err)
 	}
-	await(&r.res.FirstAck, firstAckLimit, "no push was acknowledged", acked(r.load.Any))
-	await(&r.res.AllAcks, allAcksLimit, "some client has no push acknowledged", acked(r.load.Since))
-	await(&r.res.CatchUp, catchUpLimit, "a replica has not caught up", r.cluster.CaughtUp)
+	r.res.CatchUp = max(r.res.CatchUp, time.Since(healed))
 }
 
 // final compares all rows with what was acknowledged, and all replicas.
@@ -326,11 +345,7 @@ func (r *runner) sum() {
 	r.res.Acks, r.res.Pulls, r.res.Refused, r.res.Unknown = c.Acks, c.Pulls, c.Refused, c.Unknown
 	r.res.Gap = r.load.LongestGap()
 	r.res.Faults = r.world.Counts()
-	terms := make(map[[2]uint64]bool)
-	for _, l := range r.cluster.Watch.All() {
-		terms[[2]uint64{uint64(l.Shard), l.Term}] = true
-	}
-	r.res.Terms = len(terms)
+	r.res.Terms = verdict.Terms(r.cluster.Watch.Seen().Leads)
 	for _, p := range slices.Concat(r.world.Problems(), r.load.Problems()) {
 		r.wrong("%s", p)
 	}
@@ -356,23 +371,30 @@ func (r *runner) sum() {
 	}
 }
 
-// checkHistory checks every read that was recorded against every push.
-func (r *runner) checkHistory() error {
-	ops, err := history.Read(filepath.Join(r.cfg.Dir, historyFile))
+// Judge asks every checker about what Run has recorded in dir and adds what they say.
+// It needs time that passes: call it outside the bubble.
+func (res *Result) Judge(cfg Config) error {
+	cfg.setDefaults()
+	ops, seen, err := verdict.Read(cfg.Dir)
 	if err != nil {
 		return err
 	}
-	r.res.Checked = len(ops)
-	for _, v := range check.Vec(ops, r.cfg.Clients+load.Guests) {
-		r.wrong("history: %v", v)
-	}
-	t := check.Count(ops)
-	r.res.Lost, r.res.Doubled = max(r.res.Lost, t.Lost), max(r.res.Doubled, t.Doubled)
-	if t.FinalReads == 0 || t.UnreadRows > 0 {
-		r.wrong("history: %d rows were not read in the end", t.UnreadRows)
-	}
-	if t.Lost > 0 || t.Doubled > 0 {
-		r.wrong("history: %d additions lost, %d doubled", t.Lost, t.Doubled)
+	res.Checked = len(ops)
+	var t check.Tally
+	t, res.Verdicts = verdict.Judge(ops, seen, cfg.Clients, cfg.For)
+	res.Lost, res.Doubled = max(res.Lost, t.Lost), max(res.Doubled, t.Doubled)
+	for _, v := range res.Verdicts {
+		for _, p := range v.Wrong {
+			res.Problems = append(res.Problems, v.Checker+": "+p)
+		}
 	}
 	return nil
+}
+
+func writeJSON(path string, v any) error {
+	raw, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(raw, '\n'), 0o644)
 }

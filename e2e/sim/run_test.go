@@ -60,6 +60,9 @@ func runSeed(t *testing.T, cfg Config) *Result {
 		}
 	})
 	took := time.Since(began)
+	if err := res.Judge(cfg); err != nil {
+		t.Error(err)
+	}
 	for _, p := range res.Problems {
 		t.Errorf("WRONG: %s", p)
 	}
@@ -96,4 +99,3 @@ func TestSeeds(t *testing.T) {
 		})
 	}
 }
-

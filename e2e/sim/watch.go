@@ -5,29 +5,34 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/cluster"
 )
 
-// Watch knows every leader there was, from the servers' logs. Safe for concurrent
-// use.
+// Watch knows every leader there was, from the servers' logs, and samples the digests
+// of all replicas. Safe for concurrent use.
 type Watch struct {
+	stop context.CancelFunc // of Sample; nil: it does not run
+	wg   sync.WaitGroup
+
 	mu      sync.Mutex
-	all     []check.Leading
+	began   time.Time
+	seen    cluster.Sights
 	newest  map[rowraft.ShardID]cluster.Leader
 	changed chan struct{} // closed at the next change
 }
 
 func newWatch() *Watch {
-	return &Watch{newest: make(map[rowraft.ShardID]cluster.Leader), changed: make(chan struct{})}
+	return &Watch{began: time.Now(), newest: make(map[rowraft.ShardID]cluster.Leader), changed: make(chan struct{})}
 }
 
 func (w *Watch) saw(shard rowraft.ShardID, term rowraft.Term, server, replica string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.all = append(w.all, check.Leading{Shard: int(shard), Term: uint64(term), Replica: replica})
+	w.seen.Leads = append(w.seen.Leads, check.Leading{Shard: int(shard), Term: uint64(term), Replica: replica, At: int64(time.Since(w.began))})
 	if w.newest[shard].Term <= term {
 		w.newest[shard] = cluster.Leader{Server: server, Term: term}
 	}
@@ -35,11 +40,56 @@ func (w *Watch) saw(shard rowraft.ShardID, term rowraft.Term, server, replica st
 	w.changed = make(chan struct{})
 }
 
-// All returns every leadership so far.
-func (w *Watch) All() []check.Leading {
+// Seen returns all that was seen so far.
+func (w *Watch) Seen() cluster.Sights {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.Clone(w.all)
+	return cluster.Sights{Leads: slices.Clone(w.seen.Leads), Digests: slices.Clone(w.seen.Digests)}
+}
+
+const (
+	sampleEvery    = 250 * time.Millisecond
+	samplePatience = 200 * time.Millisecond
+)
+
+// Sample begins to ask for digests; Close ends it.
+func (w *Watch) Sample(admins cluster.Admins, shards int) {
+	var ctx context.Context
+	ctx, w.stop = context.WithCancel(context.Background())
+	for name := range admins {
+		w.wg.Go(func() { w.sample(ctx, admins, name, shards) })
+	}
+}
+
+func (w *Watch) sample(ctx context.Context, admins cluster.Admins, name string, shards int) {
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	last := make([]cluster.Digest, shards)
+	for {
+		for shard := range last {
+			d, err := admins.Digest(ctx, name, rowraft.ShardID(shard), 0, samplePatience)
+			if err != nil || d == last[shard] {
+				continue
+			}
+			last[shard] = d
+			w.mu.Lock()
+			w.seen.Digests = append(w.seen.Digests, check.DigestAt{Shard: shard, Replica: name, Index: uint64(d.Index), Digest: d.Sum})
+			w.mu.Unlock()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Close ends what Sample began.
+func (w *Watch) Close() {
+	if w.stop != nil {
+		w.stop()
+	}
+	w.wg.Wait()
 }
 
 // Leader returns who leads shard, as far as known.
