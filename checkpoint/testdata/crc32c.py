@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Bit-by-bit CRC-32C, sharing no code with the Go packages.
 
-Reads a golden file, prints what each CRC of it must be: the header's, then
-those of its chunks (docs/formats/snapshot.md).
+Reads a golden file, prints what each CRC of it must be: of a snapshot the
+header's, then those of its chunks (docs/formats/snapshot.md); of a manifest or
+sums file the only one (docs/formats/checkpoint.md).
 """
 import re
 import struct
@@ -18,6 +19,13 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
+raw = open(sys.argv[1], "rb").read()
+if raw.startswith(b"ROWRAFT-CHECKPOINT"):
+    line, body = raw.split(b"\n", 1)
+    want = f"{crc32c(body):08x} {len(body)}"
+    print("manifest", want, "ok" if line.decode().endswith(want) else "but the file has " + line.decode())
+    sys.exit()
+
 text = re.sub(r"#.*", "", open(sys.argv[1]).read())
 b = bytes.fromhex("".join(text.split()))
 
@@ -26,6 +34,10 @@ def show(what, data, stands):
     want = struct.pack("<I", crc32c(data)).hex()
     print(what, want, "ok" if stands.hex() == want else f"but the file has {stands.hex()}")
 
+
+if b.startswith(b"ROWRSUMS"):
+    show("sums", b[:-4], b[-4:])
+    sys.exit()
 
 show("header", b[:60], b[60:64])
 at = 64

@@ -25,7 +25,7 @@ var tree = map[string]int{
 	"shard":     4,
 
 	"shard/rowstore": 3,
-	"checkpoint":     3,
+	"checkpoint":     3, // and checkpoint/depot
 	"internal/rpc":   3,
 
 	"wire":       2,

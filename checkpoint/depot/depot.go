@@ -1,0 +1,171 @@
+package depot
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/vfs"
+)
+
+// Depot is one place with checkpoints.
+type Depot interface {
+	// String is what Open takes.
+	String() string
+	// Write makes the file name of what fill writes, at least one byte, and returns
+	// once it is durable. After an error there is no such file.
+	Write(ctx context.Context, name string, fill func(io.Writer) error) error
+	// Put makes or replaces a small file, of at least one byte, at one stroke.
+	Put(ctx context.Context, name string, content []byte) error
+	// Open reads a file. CodeNotFound if there is none.
+	Open(ctx context.Context, name string) (io.ReadCloser, error)
+	// List names every file below the checkpoint name, or below all if name is "".
+	List(ctx context.Context, name string) ([]Entry, error)
+	// Remove removes files; one that is not there is no error.
+	Remove(ctx context.Context, names ...string) error
+}
+
+// Entry is one file.
+type Entry struct {
+	Name  string // NAME/FILE
+	Bytes int64
+}
+
+// Open returns the depot at url: s3://bucket/prefix, or an absolute path on a
+// disk. It does not look whether anything is there.
+//
+// Errors: CodeInvalidArgument.
+func Open(url string) (Depot, error) {
+	if rest, ok := strings.CutPrefix(url, "s3://"); ok {
+		return openS3(rest)
+	}
+	if scheme, _, ok := strings.Cut(url, "://"); ok && scheme != "file" {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination %q: want s3://bucket/prefix or an absolute path", url)
+	}
+	dir := strings.TrimPrefix(url, "file://")
+	if !filepath.IsAbs(dir) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination %q: want s3://bucket/prefix or an absolute path: every server reads and writes it", url)
+	}
+	return NewDir(vfs.OS, filepath.Clean(dir)), nil
+}
+
+var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$`)
+
+// CheckName reports a name that no checkpoint can have, as CodeInvalidArgument.
+func CheckName(name string) error {
+	if !checkpointName.MatchString(name) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint name %q: want a letter or digit, then up to 99 letters, digits, '_', '.' or '-'", name)
+	}
+	return nil
+}
+
+// Split cuts DESTINATION/NAME at its last slash.
+func Split(url string) (destination, name string, err error) {
+	i := strings.LastIndexByte(url, '/')
+	if i < 1 {
+		return "", "", rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint %q: want DESTINATION/NAME", url)
+	}
+	return url[:i], url[i+1:], CheckName(url[i+1:])
+}
+
+// At are the files of one checkpoint, as package checkpoint reads them.
+func At(d Depot, name string) checkpoint.Files { return files{d, name} }
+
+type files struct {
+	d    Depot
+	name string
+}
+
+func (f files) Open(ctx context.Context, name string) (io.ReadCloser, error) {
+	return f.d.Open(ctx, path.Join(f.name, name))
+}
+
+// Found is one checkpoint of a depot, whole or not.
+type Found struct {
+	Name     string
+	Manifest *checkpoint.Manifest // nil if there is none or it cannot be read
+	Err      error                // why it cannot be read
+	Bytes    int64                // of all files that lie there
+}
+
+// Scan lists what lies in d by name; of those with a manifest it is read, the
+// rest of the files is not.
+func Scan(ctx context.Context, d Depot) ([]Found, error) {
+	entries, err := d.List(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	byName := make(map[string]*Found)
+	for _, e := range entries {
+		name, file, ok := strings.Cut(e.Name, "/")
+		if !ok || CheckName(name) != nil {
+			continue
+		}
+		f := byName[name]
+		if f == nil {
+			f = &Found{Name: name}
+			byName[name] = f
+		}
+		f.Bytes += e.Bytes
+		if file == checkpoint.ManifestFile {
+			f.Manifest, f.Err = checkpoint.ReadManifest(ctx, At(d, name))
+		}
+	}
+	var out []Found
+	for _, f := range byName {
+		out = append(out, *f)
+	}
+	slices.SortFunc(out, func(a, b Found) int {
+		return cmp.Or(a.created().Compare(b.created()), cmp.Compare(a.Name, b.Name))
+	})
+	return out, nil
+}
+
+func (f *Found) created() time.Time {
+	if f.Manifest == nil {
+		return time.Time{}
+	}
+	return f.Manifest.Created
+}
+
+// Delete removes a checkpoint, its manifest first: whatever ends it half-way, no
+// reader takes the rest for a checkpoint. It returns how many files and bytes
+// there were.
+//
+// Errors: CodeNotFound if nothing of that name lies there.
+func Delete(ctx context.Context, d Depot, name string, dryRun bool) (n int, bytes int64, err error) {
+	if err := CheckName(name); err != nil {
+		return 0, 0, err
+	}
+	entries, err := d.List(ctx, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(entries) == 0 {
+		return 0, 0, rowraft.Errorf(rowraft.CodeNotFound, "no checkpoint %s in %s", name, d)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name)
+		bytes += e.Bytes
+	}
+	if dryRun {
+		return len(names), bytes, nil
+	}
+	if err := d.Remove(ctx, name+"/"+checkpoint.ManifestFile); err != nil {
+		return 0, 0, fmt.Errorf("delete checkpoint %s: %w", name, err)
+	}
+	if err := d.Remove(ctx, names...); err != nil {
+		return 0, 0, fmt.Errorf("delete checkpoint %s, which is none any more: %w", name, err)
+	}
+	return len(names), bytes, nil
+}

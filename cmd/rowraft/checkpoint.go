@@ -1,0 +1,237 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+)
+
+const destinationHelp = `A destination is an absolute path that all servers share, or s3://bucket/prefix. For S3 the environment
+names the service and who asks, on the servers too: AWS_ENDPOINT_URL (if it is not AWS), AWS_REGION,
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.`
+
+func newCheckpointCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "checkpoint",
+		Short: "Keep the tables of a cluster at one cut, and bring them back",
+		Long:  "Keep the tables of a cluster at one cut through all shards, and bring them back into any number of shards.\n\n" + destinationHelp,
+	}
+	cmd.AddCommand(newCheckpointListCmd(g), newCheckpointVerifyCmd(g), newCheckpointDeleteCmd(g))
+	return cmd
+}
+
+// checkpointJSON is one checkpoint in the JSON of all commands.
+type checkpointJSON struct {
+	Name    string      `json:"name"`
+	State   string      `json:"state"` // complete, incomplete, unreadable
+	Error   string      `json:"error"`
+	ID      string      `json:"id"`
+	Created string      `json:"created"`
+	Cluster string      `json:"cluster"`
+	Epoch   uint64      `json:"epoch"`
+	Shards  int         `json:"shards"`
+	Rows    uint64      `json:"rows"`
+	Bytes   uint64      `json:"bytes"`
+	HeldMs  float64     `json:"held_ms"` // the longest that pushes waited
+	Tables  []savedJSON `json:"tables"`
+	Blobs   []string    `json:"blobs"`
+}
+
+type savedJSON struct {
+	Table  string `json:"table"`
+	ID     string `json:"id"`
+	Rows   uint64 `json:"rows"`
+	Digest string `json:"digest"`
+}
+
+func newCheckpointJSON(name string, bytes int64, m *checkpoint.Manifest, err error) checkpointJSON {
+	c := checkpointJSON{Name: name, State: "incomplete", Bytes: uint64(bytes), Tables: []savedJSON{}, Blobs: []string{}}
+	switch {
+	case err != nil:
+		c.State, c.Error = "unreadable", err.Error()
+	case m != nil:
+		c.State, c.ID, c.Created = "complete", m.ID, m.Created.Format(time.RFC3339)
+		c.Cluster, c.Epoch, c.Shards, c.Rows = string(m.Cluster), uint64(m.Epoch), len(m.Parts), m.Rows()
+		c.HeldMs = float64(m.HeldFor.Microseconds()) / 1e3
+		for _, t := range m.Tables {
+			c.Tables = append(c.Tables, savedJSON{t.Schema.Name, fmt.Sprint(uint64(t.Schema.ID)), t.Rows, fmt.Sprintf("%x", t.Digest)})
+		}
+		for _, b := range m.Blobs {
+			c.Blobs = append(c.Blobs, b.Name)
+		}
+	}
+	return c
+}
+
+func newCheckpointListCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list DESTINATION",
+		Short: "List the checkpoints that lie at a destination, oldest first",
+		Long: `List the checkpoints that lie at a destination, oldest first. It needs no cluster and reads manifests only.
+
+"incomplete" is what a checkpoint that failed left behind, or one that is being written; it cannot be restored.
+
+` + destinationHelp,
+		Example: `  rowraft checkpoint list /mnt/checkpoints
+  rowraft checkpoint list s3://models/ctr -o json`,
+		Args: oneArg("the destination"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			d, err := depot.Open(args[0])
+			if err != nil {
+				return err
+			}
+			found, err := depot.Scan(ctx, d)
+			if err != nil {
+				return fmt.Errorf("checkpoint list: %w", err)
+			}
+			v := struct {
+				Schema      string           `json:"schema"`
+				Destination string           `json:"destination"`
+				Checkpoints []checkpointJSON `json:"checkpoints"`
+			}{jsonSchema, d.String(), []checkpointJSON{}}
+			for _, f := range found {
+				v.Checkpoints = append(v.Checkpoints, newCheckpointJSON(f.Name, f.Bytes, f.Manifest, f.Err))
+			}
+			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+				header := []string{"CHECKPOINT", "CREATED", "TABLES", "ROWS", "BYTES", "SHARDS", "STATE"}
+				if wide {
+					header = append(header, "EPOCH", "HELD", "ID")
+				}
+				t := newTable(w, header, "TABLES", "ROWS", "BYTES", "SHARDS", "EPOCH", "HELD")
+				for _, c := range v.Checkpoints {
+					row := table.Row{c.Name, c.Created, len(c.Tables), count(c.Rows), size(c.Bytes), c.Shards, c.State}
+					if wide {
+						row = append(row, c.Epoch, fmt.Sprintf("%.1fms", c.HeldMs), c.ID)
+					}
+					t.AppendRow(row)
+				}
+				t.Render()
+				return nil
+			})
+		},
+	}
+}
+
+func newCheckpointVerifyCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "verify DESTINATION/NAME",
+		Short: "Read every byte of a checkpoint and check all of it",
+		Long: `Read every byte of a checkpoint and check all of it: checksums, the slot of each row, the digest of
+each slot recomputed from its rows and compared with what the shard counted, row counts. It needs no cluster.
+
+Exit code 3 says that the checkpoint is damaged.
+
+` + destinationHelp,
+		Example: `  rowraft checkpoint verify /mnt/checkpoints/nightly-1
+  rowraft checkpoint verify s3://models/ctr/nightly-1 -o json`,
+		Args: oneArg("the checkpoint"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			url, name, err := depot.Split(args[0])
+			if err != nil {
+				return err
+			}
+			d, err := depot.Open(url)
+			if err != nil {
+				return err
+			}
+			started := time.Now()
+			bar := newMeter(cmd.ErrOrStderr(), "verify")
+			defer bar.done()
+			m, rows, err := verifyCheckpoint(cmd, d, name, bar)
+			bar.done()
+			if err != nil {
+				err = fmt.Errorf("checkpoint %s: %w", args[0], err)
+				if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
+					return verdictError{err}
+				}
+				return err
+			}
+			return g.showVerified(cmd, newCheckpointJSON(name, m.Bytes(), m, nil), rows, time.Since(started))
+		},
+	}
+}
+
+func verifyCheckpoint(cmd *cobra.Command, d depot.Depot, name string, bar *meter) (*checkpoint.Manifest, checkpoint.TableRows, error) {
+	files := depot.At(d, name)
+	m, err := checkpoint.ReadManifest(cmd.Context(), files)
+	if err != nil {
+		return nil, nil, err
+	}
+	bar.set(0, m.Bytes())
+	rows, err := checkpoint.VerifyCheckpoint(cmd.Context(), files, m, bar.add)
+	return m, rows, err
+}
+
+func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, rows checkpoint.TableRows, took time.Duration) error {
+	v := struct {
+		Schema     string         `json:"schema"`
+		Checkpoint checkpointJSON `json:"checkpoint"`
+		Verified   bool           `json:"verified"`
+		Seconds    float64        `json:"seconds"`
+	}{jsonSchema, c, true, took.Seconds()}
+	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		t := newTable(w, []string{"TABLE", "ROWS", "DIGEST"}, "ROWS")
+		for _, s := range c.Tables {
+			t.AppendRow(table.Row{s.Table, count(s.Rows), s.Digest})
+		}
+		t.Render()
+		_, err := fmt.Fprintf(w, "checkpoint %s is whole: %s rows in %s, %s read in %.1fs\n", c.Name, count(c.Rows), plural(len(rows), "table"), size(c.Bytes), took.Seconds())
+		return err
+	})
+}
+
+func newCheckpointDeleteCmd(g *globals) *cobra.Command {
+	dryRun := false
+	cmd := &cobra.Command{
+		Use:   "delete DESTINATION/NAME",
+		Short: "Delete a checkpoint, or what a failed one left behind",
+		Long: `Delete a checkpoint, or what a failed one left behind. Its manifest goes first, so that nobody takes the rest for a checkpoint. It needs no cluster.
+
+` + destinationHelp,
+		Example: `  rowraft checkpoint delete /mnt/checkpoints/nightly-1 --dry-run
+  rowraft checkpoint delete s3://models/ctr/nightly-1`,
+		Args: oneArg("the checkpoint"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			url, name, err := depot.Split(args[0])
+			if err != nil {
+				return err
+			}
+			d, err := depot.Open(url)
+			if err != nil {
+				return err
+			}
+			n, bytes, err := depot.Delete(ctx, d, name, dryRun)
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Schema  string `json:"schema"`
+				Name    string `json:"name"`
+				Files   int    `json:"files"`
+				Bytes   uint64 `json:"bytes"`
+				Deleted bool   `json:"deleted"`
+			}{jsonSchema, name, n, uint64(bytes), !dryRun}
+			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+				what := "deleted"
+				if dryRun {
+					what = "would delete"
+				}
+				_, err := fmt.Fprintf(w, "%s checkpoint %s: %s, %s\n", what, name, plural(n, "file"), size(uint64(bytes)))
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be deleted, and delete nothing")
+	return cmd
+}
