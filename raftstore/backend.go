@@ -82,6 +82,20 @@ func (c *codec) Encode(l *raft.Log, w io.Writer) error {
 	return c.BinaryCodec.Encode(l, w)
 }
 
+// Decode reads what Encode wrote. raft-wal's own decoder panics on a number that
+// does not end, and raft-wal hands it whatever the disk returns.
+func (c *codec) Decode(b []byte, l *raft.Log) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = rowraft.Errorf(rowraft.CodeCorrupt, "a record of the log cannot be read: %v", p)
+		}
+	}()
+	if err := c.BinaryCodec.Decode(b, l); err != nil {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "a record of the log cannot be read: %w", err)
+	}
+	return nil
+}
+
 // boltBackend makes raft-boltdb answer as a monotonic store, so that raft clears
 // the log after it installed a snapshot instead of keeping a conflicting entry at
 // its last index and being sent the snapshot for ever (hashicorp/raft #697).

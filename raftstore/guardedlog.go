@@ -1,10 +1,8 @@
 package raftstore
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"log/slog"
 	"runtime"
 	"sync/atomic"
@@ -14,8 +12,6 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // guardedLog stands between raft and a logBackend. It keeps recent entries in
 // memory, watches for a hanging disk, checks the CRC of what it reads and stops
@@ -102,7 +98,9 @@ func (g *guardedLog) GetLog(index uint64, out *raft.Log) error {
 	}
 	if err == nil {
 		g.readMisses.Add(1)
-		err = checkEntry(out)
+		if err = checkEntry(out); err == nil && out.Index != index {
+			err = rowraft.Errorf(rowraft.CodeCorrupt, "entry %d stands in the place of entry %d", out.Index, index)
+		}
 	}
 	if err := g.check(fmt.Sprintf("read entry %d of", index), err); err != nil {
 		return err
@@ -131,6 +129,11 @@ func (g *guardedLog) StoreLog(l *raft.Log) error { return g.StoreLogs([]*raft.Lo
 
 func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
 	g.stopIfFailed()
+	for _, l := range logs {
+		if err := placeEntry(l); err != nil {
+			return g.check("append to", err)
+		}
+	}
 	stop := g.watch("append to")
 	err := g.inner.StoreLogs(logs)
 	stop()
@@ -272,23 +275,4 @@ func (g *guardedLog) watch(what string) (stop func()) {
 			g.log.Warn("slow disk: heartbeats wait behind log writes", "op", what+" the log", "took", d, "dir", g.dir)
 		}
 	}
-}
-
-// sealEntry returns the CRC that travels with an entry in raft.Log.Extensions.
-func sealEntry(data []byte) []byte {
-	return binary.LittleEndian.AppendUint32(make([]byte, 0, 4), crc32.Checksum(data, castagnoli))
-}
-
-// checkEntry verifies an entry that Propose sealed.
-func checkEntry(l *raft.Log) error {
-	if l.Type != raft.LogCommand {
-		return nil
-	}
-	if len(l.Extensions) != 4 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d carries %d bytes of checksum, want 4", l.Index, len(l.Extensions))
-	}
-	if got, want := crc32.Checksum(l.Data, castagnoli), binary.LittleEndian.Uint32(l.Extensions); got != want {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d has checksum %08x, want %08x", l.Index, got, want)
-	}
-	return nil
 }

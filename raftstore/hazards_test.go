@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -414,5 +415,98 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 	}
 	if behind.machine.ignored != 0 {
 		t.Errorf("%d entries reached the machine twice", behind.machine.ignored)
+	}
+}
+
+// raft-wal wants room for the next segments when one is full, and says "segment is
+// sealed" for ever if it had none: proposals end while each group can start two.
+func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
+	var free atomic.Int64
+	free.Store(1 << 40)
+	c := startedCluster(t, 1, func(o *Options) {
+		o.DiskReserveBytes = 1
+		o.hooks.freeBytes = func(string) (int64, error) { return free.Load(), nil }
+		o.hooks.tick = 5 * time.Millisecond
+	})
+	n := c.nodes[0]
+	if _, err := n.store.StartGroup(GroupConfig{
+		ID: "shard-1", Replica: "another", Machine: &listMachine{},
+		SegmentSizeBytes: 2 << 20, Bootstrap: []Member{{"another", n.id}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c.propose("before")
+	const reserve = 2*(1<<20) + 2*(2<<20)
+	free.Store(reserve - 1)
+	eventually(t, "a proposal is refused", func() bool {
+		_, _, err := n.group.Propose([]byte("x")).Wait(testContext(t))
+		return rowraft.CodeOf(err) == rowraft.CodeOverloaded
+	})
+	free.Store(reserve)
+	c.propose("after")
+}
+
+// What a backend still serves of a prefix that was cut off is what stood there;
+// of a suffix or of the whole, nothing: a conflicting entry must not come back.
+func TestCutLogServesNothingWrong(t *testing.T) {
+	for _, backend := range []string{BackendWAL, BackendBolt} {
+		t.Run(backend, func(t *testing.T) {
+			b, err := openBackend(backend, t.TempDir(), 64<<10, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			store := func(term, from, to uint64) {
+				t.Helper()
+				var logs []*raft.Log
+				for i := from; i <= to; i++ {
+					logs = append(logs, &raft.Log{Index: i, Term: term, Data: make([]byte, 1<<10)})
+				}
+				if err := b.StoreLogs(logs); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := map[uint64]uint64{} // index → term that may be served
+			check := func(what string) {
+				t.Helper()
+				for i := range uint64(300) {
+					var l raft.Log
+					switch err := b.GetLog(i, &l); {
+					case errors.Is(err, raft.ErrLogNotFound):
+					case err != nil:
+						t.Fatalf("%s: entry %d: %v", what, i, err)
+					case l.Index != i || want[i] != l.Term:
+						t.Errorf("%s: entry %d reads as %d of term %d, want term %d", what, i, l.Index, l.Term, want[i])
+					}
+				}
+			}
+			put := func(term, from, to uint64) {
+				store(term, from, to)
+				for i := from; i <= to; i++ {
+					want[i] = term
+				}
+			}
+			put(1, 1, 200)
+			if err := b.DeleteRange(1, 150); err != nil {
+				t.Fatal(err)
+			}
+			check("after a prefix was cut")
+			if err := b.DeleteRange(180, 200); err != nil {
+				t.Fatal(err)
+			}
+			for i := uint64(180); i <= 200; i++ {
+				delete(want, i)
+			}
+			check("after a suffix was cut")
+			put(2, 180, 190)
+			check("with other entries in the suffix")
+			if err := b.DeleteRange(151, 190); err != nil {
+				t.Fatal(err)
+			}
+			clear(want)
+			check("after all was cut")
+			put(3, 250, 260)
+			check("behind a snapshot")
+		})
 	}
 }

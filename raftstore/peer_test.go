@@ -53,17 +53,6 @@ func TestPreambleRefusesEveryChangedByte(t *testing.T) {
 	}
 }
 
-func FuzzPreamble(f *testing.F) {
-	good, _ := hex.DecodeString(goldenPreamble)
-	f.Add(good)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		p, _, err := readPreamble(bytes.NewReader(b))
-		if err == nil && !bytes.HasPrefix(b, p.marshal()) {
-			t.Errorf("%x was read as %+v, which is written as %x", b, p, p.marshal())
-		}
-	})
-}
-
 func TestPeerPortRefusesStrangers(t *testing.T) {
 	c := newTestCluster(t, 1, func(o *Options) {
 		o.Authorize = func(_ net.Conn, from rowraft.NodeID) error {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -312,6 +313,35 @@ func TestHotPathsDoNotAllocatePerRow(t *testing.T) {
 		if n > 0 {
 			t.Errorf("Pull of %d rows at offset %d allocates %v times", len(keys), offset, n)
 		}
+	}
+}
+
+// Snapshot copies no rows: entries wait for it. The fastest of several counts, so
+// that a busy machine does not.
+func TestSnapshotTakesMicroseconds(t *testing.T) {
+	table := testTable(1, "t", 16, adagrad)
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 5000)
+	for part := range uint64(40) {
+		for i := range keys {
+			keys[i] = rowraft.Key(int(part)*len(keys) + i)
+		}
+		r.parts(push(1, rowraft.Seq(part+1), payloadOf(rows{schema: table, keys: keys})))
+	}
+	best := time.Hour
+	for range 20 {
+		begin := time.Now()
+		s, err := r.Snapshot()
+		best = min(best, time.Since(begin))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Release()
+	}
+	if best > 300*time.Microsecond {
+		t.Errorf("a snapshot of %d rows holds entries up for %v", 40*len(keys), best)
 	}
 }
 

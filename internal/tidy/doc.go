@@ -9,7 +9,7 @@
 //	exit          only main packages end a process
 //	version       a command has the variable that make build sets
 //	sleep         no test waits by sleeping
-//	raftconfig    settings of hashicorp/raft that must never be used
+//	raftconfig    settings and answers of hashicorp/raft that must never be used
 //	backend       the pure Go compute backend is opened as go:ops_sequential
 //	determinism   no clock, randomness, map order or transcendental function
 //	              in code that applies log entries

@@ -232,6 +232,21 @@ var examples = []struct {
 		want:    "can hang",
 	},
 	{
+		name: "what raft calls applied", rule: "raftconfig",
+		sources: map[string]string{"raftstore/a.go": "package raftstore\nfunc (n *instance) f() uint64 { return n.raft.AppliedIndex() }\n"},
+		want:    "sent to the machine",
+	},
+	{
+		name: "what raft calls contact", rule: "raftconfig",
+		sources: map[string]string{"raftstore/a.go": "package raftstore\nfunc f() { raft.LastContact() }\n"},
+		want:    "renewed by refusals",
+	},
+	{
+		name: "the transport of one group per server", rule: "imports",
+		sources: map[string]string{"raftstore/a.go": imp("raftstore", "github.com/Jille/raft-grpc-transport")},
+		want:    "heartbeats behind bulk data",
+	},
+	{
 		name: "the backend that deadlocks", rule: "backend",
 		sources: map[string]string{"trainer/accel/a.go": "package accel\nvar _ = compute.NewWithConfig(\"go\")\n"},
 		want:    "deadlocks",
@@ -376,6 +391,18 @@ func TestVersions(t *testing.T) {
 				t.Errorf("got %q, want one complaint with %q", got, tc.want)
 			}
 		})
+	}
+}
+
+// GoMLX fails the pointer checks that come with -race.
+func TestRaceRunsWithoutPointerChecksOfGoMLX(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(makefile), "RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'") ||
+		!strings.Contains(string(makefile), "-race $(RACE_FLAGS)") {
+		t.Error("make race checks the pointers of github.com/gomlx/compute, whose matrix product of v0.1.6 fails that")
 	}
 }
 

@@ -172,10 +172,31 @@ func checkRaftConfig(r *Repo) []Finding {
 			if id, ok := n.(*ast.Ident); ok && id.Name == "RestoreCommittedLogs" {
 				out = append(out, r.finding("raftconfig", f, id, "RestoreCommittedLogs starts with an empty server list and can hang in NewRaft"))
 			}
+			if call, ok := n.(*ast.CallExpr); ok && f.Dir == "raftstore" {
+				if sel, ok := call.Fun.(*ast.SelectorExpr); ok && isRaft(sel.X) {
+					switch sel.Sel.Name {
+					case "AppliedIndex":
+						out = append(out, r.finding("raftconfig", f, call, "raft's AppliedIndex is what it sent to the machine: ask the machine"))
+					case "LastContact":
+						out = append(out, r.finding("raftconfig", f, call, "raft's LastContact is renewed by refusals too: take the indices that the transport saw"))
+					}
+				}
+			}
 			return true
 		})
 	}
 	return out
+}
+
+// isRaft recognises x.raft and raft, what an instance calls its *raft.Raft.
+func isRaft(e ast.Expr) bool {
+	switch e := e.(type) {
+	case *ast.SelectorExpr:
+		return e.Sel.Name == "raft"
+	case *ast.Ident:
+		return e.Name == "raft"
+	}
+	return false
 }
 
 // checkBackend keeps the pure Go backend out of its default mode, which

@@ -1,0 +1,346 @@
+package raftstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	wal "github.com/hashicorp/raft-wal"
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/allocs"
+)
+
+// frugal fails the test when f allocates out of proportion to the bytes it reads.
+func frugal(t *testing.T, in []byte, f func()) {
+	t.Helper()
+	const fixed, perByte = 1 << 20, 64
+	if got := allocs.Bytes(f); got > fixed+perByte*uint64(len(in)) {
+		t.Errorf("%d bytes of input made it allocate %d", len(in), got)
+	}
+}
+
+func FuzzPreamble(f *testing.F) {
+	good, _ := hex.DecodeString(goldenPreamble)
+	f.Add(good)
+	f.Add((&preamble{cluster: "cluster-with-a-long-name", from: "n1", to: "n2", group: "shard-255"}).marshal())
+	f.Add(good[:8])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if n := len(b); n >= preambleFixed+4 { // so that what is behind the checksum is tested too
+			b = bytes.Clone(b)
+			end := min(preambleFixed+int(binary.LittleEndian.Uint16(b[6:])), n-4)
+			binary.LittleEndian.PutUint32(b[end:], crc32.Checksum(b[:end], castagnoli))
+		}
+		frugal(t, b, func() {
+			p, status, err := readPreamble(bytes.NewReader(b))
+			switch {
+			case err == nil && !bytes.HasPrefix(b, p.marshal()):
+				t.Errorf("%x was read as %+v, which is written as %x", b, p, p.marshal())
+			case err != nil && status == peerOK:
+				t.Errorf("%v would be answered with OK", err)
+			}
+		})
+	})
+}
+
+func FuzzReply(f *testing.F) {
+	for s := peerOK; s <= peerBusy+1; s++ {
+		f.Add(marshalReply(s, "why"))
+	}
+	f.Add(marshalReply(peerOK, ""))
+	f.Add([]byte{0, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		frugal(t, b, func() {
+			err := readReply(bytes.NewReader(b))
+			if ok := len(b) >= 3 && b[0] == 0 && int(binary.LittleEndian.Uint16(b[1:])) <= min(maxReplyText, len(b)-3); ok != (err == nil) {
+				t.Errorf("%x was read as %v", b, err)
+			}
+			if err != nil && rowraft.CodeOf(err) == rowraft.CodeUnknown && len(b) >= 3+maxReplyText {
+				t.Errorf("%v has no code", err)
+			}
+		})
+	})
+}
+
+// sealed puts a fuzzer's body into a frame whose length and checksum are right,
+// and leaves what has a frame's magic as it is.
+func sealed(b []byte, magic string) []byte {
+	if bytes.HasPrefix(b, []byte(magic)) {
+		return b
+	}
+	return sealFrame(magic, 1, b)
+}
+
+func FuzzRegistry(f *testing.F) {
+	good := registryFile{Cluster: "c1", Node: "n1", Groups: map[string]groupRecord{
+		"meta":    {Replica: "r1", Backend: BackendBolt, State: stateActive, Founded: true},
+		"shard-3": {Replica: "r2", Backend: BackendWAL, State: stateRemoved},
+		"shard-4": {Replica: "r3", Backend: BackendWAL, State: stateCreating},
+	}}
+	body, err := json.MarshalIndent(&good, "", " ")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(body)
+	f.Add(sealFrame(registryMagic, registryVersion, body))
+	f.Add(sealFrame(registryMagic, registryVersion+1, body))
+	f.Add([]byte(`{"cluster":"c1","node":"n1","groups":null}`))
+	f.Add([]byte(`{"cluster":"c1","node":"n2"}`))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		b = sealed(b, registryMagic)
+		if err := os.WriteFile(filepath.Join(dir, "registry"), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		frugal(t, b, func() {
+			r, err := openTestRegistry(dir)
+			if err != nil {
+				switch rowraft.CodeOf(err) {
+				case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew, rowraft.CodeIdentity:
+				default:
+					t.Errorf("%v has code %v", err, rowraft.CodeOf(err))
+				}
+				return
+			}
+			if err := r.write(); err != nil {
+				t.Fatal(err)
+			}
+			again, err := openTestRegistry(dir)
+			if err != nil || !reflect.DeepEqual(again.file, r.file) {
+				t.Errorf("%+v is written and read as %+v, %v", r.file, again, err)
+			}
+		})
+	})
+}
+
+func FuzzSnapshotMeta(f *testing.F) {
+	golden, err := os.ReadFile("testdata/00000000000000000007-0000000003-0001/meta")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(golden)
+	f.Add(golden[snapHeader : len(golden)-4])
+	f.Add([]byte(`{"raft":{"ID":"x","Index":1,"Configuration":{"Servers":[{"Suffrage":7}]}},"chunks":-1}`))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		b = sealed(b, snapMetaMagic)
+		if err := os.WriteFile(filepath.Join(dir, "meta"), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		frugal(t, b, func() {
+			m, err := readTestSnapMeta(dir)
+			if err != nil {
+				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
+					t.Errorf("%v has code %v", err, c)
+				}
+				return
+			}
+			body, err := json.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var again snapMeta
+			if err := json.Unmarshal(body, &again); err != nil || !reflect.DeepEqual(again, *m) {
+				t.Errorf("%+v is written and read as %+v, %v", *m, again, err)
+			}
+		})
+	})
+}
+
+// FuzzSnapshotData reads a data file that belongs to fuzzed numbers of chunks and
+// bytes, with the checksums of its chunks set right.
+func FuzzSnapshotData(f *testing.F) {
+	golden, err := os.ReadFile("testdata/00000000000000000007-0000000003-0001/data")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(golden, int64(1), int64(5), true)
+	f.Add(golden, int64(1), int64(5), false)
+	f.Add(golden, int64(0), int64(0), true)
+	f.Add(golden[:snapHeader], int64(0), int64(0), true)
+	f.Add(golden[:20], int64(1), int64(5), true)
+	two := append(bytes.Clone(golden), golden[snapHeader:]...)
+	f.Add(two, int64(2), int64(10), true)
+	f.Add(append(bytes.Clone(golden[:snapHeader]), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0), int64(1), int64(1<<32-1), true)
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, b []byte, chunks, size int64, sums bool) {
+		const id = "00000000000000000007-0000000003-0001"
+		b = bytes.Clone(b)
+		var payload []byte
+		for at, n := snapHeader, int64(0); sums && at+snapChunkHead <= len(b); n++ {
+			size := int(binary.LittleEndian.Uint32(b[at:]))
+			if size > len(b)-at-snapChunkHead {
+				break
+			}
+			data := b[at+snapChunkHead : at+snapChunkHead+size]
+			binary.LittleEndian.PutUint32(b[at+4:], chunkCRC(7, 3, n, data))
+			payload = append(payload, data...)
+			at += snapChunkHead + size
+		}
+		body, err := json.Marshal(&snapMeta{Raft: raft.SnapshotMeta{Version: 1, ID: id, Index: 7, Term: 3, Size: size}, Chunks: chunks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for name, b := range map[string][]byte{"data": b, "meta": sealFrame(snapMetaMagic, snapVersion, body)} {
+			if err := os.WriteFile(filepath.Join(dir, id, name), b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		frugal(t, b, func() {
+			s, bad := fuzzSnapshotStore(t, dir)
+			_, got, err := readSnapshot(s, id)
+			if err != nil {
+				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew || *bad != 1 {
+					t.Errorf("%v has code %v and was reported %d times", err, c, *bad)
+				}
+				return
+			}
+			if int64(len(got)) != size || sums && !bytes.Equal(got, payload) {
+				t.Errorf("read %x, want %d bytes: %x", got, size, payload)
+			}
+		})
+	})
+}
+
+// FuzzLogRecord: raft-wal hands the codec whatever the disk returned.
+func FuzzLogRecord(f *testing.F) {
+	for _, l := range []raft.Log{
+		{Index: 1, Term: 1, Type: raft.LogNoop},
+		{Index: 300, Term: 70000, Type: raft.LogCommand, Data: []byte("data"), Extensions: []byte("12345678"), AppendedAt: time.Unix(1e9, 5).UTC()},
+		{Index: 1<<64 - 1, Term: 1<<64 - 1, Type: raft.LogConfiguration, Data: make([]byte, 200)},
+	} {
+		var b bytes.Buffer
+		if err := (&codec{}).Encode(&l, &b); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+		f.Add(b.Bytes()[:b.Len()-3])
+	}
+	f.Add(bytes.Repeat([]byte{0xff}, 20)) // a number that does not end
+	f.Fuzz(func(t *testing.T, b []byte) {
+		frugal(t, b, func() {
+			var l, again raft.Log
+			if err := (&codec{}).Decode(b, &l); err != nil {
+				if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+					t.Errorf("%v has code %v", err, rowraft.CodeOf(err))
+				}
+				return
+			}
+			var out bytes.Buffer
+			if err := (&codec{}).Encode(&l, &out); err != nil {
+				t.Skip("a time zone that cannot be written")
+			}
+			if err := (&wal.BinaryCodec{}).Decode(out.Bytes(), &again); err != nil || !sameLog(&l, &again) {
+				t.Errorf("%+v is written and read as %+v, %v", l, again, err)
+			}
+			_ = checkEntry(&l)
+		})
+	})
+}
+
+func sameLog(a, b *raft.Log) bool {
+	return a.Index == b.Index && a.Term == b.Term && a.Type == b.Type && bytes.Equal(a.Data, b.Data) &&
+		bytes.Equal(a.Extensions, b.Extensions) && a.AppendedAt.Equal(b.AppendedAt)
+}
+
+// FuzzSeal: an entry that passes is the one that was sealed.
+func FuzzSeal(f *testing.F) {
+	f.Add(uint64(1), uint64(2), byte(raft.LogCommand), []byte("data"), []byte{})
+	f.Add(uint64(1), uint64(2), byte(raft.LogNoop), []byte{}, []byte{1, 2, 3, 4, 5, 6, 7, 8})
+	f.Add(uint64(1), uint64(2), byte(raft.LogConfiguration), []byte{5}, []byte{1, 2, 3, 4})
+	f.Fuzz(func(t *testing.T, index, term uint64, kind byte, data, seal []byte) {
+		l := raft.Log{Index: index, Term: term, Type: raft.LogType(kind), Data: data, Extensions: sealEntry(data)}
+		if err := placeEntry(&l); err != nil || checkEntry(&l) != nil {
+			t.Fatalf("the seal of %+v is not accepted: %v", l, err)
+		}
+		for name, change := range map[string]func(*raft.Log){
+			"index": func(l *raft.Log) { l.Index++ },
+			"term":  func(l *raft.Log) { l.Term ^= 1 << 63 },
+			"type":  func(l *raft.Log) { l.Type ^= 1 },
+			"data":  func(l *raft.Log) { l.Data = append(bytes.Clone(data), 0) },
+		} {
+			other := l
+			if change(&other); rowraft.CodeOf(checkEntry(&other)) != rowraft.CodeCorrupt {
+				t.Errorf("another %s passes", name)
+			}
+		}
+		foreign := raft.Log{Index: index, Term: term, Type: raft.LogType(kind), Data: data, Extensions: seal}
+		if checkEntry(&foreign) == nil && !bytes.Equal(seal, l.Extensions) {
+			t.Errorf("%x passes as the seal, which is %x", seal, l.Extensions)
+		}
+	})
+}
+
+// fuzzMachine takes any bytes as its state.
+type fuzzMachine struct {
+	listMachine
+	state []byte
+}
+
+func (m *fuzzMachine) Restore(r io.Reader) (err error) {
+	m.state, err = io.ReadAll(r)
+	return err
+}
+
+// FuzzMachineSnapshot: the header before the machine's own bytes.
+func FuzzMachineSnapshot(f *testing.F) {
+	f.Add([]byte("rowraftS\x00\x00\x00\x00\x00\x00\x00\x00state"), uint64(7))
+	f.Add([]byte("rowraftS\x09\x00\x00\x00\x00\x00\x00\x00state"), uint64(7))
+	f.Add([]byte("rowraftX\x00\x00\x00\x00\x00\x00\x00\x00"), uint64(7))
+	f.Add([]byte("rowraftS"), uint64(0))
+	s, _ := testSnapshotStore(f)
+	f.Fuzz(func(t *testing.T, b []byte, index uint64) {
+		if len(b) == 0 {
+			return
+		}
+		id := writeSnapshot(t, s, index, 3, b)
+		defer os.RemoveAll(filepath.Join(s.dir, id))
+		_, r, err := s.Open(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		m := &fuzzMachine{}
+		fsm := newFSM(m, &ledger{}, func(error) {}, func(uint64, uint64) {})
+		err = fsm.Restore(r)
+		switch good := len(b) >= snapshotHeaderBytes && string(b[:8]) == snapshotMagic && binary.LittleEndian.Uint64(b[8:]) == 0; {
+		case good != (err == nil):
+			t.Errorf("%x at index %d: %v", b, index, err)
+		case err == nil && (string(m.state) != string(b[16:]) || fsm.applied.Load() != index):
+			t.Errorf("%x at index %d restored %x at %d", b, index, m.state, fsm.applied.Load())
+		case err != nil && fsm.applied.Load() != 0:
+			t.Errorf("a refused snapshot moved the index to %d", fsm.applied.Load())
+		}
+	})
+}
+
+func fuzzSnapshotStore(t testing.TB, dir string) (*snapshotStore, *int) {
+	t.Helper()
+	bad := new(int)
+	s, err := openTestSnapshotStore(dir, func(string, error) { *bad++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, bad
+}
+
+// The disk that these three are read from is the operating system's.
+func openTestRegistry(dir string) (*registry, error) { return openRegistry(dir, "c1", "n1") }
+
+func readTestSnapMeta(dir string) (*snapMeta, error) { return readSnapMeta(dir) }
+
+func openTestSnapshotStore(dir string, corrupt func(string, error)) (*snapshotStore, error) {
+	return openSnapshotStore(dir, slog.New(slog.DiscardHandler), corrupt)
+}
