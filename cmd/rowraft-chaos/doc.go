@@ -1,3 +1,3 @@
-// Command rowraft-chaos breaks a cluster of real server processes on this machine
-// while clients count, and checks that nothing was lost, doubled or forked.
+// Command rowraft-chaos breaks a cluster on this machine, of real server processes or of
+// nodes in its own process and in virtual time, while clients count, and checks that nothing was lost, doubled or forked.
 package main

@@ -48,18 +48,28 @@ seed, one at a time and two at once. In rounds of about half a minute: faults (s
 healed, every client must get through and every replica catch up (liveness), then all rows and the
 digests of all replicas are compared.
 
+With --tier A the servers are nodes in this process, on a network in memory and in virtual time.
+
 Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the directory is kept.`,
 		Example: `  rowraft-chaos run --seed 7 --for 60s
-  rowraft-chaos run --seed 7 --for 60s --faults kill-leader,deaf-leader`,
+  rowraft-chaos run --seed 7 --for 60s --faults kill-leader,deaf-leader
+  rowraft-chaos run --tier A --seed 7 --for 10m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.Tier == "A" {
+				c.lighten(cmd.Flags().Changed)
+			}
 			if err := c.check(); err != nil {
 				return err
 			}
 			stderr := cmd.ErrOrStderr()
 			f, isFile := stderr.(*os.File)
 			v := newView(stderr, isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb")
-			res, err := runChaos(cmd.Context(), &c, v)
+			do := runChaos
+			if c.Tier == "A" {
+				do = runSim
+			}
+			res, err := do(cmd.Context(), &c, v)
 			v.done()
 			if err != nil {
 				return err
@@ -77,9 +87,9 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&c.Tier, "tier", "B", "B: real processes and proxies")
+	fl.StringVar(&c.Tier, "tier", "B", "B: real processes and proxies; A: whole nodes in this process, in virtual time")
 	fl.Uint64Var(&c.Seed, "seed", 0, "seed of the schedule; 0: from the clock")
-	fl.DurationVar(&c.For, "for", time.Minute, "how long faults are done")
+	fl.DurationVar(&c.For, "for", time.Minute, "how long faults are done; in virtual time with tier A")
 	fl.StringVar(&c.Faults, "faults", "all", "all, or kinds separated by commas (`rowraft-chaos faults` lists them)")
 	fl.IntVar(&c.Clients, "clients", 8, "clients that push, 1 to 64")
 	fl.IntVar(&c.Rows, "rows", 16, "rows they push to, 1 to 4096")
@@ -96,8 +106,8 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 
 func (c *config) check() error {
 	switch {
-	case c.Tier != "B":
-		return usagef("--tier %q: this version has tier B", c.Tier)
+	case c.Tier != "A" && c.Tier != "B":
+		return usagef("--tier %q: want A or B", c.Tier)
 	case c.For < 5*time.Second:
 		return usagef("--for %v: want 5s or more", c.For)
 	case c.Clients < 1 || c.Clients > 64:
@@ -120,6 +130,49 @@ func (c *config) check() error {
 	if c.Backend == "" {
 		c.Backend = []string{"wal", "bolt"}[c.Seed%2]
 	}
+	if err := c.findBinary(); err != nil {
+		return err
+	}
+	c.keep = c.dir != ""
+	if c.dir == "" {
+		dir, err := os.MkdirTemp(c.tempDir(), "rowraft-chaos-")
+		if err != nil {
+			return err
+		}
+		c.dir = dir
+	} else if err := makeEmpty(c.dir); err != nil {
+		return err
+	}
+	return nil
+}
+
+// lighten sets what the user has not set to what is fast in virtual time, where the
+// processor is all that counts.
+func (c *config) lighten(set func(flag string) bool) {
+	for name, f := range map[string]func(){
+		"clients": func() { c.Clients = 4 }, "rows": func() { c.Rows = 8 }, "rate": func() { c.Rate = 20 },
+	} {
+		if !set(name) {
+			f()
+		}
+	}
+}
+
+// tempDir is where directories of runs are made: in memory with tier A, if there is
+// some, since a disk does not know virtual time.
+func (c *config) tempDir() string {
+	const memory = "/dev/shm"
+	if _, err := os.Stat(memory); c.Tier == "A" && err == nil {
+		return memory
+	}
+	return ""
+}
+
+// findBinary finds the server's program, which tier A does not need.
+func (c *config) findBinary() error {
+	if c.Tier == "A" {
+		return nil
+	}
 	if c.binary == "" {
 		self, err := os.Executable()
 		if err != nil {
@@ -129,16 +182,6 @@ func (c *config) check() error {
 	}
 	if _, err := os.Stat(c.binary); err != nil {
 		return usagef("no rowraft binary: %w: run `make build`, or give --binary", err)
-	}
-	c.keep = c.dir != ""
-	if c.dir == "" {
-		dir, err := os.MkdirTemp("", "rowraft-chaos-")
-		if err != nil {
-			return err
-		}
-		c.dir = dir
-	} else if err := makeEmpty(c.dir); err != nil {
-		return err
 	}
 	return nil
 }
@@ -182,6 +225,7 @@ type result struct {
 	Config    config                   `json:"config"`
 	OK        bool                     `json:"ok"`
 	Seconds   float64                  `json:"seconds"`
+	Virtual   float64                  `json:"virtual_seconds,omitempty"` // tier A
 	Rounds    int                      `json:"rounds"`
 	Faults    map[string]nemesis.Count `json:"faults"`
 	Tried     int                      `json:"faults_tried"`
@@ -231,7 +275,11 @@ func (r *result) print(w io.Writer) {
 	fmt.Fprintf(w, "seed %d, log backend %s, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n", r.Config.Seed, r.Config.Backend, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
 	fmt.Fprintf(w, "after the heal, p50: first push of a shard %v; of every client %v; replicas caught up %v; servers serve %v\n", r.Recovery.FirstPush, r.Recovery.AllClients, r.Recovery.CatchUp, r.Recovery.Serving)
 	fmt.Fprintf(w, "longest time without an acknowledged push %.2f s\n", r.Gap)
-	fmt.Fprintf(w, "a server before: %s; after: %s\n\n", usageLine(r.Before), usageLine(r.After))
+	if r.Virtual > 0 {
+		fmt.Fprintf(w, "%.0f s of virtual time in %.1f s: %.0f times as fast\n\n", r.Virtual, r.Seconds, r.Virtual/r.Seconds)
+	} else {
+		fmt.Fprintf(w, "a server before: %s; after: %s\n\n", usageLine(r.Before), usageLine(r.After))
+	}
 	for _, v := range r.Verdicts {
 		fmt.Fprintln(w, v)
 	}

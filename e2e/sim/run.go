@@ -89,12 +89,12 @@ type Result struct {
 	Doubled  int64                    `json:"updates_doubled"`
 	Diverged int                      `json:"shards_diverged"`
 	Terms    int                      `json:"terms"`
-	// After the heal, worst round: a push called after it was acknowledged on every
-	// shard, for every client; every replica had caught up, every server served.
-	FirstPush  time.Duration     `json:"first_push_of_shard_ns"`
-	AllClients time.Duration     `json:"push_of_every_client_ns"`
-	CatchUp    time.Duration     `json:"replicas_caught_up_ns"`
-	Serving    time.Duration     `json:"servers_serve_ns"`
+	// After the heal, by round: a push called after it was acknowledged (by shard), one
+	// of every client, every replica had caught up, every server served.
+	FirstPush  []time.Duration   `json:"first_push_of_shard_ns"`
+	AllClients []time.Duration   `json:"push_of_every_client_ns"`
+	CatchUp    []time.Duration   `json:"replicas_caught_up_ns"`
+	Serving    []time.Duration   `json:"servers_serve_ns"`
 	Gap        time.Duration     `json:"longest_time_without_ack_ns"`
 	Checked    int               `json:"operations_checked"`
 	Verdicts   []verdict.Verdict `json:"checks"`
@@ -257,40 +257,43 @@ func (r *runner) phase(name string) {
 func (r *runner) liveness(ctx context.Context, ended <-chan struct{}) {
 	healed, moment := time.Now(), r.rec.Now()
 	r.load.Mark(moment)
-	await := func(worst *time.Duration, limit time.Duration, what string, try func() error) {
+	await := func(limit time.Duration, what string, try func() error) time.Duration {
 		ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s %v after healing", what, limit))
 		defer cancel()
 		if err := cluster.Poll(ctx, try); err != nil {
 			r.wrong("liveness: %v", err)
 		}
-		*worst = max(*worst, time.Since(healed))
+		return time.Since(healed)
 	}
-	await(&r.res.FirstPush, firstPushLimit, "some shard has no push acknowledged", func() error {
-		if shard := slices.Index(r.load.FirstAcks(), 0); shard >= 0 {
+	var first []time.Duration
+	await(firstPushLimit, "some shard has no push acknowledged", func() error {
+		first = r.load.FirstAcks()
+		if shard := slices.Index(first, 0); shard >= 0 {
 			return fmt.Errorf("none on shard %d", shard)
 		}
 		return nil
 	})
-	await(&r.res.AllClients, allPushesLimit, "some client has no push acknowledged", func() error {
+	r.res.FirstPush = append(r.res.FirstPush, slices.DeleteFunc(first, func(d time.Duration) bool { return d == 0 })...)
+	r.res.AllClients = append(r.res.AllClients, await(allPushesLimit, "some client has no push acknowledged", func() error {
 		if !r.load.Since(moment) {
 			return errors.New("not acknowledged")
 		}
 		return nil
-	})
-	await(&r.res.Serving, servingLimit, "a fault has not ended", func() error {
+	}))
+	r.res.Serving = append(r.res.Serving, await(servingLimit, "a fault has not ended", func() error {
 		select {
 		case <-ended:
 			return nil
 		default:
 			return errors.New("a server is not back")
 		}
-	})
+	}))
 	caught, cancel := context.WithTimeoutCause(ctx, catchUpLimit, fmt.Errorf("a replica has not caught up %v after healing", catchUpLimit))
 	defer cancel()
 	if err := r.cluster.CaughtUp(caught); err != nil {
 		r.wrong("liveness: %v", err)
 	}
-	r.res.CatchUp = max(r.res.CatchUp, time.Since(healed))
+	r.res.CatchUp = append(r.res.CatchUp, time.Since(healed))
 }
 
 // final compares all rows with what was acknowledged, and all replicas.
