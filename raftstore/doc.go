@@ -34,6 +34,8 @@
 // top of those of hashicorp/raft; Group.Close returns when all have ended. The
 // StateMachine's Apply, Snapshot and Restore are called one at a time.
 //
+// Offline reads logs and snapshots of a node that does not run, and changes none.
+//
 // The guards around hashicorp/raft and why each of them exists: DESIGN.md.
 // The bytes: docs/formats/peer.md and docs/formats/snapshot-store.md.
 package raftstore

@@ -1,0 +1,332 @@
+package raftstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Offline is the store of a node that does not run, for reading. It holds the
+// store's lock, so that no server starts on the directory meanwhile, and changes
+// nothing in it: logs are opened on copies, because opening one repairs its tail.
+// Not safe for concurrent use.
+type Offline struct {
+	dir     string
+	lock    *os.File
+	reg     registryFile
+	scratch string // copies of logs, removed by Close
+	groups  []*OfflineGroup
+}
+
+// OpenOffline opens the store in dir, which was Options.Dir.
+//
+// Errors: CodeIdentity if a server runs on it; CodeNotFound if dir holds no store;
+// CodeCorrupt; CodeVersionTooNew.
+func OpenOffline(dir string) (*Offline, error) {
+	lock, err := lockForReading(dir)
+	if err != nil {
+		return nil, err
+	}
+	o := &Offline{dir: dir, lock: lock}
+	if o.reg, err = readRegistry(filepath.Join(dir, "registry")); err == nil {
+		o.scratch, err = os.MkdirTemp("", "rowraft-log-")
+	}
+	if err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
+}
+
+// lockForReading takes a shared lock: it excludes a server and no other reader,
+// and writes nothing.
+func lockForReading(dir string) (*os.File, error) {
+	f, err := os.Open(filepath.Join(dir, "LOCK"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "%s holds no logs: it has no LOCK file", dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is in use by a running server: stop it first, or read a copy of its data directory (%w)", dir, err)
+	}
+	return f, nil
+}
+
+func readRegistry(path string) (registryFile, error) {
+	var f registryFile
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, rowraft.Errorf(rowraft.CodeNotFound, "%s is missing: no group ever ran here", path)
+	}
+	if err != nil {
+		return f, err
+	}
+	body, err := openFrame(b, registryMagic, registryVersion)
+	if err != nil {
+		return f, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := json.Unmarshal(body, &f); err != nil {
+		return f, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
+	}
+	return f, nil
+}
+
+// Close gives the directory back.
+func (o *Offline) Close() error {
+	var errs []error
+	for _, g := range o.groups {
+		errs = append(errs, g.log.Close())
+	}
+	if o.scratch != "" {
+		errs = append(errs, os.RemoveAll(o.scratch))
+	}
+	return errors.Join(append(errs, o.lock.Close())...)
+}
+
+// Cluster and Node say whose store it is.
+func (o *Offline) Cluster() rowraft.ClusterID { return o.reg.Cluster }
+func (o *Offline) Node() rowraft.NodeID       { return o.reg.Node }
+
+// GroupIDs lists the groups whose raft has run here and that were not removed.
+func (o *Offline) GroupIDs() []string {
+	var out []string
+	for _, id := range slices.Sorted(maps.Keys(o.reg.Groups)) {
+		if o.reg.Groups[id].State == stateActive {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// OfflineGroup is the log and the snapshots of one replica, valid until its
+// Offline is closed.
+type OfflineGroup struct {
+	ID          string
+	Replica     rowraft.ReplicaID
+	Backend     string
+	Term        rowraft.Term  // the replica's current term
+	First, Last rowraft.Index // of the log; 0 if it is empty
+	Snapshots   []OfflineSnapshot
+	// Bad tells what is wrong with snapshots that are not in Snapshots.
+	Bad []error
+	// Voters are those of the newest configuration here, committed or not.
+	Voters []rowraft.ReplicaID
+
+	log   logBackend
+	store *snapshotStore
+}
+
+// OfflineSnapshot is a retained snapshot; newest first in a list.
+type OfflineSnapshot struct {
+	ID    string
+	Index rowraft.Index // of the log: everything up to it is in the snapshot
+	Term  rowraft.Term
+	Bytes int64
+}
+
+// LogEntry is one entry of a log.
+type LogEntry struct {
+	Index rowraft.Index
+	Term  rowraft.Term
+	// Kind is "command" for what the state machine applies; else raft's own
+	// "noop", "barrier" or "configuration".
+	Kind string
+	Data []byte
+}
+
+// Same reports whether two entries are one.
+func (e LogEntry) Same(o LogEntry) bool {
+	return e.Index == o.Index && e.Term == o.Term && e.Kind == o.Kind && bytes.Equal(e.Data, o.Data)
+}
+
+// KindCommand is the Kind of an entry that the state machine applies.
+const KindCommand = "command"
+
+var entryKinds = map[raft.LogType]string{
+	raft.LogCommand: KindCommand, raft.LogNoop: "noop", raft.LogBarrier: "barrier", raft.LogConfiguration: "configuration",
+}
+
+// Group opens a group.
+//
+// Errors: CodeNotFound; CodeCorrupt if its log cannot be opened.
+func (o *Offline) Group(id string) (*OfflineGroup, error) {
+	rec, ok := o.reg.Groups[id]
+	if !ok || rec.State != stateActive {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "%s has no group %q: it has %s", o.dir, id, strings.Join(o.GroupIDs(), ", "))
+	}
+	for _, g := range o.groups {
+		if g.ID == id {
+			return g, nil
+		}
+	}
+	dir := filepath.Join(o.dir, "groups", id)
+	g := &OfflineGroup{ID: id, Replica: rec.Replica, Backend: rec.Backend}
+	scratch := filepath.Join(o.scratch, id)
+	if err := copyDir(filepath.Join(dir, "log"), scratch); err != nil {
+		return nil, fmt.Errorf("group %s: copy the log: %w", id, err)
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	var err error
+	if g.log, err = openBackend(rec.Backend, scratch, minSegment, quiet); err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "group %s: %w", id, err)
+	}
+	o.groups = append(o.groups, g)
+	g.store = &snapshotStore{dir: filepath.Join(dir, "snapshots"), log: quiet, bad: map[string]bool{},
+		corrupt: func(_ string, err error) { g.Bad = append(g.Bad, err) }}
+	if err := g.read(); err != nil {
+		return nil, fmt.Errorf("group %s: %w", id, err)
+	}
+	return g, nil
+}
+
+// read fills in what the fields of g tell.
+func (g *OfflineGroup) read() error {
+	first, err1 := g.log.FirstIndex()
+	last, err2 := g.log.LastIndex()
+	// A replica that never voted has no term.
+	term, err3 := g.log.GetUint64([]byte("CurrentTerm"))
+	if err3 != nil && err3.Error() == "not found" {
+		err3 = nil
+	}
+	metas, err4 := g.store.List()
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return err
+	}
+	g.First, g.Last, g.Term = rowraft.Index(first), rowraft.Index(last), rowraft.Term(term)
+	for _, m := range metas {
+		g.Snapshots = append(g.Snapshots, OfflineSnapshot{m.ID, rowraft.Index(m.Index), rowraft.Term(m.Term), m.Size})
+	}
+	if len(metas) > 0 {
+		g.setVoters(metas[0].Configuration)
+	}
+	for i := last; i >= first && i > 0; i-- {
+		var l raft.Log
+		if err := g.log.GetLog(i, &l); err != nil {
+			return nil // Entry tells
+		}
+		if l.Type == raft.LogConfiguration {
+			g.setVoters(raft.DecodeConfiguration(l.Data))
+			break
+		}
+	}
+	return nil
+}
+
+func (g *OfflineGroup) setVoters(c raft.Configuration) {
+	g.Voters = nil
+	for _, s := range c.Servers {
+		if s.Suffrage == raft.Voter {
+			g.Voters = append(g.Voters, rowraft.ReplicaID(s.ID))
+		}
+	}
+}
+
+// Entry reads entry i, from First to Last. With CodeCorrupt for a wrong checksum
+// comes the entry as far as it could be read.
+func (g *OfflineGroup) Entry(i rowraft.Index) (LogEntry, error) {
+	var l raft.Log
+	if err := g.log.GetLog(uint64(i), &l); err != nil {
+		return LogEntry{Index: i}, rowraft.Errorf(rowraft.CodeCorrupt, "read entry %d: %w", i, err)
+	}
+	e := LogEntry{Index: rowraft.Index(l.Index), Term: rowraft.Term(l.Term), Kind: entryKinds[l.Type], Data: l.Data}
+	if e.Kind == "" {
+		e.Kind = fmt.Sprintf("type %d", l.Type)
+	}
+	if e.Index != i {
+		return e, rowraft.Errorf(rowraft.CodeCorrupt, "entry %d stands in the place of %d", e.Index, i)
+	}
+	return e, checkEntry(&l)
+}
+
+// State returns what the state machine wrote into a snapshot, and its applied
+// index. Each chunk is checked before a byte of it is returned; whoever reads to
+// the end has checked all.
+func (g *OfflineGroup) State(id string) (applied rowraft.Index, state []byte, err error) {
+	_, rc, err := g.store.Open(id)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer rc.Close()
+	b, err := io.ReadAll(rc)
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(b) < snapshotHeaderBytes || string(b[:8]) != snapshotMagic {
+		return 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s does not begin with the header of a state", id)
+	}
+	return rowraft.Index(binary.LittleEndian.Uint64(b[8:])), b[snapshotHeaderBytes:], nil
+}
+
+// copyDir copies the files of a log. Zeros, which fill up the segments of
+// raft-wal, become holes.
+func copyDir(from, to string) error {
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		if err := copySparse(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func copySparse(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	size, err := writeSparse(out, in)
+	if err == nil {
+		err = out.Truncate(size)
+	}
+	return errors.Join(err, out.Close())
+}
+
+func writeSparse(out *os.File, in io.Reader) (size int64, err error) {
+	buf, zeros := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		n, err := io.ReadFull(in, buf)
+		if n > 0 && !bytes.Equal(buf[:n], zeros[:n]) {
+			if _, err := out.WriteAt(buf[:n], size); err != nil {
+				return size, err
+			}
+		}
+		size += int64(n)
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			return size, nil
+		}
+		if err != nil {
+			return size, err
+		}
+	}
+}

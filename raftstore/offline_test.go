@@ -1,0 +1,232 @@
+package raftstore
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// stoppedCluster runs three nodes until each has a snapshot, and stops them. marks
+// is the index of each entry.
+func stoppedCluster(t *testing.T, backend string) (c *testCluster, marks map[rowraft.Index]string) {
+	c = startedCluster(t, 3, func(o *Options) {
+		o.Backend = backend
+		o.SnapshotEveryBytes = 16 << 10
+		o.TrailingLogBytes = 8 << 10
+		o.hooks.tick = 10 * time.Millisecond
+	})
+	marks = map[rowraft.Index]string{}
+	pad := strings.Repeat("x", 2<<10)
+	last := rowraft.Index(0)
+	for i := range 24 {
+		s := fmt.Sprint(i, pad)
+		last = c.propose(s)
+		marks[last] = s
+	}
+	c.converged(last)
+	for _, n := range c.nodes {
+		eventually(t, "a snapshot is kept", func() bool {
+			list, err := n.group.snaps.List()
+			return err == nil && len(list) > 0
+		})
+	}
+	if _, err := OpenOffline(filepath.Join(c.nodes[0].dir, "raft")); rowraft.CodeOf(err) != rowraft.CodeIdentity || !strings.Contains(err.Error(), "stop it first") {
+		t.Errorf("a running store is opened: %v", err)
+	}
+	for _, n := range c.nodes {
+		c.stop(n)
+	}
+	return c, marks
+}
+
+func TestAStoppedStoreIsReadAndNotChanged(t *testing.T) {
+	for _, backend := range []string{BackendWAL, BackendBolt} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			c, marks := stoppedCluster(t, backend)
+			seen := map[rowraft.Index]LogEntry{}
+			for _, n := range c.nodes {
+				dir := filepath.Join(n.dir, "raft")
+				before := contentOf(t, dir)
+				o, err := OpenOffline(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if o.Cluster() != testCluID || o.Node() != n.id || fmt.Sprint(o.GroupIDs()) != "[shard-0]" {
+					t.Errorf("store of cluster %s, node %s, groups %v", o.Cluster(), o.Node(), o.GroupIDs())
+				}
+				if _, err := o.Group("shard-7"); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+					t.Errorf("a group that is not there: %v", err)
+				}
+				g, err := o.Group("shard-0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if g.Replica != replicaOf(n.id) || g.Backend != backend || len(g.Voters) != 3 || g.Term == 0 {
+					t.Errorf("group %+v", g)
+				}
+				checkEntries(t, g, marks, seen)
+				checkState(t, g, marks)
+				opts := testOptions(t, n.dir, n.id, nil)
+				opts.Listener.Close()
+				if _, err := Open(opts); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+					t.Errorf("a server starts on a directory that is being read: %v", err)
+				}
+				if err := o.Close(); err != nil {
+					t.Error(err)
+				}
+				if after := contentOf(t, dir); after != before {
+					t.Errorf("reading changed the directory:\n%s\nwas\n%s", after, before)
+				}
+			}
+		})
+	}
+}
+
+// checkEntries wants the commands of a log to be marks, and its entries those seen
+// in other logs.
+func checkEntries(t *testing.T, g *OfflineGroup, marks map[rowraft.Index]string, seen map[rowraft.Index]LogEntry) {
+	t.Helper()
+	commands := 0
+	for i := g.First; i <= g.Last; i++ {
+		e, err := g.Entry(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, ok := marks[i]; ok != (e.Kind == KindCommand) || string(e.Data) != want && ok {
+			t.Errorf("entry %d of kind %s: %.10q, want %.10q", i, e.Kind, e.Data, want)
+		}
+		if e.Kind == KindCommand {
+			commands++
+		}
+		if other, ok := seen[i]; ok && !other.Same(e) {
+			t.Errorf("entry %d is %+v in another log, %+v here", i, other, e)
+		}
+		seen[i] = e
+	}
+	if commands == 0 || commands == len(marks) {
+		t.Errorf("%d of %d commands are in the log, want some: a snapshot has the others", commands, len(marks))
+	}
+	if _, err := g.Entry(g.Last + 1); err == nil {
+		t.Error("an entry beyond the end is read")
+	}
+}
+
+// checkState wants the newest snapshot to be what the machine wrote.
+func checkState(t *testing.T, g *OfflineGroup, marks map[rowraft.Index]string) {
+	t.Helper()
+	newest := g.Snapshots[0]
+	applied, state, err := g.State(newest.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &listMachine{}
+	if err := m.Restore(bytes.NewReader(state)); err != nil {
+		t.Fatal(err)
+	}
+	want := 0
+	for i := range marks {
+		if i <= newest.Index {
+			want++
+		}
+	}
+	if applied > newest.Index || m.AppliedIndex() != applied || len(m.list()) != want {
+		t.Errorf("snapshot of %d holds %d entries up to %d, want %d", newest.Index, len(m.list()), m.AppliedIndex(), want)
+	}
+}
+
+// contentOf names every file of a directory with its mode, time and checksum.
+func contentOf(t *testing.T, dir string) string {
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		content := []byte{}
+		if !d.IsDir() {
+			if content, err = os.ReadFile(path); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintf(&b, "%s %v %v %x\n", path, info.Mode(), info.ModTime(), sha256.Sum256(content))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestDamageOfAStoppedStoreIsTold flips a byte of an entry and one of a snapshot.
+func TestDamageOfAStoppedStoreIsTold(t *testing.T) {
+	c, marks := stoppedCluster(t, BackendBolt)
+	dir := filepath.Join(c.nodes[0].dir, "raft")
+	group := filepath.Join(dir, "groups", "shard-0")
+	last := ""
+	for _, s := range marks {
+		if strings.HasPrefix(s, "23") {
+			last = s
+		}
+	}
+	flipIn(t, filepath.Join(group, "log", "raft.db"), last)
+	snaps, err := filepath.Glob(filepath.Join(group, "snapshots", "*", "data"))
+	if err != nil || len(snaps) == 0 {
+		t.Fatalf("snapshots %v, %v", snaps, err)
+	}
+	flipIn(t, snaps[len(snaps)-1], "xxxxxxxx")
+
+	o, err := OpenOffline(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	g, err := o.Group("shard-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := 0
+	for i := g.First; i <= g.Last; i++ {
+		if _, err := g.Entry(i); rowraft.CodeOf(err) == rowraft.CodeCorrupt {
+			bad++
+		}
+	}
+	if bad != 1 {
+		t.Errorf("%d entries are bad, want 1", bad)
+	}
+	if _, _, err := g.State(g.Snapshots[0].ID); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a damaged snapshot is read: %v", err)
+	}
+	if _, err := OpenOffline(t.TempDir()); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+		t.Errorf("a directory without a store: %v", err)
+	}
+}
+
+// flipIn changes a byte within each place where text stands in the file.
+func flipIn(t *testing.T, path, text string) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.Index(b, []byte(text))
+	if at < 0 {
+		t.Fatalf("%s does not hold %.10q", path, text)
+	}
+	for ; at >= 0; at = bytes.Index(b, []byte(text)) {
+		b[at+len(text)/2] ^= 1
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
