@@ -147,7 +147,7 @@ func testBehindTheLog(t *testing.T, backend string) {
 	if err := poll(ctx, func() error { return c.compactedBeyond(behind, victim) }); err != nil {
 		t.Fatal(err)
 	}
-	const installed = "nstalled remote snapshot"
+	const installed = "installed a snapshot"
 	if logHas(t, victim, installed) {
 		t.Fatal("a snapshot was installed before the server was away: the test shows nothing")
 	}

@@ -26,6 +26,9 @@ type fsm struct {
 	fatal   func(error)
 	// restored is told the place of a snapshot once the machine holds it.
 	restored func(index, term uint64)
+	// installed is told of a snapshot that took the machine forwards: the leader's log
+	// no longer reached back to this replica. May be nil.
+	installed func(from, to uint64)
 
 	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
 	// members is the newest configuration that was committed, and where it stands;
@@ -162,7 +165,8 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	if err != nil {
 		return err
 	}
-	if applied := f.applied.Load(); applied > 0 && src.meta.Index <= applied {
+	applied := f.applied.Load()
+	if applied > 0 && src.meta.Index <= applied {
 		f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
 		f.restored(src.meta.Index, src.meta.Term)
 		return nil
@@ -195,6 +199,9 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
 	f.applied.Store(src.meta.Index)
 	f.restored(src.meta.Index, src.meta.Term)
+	if applied > 0 && f.installed != nil { // at 0 the replica starts
+		f.installed(applied, src.meta.Index)
+	}
 	f.wake()
 	return nil
 }

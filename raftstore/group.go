@@ -99,6 +99,9 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		return nil, err
 	}
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
+	g.fsm.installed = func(from, to uint64) {
+		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
+	}
 	if err := g.startRaft(); err != nil {
 		return nil, err
 	}
