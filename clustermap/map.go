@@ -2,6 +2,7 @@ package clustermap
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/rowraft/rowraft"
 )
@@ -24,10 +25,35 @@ type Replica struct {
 	Node rowraft.NodeID
 }
 
+// Removed is a replica that left its shard for good. Its node stops it and deletes
+// its data on this word, never because a map does not list it: a server that
+// restarts goes through old maps.
+type Removed struct {
+	Replica
+	Version rowraft.MapVersion // of the map that said so first
+}
+
 // Shard is one Raft group.
 type Shard struct {
 	ID       rowraft.ShardID
-	Replicas []Replica
+	Replicas []Replica // that vote
+	Learners []Replica // that join: they get the log and have no vote
+	Removed  []Removed // until their nodes have said that they are gone
+	// Changes counts those of Replicas since the shard was made. While it is 0 they
+	// are the founders, and found the group; later ones join it.
+	Changes uint64
+}
+
+// On returns the replica of s that is on node, learner or not.
+func (s *Shard) On(node rowraft.NodeID) (Replica, bool) {
+	for _, list := range [][]Replica{s.Replicas, s.Learners} {
+		for _, r := range list {
+			if r.Node == node {
+				return r, true
+			}
+		}
+	}
+	return Replica{}, false
 }
 
 // Map is one version of the placement of everything. It is immutable after New.
@@ -103,6 +129,24 @@ func (m *Map) Node(id rowraft.NodeID) (Node, bool) {
 		}
 	}
 	return Node{}, false
+}
+
+// FindNode returns the node that a person means: by its name, its id, or the
+// start of its id if no other one starts so.
+func (m *Map) FindNode(what string) (Node, error) {
+	var found []Node
+	for _, n := range m.Nodes {
+		if what != "" && (n.Name == what || string(n.ID) == what) {
+			return n, nil
+		}
+		if len(what) >= 4 && strings.HasPrefix(string(n.ID), what) {
+			found = append(found, n)
+		}
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	return Node{}, rowraft.Errorf(rowraft.CodeNotFound, "there is no server %q; `rowraft cluster status` shows them all", what)
 }
 
 // Table returns the schema of the table called name.

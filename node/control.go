@@ -270,6 +270,7 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 	if g.Err != nil {
 		st.Error = g.Err.Error()
 	}
+	r.reportMembers(st)
 	for _, t := range r.machine.Stats() {
 		st.Rows += t.Rows
 		st.MemoryBytes += t.Bytes

@@ -5,16 +5,14 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 func shardsFromProto(in []*rowraftv1.Shard) []clustermap.Shard {
 	out := make([]clustermap.Shard, len(in))
 	for i, s := range in {
-		out[i].ID = rowraft.ShardID(s.GetId())
-		for _, r := range s.GetReplicas() {
-			out[i].Replicas = append(out[i].Replicas, clustermap.Replica{ID: rowraft.ReplicaID(r.GetId()), Node: rowraft.NodeID(r.GetNode())})
-		}
+		out[i] = rpc.ShardFromProto(s)
 	}
 	return out
 }
@@ -22,10 +20,7 @@ func shardsFromProto(in []*rowraftv1.Shard) []clustermap.Shard {
 func shardsToProto(in []clustermap.Shard) []*rowraftv1.Shard {
 	out := make([]*rowraftv1.Shard, len(in))
 	for i, s := range in {
-		out[i] = &rowraftv1.Shard{Id: uint32(s.ID)}
-		for _, r := range s.Replicas {
-			out[i].Replicas = append(out[i].Replicas, &rowraftv1.Replica{Id: string(r.ID), Node: string(r.Node)})
-		}
+		out[i] = rpc.ShardToProto(s)
 	}
 	return out
 }

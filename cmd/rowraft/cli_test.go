@@ -200,6 +200,8 @@ func TestWrongUsage(t *testing.T) {
 		{"a key twice", "name: a\nname: b\n", []string{"server", "--config", config}, []string{"name"}},
 		{"a value of the wrong type", "servers: many\n", []string{"server", "--config", config}, []string{"line 1", "many"}},
 		{"a list where none belongs", "name: {a: b}\n", []string{"server", "--config", config}, []string{"line 1", "plain value"}},
+		{"no shard to transfer", "", []string{"shard", "transfer-leader"}, []string{"SHARD", "rowraft shard list"}},
+		{"a shard that is no number", "", []string{"shard", "transfer-leader", "first"}, []string{`"first"`, "rowraft shard list"}},
 		{"a missing file", "", []string{"server", "--config", config + ".no"}, []string{config + ".no"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -56,6 +56,14 @@ func (c *cluster) close() error {
 }
 
 func (c *cluster) dial(addr string) (rowraftv1.ClusterClient, error) {
+	conn, err := c.conn(addr)
+	if err != nil {
+		return nil, err
+	}
+	return rowraftv1.NewClusterClient(conn), nil
+}
+
+func (c *cluster) conn(addr string) (*grpc.ClientConn, error) {
 	conn := c.conns[addr]
 	if conn == nil {
 		var err error
@@ -64,7 +72,32 @@ func (c *cluster) dial(addr string) (rowraftv1.ClusterClient, error) {
 		}
 		c.conns[addr] = conn
 	}
-	return rowraftv1.NewClusterClient(conn), nil
+	return conn, nil
+}
+
+// newestMap is the newest map that any of the servers at hand knows, with what
+// that server knows of leaders. It works without the scheduler.
+func (c *cluster) newestMap(ctx context.Context) (best *rowraftv1.GetMapReply, err error) {
+	var silent []string
+	for _, addr := range c.endpoints {
+		client, err := c.dial(addr)
+		if err != nil {
+			return nil, err
+		}
+		attempt, cancel := context.WithTimeout(ctx, helloTimeout)
+		reply, err := client.GetMap(attempt, &rowraftv1.GetMapRequest{})
+		cancel()
+		switch {
+		case err != nil:
+			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
+		case reply.GetMap().GetVersion() >= best.GetMap().GetVersion():
+			best = reply
+		}
+	}
+	if len(best.GetMap().GetShards()) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "no server knows of any shard; no answer from: %s", orNone(silent))
+	}
+	return best, nil
 }
 
 // call calls fn on the leader of the metadata group. While there is none it

@@ -13,7 +13,7 @@ import (
 )
 
 func newShardCmd(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas"}
+	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas, move them, and say who leads"}
 	tableName := ""
 	list := &cobra.Command{
 		Use:   "list",
@@ -36,7 +36,7 @@ func newShardCmd(g *globals) *cobra.Command {
 		},
 	}
 	list.Flags().StringVar(&tableName, "table", "", "count the rows and bytes of this table only")
-	cmd.AddCommand(list)
+	cmd.AddCommand(list, newTransferLeaderCmd(g))
 	return cmd
 }
 

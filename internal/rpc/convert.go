@@ -53,11 +53,7 @@ func MapToProto(m *clustermap.Map) *rowraftv1.Map {
 		p.Nodes = append(p.Nodes, NodeToProto(n))
 	}
 	for _, s := range m.Shards {
-		ps := &rowraftv1.Shard{Id: uint32(s.ID)}
-		for _, r := range s.Replicas {
-			ps.Replicas = append(ps.Replicas, &rowraftv1.Replica{Id: string(r.ID), Node: string(r.Node)})
-		}
-		p.Shards = append(p.Shards, ps)
+		p.Shards = append(p.Shards, ShardToProto(s))
 	}
 	for i := range m.Tables {
 		p.Tables = append(p.Tables, SchemaToProto(&m.Tables[i]))
@@ -74,16 +70,56 @@ func MapFromProto(p *rowraftv1.Map) (*clustermap.Map, error) {
 		m.Nodes = append(m.Nodes, NodeFromProto(n))
 	}
 	for _, s := range p.GetShards() {
-		ms := clustermap.Shard{ID: rowraft.ShardID(s.GetId())}
-		for _, r := range s.GetReplicas() {
-			ms.Replicas = append(ms.Replicas, clustermap.Replica{ID: rowraft.ReplicaID(r.GetId()), Node: rowraft.NodeID(r.GetNode())})
-		}
-		m.Shards = append(m.Shards, ms)
+		m.Shards = append(m.Shards, ShardFromProto(s))
 	}
 	for _, t := range p.GetTables() {
 		m.Tables = append(m.Tables, SchemaFromProto(t))
 	}
 	return clustermap.New(m, p.GetSlots())
+}
+
+// ShardToProto and ShardFromProto convert a shard of the map.
+func ShardToProto(s clustermap.Shard) *rowraftv1.Shard {
+	p := &rowraftv1.Shard{Id: uint32(s.ID), Replicas: replicasToProto(s.Replicas), Learners: replicasToProto(s.Learners), Changes: s.Changes}
+	for _, r := range s.Removed {
+		p.Removed = append(p.Removed, &rowraftv1.RemovedReplica{Replica: ReplicaToProto(r.Replica), Version: uint64(r.Version)})
+	}
+	return p
+}
+
+func ShardFromProto(p *rowraftv1.Shard) clustermap.Shard {
+	s := clustermap.Shard{
+		ID: rowraft.ShardID(p.GetId()), Replicas: replicasFromProto(p.GetReplicas()), Learners: replicasFromProto(p.GetLearners()), Changes: p.GetChanges(),
+	}
+	for _, r := range p.GetRemoved() {
+		s.Removed = append(s.Removed, clustermap.Removed{Replica: ReplicaFromProto(r.GetReplica()), Version: rowraft.MapVersion(r.GetVersion())})
+	}
+	return s
+}
+
+// ReplicaToProto and ReplicaFromProto convert one replica.
+func ReplicaToProto(r clustermap.Replica) *rowraftv1.Replica {
+	return &rowraftv1.Replica{Id: string(r.ID), Node: string(r.Node)}
+}
+
+func ReplicaFromProto(p *rowraftv1.Replica) clustermap.Replica {
+	return clustermap.Replica{ID: rowraft.ReplicaID(p.GetId()), Node: rowraft.NodeID(p.GetNode())}
+}
+
+func replicasToProto(in []clustermap.Replica) []*rowraftv1.Replica {
+	var out []*rowraftv1.Replica
+	for _, r := range in {
+		out = append(out, ReplicaToProto(r))
+	}
+	return out
+}
+
+func replicasFromProto(in []*rowraftv1.Replica) []clustermap.Replica {
+	var out []clustermap.Replica
+	for _, r := range in {
+		out = append(out, ReplicaFromProto(r))
+	}
+	return out
 }
 
 func NodeToProto(n clustermap.Node) *rowraftv1.Node {

@@ -21,6 +21,388 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type TransferLeaderRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	ToNode        string                 `protobuf:"bytes,2,opt,name=to_node,json=toNode,proto3" json:"to_node,omitempty"` // id or name; "": the voter with the longest log
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeaderRequest) Reset() {
+	*x = TransferLeaderRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeaderRequest) ProtoMessage() {}
+
+func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
+func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *TransferLeaderRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *TransferLeaderRequest) GetToNode() string {
+	if x != nil {
+		return x.ToNode
+	}
+	return ""
+}
+
+type TransferLeaderReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FromNode      string                 `protobuf:"bytes,1,opt,name=from_node,json=fromNode,proto3" json:"from_node,omitempty"`
+	ToNode        string                 `protobuf:"bytes,2,opt,name=to_node,json=toNode,proto3" json:"to_node,omitempty"` // that leads now
+	Term          uint64                 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
+	TookNs        uint64                 `protobuf:"varint,4,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeaderReply) Reset() {
+	*x = TransferLeaderReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeaderReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeaderReply) ProtoMessage() {}
+
+func (x *TransferLeaderReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeaderReply.ProtoReflect.Descriptor instead.
+func (*TransferLeaderReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *TransferLeaderReply) GetFromNode() string {
+	if x != nil {
+		return x.FromNode
+	}
+	return ""
+}
+
+func (x *TransferLeaderReply) GetToNode() string {
+	if x != nil {
+		return x.ToNode
+	}
+	return ""
+}
+
+func (x *TransferLeaderReply) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *TransferLeaderReply) GetTookNs() uint64 {
+	if x != nil {
+		return x.TookNs
+	}
+	return 0
+}
+
+type MembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MembersRequest) Reset() {
+	*x = MembersRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MembersRequest) ProtoMessage() {}
+
+func (x *MembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
+func (*MembersRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *MembersRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+type MembersReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ConfigIndex   uint64                 `protobuf:"varint,1,opt,name=config_index,json=configIndex,proto3" json:"config_index,omitempty"`
+	Members       []*MemberStatus        `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MembersReply) Reset() {
+	*x = MembersReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MembersReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MembersReply) ProtoMessage() {}
+
+func (x *MembersReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MembersReply.ProtoReflect.Descriptor instead.
+func (*MembersReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *MembersReply) GetConfigIndex() uint64 {
+	if x != nil {
+		return x.ConfigIndex
+	}
+	return 0
+}
+
+func (x *MembersReply) GetMembers() []*MemberStatus {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+type ChangeMembersRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Shard     uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	PrevIndex uint64                 `protobuf:"varint,2,opt,name=prev_index,json=prevIndex,proto3" json:"prev_index,omitempty"` // config_index that the change was decided on
+	// Types that are valid to be assigned to Change:
+	//
+	//	*ChangeMembersRequest_AddLearner
+	//	*ChangeMembersRequest_Promote
+	//	*ChangeMembersRequest_Remove
+	Change        isChangeMembersRequest_Change `protobuf_oneof:"change"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeMembersRequest) Reset() {
+	*x = ChangeMembersRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeMembersRequest) ProtoMessage() {}
+
+func (x *ChangeMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeMembersRequest.ProtoReflect.Descriptor instead.
+func (*ChangeMembersRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ChangeMembersRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ChangeMembersRequest) GetPrevIndex() uint64 {
+	if x != nil {
+		return x.PrevIndex
+	}
+	return 0
+}
+
+func (x *ChangeMembersRequest) GetChange() isChangeMembersRequest_Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *ChangeMembersRequest) GetAddLearner() *Replica {
+	if x != nil {
+		if x, ok := x.Change.(*ChangeMembersRequest_AddLearner); ok {
+			return x.AddLearner
+		}
+	}
+	return nil
+}
+
+func (x *ChangeMembersRequest) GetPromote() string {
+	if x != nil {
+		if x, ok := x.Change.(*ChangeMembersRequest_Promote); ok {
+			return x.Promote
+		}
+	}
+	return ""
+}
+
+func (x *ChangeMembersRequest) GetRemove() string {
+	if x != nil {
+		if x, ok := x.Change.(*ChangeMembersRequest_Remove); ok {
+			return x.Remove
+		}
+	}
+	return ""
+}
+
+type isChangeMembersRequest_Change interface {
+	isChangeMembersRequest_Change()
+}
+
+type ChangeMembersRequest_AddLearner struct {
+	AddLearner *Replica `protobuf:"bytes,3,opt,name=add_learner,json=addLearner,proto3,oneof"`
+}
+
+type ChangeMembersRequest_Promote struct {
+	Promote string `protobuf:"bytes,4,opt,name=promote,proto3,oneof"` // replica id
+}
+
+type ChangeMembersRequest_Remove struct {
+	Remove string `protobuf:"bytes,5,opt,name=remove,proto3,oneof"` // replica id
+}
+
+func (*ChangeMembersRequest_AddLearner) isChangeMembersRequest_Change() {}
+
+func (*ChangeMembersRequest_Promote) isChangeMembersRequest_Change() {}
+
+func (*ChangeMembersRequest_Remove) isChangeMembersRequest_Change() {}
+
+type ChangeMembersReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ConfigIndex   uint64                 `protobuf:"varint,1,opt,name=config_index,json=configIndex,proto3" json:"config_index,omitempty"`
+	Members       []*MemberStatus        `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeMembersReply) Reset() {
+	*x = ChangeMembersReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeMembersReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeMembersReply) ProtoMessage() {}
+
+func (x *ChangeMembersReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeMembersReply.ProtoReflect.Descriptor instead.
+func (*ChangeMembersReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ChangeMembersReply) GetConfigIndex() uint64 {
+	if x != nil {
+		return x.ConfigIndex
+	}
+	return 0
+}
+
+func (x *ChangeMembersReply) GetMembers() []*MemberStatus {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
 type EnsureTableRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -31,7 +413,7 @@ type EnsureTableRequest struct {
 
 func (x *EnsureTableRequest) Reset() {
 	*x = EnsureTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -43,7 +425,7 @@ func (x *EnsureTableRequest) String() string {
 func (*EnsureTableRequest) ProtoMessage() {}
 
 func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -56,7 +438,7 @@ func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableRequest.ProtoReflect.Descriptor instead.
 func (*EnsureTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EnsureTableRequest) GetShard() uint32 {
@@ -82,7 +464,7 @@ type EnsureTableReply struct {
 
 func (x *EnsureTableReply) Reset() {
 	*x = EnsureTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -94,7 +476,7 @@ func (x *EnsureTableReply) String() string {
 func (*EnsureTableReply) ProtoMessage() {}
 
 func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -107,7 +489,7 @@ func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableReply.ProtoReflect.Descriptor instead.
 func (*EnsureTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EnsureTableReply) GetAppliedIndex() uint64 {
@@ -125,7 +507,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -137,7 +519,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -150,7 +532,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 type NodeStatusReply struct {
@@ -169,7 +551,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -181,7 +563,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -194,7 +576,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *NodeStatusReply) GetClusterId() string {
@@ -263,7 +645,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -275,7 +657,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -288,7 +670,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -316,7 +698,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -328,7 +710,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -341,7 +723,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -370,7 +752,32 @@ var File_rowraft_v1_admin_proto protoreflect.FileDescriptor
 const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16rowraft/v1/admin.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"Y\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"F\n" +
+	"\x15TransferLeaderRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x17\n" +
+	"\ato_node\x18\x02 \x01(\tR\x06toNode\"x\n" +
+	"\x13TransferLeaderReply\x12\x1b\n" +
+	"\tfrom_node\x18\x01 \x01(\tR\bfromNode\x12\x17\n" +
+	"\ato_node\x18\x02 \x01(\tR\x06toNode\x12\x12\n" +
+	"\x04term\x18\x03 \x01(\x04R\x04term\x12\x17\n" +
+	"\atook_ns\x18\x04 \x01(\x04R\x06tookNs\"&\n" +
+	"\x0eMembersRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\"e\n" +
+	"\fMembersReply\x12!\n" +
+	"\fconfig_index\x18\x01 \x01(\x04R\vconfigIndex\x122\n" +
+	"\amembers\x18\x02 \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"\xc3\x01\n" +
+	"\x14ChangeMembersRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
+	"\n" +
+	"prev_index\x18\x02 \x01(\x04R\tprevIndex\x126\n" +
+	"\vadd_learner\x18\x03 \x01(\v2\x13.rowraft.v1.ReplicaH\x00R\n" +
+	"addLearner\x12\x1a\n" +
+	"\apromote\x18\x04 \x01(\tH\x00R\apromote\x12\x18\n" +
+	"\x06remove\x18\x05 \x01(\tH\x00R\x06removeB\b\n" +
+	"\x06change\"k\n" +
+	"\x12ChangeMembersReply\x12!\n" +
+	"\fconfig_index\x18\x01 \x01(\x04R\vconfigIndex\x122\n" +
+	"\amembers\x18\x02 \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"Y\n" +
 	"\x12EnsureTableRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12-\n" +
 	"\x05table\x18\x02 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\"7\n" +
@@ -396,12 +803,15 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\vDigestReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x12\n" +
-	"\x04rows\x18\x03 \x01(\x04R\x04rows2\xdc\x01\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows2\xc6\x03\n" +
 	"\x05Admin\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12H\n" +
 	"\n" +
 	"NodeStatus\x12\x1d.rowraft.v1.NodeStatusRequest\x1a\x1b.rowraft.v1.NodeStatusReply\x12<\n" +
-	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12T\n" +
+	"\x0eTransferLeader\x12!.rowraft.v1.TransferLeaderRequest\x1a\x1f.rowraft.v1.TransferLeaderReply\x12?\n" +
+	"\aMembers\x12\x1a.rowraft.v1.MembersRequest\x1a\x18.rowraft.v1.MembersReply\x12Q\n" +
+	"\rChangeMembers\x12 .rowraft.v1.ChangeMembersRequest\x1a\x1e.rowraft.v1.ChangeMembersReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_admin_proto_rawDescOnce sync.Once
@@ -415,31 +825,48 @@ func file_rowraft_v1_admin_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_admin_proto_rawDescData
 }
 
-var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_rowraft_v1_admin_proto_goTypes = []any{
-	(*EnsureTableRequest)(nil), // 0: rowraft.v1.EnsureTableRequest
-	(*EnsureTableReply)(nil),   // 1: rowraft.v1.EnsureTableReply
-	(*NodeStatusRequest)(nil),  // 2: rowraft.v1.NodeStatusRequest
-	(*NodeStatusReply)(nil),    // 3: rowraft.v1.NodeStatusReply
-	(*DigestRequest)(nil),      // 4: rowraft.v1.DigestRequest
-	(*DigestReply)(nil),        // 5: rowraft.v1.DigestReply
-	(*TableSchema)(nil),        // 6: rowraft.v1.TableSchema
-	(*ReplicaStatus)(nil),      // 7: rowraft.v1.ReplicaStatus
+	(*TransferLeaderRequest)(nil), // 0: rowraft.v1.TransferLeaderRequest
+	(*TransferLeaderReply)(nil),   // 1: rowraft.v1.TransferLeaderReply
+	(*MembersRequest)(nil),        // 2: rowraft.v1.MembersRequest
+	(*MembersReply)(nil),          // 3: rowraft.v1.MembersReply
+	(*ChangeMembersRequest)(nil),  // 4: rowraft.v1.ChangeMembersRequest
+	(*ChangeMembersReply)(nil),    // 5: rowraft.v1.ChangeMembersReply
+	(*EnsureTableRequest)(nil),    // 6: rowraft.v1.EnsureTableRequest
+	(*EnsureTableReply)(nil),      // 7: rowraft.v1.EnsureTableReply
+	(*NodeStatusRequest)(nil),     // 8: rowraft.v1.NodeStatusRequest
+	(*NodeStatusReply)(nil),       // 9: rowraft.v1.NodeStatusReply
+	(*DigestRequest)(nil),         // 10: rowraft.v1.DigestRequest
+	(*DigestReply)(nil),           // 11: rowraft.v1.DigestReply
+	(*MemberStatus)(nil),          // 12: rowraft.v1.MemberStatus
+	(*Replica)(nil),               // 13: rowraft.v1.Replica
+	(*TableSchema)(nil),           // 14: rowraft.v1.TableSchema
+	(*ReplicaStatus)(nil),         // 15: rowraft.v1.ReplicaStatus
 }
 var file_rowraft_v1_admin_proto_depIdxs = []int32{
-	6, // 0: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
-	7, // 1: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	0, // 2: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	2, // 3: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	4, // 4: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	1, // 5: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	3, // 6: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	5, // 7: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	5, // [5:8] is the sub-list for method output_type
-	2, // [2:5] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	12, // 0: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
+	13, // 1: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
+	12, // 2: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
+	14, // 3: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
+	15, // 4: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
+	6,  // 5: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	8,  // 6: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	10, // 7: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
+	0,  // 8: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	2,  // 9: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
+	4,  // 10: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	7,  // 11: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	9,  // 12: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	11, // 13: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
+	1,  // 14: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	3,  // 15: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
+	5,  // 16: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	11, // [11:17] is the sub-list for method output_type
+	5,  // [5:11] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_admin_proto_init() }
@@ -448,13 +875,18 @@ func file_rowraft_v1_admin_proto_init() {
 		return
 	}
 	file_rowraft_v1_cluster_proto_init()
+	file_rowraft_v1_admin_proto_msgTypes[4].OneofWrappers = []any{
+		(*ChangeMembersRequest_AddLearner)(nil),
+		(*ChangeMembersRequest_Promote)(nil),
+		(*ChangeMembersRequest_Remove)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_admin_proto_rawDesc), len(file_rowraft_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

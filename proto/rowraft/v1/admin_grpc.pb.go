@@ -19,9 +19,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_EnsureTable_FullMethodName = "/rowraft.v1.Admin/EnsureTable"
-	Admin_NodeStatus_FullMethodName  = "/rowraft.v1.Admin/NodeStatus"
-	Admin_Digest_FullMethodName      = "/rowraft.v1.Admin/Digest"
+	Admin_EnsureTable_FullMethodName    = "/rowraft.v1.Admin/EnsureTable"
+	Admin_NodeStatus_FullMethodName     = "/rowraft.v1.Admin/NodeStatus"
+	Admin_Digest_FullMethodName         = "/rowraft.v1.Admin/Digest"
+	Admin_TransferLeader_FullMethodName = "/rowraft.v1.Admin/TransferLeader"
+	Admin_Members_FullMethodName        = "/rowraft.v1.Admin/Members"
+	Admin_ChangeMembers_FullMethodName  = "/rowraft.v1.Admin/ChangeMembers"
 )
 
 // AdminClient is the client API for Admin service.
@@ -36,6 +39,13 @@ type AdminClient interface {
 	NodeStatus(ctx context.Context, in *NodeStatusRequest, opts ...grpc.CallOption) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
 	Digest(ctx context.Context, in *DigestRequest, opts ...grpc.CallOption) (*DigestReply, error)
+	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
+	TransferLeader(ctx context.Context, in *TransferLeaderRequest, opts ...grpc.CallOption) (*TransferLeaderReply, error)
+	// Members tells the members of a shard's Raft group; leader only.
+	Members(ctx context.Context, in *MembersRequest, opts ...grpc.CallOption) (*MembersReply, error)
+	// ChangeMembers makes one change of the members, compared with prev_index; leader
+	// only. The scheduler drives moves with it.
+	ChangeMembers(ctx context.Context, in *ChangeMembersRequest, opts ...grpc.CallOption) (*ChangeMembersReply, error)
 }
 
 type adminClient struct {
@@ -76,6 +86,36 @@ func (c *adminClient) Digest(ctx context.Context, in *DigestRequest, opts ...grp
 	return out, nil
 }
 
+func (c *adminClient) TransferLeader(ctx context.Context, in *TransferLeaderRequest, opts ...grpc.CallOption) (*TransferLeaderReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TransferLeaderReply)
+	err := c.cc.Invoke(ctx, Admin_TransferLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) Members(ctx context.Context, in *MembersRequest, opts ...grpc.CallOption) (*MembersReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MembersReply)
+	err := c.cc.Invoke(ctx, Admin_Members_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ChangeMembers(ctx context.Context, in *ChangeMembersRequest, opts ...grpc.CallOption) (*ChangeMembersReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ChangeMembersReply)
+	err := c.cc.Invoke(ctx, Admin_ChangeMembers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -88,6 +128,13 @@ type AdminServer interface {
 	NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
 	Digest(context.Context, *DigestRequest) (*DigestReply, error)
+	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
+	TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderReply, error)
+	// Members tells the members of a shard's Raft group; leader only.
+	Members(context.Context, *MembersRequest) (*MembersReply, error)
+	// ChangeMembers makes one change of the members, compared with prev_index; leader
+	// only. The scheduler drives moves with it.
+	ChangeMembers(context.Context, *ChangeMembersRequest) (*ChangeMembersReply, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -106,6 +153,15 @@ func (UnimplementedAdminServer) NodeStatus(context.Context, *NodeStatusRequest) 
 }
 func (UnimplementedAdminServer) Digest(context.Context, *DigestRequest) (*DigestReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Digest not implemented")
+}
+func (UnimplementedAdminServer) TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method TransferLeader not implemented")
+}
+func (UnimplementedAdminServer) Members(context.Context, *MembersRequest) (*MembersReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Members not implemented")
+}
+func (UnimplementedAdminServer) ChangeMembers(context.Context, *ChangeMembersRequest) (*ChangeMembersReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChangeMembers not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -182,6 +238,60 @@ func _Admin_Digest_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_TransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TransferLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).TransferLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_TransferLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).TransferLeader(ctx, req.(*TransferLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_Members_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Members(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Members_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Members(ctx, req.(*MembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ChangeMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChangeMembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ChangeMembers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ChangeMembers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ChangeMembers(ctx, req.(*ChangeMembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -200,6 +310,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Digest",
 			Handler:    _Admin_Digest_Handler,
+		},
+		{
+			MethodName: "TransferLeader",
+			Handler:    _Admin_TransferLeader_Handler,
+		},
+		{
+			MethodName: "Members",
+			Handler:    _Admin_Members_Handler,
+		},
+		{
+			MethodName: "ChangeMembers",
+			Handler:    _Admin_ChangeMembers_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -21,6 +21,69 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// MovePhase is how far a move is. Each says what is being done, and it may have
+// been done already.
+type MovePhase int32
+
+const (
+	MovePhase_MOVE_PHASE_UNSPECIFIED MovePhase = 0
+	MovePhase_MOVE_PHASE_LEARN       MovePhase = 1 // the new replica joins as a learner and catches up
+	MovePhase_MOVE_PHASE_PROMOTE     MovePhase = 2 // it becomes a voter
+	MovePhase_MOVE_PHASE_REMOVE      MovePhase = 3 // the old one hands over the lead and leaves
+	MovePhase_MOVE_PHASE_CANCEL      MovePhase = 4 // the learner leaves again
+	MovePhase_MOVE_PHASE_DONE        MovePhase = 5
+	MovePhase_MOVE_PHASE_CANCELLED   MovePhase = 6
+)
+
+// Enum value maps for MovePhase.
+var (
+	MovePhase_name = map[int32]string{
+		0: "MOVE_PHASE_UNSPECIFIED",
+		1: "MOVE_PHASE_LEARN",
+		2: "MOVE_PHASE_PROMOTE",
+		3: "MOVE_PHASE_REMOVE",
+		4: "MOVE_PHASE_CANCEL",
+		5: "MOVE_PHASE_DONE",
+		6: "MOVE_PHASE_CANCELLED",
+	}
+	MovePhase_value = map[string]int32{
+		"MOVE_PHASE_UNSPECIFIED": 0,
+		"MOVE_PHASE_LEARN":       1,
+		"MOVE_PHASE_PROMOTE":     2,
+		"MOVE_PHASE_REMOVE":      3,
+		"MOVE_PHASE_CANCEL":      4,
+		"MOVE_PHASE_DONE":        5,
+		"MOVE_PHASE_CANCELLED":   6,
+	}
+)
+
+func (x MovePhase) Enum() *MovePhase {
+	p := new(MovePhase)
+	*p = x
+	return p
+}
+
+func (x MovePhase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MovePhase) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_cluster_proto_enumTypes[0].Descriptor()
+}
+
+func (MovePhase) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_cluster_proto_enumTypes[0]
+}
+
+func (x MovePhase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MovePhase.Descriptor instead.
+func (MovePhase) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{0}
+}
+
 type HelloRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // "" if the caller has none yet
@@ -572,7 +635,10 @@ func (x *Replica) GetNode() string {
 type Shard struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Replicas      []*Replica             `protobuf:"bytes,2,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Replicas      []*Replica             `protobuf:"bytes,2,rep,name=replicas,proto3" json:"replicas,omitempty"` // that vote, or will as soon as they run
+	Learners      []*Replica             `protobuf:"bytes,3,rep,name=learners,proto3" json:"learners,omitempty"` // that join: they get the log and have no vote
+	Removed       []*RemovedReplica      `protobuf:"bytes,4,rep,name=removed,proto3" json:"removed,omitempty"`   // that left, until their server has said that they are gone
+	Changes       uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of replicas since the shard was made; 0: they found it, else they join
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -621,6 +687,80 @@ func (x *Shard) GetReplicas() []*Replica {
 	return nil
 }
 
+func (x *Shard) GetLearners() []*Replica {
+	if x != nil {
+		return x.Learners
+	}
+	return nil
+}
+
+func (x *Shard) GetRemoved() []*RemovedReplica {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *Shard) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
+}
+
+// RemovedReplica says that a replica must stop, and never come back.
+type RemovedReplica struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Replica       *Replica               `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // of the map that said so first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovedReplica) Reset() {
+	*x = RemovedReplica{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovedReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovedReplica) ProtoMessage() {}
+
+func (x *RemovedReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovedReplica.ProtoReflect.Descriptor instead.
+func (*RemovedReplica) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RemovedReplica) GetReplica() *Replica {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
+func (x *RemovedReplica) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 type Map struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -637,7 +777,7 @@ type Map struct {
 
 func (x *Map) Reset() {
 	*x = Map{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +789,7 @@ func (x *Map) String() string {
 func (*Map) ProtoMessage() {}
 
 func (x *Map) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +802,7 @@ func (x *Map) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Map.ProtoReflect.Descriptor instead.
 func (*Map) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Map) GetClusterId() string {
@@ -733,7 +873,7 @@ type LeaderHint struct {
 
 func (x *LeaderHint) Reset() {
 	*x = LeaderHint{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +885,7 @@ func (x *LeaderHint) String() string {
 func (*LeaderHint) ProtoMessage() {}
 
 func (x *LeaderHint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +898,7 @@ func (x *LeaderHint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderHint.ProtoReflect.Descriptor instead.
 func (*LeaderHint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LeaderHint) GetShard() uint32 {
@@ -792,7 +932,7 @@ type GetMapRequest struct {
 
 func (x *GetMapRequest) Reset() {
 	*x = GetMapRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +944,7 @@ func (x *GetMapRequest) String() string {
 func (*GetMapRequest) ProtoMessage() {}
 
 func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +957,7 @@ func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapRequest.ProtoReflect.Descriptor instead.
 func (*GetMapRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetMapRequest) GetKnownVersion() uint64 {
@@ -844,7 +984,7 @@ type GetMapReply struct {
 
 func (x *GetMapReply) Reset() {
 	*x = GetMapReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +996,7 @@ func (x *GetMapReply) String() string {
 func (*GetMapReply) ProtoMessage() {}
 
 func (x *GetMapReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +1009,7 @@ func (x *GetMapReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapReply.ProtoReflect.Descriptor instead.
 func (*GetMapReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetMapReply) GetMap() *Map {
@@ -896,7 +1036,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1048,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1061,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RegisterNodeRequest) GetClusterId() string {
@@ -947,7 +1087,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +1099,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +1112,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RegisterNodeReply) GetMapVersion() uint64 {
@@ -996,14 +1136,16 @@ type ReplicaStatus struct {
 	MemoryBytes   uint64                 `protobuf:"varint,10,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // rows and index, off the Go heap
 	LogBytes      uint64                 `protobuf:"varint,11,opt,name=log_bytes,json=logBytes,proto3" json:"log_bytes,omitempty"`
 	Tables        []*TableStats          `protobuf:"bytes,12,rep,name=tables,proto3" json:"tables,omitempty"`
-	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"` // why the replica has stopped, "" if it has not
+	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`                                 // why the replica has stopped, "" if it has not
+	ConfigIndex   uint64                 `protobuf:"varint,14,opt,name=config_index,json=configIndex,proto3" json:"config_index,omitempty"` // log index of the committed member list; leader only
+	Members       []*MemberStatus        `protobuf:"bytes,15,rep,name=members,proto3" json:"members,omitempty"`                             // of the Raft group, as committed; leader only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReplicaStatus) Reset() {
 	*x = ReplicaStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1157,7 @@ func (x *ReplicaStatus) String() string {
 func (*ReplicaStatus) ProtoMessage() {}
 
 func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1170,7 @@ func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
 func (*ReplicaStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReplicaStatus) GetShard() uint32 {
@@ -1122,6 +1264,105 @@ func (x *ReplicaStatus) GetError() string {
 	return ""
 }
 
+func (x *ReplicaStatus) GetConfigIndex() uint64 {
+	if x != nil {
+		return x.ConfigIndex
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetMembers() []*MemberStatus {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// MemberStatus is a member of a shard's Raft group as its leader sees it.
+type MemberStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ReplicaId     string                 `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Voter         bool                   `protobuf:"varint,3,opt,name=voter,proto3" json:"voter,omitempty"`
+	MatchIndex    uint64                 `protobuf:"varint,4,opt,name=match_index,json=matchIndex,proto3" json:"match_index,omitempty"` // last entry known to be in its log
+	LagEntries    uint64                 `protobuf:"varint,5,opt,name=lag_entries,json=lagEntries,proto3" json:"lag_entries,omitempty"`
+	CaughtUp      bool                   `protobuf:"varint,6,opt,name=caught_up,json=caughtUp,proto3" json:"caught_up,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemberStatus) Reset() {
+	*x = MemberStatus{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemberStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemberStatus) ProtoMessage() {}
+
+func (x *MemberStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemberStatus.ProtoReflect.Descriptor instead.
+func (*MemberStatus) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MemberStatus) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+func (x *MemberStatus) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *MemberStatus) GetVoter() bool {
+	if x != nil {
+		return x.Voter
+	}
+	return false
+}
+
+func (x *MemberStatus) GetMatchIndex() uint64 {
+	if x != nil {
+		return x.MatchIndex
+	}
+	return 0
+}
+
+func (x *MemberStatus) GetLagEntries() uint64 {
+	if x != nil {
+		return x.LagEntries
+	}
+	return 0
+}
+
+func (x *MemberStatus) GetCaughtUp() bool {
+	if x != nil {
+		return x.CaughtUp
+	}
+	return false
+}
+
 type TableStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Table         uint64                 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
@@ -1133,7 +1374,7 @@ type TableStats struct {
 
 func (x *TableStats) Reset() {
 	*x = TableStats{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1386,7 @@ func (x *TableStats) String() string {
 func (*TableStats) ProtoMessage() {}
 
 func (x *TableStats) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1399,7 @@ func (x *TableStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableStats.ProtoReflect.Descriptor instead.
 func (*TableStats) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TableStats) GetTable() uint64 {
@@ -1194,7 +1435,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1447,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1460,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *HeartbeatRequest) GetClusterId() string {
@@ -1259,7 +1500,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +1512,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +1525,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HeartbeatReply) GetMapVersion() uint64 {
@@ -1304,7 +1545,7 @@ type CreateTableRequest struct {
 
 func (x *CreateTableRequest) Reset() {
 	*x = CreateTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1557,7 @@ func (x *CreateTableRequest) String() string {
 func (*CreateTableRequest) ProtoMessage() {}
 
 func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1570,7 @@ func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateTableRequest) GetTable() *TableSchema {
@@ -1357,7 +1598,7 @@ type CreateTableReply struct {
 
 func (x *CreateTableReply) Reset() {
 	*x = CreateTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1610,7 @@ func (x *CreateTableReply) String() string {
 func (*CreateTableReply) ProtoMessage() {}
 
 func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1623,7 @@ func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableReply.ProtoReflect.Descriptor instead.
 func (*CreateTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateTableReply) GetTable() *TableSchema {
@@ -1415,7 +1656,7 @@ type IssueIncarnationRequest struct {
 
 func (x *IssueIncarnationRequest) Reset() {
 	*x = IssueIncarnationRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1668,7 @@ func (x *IssueIncarnationRequest) String() string {
 func (*IssueIncarnationRequest) ProtoMessage() {}
 
 func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1681,7 @@ func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationRequest.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *IssueIncarnationRequest) GetClientId() []byte {
@@ -1459,7 +1700,7 @@ type IssueIncarnationReply struct {
 
 func (x *IssueIncarnationReply) Reset() {
 	*x = IssueIncarnationReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1712,7 @@ func (x *IssueIncarnationReply) String() string {
 func (*IssueIncarnationReply) ProtoMessage() {}
 
 func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1725,7 @@ func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationReply.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *IssueIncarnationReply) GetIncarnation() uint64 {
@@ -1505,7 +1746,7 @@ type JoinJobRequest struct {
 
 func (x *JoinJobRequest) Reset() {
 	*x = JoinJobRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1758,7 @@ func (x *JoinJobRequest) String() string {
 func (*JoinJobRequest) ProtoMessage() {}
 
 func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1771,7 @@ func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobRequest.ProtoReflect.Descriptor instead.
 func (*JoinJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *JoinJobRequest) GetJob() string {
@@ -1564,7 +1805,7 @@ type JoinJobReply struct {
 
 func (x *JoinJobReply) Reset() {
 	*x = JoinJobReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1817,7 @@ func (x *JoinJobReply) String() string {
 func (*JoinJobReply) ProtoMessage() {}
 
 func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1830,7 @@ func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobReply.ProtoReflect.Descriptor instead.
 func (*JoinJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *JoinJobReply) GetRank() uint32 {
@@ -1614,7 +1855,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1867,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1880,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 type NodeStatus struct {
@@ -1655,7 +1896,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1908,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1921,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NodeStatus) GetNode() *Node {
@@ -1729,7 +1970,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1982,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1995,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *JobStatus) GetJob() string {
@@ -1785,13 +2026,15 @@ type StatusReply struct {
 	Problems        []string               `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"` // one sentence each; empty if all is well
 	Jobs            []*JobStatus           `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`
 	ExpectedServers uint32                 `protobuf:"varint,5,opt,name=expected_servers,json=expectedServers,proto3" json:"expected_servers,omitempty"` // the shards are made once so many have registered
+	Moves           []*MoveStatus          `protobuf:"bytes,6,rep,name=moves,proto3" json:"moves,omitempty"`                                             // that run, by shard
+	FinishedMoves   []*Move                `protobuf:"bytes,7,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"`        // the last ones, oldest first
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +2046,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +2059,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StatusReply) GetMap() *Map {
@@ -1852,6 +2095,374 @@ func (x *StatusReply) GetExpectedServers() uint32 {
 		return x.ExpectedServers
 	}
 	return 0
+}
+
+func (x *StatusReply) GetMoves() []*MoveStatus {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+func (x *StatusReply) GetFinishedMoves() []*Move {
+	if x != nil {
+		return x.FinishedMoves
+	}
+	return nil
+}
+
+// Move takes a replica of a shard from one server to another: under a new id, which
+// is born with its data.
+type Move struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	From          *Replica               `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	To            *Replica               `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	Phase         MovePhase              `protobuf:"varint,5,opt,name=phase,proto3,enum=rowraft.v1.MovePhase" json:"phase,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Move) Reset() {
+	*x = Move{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Move) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Move) ProtoMessage() {}
+
+func (x *Move) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Move.ProtoReflect.Descriptor instead.
+func (*Move) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Move) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Move) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *Move) GetFrom() *Replica {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *Move) GetTo() *Replica {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *Move) GetPhase() MovePhase {
+	if x != nil {
+		return x.Phase
+	}
+	return MovePhase_MOVE_PHASE_UNSPECIFIED
+}
+
+type MoveStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Move          *Move                  `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	WaitingFor    string                 `protobuf:"bytes,2,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`  // for people; "" at the beginning of a phase
+	LagEntries    uint64                 `protobuf:"varint,3,opt,name=lag_entries,json=lagEntries,proto3" json:"lag_entries,omitempty"` // of the learner, as last seen
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveStatus) Reset() {
+	*x = MoveStatus{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveStatus) ProtoMessage() {}
+
+func (x *MoveStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
+func (*MoveStatus) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *MoveStatus) GetMove() *Move {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *MoveStatus) GetWaitingFor() string {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return ""
+}
+
+func (x *MoveStatus) GetLagEntries() uint64 {
+	if x != nil {
+		return x.LagEntries
+	}
+	return 0
+}
+
+type MoveReplicaRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	FromNode      string                 `protobuf:"bytes,2,opt,name=from_node,json=fromNode,proto3" json:"from_node,omitempty"`        // id or name
+	ToNode        string                 `protobuf:"bytes,3,opt,name=to_node,json=toNode,proto3" json:"to_node,omitempty"`              // id or name
+	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // the move is refused if the map has changed since; 0: whatever it is
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveReplicaRequest) Reset() {
+	*x = MoveReplicaRequest{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveReplicaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveReplicaRequest) ProtoMessage() {}
+
+func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
+func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *MoveReplicaRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *MoveReplicaRequest) GetFromNode() string {
+	if x != nil {
+		return x.FromNode
+	}
+	return ""
+}
+
+func (x *MoveReplicaRequest) GetToNode() string {
+	if x != nil {
+		return x.ToNode
+	}
+	return ""
+}
+
+func (x *MoveReplicaRequest) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
+type MoveReplicaReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Move          *Move                  `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	MapVersion    uint64                 `protobuf:"varint,2,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveReplicaReply) Reset() {
+	*x = MoveReplicaReply{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveReplicaReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveReplicaReply) ProtoMessage() {}
+
+func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
+func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *MoveReplicaReply) GetMove() *Move {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *MoveReplicaReply) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
+type CancelMoveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	MoveId        uint64                 `protobuf:"varint,2,opt,name=move_id,json=moveId,proto3" json:"move_id,omitempty"` // 0: the one that runs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMoveRequest) Reset() {
+	*x = CancelMoveRequest{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMoveRequest) ProtoMessage() {}
+
+func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
+func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *CancelMoveRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *CancelMoveRequest) GetMoveId() uint64 {
+	if x != nil {
+		return x.MoveId
+	}
+	return 0
+}
+
+type CancelMoveReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Move          *Move                  `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMoveReply) Reset() {
+	*x = CancelMoveReply{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMoveReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMoveReply) ProtoMessage() {}
+
+func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
+func (*CancelMoveReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *CancelMoveReply) GetMove() *Move {
+	if x != nil {
+		return x.Move
+	}
+	return nil
 }
 
 var File_rowraft_v1_cluster_proto protoreflect.FileDescriptor
@@ -1907,10 +2518,16 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tscheduler\x18\x05 \x01(\bR\tscheduler\"-\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04node\x18\x02 \x01(\tR\x04node\"H\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"\xc9\x01\n" +
 	"\x05Shard\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12/\n" +
-	"\breplicas\x18\x02 \x03(\v2\x13.rowraft.v1.ReplicaR\breplicas\"\x93\x02\n" +
+	"\breplicas\x18\x02 \x03(\v2\x13.rowraft.v1.ReplicaR\breplicas\x12/\n" +
+	"\blearners\x18\x03 \x03(\v2\x13.rowraft.v1.ReplicaR\blearners\x124\n" +
+	"\aremoved\x18\x04 \x03(\v2\x1a.rowraft.v1.RemovedReplicaR\aremoved\x12\x18\n" +
+	"\achanges\x18\x05 \x01(\x04R\achanges\"Y\n" +
+	"\x0eRemovedReplica\x12-\n" +
+	"\areplica\x18\x01 \x01(\v2\x13.rowraft.v1.ReplicaR\areplica\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"\x93\x02\n" +
 	"\x03Map\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -1938,7 +2555,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\"4\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\"\x8e\x03\n" +
+	"mapVersion\"\xe5\x03\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -1956,7 +2573,19 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	" \x01(\x04R\vmemoryBytes\x12\x1b\n" +
 	"\tlog_bytes\x18\v \x01(\x04R\blogBytes\x12.\n" +
 	"\x06tables\x18\f \x03(\v2\x16.rowraft.v1.TableStatsR\x06tables\x12\x14\n" +
-	"\x05error\x18\r \x01(\tR\x05error\"Y\n" +
+	"\x05error\x18\r \x01(\tR\x05error\x12!\n" +
+	"\fconfig_index\x18\x0e \x01(\x04R\vconfigIndex\x122\n" +
+	"\amembers\x18\x0f \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"\xb6\x01\n" +
+	"\fMemberStatus\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
+	"\x05voter\x18\x03 \x01(\bR\x05voter\x12\x1f\n" +
+	"\vmatch_index\x18\x04 \x01(\x04R\n" +
+	"matchIndex\x12\x1f\n" +
+	"\vlag_entries\x18\x05 \x01(\x04R\n" +
+	"lagEntries\x12\x1b\n" +
+	"\tcaught_up\x18\x06 \x01(\bR\bcaughtUp\"Y\n" +
 	"\n" +
 	"TableStats\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x12\n" +
@@ -2002,13 +2631,51 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tJobStatus\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\amembers\x18\x03 \x03(\tR\amembers\"\xd0\x01\n" +
+	"\amembers\x18\x03 \x03(\tR\amembers\"\xb7\x02\n" +
 	"\vStatusReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12,\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x16.rowraft.v1.NodeStatusR\x05nodes\x12\x1a\n" +
 	"\bproblems\x18\x03 \x03(\tR\bproblems\x12)\n" +
 	"\x04jobs\x18\x04 \x03(\v2\x15.rowraft.v1.JobStatusR\x04jobs\x12)\n" +
-	"\x10expected_servers\x18\x05 \x01(\rR\x0fexpectedServers2\xc1\x04\n" +
+	"\x10expected_servers\x18\x05 \x01(\rR\x0fexpectedServers\x12,\n" +
+	"\x05moves\x18\x06 \x03(\v2\x16.rowraft.v1.MoveStatusR\x05moves\x127\n" +
+	"\x0efinished_moves\x18\a \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\"\xa7\x01\n" +
+	"\x04Move\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12'\n" +
+	"\x04from\x18\x03 \x01(\v2\x13.rowraft.v1.ReplicaR\x04from\x12#\n" +
+	"\x02to\x18\x04 \x01(\v2\x13.rowraft.v1.ReplicaR\x02to\x12+\n" +
+	"\x05phase\x18\x05 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x05phase\"t\n" +
+	"\n" +
+	"MoveStatus\x12$\n" +
+	"\x04move\x18\x01 \x01(\v2\x10.rowraft.v1.MoveR\x04move\x12\x1f\n" +
+	"\vwaiting_for\x18\x02 \x01(\tR\n" +
+	"waitingFor\x12\x1f\n" +
+	"\vlag_entries\x18\x03 \x01(\x04R\n" +
+	"lagEntries\"\x81\x01\n" +
+	"\x12MoveReplicaRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
+	"\tfrom_node\x18\x02 \x01(\tR\bfromNode\x12\x17\n" +
+	"\ato_node\x18\x03 \x01(\tR\x06toNode\x12\x1f\n" +
+	"\vmap_version\x18\x04 \x01(\x04R\n" +
+	"mapVersion\"Y\n" +
+	"\x10MoveReplicaReply\x12$\n" +
+	"\x04move\x18\x01 \x01(\v2\x10.rowraft.v1.MoveR\x04move\x12\x1f\n" +
+	"\vmap_version\x18\x02 \x01(\x04R\n" +
+	"mapVersion\"B\n" +
+	"\x11CancelMoveRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x17\n" +
+	"\amove_id\x18\x02 \x01(\x04R\x06moveId\"7\n" +
+	"\x0fCancelMoveReply\x12$\n" +
+	"\x04move\x18\x01 \x01(\v2\x10.rowraft.v1.MoveR\x04move*\xb2\x01\n" +
+	"\tMovePhase\x12\x1a\n" +
+	"\x16MOVE_PHASE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10MOVE_PHASE_LEARN\x10\x01\x12\x16\n" +
+	"\x12MOVE_PHASE_PROMOTE\x10\x02\x12\x15\n" +
+	"\x11MOVE_PHASE_REMOVE\x10\x03\x12\x15\n" +
+	"\x11MOVE_PHASE_CANCEL\x10\x04\x12\x13\n" +
+	"\x0fMOVE_PHASE_DONE\x10\x05\x12\x18\n" +
+	"\x14MOVE_PHASE_CANCELLED\x10\x062\xd8\x05\n" +
 	"\aCluster\x129\n" +
 	"\x05Hello\x12\x18.rowraft.v1.HelloRequest\x1a\x16.rowraft.v1.HelloReply\x12<\n" +
 	"\x06GetMap\x12\x19.rowraft.v1.GetMapRequest\x1a\x17.rowraft.v1.GetMapReply\x12N\n" +
@@ -2017,7 +2684,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\vCreateTable\x12\x1e.rowraft.v1.CreateTableRequest\x1a\x1c.rowraft.v1.CreateTableReply\x12Z\n" +
 	"\x10IssueIncarnation\x12#.rowraft.v1.IssueIncarnationRequest\x1a!.rowraft.v1.IssueIncarnationReply\x12?\n" +
 	"\aJoinJob\x12\x1a.rowraft.v1.JoinJobRequest\x1a\x18.rowraft.v1.JoinJobReply\x12<\n" +
-	"\x06Status\x12\x19.rowraft.v1.StatusRequest\x1a\x17.rowraft.v1.StatusReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\x06Status\x12\x19.rowraft.v1.StatusRequest\x1a\x17.rowraft.v1.StatusReply\x12K\n" +
+	"\vMoveReplica\x12\x1e.rowraft.v1.MoveReplicaRequest\x1a\x1c.rowraft.v1.MoveReplicaReply\x12H\n" +
+	"\n" +
+	"CancelMove\x12\x1d.rowraft.v1.CancelMoveRequest\x1a\x1b.rowraft.v1.CancelMoveReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_cluster_proto_rawDescOnce sync.Once
@@ -2031,78 +2701,104 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_cluster_proto_rawDescData
 }
 
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
-	(*HelloRequest)(nil),            // 0: rowraft.v1.HelloRequest
-	(*HelloReply)(nil),              // 1: rowraft.v1.HelloReply
-	(*TableSchema)(nil),             // 2: rowraft.v1.TableSchema
-	(*Initializer)(nil),             // 3: rowraft.v1.Initializer
-	(*Optimizer)(nil),               // 4: rowraft.v1.Optimizer
-	(*Node)(nil),                    // 5: rowraft.v1.Node
-	(*Replica)(nil),                 // 6: rowraft.v1.Replica
-	(*Shard)(nil),                   // 7: rowraft.v1.Shard
-	(*Map)(nil),                     // 8: rowraft.v1.Map
-	(*LeaderHint)(nil),              // 9: rowraft.v1.LeaderHint
-	(*GetMapRequest)(nil),           // 10: rowraft.v1.GetMapRequest
-	(*GetMapReply)(nil),             // 11: rowraft.v1.GetMapReply
-	(*RegisterNodeRequest)(nil),     // 12: rowraft.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),       // 13: rowraft.v1.RegisterNodeReply
-	(*ReplicaStatus)(nil),           // 14: rowraft.v1.ReplicaStatus
-	(*TableStats)(nil),              // 15: rowraft.v1.TableStats
-	(*HeartbeatRequest)(nil),        // 16: rowraft.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),          // 17: rowraft.v1.HeartbeatReply
-	(*CreateTableRequest)(nil),      // 18: rowraft.v1.CreateTableRequest
-	(*CreateTableReply)(nil),        // 19: rowraft.v1.CreateTableReply
-	(*IssueIncarnationRequest)(nil), // 20: rowraft.v1.IssueIncarnationRequest
-	(*IssueIncarnationReply)(nil),   // 21: rowraft.v1.IssueIncarnationReply
-	(*JoinJobRequest)(nil),          // 22: rowraft.v1.JoinJobRequest
-	(*JoinJobReply)(nil),            // 23: rowraft.v1.JoinJobReply
-	(*StatusRequest)(nil),           // 24: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 25: rowraft.v1.NodeStatus
-	(*JobStatus)(nil),               // 26: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 27: rowraft.v1.StatusReply
+	(MovePhase)(0),                  // 0: rowraft.v1.MovePhase
+	(*HelloRequest)(nil),            // 1: rowraft.v1.HelloRequest
+	(*HelloReply)(nil),              // 2: rowraft.v1.HelloReply
+	(*TableSchema)(nil),             // 3: rowraft.v1.TableSchema
+	(*Initializer)(nil),             // 4: rowraft.v1.Initializer
+	(*Optimizer)(nil),               // 5: rowraft.v1.Optimizer
+	(*Node)(nil),                    // 6: rowraft.v1.Node
+	(*Replica)(nil),                 // 7: rowraft.v1.Replica
+	(*Shard)(nil),                   // 8: rowraft.v1.Shard
+	(*RemovedReplica)(nil),          // 9: rowraft.v1.RemovedReplica
+	(*Map)(nil),                     // 10: rowraft.v1.Map
+	(*LeaderHint)(nil),              // 11: rowraft.v1.LeaderHint
+	(*GetMapRequest)(nil),           // 12: rowraft.v1.GetMapRequest
+	(*GetMapReply)(nil),             // 13: rowraft.v1.GetMapReply
+	(*RegisterNodeRequest)(nil),     // 14: rowraft.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),       // 15: rowraft.v1.RegisterNodeReply
+	(*ReplicaStatus)(nil),           // 16: rowraft.v1.ReplicaStatus
+	(*MemberStatus)(nil),            // 17: rowraft.v1.MemberStatus
+	(*TableStats)(nil),              // 18: rowraft.v1.TableStats
+	(*HeartbeatRequest)(nil),        // 19: rowraft.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),          // 20: rowraft.v1.HeartbeatReply
+	(*CreateTableRequest)(nil),      // 21: rowraft.v1.CreateTableRequest
+	(*CreateTableReply)(nil),        // 22: rowraft.v1.CreateTableReply
+	(*IssueIncarnationRequest)(nil), // 23: rowraft.v1.IssueIncarnationRequest
+	(*IssueIncarnationReply)(nil),   // 24: rowraft.v1.IssueIncarnationReply
+	(*JoinJobRequest)(nil),          // 25: rowraft.v1.JoinJobRequest
+	(*JoinJobReply)(nil),            // 26: rowraft.v1.JoinJobReply
+	(*StatusRequest)(nil),           // 27: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 28: rowraft.v1.NodeStatus
+	(*JobStatus)(nil),               // 29: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 30: rowraft.v1.StatusReply
+	(*Move)(nil),                    // 31: rowraft.v1.Move
+	(*MoveStatus)(nil),              // 32: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 33: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 34: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 35: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 36: rowraft.v1.CancelMoveReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
-	5,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
-	3,  // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
-	4,  // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
-	6,  // 3: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
-	5,  // 4: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
-	7,  // 5: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
-	2,  // 6: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
-	8,  // 7: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
-	9,  // 8: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
-	5,  // 9: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
-	15, // 10: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
-	14, // 11: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
-	2,  // 12: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
-	2,  // 13: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
-	5,  // 14: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
-	14, // 15: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
-	8,  // 16: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	25, // 17: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	26, // 18: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	0,  // 19: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	10, // 20: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	12, // 21: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	16, // 22: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	18, // 23: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	20, // 24: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	22, // 25: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	24, // 26: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	1,  // 27: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	11, // 28: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	13, // 29: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	17, // 30: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	19, // 31: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	21, // 32: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	23, // 33: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	27, // 34: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	27, // [27:35] is the sub-list for method output_type
-	19, // [19:27] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	6,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
+	4,  // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
+	5,  // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
+	7,  // 3: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
+	7,  // 4: rowraft.v1.Shard.learners:type_name -> rowraft.v1.Replica
+	9,  // 5: rowraft.v1.Shard.removed:type_name -> rowraft.v1.RemovedReplica
+	7,  // 6: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
+	6,  // 7: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
+	8,  // 8: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
+	3,  // 9: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
+	10, // 10: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
+	11, // 11: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
+	6,  // 12: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
+	18, // 13: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
+	17, // 14: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
+	16, // 15: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
+	3,  // 16: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
+	3,  // 17: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
+	6,  // 18: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
+	16, // 19: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
+	10, // 20: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
+	28, // 21: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	29, // 22: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	32, // 23: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	31, // 24: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	7,  // 25: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	7,  // 26: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	0,  // 27: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	31, // 28: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	31, // 29: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	31, // 30: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	1,  // 31: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	12, // 32: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	14, // 33: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	19, // 34: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	21, // 35: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	23, // 36: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	25, // 37: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	27, // 38: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	33, // 39: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	35, // 40: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	2,  // 41: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	13, // 42: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	15, // 43: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	20, // 44: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	22, // 45: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	24, // 46: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	26, // 47: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	30, // 48: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	34, // 49: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	36, // 50: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	41, // [41:51] is the sub-list for method output_type
+	31, // [31:41] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
@@ -2115,13 +2811,14 @@ func file_rowraft_v1_cluster_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   28,
+			NumEnums:      1,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_rowraft_v1_cluster_proto_goTypes,
 		DependencyIndexes: file_rowraft_v1_cluster_proto_depIdxs,
+		EnumInfos:         file_rowraft_v1_cluster_proto_enumTypes,
 		MessageInfos:      file_rowraft_v1_cluster_proto_msgTypes,
 	}.Build()
 	File_rowraft_v1_cluster_proto = out.File

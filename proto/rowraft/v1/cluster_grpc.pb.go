@@ -27,6 +27,8 @@ const (
 	Cluster_IssueIncarnation_FullMethodName = "/rowraft.v1.Cluster/IssueIncarnation"
 	Cluster_JoinJob_FullMethodName          = "/rowraft.v1.Cluster/JoinJob"
 	Cluster_Status_FullMethodName           = "/rowraft.v1.Cluster/Status"
+	Cluster_MoveReplica_FullMethodName      = "/rowraft.v1.Cluster/MoveReplica"
+	Cluster_CancelMove_FullMethodName       = "/rowraft.v1.Cluster/CancelMove"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -54,6 +56,11 @@ type ClusterClient interface {
 	JoinJob(ctx context.Context, in *JoinJobRequest, opts ...grpc.CallOption) (*JoinJobReply, error)
 	// Status is the whole cluster at a glance.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
+	// MoveReplica logs that a replica of a shard is to move to another server, and
+	// returns at once; Status tells how far it is.
+	MoveReplica(ctx context.Context, in *MoveReplicaRequest, opts ...grpc.CallOption) (*MoveReplicaReply, error)
+	// CancelMove undoes a move whose learner has not been promoted.
+	CancelMove(ctx context.Context, in *CancelMoveRequest, opts ...grpc.CallOption) (*CancelMoveReply, error)
 }
 
 type clusterClient struct {
@@ -144,6 +151,26 @@ func (c *clusterClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 	return out, nil
 }
 
+func (c *clusterClient) MoveReplica(ctx context.Context, in *MoveReplicaRequest, opts ...grpc.CallOption) (*MoveReplicaReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MoveReplicaReply)
+	err := c.cc.Invoke(ctx, Cluster_MoveReplica_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) CancelMove(ctx context.Context, in *CancelMoveRequest, opts ...grpc.CallOption) (*CancelMoveReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelMoveReply)
+	err := c.cc.Invoke(ctx, Cluster_CancelMove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -169,6 +196,11 @@ type ClusterServer interface {
 	JoinJob(context.Context, *JoinJobRequest) (*JoinJobReply, error)
 	// Status is the whole cluster at a glance.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
+	// MoveReplica logs that a replica of a shard is to move to another server, and
+	// returns at once; Status tells how far it is.
+	MoveReplica(context.Context, *MoveReplicaRequest) (*MoveReplicaReply, error)
+	// CancelMove undoes a move whose learner has not been promoted.
+	CancelMove(context.Context, *CancelMoveRequest) (*CancelMoveReply, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -202,6 +234,12 @@ func (UnimplementedClusterServer) JoinJob(context.Context, *JoinJobRequest) (*Jo
 }
 func (UnimplementedClusterServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedClusterServer) MoveReplica(context.Context, *MoveReplicaRequest) (*MoveReplicaReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method MoveReplica not implemented")
+}
+func (UnimplementedClusterServer) CancelMove(context.Context, *CancelMoveRequest) (*CancelMoveReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelMove not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -368,6 +406,42 @@ func _Cluster_Status_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_MoveReplica_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MoveReplicaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).MoveReplica(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_MoveReplica_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).MoveReplica(ctx, req.(*MoveReplicaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_CancelMove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelMoveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).CancelMove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_CancelMove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).CancelMove(ctx, req.(*CancelMoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -406,6 +480,14 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Cluster_Status_Handler,
+		},
+		{
+			MethodName: "MoveReplica",
+			Handler:    _Cluster_MoveReplica_Handler,
+		},
+		{
+			MethodName: "CancelMove",
+			Handler:    _Cluster_CancelMove_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -32,6 +32,9 @@ type MetaCommand struct {
 	//	*MetaCommand_CreateTable
 	//	*MetaCommand_IssueIncarnation
 	//	*MetaCommand_JoinJob
+	//	*MetaCommand_StartMove
+	//	*MetaCommand_AdvanceMove
+	//	*MetaCommand_ForgetReplica
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -128,6 +131,33 @@ func (x *MetaCommand) GetJoinJob() *MetaJoinJob {
 	return nil
 }
 
+func (x *MetaCommand) GetStartMove() *MetaStartMove {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_StartMove); ok {
+			return x.StartMove
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetAdvanceMove() *MetaAdvanceMove {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_AdvanceMove); ok {
+			return x.AdvanceMove
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetForgetReplica() *MetaForgetReplica {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_ForgetReplica); ok {
+			return x.ForgetReplica
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -156,6 +186,18 @@ type MetaCommand_JoinJob struct {
 	JoinJob *MetaJoinJob `protobuf:"bytes,6,opt,name=join_job,json=joinJob,proto3,oneof"`
 }
 
+type MetaCommand_StartMove struct {
+	StartMove *MetaStartMove `protobuf:"bytes,7,opt,name=start_move,json=startMove,proto3,oneof"` // since version 2
+}
+
+type MetaCommand_AdvanceMove struct {
+	AdvanceMove *MetaAdvanceMove `protobuf:"bytes,8,opt,name=advance_move,json=advanceMove,proto3,oneof"` // since version 2
+}
+
+type MetaCommand_ForgetReplica struct {
+	ForgetReplica *MetaForgetReplica `protobuf:"bytes,9,opt,name=forget_replica,json=forgetReplica,proto3,oneof"` // since version 2
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -167,6 +209,12 @@ func (*MetaCommand_CreateTable) isMetaCommand_Command() {}
 func (*MetaCommand_IssueIncarnation) isMetaCommand_Command() {}
 
 func (*MetaCommand_JoinJob) isMetaCommand_Command() {}
+
+func (*MetaCommand_StartMove) isMetaCommand_Command() {}
+
+func (*MetaCommand_AdvanceMove) isMetaCommand_Command() {}
+
+func (*MetaCommand_ForgetReplica) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -459,6 +507,191 @@ func (x *MetaJoinJob) GetWorkers() uint32 {
 	return 0
 }
 
+// MetaStartMove begins to move a replica. The new one becomes a learner of the map.
+type MetaStartMove struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	FromNode      string                 `protobuf:"bytes,2,opt,name=from_node,json=fromNode,proto3" json:"from_node,omitempty"`
+	To            *Replica               `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`                                    // its id is new
+	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // refused if the map has another one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaStartMove) Reset() {
+	*x = MetaStartMove{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaStartMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaStartMove) ProtoMessage() {}
+
+func (x *MetaStartMove) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaStartMove.ProtoReflect.Descriptor instead.
+func (*MetaStartMove) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *MetaStartMove) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *MetaStartMove) GetFromNode() string {
+	if x != nil {
+		return x.FromNode
+	}
+	return ""
+}
+
+func (x *MetaStartMove) GetTo() *Replica {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *MetaStartMove) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
+// MetaAdvanceMove takes a move from one phase to a later one; refused if it is not
+// in that phase.
+type MetaAdvanceMove struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MoveId        uint64                 `protobuf:"varint,1,opt,name=move_id,json=moveId,proto3" json:"move_id,omitempty"`
+	From          MovePhase              `protobuf:"varint,2,opt,name=from,proto3,enum=rowraft.v1.MovePhase" json:"from,omitempty"`
+	To            MovePhase              `protobuf:"varint,3,opt,name=to,proto3,enum=rowraft.v1.MovePhase" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaAdvanceMove) Reset() {
+	*x = MetaAdvanceMove{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaAdvanceMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaAdvanceMove) ProtoMessage() {}
+
+func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaAdvanceMove.ProtoReflect.Descriptor instead.
+func (*MetaAdvanceMove) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *MetaAdvanceMove) GetMoveId() uint64 {
+	if x != nil {
+		return x.MoveId
+	}
+	return 0
+}
+
+func (x *MetaAdvanceMove) GetFrom() MovePhase {
+	if x != nil {
+		return x.From
+	}
+	return MovePhase_MOVE_PHASE_UNSPECIFIED
+}
+
+func (x *MetaAdvanceMove) GetTo() MovePhase {
+	if x != nil {
+		return x.To
+	}
+	return MovePhase_MOVE_PHASE_UNSPECIFIED
+}
+
+// MetaForgetReplica drops a removed replica from the map: its server has said that
+// it is gone.
+type MetaForgetReplica struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	ReplicaId     string                 `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaForgetReplica) Reset() {
+	*x = MetaForgetReplica{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaForgetReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaForgetReplica) ProtoMessage() {}
+
+func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaForgetReplica.ProtoReflect.Descriptor instead.
+func (*MetaForgetReplica) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *MetaForgetReplica) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *MetaForgetReplica) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
 // MetaJob is one training job.
 type MetaJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -471,7 +704,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -483,7 +716,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -496,7 +729,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MetaJob) GetName() string {
@@ -530,7 +763,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +775,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +788,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -578,14 +811,17 @@ type MetaState struct {
 	AppliedIndex    uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
 	Map             *Map                   `protobuf:"bytes,2,opt,name=map,proto3" json:"map,omitempty"` // cluster id, versions, nodes by id, shards, slots, tables by age
 	LastIncarnation uint64                 `protobuf:"varint,3,opt,name=last_incarnation,json=lastIncarnation,proto3" json:"last_incarnation,omitempty"`
-	Jobs            []*MetaJob             `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"` // by name
+	Jobs            []*MetaJob             `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`                                        // by name
+	Moves           []*Move                `protobuf:"bytes,5,rep,name=moves,proto3" json:"moves,omitempty"`                                      // that run, by shard; since version 2
+	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first; since version 2
+	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +833,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +846,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -641,19 +877,44 @@ func (x *MetaState) GetJobs() []*MetaJob {
 	return nil
 }
 
+func (x *MetaState) GetMoves() []*Move {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+func (x *MetaState) GetFinishedMoves() []*Move {
+	if x != nil {
+		return x.FinishedMoves
+	}
+	return nil
+}
+
+func (x *MetaState) GetLastMove() uint64 {
+	if x != nil {
+		return x.LastMove
+	}
+	return 0
+}
+
 var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\x88\x03\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xce\x04\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
 	"\rcreate_shards\x18\x03 \x01(\v2\x1c.rowraft.v1.MetaCreateShardsH\x00R\fcreateShards\x12@\n" +
 	"\fcreate_table\x18\x04 \x01(\v2\x1b.rowraft.v1.MetaCreateTableH\x00R\vcreateTable\x12O\n" +
 	"\x11issue_incarnation\x18\x05 \x01(\v2 .rowraft.v1.MetaIssueIncarnationH\x00R\x10issueIncarnation\x124\n" +
-	"\bjoin_job\x18\x06 \x01(\v2\x17.rowraft.v1.MetaJoinJobH\x00R\ajoinJobB\t\n" +
+	"\bjoin_job\x18\x06 \x01(\v2\x17.rowraft.v1.MetaJoinJobH\x00R\ajoinJob\x12:\n" +
+	"\n" +
+	"start_move\x18\a \x01(\v2\x19.rowraft.v1.MetaStartMoveH\x00R\tstartMove\x12@\n" +
+	"\fadvance_move\x18\b \x01(\v2\x1b.rowraft.v1.MetaAdvanceMoveH\x00R\vadvanceMove\x12F\n" +
+	"\x0eforget_replica\x18\t \x01(\v2\x1d.rowraft.v1.MetaForgetReplicaH\x00R\rforgetReplicaB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -670,7 +931,21 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\vMetaJoinJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x18\n" +
-	"\aworkers\x18\x03 \x01(\rR\aworkers\"i\n" +
+	"\aworkers\x18\x03 \x01(\rR\aworkers\"\x88\x01\n" +
+	"\rMetaStartMove\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
+	"\tfrom_node\x18\x02 \x01(\tR\bfromNode\x12#\n" +
+	"\x02to\x18\x03 \x01(\v2\x13.rowraft.v1.ReplicaR\x02to\x12\x1f\n" +
+	"\vmap_version\x18\x04 \x01(\x04R\n" +
+	"mapVersion\"|\n" +
+	"\x0fMetaAdvanceMove\x12\x17\n" +
+	"\amove_id\x18\x01 \x01(\x04R\x06moveId\x12)\n" +
+	"\x04from\x18\x02 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x04from\x12%\n" +
+	"\x02to\x18\x03 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x02to\"H\n" +
+	"\x11MetaForgetReplica\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\tR\treplicaId\"i\n" +
 	"\aMetaJob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x120\n" +
@@ -678,12 +953,15 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xa7\x01\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xa5\x02\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
 	"\x10last_incarnation\x18\x03 \x01(\x04R\x0flastIncarnation\x12'\n" +
-	"\x04jobs\x18\x04 \x03(\v2\x13.rowraft.v1.MetaJobR\x04jobsB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\x04jobs\x18\x04 \x03(\v2\x13.rowraft.v1.MetaJobR\x04jobs\x12&\n" +
+	"\x05moves\x18\x05 \x03(\v2\x10.rowraft.v1.MoveR\x05moves\x127\n" +
+	"\x0efinished_moves\x18\x06 \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x12\x1b\n" +
+	"\tlast_move\x18\a \x01(\x04R\blastMoveB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_meta_proto_rawDescOnce sync.Once
@@ -697,7 +975,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -706,13 +984,19 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCreateTable)(nil),      // 4: rowraft.v1.MetaCreateTable
 	(*MetaIssueIncarnation)(nil), // 5: rowraft.v1.MetaIssueIncarnation
 	(*MetaJoinJob)(nil),          // 6: rowraft.v1.MetaJoinJob
-	(*MetaJob)(nil),              // 7: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 8: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 9: rowraft.v1.MetaState
-	(*Node)(nil),                 // 10: rowraft.v1.Node
-	(*Shard)(nil),                // 11: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 12: rowraft.v1.TableSchema
-	(*Map)(nil),                  // 13: rowraft.v1.Map
+	(*MetaStartMove)(nil),        // 7: rowraft.v1.MetaStartMove
+	(*MetaAdvanceMove)(nil),      // 8: rowraft.v1.MetaAdvanceMove
+	(*MetaForgetReplica)(nil),    // 9: rowraft.v1.MetaForgetReplica
+	(*MetaJob)(nil),              // 10: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 11: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 12: rowraft.v1.MetaState
+	(*Node)(nil),                 // 13: rowraft.v1.Node
+	(*Shard)(nil),                // 14: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 15: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 16: rowraft.v1.Replica
+	(MovePhase)(0),               // 17: rowraft.v1.MovePhase
+	(*Map)(nil),                  // 18: rowraft.v1.Map
+	(*Move)(nil),                 // 19: rowraft.v1.Move
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -721,17 +1005,25 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	4,  // 3: rowraft.v1.MetaCommand.create_table:type_name -> rowraft.v1.MetaCreateTable
 	5,  // 4: rowraft.v1.MetaCommand.issue_incarnation:type_name -> rowraft.v1.MetaIssueIncarnation
 	6,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
-	10, // 6: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	11, // 7: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	12, // 8: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	8,  // 9: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	13, // 10: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	7,  // 11: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	7,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
+	8,  // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
+	9,  // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
+	13, // 9: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	14, // 10: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	15, // 11: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	16, // 12: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	17, // 13: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	17, // 14: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	11, // 15: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	18, // 16: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	10, // 17: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	19, // 18: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	19, // 19: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -747,6 +1039,9 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_CreateTable)(nil),
 		(*MetaCommand_IssueIncarnation)(nil),
 		(*MetaCommand_JoinJob)(nil),
+		(*MetaCommand_StartMove)(nil),
+		(*MetaCommand_AdvanceMove)(nil),
+		(*MetaCommand_ForgetReplica)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -754,7 +1049,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newTransferLeaderCmd(g *globals) *cobra.Command {
+	to := ""
+	cmd := &cobra.Command{
+		Use:   "transfer-leader SHARD [--to SERVER]",
+		Short: "Hand the lead of a shard to another of its replicas",
+		Long: `Hand the lead of a shard to another of its replicas.
+
+Only a replica with a vote whose log is at the leader's end can take it. Pushes and pulls of the shard
+wait for some milliseconds; nothing is lost. It works while the scheduler is away.`,
+		Example: `  rowraft shard transfer-leader 2 --to n3
+  rowraft shard transfer-leader 2              # to the replica with the longest log`,
+		Args: oneArg("the SHARD, a number from `rowraft shard list`"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			shard, err := shardArg(args[0])
+			if err != nil {
+				return err
+			}
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			v, err := g.transferLeader(ctx, shard, to)
+			if err != nil {
+				return fmt.Errorf("shard transfer-leader: %w", err)
+			}
+			return show(cmd.OutOrStdout(), g.output, v, v.print)
+		},
+	}
+	cmd.Flags().StringVar(&to, "to", "", "name or id of the server that is to lead; without it the replica with the longest log does")
+	return cmd
+}
+
+func shardArg(s string) (uint32, error) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		return 0, usagef("shard %q: want a number from `rowraft shard list`", s)
+	}
+	return uint32(n), nil
+}
+
+// transferJSON is the contract of `shard transfer-leader -o json`.
+type transferJSON struct {
+	Schema  string  `json:"schema"`
+	Shard   uint32  `json:"shard"`
+	From    string  `json:"from"`
+	To      string  `json:"to"`
+	Term    uint64  `json:"term"`
+	Seconds float64 `json:"seconds"`
+}
+
+func (v *transferJSON) print(w io.Writer, _ bool) error {
+	if v.From == v.To {
+		_, err := fmt.Fprintf(w, "Shard %d: %s leads already.\n", v.Shard, v.To)
+		return err
+	}
+	_, err := fmt.Fprintf(w, "Shard %d: %s handed the lead to %s in %v (term %d).\n",
+		v.Shard, v.From, v.To, time.Duration(v.Seconds*float64(time.Second)).Round(100*time.Microsecond), v.Term)
+	return err
+}
+
+// transferRetry is the pause before the leader is looked for again.
+const transferRetry = 50 * time.Millisecond
+
+// transferLeader finds the leader of a shard and asks it to hand over, again
+// while what stands in the way may pass. Handing over twice does no harm.
+func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (v *transferJSON, err error) {
+	c, err := g.connect()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	for {
+		var m *rowraftv1.GetMapReply
+		if m, err = c.newestMap(ctx); err == nil {
+			if int(shard) >= len(m.GetMap().GetShards()) {
+				return nil, usagef("shard %d does not exist: the cluster has %d, from 0 on", shard, len(m.GetMap().GetShards()))
+			}
+			var reply *rowraftv1.TransferLeaderReply
+			if reply, err = c.askToTransfer(ctx, m, shard, to); err == nil {
+				return &transferJSON{
+					Schema: jsonSchema, Shard: shard, From: nameIn(m.GetMap(), reply.FromNode), To: nameIn(m.GetMap(), reply.ToNode),
+					Term: reply.Term, Seconds: float64(reply.TookNs) / 1e9,
+				}, nil
+			}
+		}
+		if !rowraft.CodeOf(err).Retryable() {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (gave up: %w)", err, ctx.Err())
+		case <-time.After(transferRetry):
+		}
+	}
+}
+
+// askToTransfer asks the leader that m hints at, then whoever it names, then the
+// other replicas.
+func (c *cluster) askToTransfer(ctx context.Context, m *rowraftv1.GetMapReply, shard uint32, to string) (reply *rowraftv1.TransferLeaderReply, err error) {
+	var order []string
+	for _, h := range m.GetLeaders() {
+		if h.GetShard() == shard {
+			order = append(order, h.GetNode())
+		}
+	}
+	for _, r := range m.GetMap().GetShards()[shard].GetReplicas() {
+		order = append(order, r.GetNode())
+	}
+	asked := make(map[string]bool)
+	err = rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: no replica could be asked", shard)
+	for i := 0; i < len(order); i++ {
+		addr := addrIn(m.GetMap(), order[i])
+		if asked[addr] || addr == "" {
+			continue
+		}
+		asked[addr] = true
+		conn, derr := c.conn(addr)
+		if derr != nil {
+			return nil, derr
+		}
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		reply, err = rowraftv1.NewAdminClient(conn).TransferLeader(attempt, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
+		cancel()
+		nl, moved := errors.AsType[*rowraft.NotLeaderError](err)
+		switch {
+		case err == nil || !rowraft.CodeOf(err).Retryable():
+			return reply, err
+		case moved && nl.Leader != "":
+			order = append(order[:i+1], append([]string{string(nl.Leader)}, order[i+1:]...)...)
+		}
+	}
+	return nil, err
+}
+
+func addrIn(m *rowraftv1.Map, node string) string {
+	for _, n := range m.GetNodes() {
+		if n.GetId() == node {
+			return n.GetAddr()
+		}
+	}
+	return ""
+}
+
+// nameIn is what a person calls the node with this id.
+func nameIn(m *rowraftv1.Map, node string) string {
+	for _, n := range m.GetNodes() {
+		if n.GetId() == node {
+			return nameOr(n.GetName(), node)
+		}
+	}
+	return nameOr("", node)
+}

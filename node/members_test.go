@@ -1,0 +1,145 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// admin returns the Admin service of a server.
+func (c *testCluster) admin(i int) rowraftv1.AdminClient {
+	c.t.Helper()
+	conn, err := rpc.Dial(c.nodes[i].addr, nil, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { conn.Close() })
+	return rowraftv1.NewAdminClient(conn)
+}
+
+// transfer asks every server until one hands the lead of shard over.
+func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.AdminClient, shard uint32, to string) (*rowraftv1.TransferLeaderReply, error) {
+	for {
+		for _, a := range admins {
+			reply, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
+			if err == nil || !rowraft.CodeOf(err).Retryable() {
+				return reply, err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// The lead goes round the servers while pushes go on: none is lost or applied twice.
+func TestLeadIsHandedOverUnderLoad(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	cl, ctx := c.dial(), testContext(t)
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admins := []rowraftv1.AdminClient{c.admin(0), c.admin(1), c.admin(2)}
+
+	var (
+		load   sync.WaitGroup
+		stop   = make(chan struct{})
+		pushed atomic.Int64
+		gap    time.Duration
+	)
+	load.Go(func() {
+		last := time.Now()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := table.Push(ctx, []rowraft.Key{7}, []float32{-1, -1, -1, -1}); err != nil {
+				t.Errorf("push %d: %v", pushed.Load(), err)
+				return
+			}
+			pushed.Add(1)
+			gap, last = max(gap, time.Since(last)), time.Now()
+		}
+	})
+	var slowest time.Duration
+	for i := range 9 {
+		to := c.nodes[i%3].cfg.Name
+		for before := pushed.Load(); pushed.Load() < before+20 && ctx.Err() == nil; {
+			<-time.After(time.Millisecond)
+		}
+		reply, err := c.transfer(ctx, admins, 0, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, _ := cl.Map().Node(rowraft.NodeID(reply.ToNode)); n.Name != to {
+			t.Errorf("server %s leads, want %s", n.Name, to)
+		}
+		slowest = max(slowest, time.Duration(reply.TookNs))
+	}
+	close(stop)
+	load.Wait()
+	var got [4]float32
+	if err := table.Pull(ctx, []rowraft.Key{7}, got[:]); err != nil {
+		t.Fatal(err)
+	}
+	if got[0] != float32(pushed.Load()) {
+		t.Errorf("the row holds %v after %v acknowledged pushes", got[0], pushed.Load())
+	}
+	t.Logf("9 transfers under %d pushes: slowest %v, longest gap between acknowledgements %v", pushed.Load(), slowest, gap)
+}
+
+func TestTransferIsRefused(t *testing.T) {
+	c := startClusterWith(t, 4, 1, func(*Config) {})
+	admins := []rowraftv1.AdminClient{c.admin(0), c.admin(1), c.admin(2), c.admin(3)}
+	cl, ctx := c.dial(), testContext(t)
+	held := make(map[rowraft.NodeID]bool)
+	for _, r := range cl.Map().Shards[0].Replicas {
+		held[r.Node] = true
+	}
+	for _, n := range cl.Map().Nodes {
+		if !held[n.ID] {
+			if _, err := c.transfer(ctx, admins, 0, n.Name); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+				t.Errorf("to a server without a replica: %v, want CodePrecondition", err)
+			}
+		}
+	}
+	if len(held) != 3 {
+		t.Errorf("%d of 4 servers have a replica, want 3", len(held))
+	}
+	if _, err := c.transfer(ctx, admins, 0, "n9"); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+		t.Errorf("to an unknown server: %v, want CodeNotFound", err)
+	}
+	if _, err := c.transfer(ctx, admins, 5, ""); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("of a shard that is not there: %v, want CodeInvalidArgument", err)
+	}
+	reply, err := c.transfer(ctx, admins, 0, "")
+	if err != nil || reply.FromNode == reply.ToNode {
+		t.Fatalf("to whoever can: %v, %v", reply, err)
+	}
+	leaders := 0
+	for _, a := range admins {
+		m, err := a.Members(ctx, &rowraftv1.MembersRequest{Shard: 0})
+		if nl := new(rowraft.NotLeaderError); errors.As(err, &nl) || rowraft.CodeOf(err) == rowraft.CodeStarting {
+			continue
+		}
+		leaders++
+		if err != nil || len(m.Members) != 3 || m.ConfigIndex == 0 {
+			t.Errorf("members %v, %v, want three", m, err)
+		}
+	}
+	if leaders > 1 {
+		t.Errorf("%d servers answer as the leader", leaders)
+	}
+}
