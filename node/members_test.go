@@ -54,6 +54,7 @@ func TestLeadIsHandedOverUnderLoad(t *testing.T) {
 	var (
 		load   sync.WaitGroup
 		stop   = make(chan struct{})
+		acks   = make(chan struct{})
 		pushed atomic.Int64
 		gap    time.Duration
 	)
@@ -70,14 +71,22 @@ func TestLeadIsHandedOverUnderLoad(t *testing.T) {
 				return
 			}
 			pushed.Add(1)
+			select {
+			case acks <- struct{}{}:
+			default:
+			}
 			gap, last = max(gap, time.Since(last)), time.Now()
 		}
 	})
 	var slowest time.Duration
 	for i := range 9 {
 		to := c.nodes[i%3].cfg.Name
-		for before := pushed.Load(); pushed.Load() < before+20 && ctx.Err() == nil; {
-			<-time.After(time.Millisecond)
+		for range 20 {
+			select {
+			case <-acks:
+			case <-ctx.Done():
+				t.Fatal("no push is acknowledged")
+			}
 		}
 		reply, err := c.transfer(ctx, admins, 0, to)
 		if err != nil {

@@ -1,0 +1,58 @@
+package raftstore
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// wedgingTransport stops sending entries to one follower while heartbeats pass.
+type wedgingTransport struct {
+	*raft.NetworkTransport
+	wedged *atomic.Value // raft.ServerID
+	held   *atomic.Int64 // calls that were stopped; may be nil
+}
+
+func (w *wedgingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+	if len(a.Entries) > 0 && id == w.wedged.Load() {
+		if w.held != nil {
+			w.held.Add(1)
+		}
+		for !w.IsShutdown() {
+			//tidy:allow sleep the transport tells of its end by IsShutdown only
+			time.Sleep(5 * time.Millisecond)
+		}
+		return raft.ErrTransportShutdown
+	}
+	return w.NetworkTransport.AppendEntries(id, to, a, r)
+}
+
+// A wedged leader is restarted in place: same stores, same machine, no entry
+// applied twice.
+func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
+	var wedged atomic.Value
+	wedged.Store(raft.ServerID(""))
+	c := startedCluster(t, 3, func(o *Options) {
+		o.WedgeTimeout = 600 * time.Millisecond
+		o.hooks.tick = 20 * time.Millisecond
+		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+			return &wedgingTransport{NetworkTransport: tr.(*raft.NetworkTransport), wedged: &wedged}
+		}
+	})
+	for i := range 10 {
+		c.propose(fmt.Sprint(i))
+	}
+	l, f := c.leader(), c.followers()[0]
+	before, _ := l.machine.state()
+	wedged.Store(raft.ServerID(replicaOf(f.id)))
+	c.propose("while wedged")
+	eventually(t, "the leader restarts the group", func() bool { return l.group.Status().Restarts > 0 })
+	wedged.Store(raft.ServerID(""))
+	c.converged(c.propose("after"))
+	if after, _ := l.machine.state(); after < before+2 || l.machine.ignored != 0 {
+		t.Errorf("the machine went from %d to %d entries, %d of them twice", before, after, l.machine.ignored)
+	}
+}
