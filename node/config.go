@@ -34,7 +34,7 @@ type Config struct {
 	Servers       int      // shards are made once so many servers are there; 0: len(Join)
 	Shards        int      // of a new cluster; 0: 4
 
-	LogBackend string // "wal" (default) or "bolt", of the shards
+	LogBackend string // "wal" (default) or "bolt"
 	Profile    string // "fast", "default", "dense"
 	// DiskStallLimit is how long a write to the log may hang before the server
 	// gives up; 0: the larger of 500 ms and two heartbeats.

@@ -229,10 +229,14 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 	}
 }
 
+// metaSegmentBytes is the size of the log files of the metadata group, whose
+// entries are few and small.
+const metaSegmentBytes = 1 << 20
+
 // startMeta starts this founder's replica of the metadata group.
 func (n *Node) startMeta(id identity.Identity) error {
 	g, err := n.store.StartGroup(raftstore.GroupConfig{
-		ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), Backend: raftstore.BackendBolt, Bootstrap: scheduler.MetaMembers(id),
+		ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes, Bootstrap: scheduler.MetaMembers(id),
 	})
 	if err != nil {
 		return fmt.Errorf("metadata group: %w", err)

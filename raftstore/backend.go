@@ -5,15 +5,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	wal "github.com/hashicorp/raft-wal"
+	"github.com/hashicorp/raft-wal/segment"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 	bolt "go.etcd.io/bbolt"
 )
 
@@ -28,13 +28,15 @@ type logBackend interface {
 
 // files that a backend leaves in its directory from the first moment; that they
 // are missing later means that the log was lost.
-var backendFiles = map[string]string{BackendWAL: "wal-meta.db", BackendBolt: "raft.db"}
+var backendFiles = map[string]string{BackendWAL: metaName, BackendBolt: "raft.db"}
 
-func openBackend(kind, dir string, segmentSizeBytes int, logger *slog.Logger) (logBackend, error) {
+func openBackend(disk vfs.FS, kind, dir string, segmentSizeBytes int, logger *slog.Logger) (logBackend, error) {
 	switch kind {
 	case BackendWAL:
 		w, err := wal.Open(dir,
 			wal.WithSegmentSize(segmentSizeBytes),
+			wal.WithSegmentFiler(segment.NewFiler(dir, walFS{disk})),
+			wal.WithMetaStore(newMetaStore(disk, logger)),
 			wal.WithCodec(&codec{}),
 			wal.WithLogger(&hclogger{log: logger, name: "raft-wal"}))
 		if err != nil {
@@ -42,6 +44,9 @@ func openBackend(kind, dir string, segmentSizeBytes int, logger *slog.Logger) (l
 		}
 		return w, nil
 	case BackendBolt:
+		if disk != vfs.OS {
+			return nil, errBoltDisk
+		}
 		b, err := raftboltdb.New(raftboltdb.Options{
 			Path: filepath.Join(dir, backendFiles[BackendBolt]),
 			// The directory is locked by Open; a second owner is a bug, not a wait.
@@ -54,6 +59,9 @@ func openBackend(kind, dir string, segmentSizeBytes int, logger *slog.Logger) (l
 	}
 	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want %q or %q", kind, BackendWAL, BackendBolt)
 }
+
+// errBoltDisk: bbolt maps its file into memory, which no interface can stand for.
+var errBoltDisk = rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q needs the operating system's disk: use %q", BackendBolt, BackendWAL)
 
 // codec writes raft-wal's own encoding into a buffer that is large enough from
 // the start: raft-wal gives an empty one to each entry, and growing it to half a
@@ -102,25 +110,3 @@ func (c *codec) Decode(b []byte, l *raft.Log) (err error) {
 type boltBackend struct{ *raftboltdb.BoltStore }
 
 func (boltBackend) IsMonotonic() bool { return true }
-
-// syncDir makes renames and new files in dir durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if cerr := d.Close(); err == nil {
-		err = cerr
-	}
-	return err
-}
-
-// freeBytes is the disk space below dir that an ordinary user may still use.
-func freeBytes(dir string) (int64, error) {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
-		return 0, err
-	}
-	return int64(st.Bavail) * int64(st.Bsize), nil
-}

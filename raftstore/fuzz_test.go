@@ -18,6 +18,7 @@ import (
 	wal "github.com/hashicorp/raft-wal"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/allocs"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // frugal fails the test when f allocates out of proportion to the bytes it reads.
@@ -337,10 +338,10 @@ func fuzzSnapshotStore(t testing.TB, dir string) (*snapshotStore, *int) {
 }
 
 // The disk that these three are read from is the operating system's.
-func openTestRegistry(dir string) (*registry, error) { return openRegistry(dir, "c1", "n1") }
+func openTestRegistry(dir string) (*registry, error) { return openRegistry(vfs.OS, dir, "c1", "n1") }
 
-func readTestSnapMeta(dir string) (*snapMeta, error) { return readSnapMeta(dir) }
+func readTestSnapMeta(dir string) (*snapMeta, error) { return readSnapMeta(vfs.OS, dir) }
 
 func openTestSnapshotStore(dir string, corrupt func(string, error)) (*snapshotStore, error) {
-	return openSnapshotStore(dir, slog.New(slog.DiscardHandler), corrupt)
+	return openSnapshotStore(vfs.OS, dir, slog.New(slog.DiscardHandler), corrupt)
 }

@@ -69,7 +69,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
 	}
-	g.snaps, err = openSnapshotStore(filepath.Join(dir, "snapshots"), g.log, func(string, error) { g.snapWanted.Store(true) })
+	g.snaps, err = openSnapshotStore(s.opts.FS, filepath.Join(dir, "snapshots"), g.log, func(string, error) { g.snapWanted.Store(true) })
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 			g.snapWanted.Store(true)
 		}
 	}}
-	g.inner, err = openBackend(cfg.Backend, filepath.Join(dir, "log"), cfg.SegmentSizeBytes, g.log)
+	g.inner, err = openBackend(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	}
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
-		dir: filepath.Join(dir, "log"), log: g.log,
+		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log,
 		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart,
 	}
 	defer func() {
@@ -195,14 +195,14 @@ func (g *Group) reconcile() error {
 
 // newestSnapshotIndex is the highest index of any snapshot directory, good or bad.
 func (g *Group) newestSnapshotIndex() (uint64, error) {
-	names, err := filepath.Glob(filepath.Join(g.snaps.dir, "*-*"))
+	entries, err := g.snaps.disk.ReadDir(g.snaps.dir)
 	if err != nil {
 		return 0, err
 	}
 	var newest uint64
-	for _, n := range names {
-		head, _, _ := strings.Cut(filepath.Base(n), "-")
-		if i, err := strconv.ParseUint(head, 10, 64); err == nil && !strings.HasSuffix(n, ".tmp") {
+	for _, e := range entries {
+		head, _, dashed := strings.Cut(e.Name(), "-")
+		if i, err := strconv.ParseUint(head, 10, 64); err == nil && dashed && !strings.HasSuffix(e.Name(), ".tmp") {
 			newest = max(newest, i)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // guardedLog stands between raft and a logBackend. It keeps recent entries in
@@ -26,6 +27,7 @@ type guardedLog struct {
 	inner  logBackend
 	cache  *groupCache
 	ledger *ledger
+	disk   vfs.FS
 	dir    string // for messages
 	log    *slog.Logger
 
@@ -228,7 +230,7 @@ func (g *guardedLog) fail(what string, err error) error {
 	hint := ""
 	if errors.Is(err, syscall.ENOSPC) {
 		hint = " (the disk is full)"
-	} else if free, ferr := freeBytes(g.dir); ferr == nil && free < 64<<20 {
+	} else if free, ferr := g.disk.Free(g.dir); ferr == nil && free < 64<<20 {
 		// raft-wal makes segments ahead, and says "segment is sealed" if it could not.
 		hint = fmt.Sprintf(" (the disk is full, or too full for another log segment: %d bytes are free)", free)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // faultyLog injects faults into a log backend.
@@ -463,12 +464,20 @@ func TestIdentityIsChecked(t *testing.T) {
 	}
 }
 
+// smallDisk has as many free bytes as the test says.
+type smallDisk struct {
+	vfs.FS
+	free *atomic.Int64
+}
+
+func (d smallDisk) Free(string) (int64, error) { return d.free.Load(), nil }
+
 func TestFullDiskRefusesProposals(t *testing.T) {
 	var free atomic.Int64
 	free.Store(1 << 30)
 	c := startedCluster(t, 1, func(o *Options) {
 		o.DiskReserveBytes = 100 << 20
-		o.hooks.freeBytes = func(string) (int64, error) { return free.Load(), nil }
+		o.FS = smallDisk{vfs.OS, &free}
 		o.hooks.tick = 5 * time.Millisecond
 	})
 	c.propose("before")

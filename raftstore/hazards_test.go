@@ -16,6 +16,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // Traps of the libraries that guards_test.go and install_test.go do not cover;
@@ -425,7 +426,7 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 	free.Store(1 << 40)
 	c := startedCluster(t, 1, func(o *Options) {
 		o.DiskReserveBytes = 1
-		o.hooks.freeBytes = func(string) (int64, error) { return free.Load(), nil }
+		o.FS = smallDisk{vfs.OS, &free}
 		o.hooks.tick = 5 * time.Millisecond
 	})
 	n := c.nodes[0]
@@ -451,7 +452,7 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 func TestCutLogServesNothingWrong(t *testing.T) {
 	for _, backend := range []string{BackendWAL, BackendBolt} {
 		t.Run(backend, func(t *testing.T) {
-			b, err := openBackend(backend, t.TempDir(), 64<<10, slog.New(slog.DiscardHandler))
+			b, err := openBackend(vfs.OS, backend, t.TempDir(), 64<<10, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // Offline is the store of a node that does not run, for reading. It holds the
@@ -184,11 +185,11 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	var err error
-	if g.log, err = openBackend(rec.Backend, scratch, minSegment, quiet); err != nil {
+	if g.log, err = openBackend(vfs.OS, rec.Backend, scratch, minSegment, quiet); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "group %s: %w", id, err)
 	}
 	o.groups = append(o.groups, g)
-	g.store = &snapshotStore{dir: filepath.Join(dir, "snapshots"), log: quiet, bad: map[string]bool{},
+	g.store = &snapshotStore{disk: vfs.OS, dir: filepath.Join(dir, "snapshots"), log: quiet, bad: map[string]bool{},
 		corrupt: func(_ string, err error) { g.Bad = append(g.Bad, err) }}
 	if err := g.read(); err != nil {
 		return nil, fmt.Errorf("group %s: %w", id, err)

@@ -126,7 +126,6 @@ type Options struct {
 type hooks struct {
 	wrapLog       func(group string, s logBackend) logBackend
 	wrapTransport func(group string, t raft.Transport) raft.Transport
-	freeBytes     func(dir string) (int64, error)
 	verified      func() // in a read round, once a majority answered
 	tick          time.Duration
 }
@@ -157,9 +156,6 @@ func (o *Options) setDefaults() {
 	}
 	setDefault(&o.Logger, slog.Default())
 	setDefault(&o.hooks.tick, 250*time.Millisecond)
-	if o.hooks.freeBytes == nil {
-		o.hooks.freeBytes = freeBytes
-	}
 }
 
 func setDefault[T comparable](p *T, v T) {
@@ -188,6 +184,8 @@ func (o *Options) validate() error {
 		return bad("Fatal is nil: nobody would stop the process when the log fails")
 	case o.Backend != BackendWAL && o.Backend != BackendBolt:
 		return bad("Backend %q: want %q or %q", o.Backend, BackendWAL, BackendBolt)
+	case o.Backend == BackendBolt && o.FS != vfs.OS:
+		return errBoltDisk
 	case o.Profile.LeaderLease > o.Profile.Heartbeat || o.Profile.Heartbeat < 10*time.Millisecond || o.Profile.Commit < time.Millisecond:
 		return bad("Profile %+v: want heartbeat ≥ 10ms, lease ≤ heartbeat, commit ≥ 1ms", o.Profile)
 	case o.SegmentSizeBytes < minSegment || o.SegmentSizeBytes > maxSegment:

@@ -4,12 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 const (
@@ -47,6 +48,7 @@ func (r *groupRecord) removed(id rowraft.ReplicaID) bool {
 // registry is the durable list of the groups that ever existed in a store. It
 // lives outside their directories, so that one that vanished is noticed.
 type registry struct {
+	disk vfs.FS
 	path string
 	file registryFile
 }
@@ -59,15 +61,16 @@ type registryFile struct {
 
 // openRegistry reads the registry of dir, or writes the first one when dir holds
 // no groups.
-func openRegistry(dir string, cluster rowraft.ClusterID, node rowraft.NodeID) (*registry, error) {
+func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowraft.NodeID) (*registry, error) {
 	r := &registry{
+		disk: disk,
 		path: filepath.Join(dir, "registry"),
 		file: registryFile{Cluster: cluster, Node: node, Groups: map[string]groupRecord{}},
 	}
-	b, err := os.ReadFile(r.path)
-	if errors.Is(err, os.ErrNotExist) {
-		groups, err := os.ReadDir(filepath.Join(dir, "groups"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+	b, err := vfs.ReadFile(disk, r.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		groups, err := disk.ReadDir(filepath.Join(dir, "groups"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 		if len(groups) > 0 {
@@ -93,7 +96,8 @@ func openRegistry(dir string, cluster rowraft.ClusterID, node rowraft.NodeID) (*
 		f.Groups = map[string]groupRecord{}
 	}
 	r.file = f
-	return r, nil
+	// The process that renamed it may have died before it was durable.
+	return r, disk.SyncDir(dir)
 }
 
 // set records group durably.
@@ -116,25 +120,14 @@ func (r *registry) write() error {
 	if err != nil {
 		return err
 	}
-	tmp := r.path + ".tmp"
-	if err := writeFileSync(tmp, sealFrame(registryMagic, registryVersion, body)); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, r.path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(r.path))
+	return vfs.ReplaceFile(r.disk, r.path+".tmp", r.path, sealFrame(registryMagic, registryVersion, body))
 }
 
-// lockDir keeps a second process out of dir until the file is closed.
-func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "LOCK"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
+// lockDir keeps a second process out of dir until the lock is closed.
+func lockDir(disk vfs.FS, dir string) (io.Closer, error) {
+	lock, err := disk.Lock(filepath.Join(dir, "LOCK"))
+	if _, taken := errors.AsType[*vfs.LockedError](err); taken {
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is in use: %w", dir, err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is in use by another process: %w", dir, err)
-	}
-	return f, nil
+	return lock, err
 }

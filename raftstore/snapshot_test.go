@@ -15,6 +15,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 var testConfiguration = raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: "r1", Address: "n1"}}}
@@ -22,7 +23,7 @@ var testConfiguration = raft.Configuration{Servers: []raft.Server{{Suffrage: raf
 func testSnapshotStore(t testing.TB) (*snapshotStore, *[]string) {
 	t.Helper()
 	bad := &[]string{}
-	s, err := openSnapshotStore(filepath.Join(t.TempDir(), "snapshots"), slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
+	s, err := openSnapshotStore(vfs.OS, filepath.Join(t.TempDir(), "snapshots"), slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +176,7 @@ func TestSnapshotsAreReaped(t *testing.T) {
 	if list, _ := s.List(); len(list) != 2 {
 		t.Errorf("an unfinished snapshot is listed: %v", list)
 	}
-	if _, err := openSnapshotStore(s.dir, s.log, s.corrupt); err != nil {
+	if _, err := openSnapshotStore(vfs.OS, s.dir, s.log, s.corrupt); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(s.dir, "*.tmp")); len(left) != 0 {
@@ -357,7 +358,7 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	path := filepath.Join(n.group.snaps.dir, list[0].ID, "data")
 	c.stop(n)
 	c.open(n)
-	w, err := openBackend(BackendWAL, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), 1<<20, slog.New(slog.DiscardHandler))
+	w, err := openBackend(vfs.OS, BackendWAL, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), 1<<20, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // snapSeq makes the names of snapshots taken at one index distinct.
@@ -25,17 +27,17 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 	var id string
 	for {
 		id = fmt.Sprintf("%020d-%010d-%04d", index, term, snapSeq.Add(1))
-		if _, err := os.Stat(filepath.Join(s.dir, id)); errors.Is(err, os.ErrNotExist) {
+		if _, err := s.disk.Stat(filepath.Join(s.dir, id)); errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
 	tmp := filepath.Join(s.dir, id+".tmp")
-	if err := os.Mkdir(tmp, 0o700); err != nil {
+	if err := s.disk.Mkdir(tmp); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(tmp, "data"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	f, err := s.disk.OpenFile(filepath.Join(tmp, "data"), os.O_CREATE|os.O_EXCL|os.O_WRONLY)
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(tmp))
+		return nil, errors.Join(err, vfs.RemoveAll(s.disk, tmp))
 	}
 	k := &snapshotSink{
 		store: s, tmp: tmp, f: f, buf: make([]byte, snapChunkHead, snapChunkHead+snapChunkBytes),
@@ -58,7 +60,7 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 type snapshotSink struct {
 	store *snapshotStore
 	tmp   string
-	f     *os.File
+	f     vfs.File
 	buf   []byte // chunk header, then payload
 	meta  snapMeta
 	done  bool
@@ -137,16 +139,16 @@ func (k *snapshotSink) commit() error {
 	if err != nil {
 		return err
 	}
-	if err := writeFileSync(filepath.Join(k.tmp, "meta"), sealFrame(snapMetaMagic, snapVersion, body)); err != nil {
+	if err := vfs.WriteFile(k.store.disk, filepath.Join(k.tmp, "meta"), sealFrame(snapMetaMagic, snapVersion, body)); err != nil {
 		return err
 	}
-	if err := syncDir(k.tmp); err != nil {
+	if err := k.store.disk.SyncDir(k.tmp); err != nil {
 		return err
 	}
-	if err := os.Rename(k.tmp, filepath.Join(k.store.dir, k.ID())); err != nil {
+	if err := k.store.disk.Rename(k.tmp, filepath.Join(k.store.dir, k.ID())); err != nil {
 		return err
 	}
-	return syncDir(k.store.dir)
+	return k.store.disk.SyncDir(k.store.dir)
 }
 
 // Cancel removes the unfinished snapshot.
@@ -156,19 +158,5 @@ func (k *snapshotSink) Cancel() error {
 	}
 	k.done = true
 	k.f.Close()
-	return os.RemoveAll(k.tmp)
-}
-
-// writeFileSync creates path with content b and makes the content durable; the
-// caller syncs the directory.
-func writeFileSync(path string, b []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
+	return vfs.RemoveAll(k.store.disk, k.tmp)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // The files of a snapshot; docs/formats/snapshot-store.md is the authority.
@@ -37,8 +38,9 @@ const (
 // the first byte is used; here each chunk carries its own. Safe for concurrent
 // use: a snapshot may be received while another is sent and a third is written.
 type snapshotStore struct {
-	dir string
-	log *slog.Logger
+	disk vfs.FS
+	dir  string
+	log  *slog.Logger
 	// corrupt is told when a snapshot turned out bad while it was read.
 	corrupt func(id string, err error)
 
@@ -52,23 +54,28 @@ type snapshotStore struct {
 var _ raft.SnapshotStore = (*snapshotStore)(nil)
 
 // openSnapshotStore opens dir, creating it, and removes what a crash left behind.
-func openSnapshotStore(dir string, log *slog.Logger, corrupt func(string, error)) (*snapshotStore, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+func openSnapshotStore(disk vfs.FS, dir string, log *slog.Logger, corrupt func(string, error)) (*snapshotStore, error) {
+	if err := vfs.MkdirAll(disk, dir); err != nil {
 		return nil, err
 	}
-	if err := syncDir(filepath.Dir(dir)); err != nil {
+	// The second for a snapshot whose process died right after its rename: the log
+	// may be cut because of it.
+	if err := errors.Join(disk.SyncDir(filepath.Dir(dir)), disk.SyncDir(dir)); err != nil {
 		return nil, err
 	}
-	names, err := filepath.Glob(filepath.Join(dir, "*.tmp"))
+	entries, err := disk.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range names {
-		if err := os.RemoveAll(n); err != nil {
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ".tmp") {
+			continue
+		}
+		if err := vfs.RemoveAll(disk, filepath.Join(dir, e.Name())); err != nil {
 			return nil, err
 		}
 	}
-	return &snapshotStore{dir: dir, log: log, corrupt: corrupt, bad: map[string]bool{}}, nil
+	return &snapshotStore{disk: disk, dir: dir, log: log, corrupt: corrupt, bad: map[string]bool{}}, nil
 }
 
 // snapMeta is the JSON in a meta file.
@@ -79,7 +86,7 @@ type snapMeta struct {
 
 // List returns the good snapshots, newest first.
 func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
-	entries, err := os.ReadDir(s.dir)
+	entries, err := s.disk.ReadDir(s.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +95,7 @@ func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 		if !e.IsDir() || strings.HasSuffix(e.Name(), ".tmp") || s.isBad(e.Name()) {
 			continue
 		}
-		m, err := readSnapMeta(filepath.Join(s.dir, e.Name()))
+		m, err := readSnapMeta(s.disk, filepath.Join(s.dir, e.Name()))
 		if err != nil {
 			if rowraft.CodeOf(err) == rowraft.CodeVersionTooNew {
 				return nil, err // an older one would bring back older state
@@ -146,12 +153,12 @@ func (s *snapshotStore) markBad(id string, err error) {
 // Open returns a reader that checks each chunk before it passes it on.
 func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	dir := filepath.Join(s.dir, id)
-	m, err := readSnapMeta(dir)
+	m, err := readSnapMeta(s.disk, dir)
 	if err != nil {
 		s.markBad(id, err)
 		return nil, nil, err
 	}
-	f, err := os.Open(filepath.Join(dir, "data"))
+	f, err := s.disk.OpenFile(filepath.Join(dir, "data"), os.O_RDONLY)
 	if err != nil {
 		s.markBad(id, err)
 		return nil, nil, err
@@ -176,7 +183,7 @@ func (s *snapshotStore) reap() error {
 		return nil
 	}
 	for _, m := range list[snapKeep:] {
-		if err := os.RemoveAll(filepath.Join(s.dir, m.ID)); err != nil {
+		if err := vfs.RemoveAll(s.disk, filepath.Join(s.dir, m.ID)); err != nil {
 			return err
 		}
 	}
@@ -184,18 +191,18 @@ func (s *snapshotStore) reap() error {
 	defer s.mu.Unlock()
 	for id := range s.bad {
 		if id < list[snapKeep-1].ID { // IDs sort by index
-			if err := os.RemoveAll(filepath.Join(s.dir, id)); err != nil {
+			if err := vfs.RemoveAll(s.disk, filepath.Join(s.dir, id)); err != nil {
 				return err
 			}
 			delete(s.bad, id)
 		}
 	}
-	return syncDir(s.dir)
+	return s.disk.SyncDir(s.dir)
 }
 
-func readSnapMeta(dir string) (*snapMeta, error) {
+func readSnapMeta(disk vfs.FS, dir string) (*snapMeta, error) {
 	path := filepath.Join(dir, "meta")
-	f, err := os.Open(path)
+	f, err := disk.OpenFile(path, os.O_RDONLY)
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "open snapshot meta: %w", err)
 	}
@@ -261,7 +268,7 @@ type snapshotReader struct {
 	meta   raft.SnapshotMeta
 	chunks int64
 
-	f    *os.File
+	f    vfs.File
 	br   *bufio.Reader
 	buf  []byte // chunk in memory
 	off  int    // what was passed on of buf

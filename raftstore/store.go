@@ -3,7 +3,8 @@ package raftstore
 import (
 	"errors"
 	"fmt"
-	"os"
+	"io"
+	"io/fs"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -12,12 +13,13 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // Store holds the groups of one node. Safe for concurrent use.
 type Store struct {
 	opts  Options
-	lock  *os.File
+	lock  io.Closer
 	port  *peerPort
 	cache *entryCache
 
@@ -45,14 +47,17 @@ func Open(opts Options) (*Store, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Join(opts.Dir, "groups"), 0o700); err != nil {
+	if err := vfs.MkdirAll(opts.FS, filepath.Join(opts.Dir, "groups")); err != nil {
 		return nil, err
 	}
-	lock, err := lockDir(opts.Dir)
+	if err := opts.FS.SyncDir(filepath.Dir(opts.Dir)); err != nil {
+		return nil, err
+	}
+	lock, err := lockDir(opts.FS, opts.Dir)
 	if err != nil {
 		return nil, err
 	}
-	reg, err := openRegistry(opts.Dir, opts.Cluster, opts.Node)
+	reg, err := openRegistry(opts.FS, opts.Dir, opts.Cluster, opts.Node)
 	if err != nil {
 		lock.Close()
 		return nil, err
@@ -143,20 +148,20 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 // REQUIRES: s.mu is held.
 func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
 	dir := filepath.Join(s.opts.Dir, "groups", cfg.ID)
-	reg := s.mu.registry
+	disk, reg := s.opts.FS, s.mu.registry
 	rec, known := reg.file.Groups[cfg.ID]
 	switch {
 	case known && rec.State == stateActive && !rec.removed(cfg.Replica):
-		if err := checkActive(&rec, &cfg, dir); err != nil {
+		if err := checkActive(disk, &rec, &cfg, dir); err != nil {
 			return nil, err
 		}
 		return openGroup(s, cfg, dir, rec, false)
 	case rec.removed(cfg.Replica):
 		return nil, rowraft.Errorf(rowraft.CodeIdentity, "replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
 	case !known:
-		if _, err := os.Stat(dir); err == nil {
+		if _, err := s.opts.FS.Stat(dir); err == nil {
 			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s exists but the registry does not know it: it is from another store", dir)
-		} else if !errors.Is(err, os.ErrNotExist) {
+		} else if !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
@@ -164,13 +169,13 @@ func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
 	if err := reg.set(cfg.ID, rec); err != nil {
 		return nil, err
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := vfs.RemoveAll(disk, dir); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "log"), 0o700); err != nil {
+	if err := vfs.MkdirAll(disk, filepath.Join(dir, "log")); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(syncDir(dir), syncDir(filepath.Dir(dir)), syncDir(s.opts.Dir)); err != nil {
+	if err := errors.Join(disk.SyncDir(dir), disk.SyncDir(filepath.Dir(dir)), disk.SyncDir(s.opts.Dir)); err != nil {
 		return nil, err
 	}
 	return openGroup(s, cfg, dir, rec, true)
@@ -178,15 +183,18 @@ func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
 
 // checkActive is the amnesia guard: a replica that voted or acknowledged must not
 // come back with less than it had.
-func checkActive(rec *groupRecord, cfg *GroupConfig, dir string) error {
+func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) error {
 	if rec.Replica != cfg.Replica {
 		return rowraft.Errorf(rowraft.CodeIdentity, "%s is of replica %s, not of %s", dir, rec.Replica, cfg.Replica)
 	}
 	if rec.Backend != cfg.Backend {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was created with the %s backend, not %s", dir, rec.Backend, cfg.Backend)
 	}
+	if err := checkMetaLayout(disk, filepath.Join(dir, "log")); err != nil {
+		return err
+	}
 	for _, name := range []string{"snapshots", filepath.Join("log", backendFiles[rec.Backend])} {
-		if _, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, os.ErrNotExist) {
+		if _, err := disk.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
 			return rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but replica %s ran here: its data was lost, and with it the votes it cast; remove the replica from the group and add a new one under a new ID",
 				filepath.Join(dir, name), cfg.Replica)
 		} else if err != nil {
@@ -238,7 +246,7 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	if !mine {
 		return nil
 	}
-	return os.RemoveAll(filepath.Join(s.opts.Dir, "groups", id))
+	return vfs.RemoveAll(s.opts.FS, filepath.Join(s.opts.Dir, "groups", id))
 }
 
 // Replica returns the replica whose data of group id is on this node, "" if none.
@@ -346,7 +354,7 @@ func (s *Store) checkDisk() {
 	if s.opts.DiskReserveBytes < 0 {
 		return
 	}
-	free, err := s.opts.hooks.freeBytes(s.opts.Dir)
+	free, err := s.opts.FS.Free(s.opts.Dir)
 	if err != nil {
 		s.opts.Logger.Warn("free disk space is unknown", "dir", s.opts.Dir, "err", err)
 		return

@@ -122,7 +122,11 @@ func takeLock(disk vfs.FS, dir string) (io.Closer, error) {
 func load(disk vfs.FS, dir string) (Identity, error) {
 	raw, err := vfs.ReadFile(disk, path(dir))
 	if err == nil {
-		return decode(raw, path(dir))
+		id, err := decode(raw, path(dir))
+		if err != nil {
+			return Identity{}, err
+		}
+		return id, keep(disk, dir)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return Identity{}, fmt.Errorf("read the identity: %w", err)
@@ -151,13 +155,24 @@ func store(disk vfs.FS, dir string, id Identity) error {
 	if err != nil {
 		return err
 	}
-	err = vfs.ReplaceFile(disk, filepath.Join(dir, tempName), path(dir), raw)
+	err = vfs.WriteFile(disk, filepath.Join(dir, tempName), raw)
 	if err == nil {
-		// The directory's own entry in its parent is new at the first start.
-		err = disk.SyncDir(filepath.Dir(dir))
+		err = disk.Rename(filepath.Join(dir, tempName), path(dir))
 	}
 	if err != nil {
 		return fmt.Errorf("write the identity: %w", err)
+	}
+	return keep(disk, dir)
+}
+
+// keep makes the name of the identity file durable, and that of dir itself. It
+// runs for a file that was read as well: the process that renamed it may have died
+// before it came to this.
+func keep(disk vfs.FS, dir string) error {
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := disk.SyncDir(d); err != nil {
+			return fmt.Errorf("keep the identity: %w", err)
+		}
 	}
 	return nil
 }

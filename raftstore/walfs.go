@@ -1,0 +1,97 @@
+package raftstore
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft-wal/types"
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
+)
+
+// walFS gives raft-wal its files on a vfs.FS. It promises what raft-wal's own
+// disk does, and one thing more: a tail that is opened again is synced first, with
+// its name. A process that died between write and sync, or sync and the first
+// sync of the directory, leaves entries that its successor reads and answers for,
+// and that a power loss would still take.
+type walFS struct{ disk vfs.FS }
+
+var _ types.VFS = walFS{}
+
+func (w walFS) ListDir(dir string) ([]string, error) {
+	entries, err := w.disk.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if !e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+func (w walFS) Create(dir, name string, size uint64) (types.WritableFile, error) {
+	if size > math.MaxInt32 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "log segment of %d bytes: want at most %d", size, math.MaxInt32)
+	}
+	f, err := w.disk.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	if size > 0 {
+		if err := f.Allocate(int64(size)); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	return &segmentFile{File: f, disk: w.disk, dir: dir}, nil
+}
+
+func (w walFS) Delete(dir, name string) error {
+	if err := w.disk.Remove(filepath.Join(dir, name)); err != nil {
+		return err
+	}
+	return w.disk.SyncDir(dir)
+}
+
+func (w walFS) OpenReader(dir, name string) (types.ReadableFile, error) {
+	return w.disk.OpenFile(filepath.Join(dir, name), os.O_RDONLY)
+}
+
+func (w walFS) OpenWriter(dir, name string) (types.WritableFile, error) {
+	f, err := w.disk.OpenFile(filepath.Join(dir, name), os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(f.Sync(), w.disk.SyncDir(dir)); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// segmentFile is a new segment. Its first Sync syncs the directory too.
+type segmentFile struct {
+	vfs.File
+	disk  vfs.FS
+	dir   string
+	named atomic.Bool // the directory was synced
+}
+
+func (f *segmentFile) Sync() error {
+	if err := f.File.Sync(); err != nil {
+		return err
+	}
+	if f.named.Load() {
+		return nil
+	}
+	if err := f.disk.SyncDir(f.dir); err != nil {
+		return err
+	}
+	f.named.Store(true)
+	return nil
+}

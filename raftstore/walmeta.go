@@ -1,0 +1,287 @@
+package raftstore
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/hashicorp/raft-wal/types"
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
+)
+
+// The file of a metaStore; docs/formats/log-meta.md is the authority.
+const (
+	metaName    = "META"
+	metaTemp    = "META.new"
+	metaOldName = "wal-meta.db" // of the first, unreleased layout
+	metaMagic   = "rowraftL"
+	metaVersion = 1
+	metaCopies  = 4 // two slots of two copies
+	metaMinCopy = 4 << 10
+	metaMaxCopy = 16 << 20
+)
+
+// metaStore keeps what raft-wal must know beside its segments, and raft's term and
+// vote. A change is one write and one sync: it goes to the slot that does not hold
+// the newest state, twice, so that a torn write leaves the other slot and a damaged
+// sector leaves the other copy. Safe for concurrent use.
+//
+// After a failed write nobody knows what the disk holds: every later call returns
+// that error.
+type metaStore struct {
+	disk vfs.FS
+	log  *slog.Logger
+
+	mu struct {
+		sync.Mutex
+		dir      string
+		file     vfs.File // nil until Load and after Close
+		copySize int
+		slot     int // holds state
+		state    metaState
+		err      error // first failure to write
+	}
+}
+
+var _ types.MetaStore = (*metaStore)(nil)
+
+func newMetaStore(disk vfs.FS, log *slog.Logger) *metaStore {
+	return &metaStore{disk: disk, log: log}
+}
+
+// Load opens the file of dir, or makes it.
+func (s *metaStore) Load(dir string) (types.PersistentState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.file != nil {
+		return types.PersistentState{}, rowraft.Errorf(rowraft.CodeInternal, "log metadata of %s is loaded twice", dir)
+	}
+	if err := checkMetaLayout(s.disk, dir); err != nil {
+		return types.PersistentState{}, err
+	}
+	s.mu.dir = dir
+	f, err := s.disk.OpenFile(filepath.Join(dir, metaName), os.O_RDWR)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		s.mu.state = metaState{generation: 1}
+		return types.PersistentState{}, s.replaceLocked(metaMinCopy)
+	case err != nil:
+		return types.PersistentState{}, err
+	}
+	if err := s.readLocked(f); err != nil {
+		return types.PersistentState{}, errors.Join(fmt.Errorf("%s: %w", f.Name(), err), f.Close())
+	}
+	s.mu.file = f
+	return s.mu.state.wal, nil
+}
+
+// checkMetaLayout refuses a directory that the first, unreleased layout was
+// written to.
+func checkMetaLayout(disk vfs.FS, dir string) error {
+	_, err := disk.Stat(filepath.Join(dir, metaOldName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s holds %s, of a development version of rowraft before 0.1 that this one does not read: start the server on an empty directory", dir, metaOldName)
+}
+
+// readLocked takes over the newest state in f and makes sure that it stays.
+func (s *metaStore) readLocked(f vfs.File) error {
+	raw, err := vfs.ReadFile(s.disk, f.Name())
+	if err != nil {
+		return err
+	}
+	size := len(raw) / metaCopies
+	if size < metaMinCopy || size > metaMaxCopy || size%metaMinCopy != 0 || len(raw)%metaCopies != 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes long: want 4 copies of a multiple of %d", len(raw), metaMinCopy)
+	}
+	newest, whole, err := newestMeta(raw, size)
+	if err != nil {
+		return err
+	}
+	s.mu.copySize, s.mu.slot = size, newest
+	s.mu.state = whole[newest]
+	// What is read here may be in memory only, name included: the process that wrote
+	// it may have died before its sync returned.
+	if err := errors.Join(f.Sync(), s.disk.SyncDir(s.mu.dir)); err != nil {
+		return err
+	}
+	if s.mu.state.intact {
+		return nil
+	}
+	s.log.Warn("a copy of the log metadata was torn or damaged, and is replaced", "file", f.Name(), "generation", s.mu.state.generation)
+	return s.writeLocked(f)
+}
+
+// newestMeta decodes the slots of a file of copies of size bytes, and returns
+// which one holds the newest state.
+func newestMeta(raw []byte, size int) (newest int, slots [2]metaState, err error) {
+	var first error
+	for c := range metaCopies {
+		slot := c / 2
+		got, err := decodeMeta(raw[c*size : (c+1)*size])
+		switch {
+		case rowraft.CodeOf(err) == rowraft.CodeVersionTooNew:
+			return 0, slots, err
+		case err != nil:
+			first = cmp.Or(first, err)
+			continue
+		case c%2 == 1:
+			got.intact = slots[slot].generation == got.generation
+		}
+		if got.generation >= slots[slot].generation {
+			slots[slot] = got
+		} else {
+			slots[slot].intact = false
+		}
+	}
+	if slots[1].generation > slots[0].generation {
+		newest = 1
+	}
+	if slots[newest].generation == 0 {
+		return 0, slots, rowraft.Errorf(rowraft.CodeCorrupt, "no copy of the log metadata is whole: %w", first)
+	}
+	return newest, slots, nil
+}
+
+// CommitState replaces what raft-wal knows.
+func (s *metaStore) CommitState(p types.PersistentState) error {
+	return s.change(func(m *metaState) bool {
+		m.wal = types.PersistentState{NextSegmentID: p.NextSegmentID, Segments: slices.Clone(p.Segments)}
+		return true
+	})
+}
+
+// SetStable stores a value; nil removes it. A value that is there already costs
+// nothing.
+func (s *metaStore) SetStable(key, value []byte) error {
+	return s.change(func(m *metaState) bool {
+		old, had := m.stable[string(key)]
+		if had == (value != nil) && old == string(value) {
+			return false
+		}
+		m.stable = maps.Clone(m.stable)
+		if value == nil {
+			delete(m.stable, string(key))
+			return true
+		}
+		if m.stable == nil {
+			m.stable = map[string]string{}
+		}
+		m.stable[string(key)] = string(value)
+		return true
+	})
+}
+
+// GetStable returns a copy of a value, nil if there is none.
+func (s *metaStore) GetStable(key []byte) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usableLocked(); err != nil {
+		return nil, err
+	}
+	v, ok := s.mu.state.stable[string(key)]
+	if !ok {
+		return nil, nil
+	}
+	return []byte(v), nil
+}
+
+func (s *metaStore) usableLocked() error {
+	if s.mu.err != nil {
+		return s.mu.err
+	}
+	if s.mu.file == nil {
+		return rowraft.Errorf(rowraft.CodeClosing, "log metadata of %s is closed", s.mu.dir)
+	}
+	return nil
+}
+
+// change makes the outcome of edit durable, unless it reports that nothing
+// changed. edit must not write into what the old state refers to.
+func (s *metaStore) change(edit func(*metaState) bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usableLocked(); err != nil {
+		return err
+	}
+	next := s.mu.state
+	if !edit(&next) {
+		return nil
+	}
+	s.mu.state = next
+	if err := s.writeLocked(s.mu.file); err != nil {
+		s.mu.err = fmt.Errorf("write the log metadata of %s: %w", s.mu.dir, err)
+		return s.mu.err
+	}
+	return nil
+}
+
+// writeLocked makes the state durable as a new generation.
+func (s *metaStore) writeLocked(f vfs.File) error {
+	s.mu.state.generation++
+	frame := s.mu.state.encode()
+	if len(frame) > s.mu.copySize {
+		size := s.mu.copySize
+		for size < len(frame) {
+			size *= 2
+		}
+		return errors.Join(s.replaceLocked(size), f.Close())
+	}
+	both := make([]byte, s.mu.copySize+len(frame))
+	copy(both, frame)
+	copy(both[s.mu.copySize:], frame)
+	slot := 1 - s.mu.slot
+	if _, err := f.WriteAt(both, int64(slot*2*s.mu.copySize)); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	s.mu.slot, s.mu.state.intact = slot, true
+	return nil
+}
+
+// replaceLocked puts the state into a new file with room for copies of size bytes.
+func (s *metaStore) replaceLocked(size int) error {
+	if size > metaMaxCopy {
+		return rowraft.Errorf(rowraft.CodeInternal, "%d log segments need more metadata than %d bytes: use larger segments", len(s.mu.state.wal.Segments), metaMaxCopy)
+	}
+	frame := s.mu.state.encode()
+	raw := make([]byte, metaCopies*size)
+	copy(raw, frame)
+	copy(raw[size:], frame)
+	name := filepath.Join(s.mu.dir, metaName)
+	if err := vfs.ReplaceFile(s.disk, filepath.Join(s.mu.dir, metaTemp), name, raw); err != nil {
+		return err
+	}
+	f, err := s.disk.OpenFile(name, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	s.mu.file, s.mu.copySize, s.mu.slot, s.mu.state.intact = f, size, 0, true
+	return nil
+}
+
+// Close releases the file.
+func (s *metaStore) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.file == nil {
+		return nil
+	}
+	f := s.mu.file
+	s.mu.file = nil
+	return f.Close()
+}

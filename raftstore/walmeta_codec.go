@@ -1,0 +1,140 @@
+package raftstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/raft-wal/types"
+	"github.com/rowraft/rowraft"
+)
+
+// metaState is one generation of a metaStore. Values that refer to the same
+// memory are never written through.
+type metaState struct {
+	generation uint64 // 0: none
+	wal        types.PersistentState
+	stable     map[string]string
+	intact     bool // both copies of it are good
+}
+
+const metaSegmentBytes = 68
+
+// encode returns the frame of m.
+func (m *metaState) encode() []byte {
+	le := binary.LittleEndian
+	b := le.AppendUint64(nil, m.generation)
+	b = le.AppendUint64(b, m.wal.NextSegmentID)
+	b = le.AppendUint32(b, uint32(len(m.wal.Segments)))
+	for _, s := range m.wal.Segments {
+		for _, v := range []uint64{s.ID, s.BaseIndex, s.MinIndex, s.MaxIndex, s.Codec, s.IndexStart, unixNano(s.CreateTime), unixNano(s.SealTime)} {
+			b = le.AppendUint64(b, v)
+		}
+		b = le.AppendUint32(b, s.SizeLimit)
+	}
+	b = le.AppendUint32(b, uint32(len(m.stable)))
+	for _, k := range slices.Sorted(maps.Keys(m.stable)) {
+		b = le.AppendUint16(b, uint16(len(k)))
+		b = append(b, k...)
+		b = le.AppendUint32(b, uint32(len(m.stable[k])))
+		b = append(b, m.stable[k]...)
+	}
+	return sealFrame(metaMagic, metaVersion, b)
+}
+
+func unixNano(t time.Time) uint64 {
+	if t.IsZero() {
+		return 0
+	}
+	return uint64(t.UnixNano())
+}
+
+func timeOf(unixNano uint64) time.Time {
+	if unixNano == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(unixNano)).UTC()
+}
+
+// decodeMeta reads the frame at the beginning of b. Unlike in other files the
+// checksum comes before the version: a flipped bit must leave the other copy.
+func decodeMeta(b []byte) (metaState, error) {
+	bad := func(format string, args ...any) (metaState, error) {
+		return metaState{}, rowraft.Errorf(rowraft.CodeCorrupt, "log metadata: "+format, args...)
+	}
+	if len(b) < snapHeader+4 || string(b[:len(metaMagic)]) != metaMagic {
+		return bad("no magic")
+	}
+	n := uint64(binary.LittleEndian.Uint32(b[12:]))
+	if n > uint64(len(b)-snapHeader-4) {
+		return bad("%d bytes of body do not fit", n)
+	}
+	frame := b[:snapHeader+n+4]
+	if crc32.Checksum(frame[:len(frame)-4], castagnoli) != binary.LittleEndian.Uint32(frame[len(frame)-4:]) {
+		return bad("the checksum is wrong")
+	}
+	body, err := openFrame(frame, metaMagic, metaVersion)
+	if err != nil {
+		return metaState{}, err
+	}
+	m, ok := decodeMetaBody(body)
+	if !ok {
+		return bad("the body does not add up")
+	}
+	return m, nil
+}
+
+func decodeMetaBody(b []byte) (m metaState, ok bool) {
+	r := metaReader{b: b, ok: true}
+	m.generation = r.u64()
+	m.wal.NextSegmentID = r.u64()
+	segments := int(r.u32())
+	if segments > len(r.b)/metaSegmentBytes {
+		return m, false
+	}
+	for range segments {
+		m.wal.Segments = append(m.wal.Segments, types.SegmentInfo{
+			ID: r.u64(), BaseIndex: r.u64(), MinIndex: r.u64(), MaxIndex: r.u64(), Codec: r.u64(), IndexStart: r.u64(),
+			CreateTime: timeOf(r.u64()), SealTime: timeOf(r.u64()), SizeLimit: r.u32(),
+		})
+	}
+	keys := int(r.u32())
+	var last []byte
+	for i := range keys {
+		k := r.take(int(r.u16()))
+		v := r.take(int(r.u32()))
+		if !r.ok || i > 0 && bytes.Compare(last, k) >= 0 {
+			return m, false
+		}
+		if m.stable == nil {
+			m.stable = map[string]string{}
+		}
+		m.stable[string(k)] = string(v)
+		last = k
+	}
+	return m, r.ok && len(r.b) == 0 && m.generation > 0
+}
+
+// metaReader takes numbers off the front of b; ok says that they were all there.
+type metaReader struct {
+	b  []byte
+	ok bool
+}
+
+func (r *metaReader) take(n int) []byte {
+	if n < 0 || n > len(r.b) || n > math.MaxInt32 {
+		r.ok, r.b = false, nil
+		return make([]byte, min(max(n, 0), 8))
+	}
+	out := r.b[:n]
+	r.b = r.b[n:]
+	return out
+}
+
+func (r *metaReader) u16() uint16 { return binary.LittleEndian.Uint16(r.take(2)) }
+func (r *metaReader) u32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
+func (r *metaReader) u64() uint64 { return binary.LittleEndian.Uint64(r.take(8)) }
