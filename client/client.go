@@ -64,7 +64,11 @@ type Client struct {
 
 	ctx    context.Context // ends in Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	wg     sync.WaitGroup // grows under life only
+	life   struct {
+		sync.Mutex
+		closed bool
+	}
 
 	cluster atomic.Pointer[clustermap.Map]
 	refresh chan struct{} // asks the watcher for a new map; capacity 1
@@ -132,17 +136,59 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		c.Close()
 		return nil, fmt.Errorf("connect to %v: %w", opts.Endpoints, err)
 	}
-	c.wg.Add(1)
-	go c.watchMap()
-	return c, nil
+	return c, c.spawn(c.watchMap)
 }
 
-// Close stops resending and closes the connections. Parts without an answer
-// stay unknown: call Flush first.
+// errClosed is what calls get once Close has begun.
+var errClosed = rowraft.Errorf(rowraft.CodeClosing, "the client is closed")
+
+// Close stops resending, ends the calls under way with CodeClosing and closes the
+// connections. Parts without an answer stay unknown: call Flush first.
 func (c *Client) Close() error {
+	c.life.Lock()
+	c.life.closed = true
+	c.life.Unlock()
 	c.cancel()
 	c.wg.Wait()
 	return c.conns.close()
+}
+
+// spawn runs f on a goroutine that Close waits for, or reports that Close has begun.
+func (c *Client) spawn(f func()) error {
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.life.closed {
+		return errClosed
+	}
+	c.wg.Go(f)
+	return nil
+}
+
+// ended is the error of a call that stops trying: errClosed if that is why, else
+// its last answer.
+func (c *Client) ended(last error) error {
+	if c.ctx.Err() == nil {
+		return last
+	}
+	if last == nil {
+		return errClosed
+	}
+	return fmt.Errorf("%w; the last answer was: %v", errClosed, last)
+}
+
+// pause waits for b's next delay, or for atLeast if that is longer. It returns the
+// error of ctx, or errClosed, if that ends it.
+func (c *Client) pause(ctx context.Context, b *backoff, atLeast time.Duration) error {
+	t := time.NewTimer(b.delay(atLeast))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.ctx.Done():
+		return errClosed
+	}
 }
 
 // Map returns the newest cluster map this client has seen.
@@ -165,7 +211,7 @@ func (c *Client) firstMap(ctx context.Context) error {
 		}
 		last = err
 		if i%len(c.opts.Endpoints) == len(c.opts.Endpoints)-1 {
-			if err := b.wait(ctx, 0); err != nil {
+			if err := c.pause(ctx, &b, 0); err != nil {
 				return last
 			}
 		}
@@ -214,7 +260,6 @@ func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) 
 
 // watchMap keeps the map fresh by long polls, and at once when asked.
 func (c *Client) watchMap() {
-	defer c.wg.Done()
 	const poll = 10 * time.Second
 	b := backoff{}
 	for i := 0; c.ctx.Err() == nil; i++ {
@@ -234,7 +279,7 @@ func (c *Client) watchMap() {
 		<-asked
 		if err != nil && c.ctx.Err() == nil {
 			c.log.Debug("cluster map", "err", err)
-			_ = b.wait(c.ctx, 0)
+			_ = c.pause(c.ctx, &b, 0)
 			continue
 		}
 		b = backoff{}
@@ -306,8 +351,8 @@ func (c *Client) schedulerCall(ctx context.Context, what string, call func(conte
 		if hint != "" {
 			continue
 		}
-		if werr := b.wait(ctx, 0); werr != nil {
-			return fmt.Errorf("%s: %w", what, err)
+		if c.pause(ctx, &b, 0) != nil {
+			return fmt.Errorf("%s: %w", what, c.ended(err))
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"math/rand/v2"
@@ -83,22 +82,13 @@ func (p *connPool) close() error {
 	return errors.Join(errs...)
 }
 
-// backoff waits 5 ms, then twice as long each time up to 100 ms, with jitter: a
+// backoff gives delays: 5 ms, then twice as long each time up to 100 ms, with jitter: a
 // new leader is there within half a second, and must not be missed by much.
 type backoff struct{ next time.Duration }
 
-// wait sleeps for the next delay, or for atLeast if that is longer. It returns
-// ctx's error if ctx ends first.
-func (b *backoff) wait(ctx context.Context, atLeast time.Duration) error {
+// delay returns the next one, or one after atLeast if that is longer.
+func (b *backoff) delay(atLeast time.Duration) time.Duration {
 	b.next = min(max(2*b.next, 5*time.Millisecond), 100*time.Millisecond)
 	d := max(b.next, atLeast)
-	d += time.Duration(rand.Int64N(int64(d)/2 + 1))
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return d + time.Duration(rand.Int64N(int64(d)/2+1))
 }

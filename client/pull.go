@@ -52,7 +52,7 @@ func (c *Client) pull(ctx context.Context, mode rowraftv1.ReadMode, segs []Segme
 		}
 		// The map was old: wait for the newer one and split again.
 		c.askForMap()
-		if werr := b.wait(ctx, 0); werr != nil {
+		if werr := c.pause(ctx, &b, 0); werr != nil {
 			return fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
 		}
 	}

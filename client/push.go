@@ -141,12 +141,17 @@ func (c *Client) start(ctx context.Context, p *part) error {
 	if err := ss.take(ctx, p); err != nil {
 		return err
 	}
-	c.wg.Go(func() {
+	err = c.spawn(func() {
 		p.index, p.err = c.deliver(ss, p)
-		ss.answered(p.seq)
+		if !errors.Is(p.err, errClosed) { // that is no answer
+			ss.answered(p.seq)
+		}
 		close(p.done)
 	})
-	return nil
+	if err != nil {
+		ss.answered(p.seq) // it was not sent
+	}
+	return err
 }
 
 // deliver sends p until the shard answers or the client closes.
@@ -174,7 +179,7 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 		if ws, ok := errors.AsType[*rowraft.WrongShardError](err); ok && m.SlotsVersion < ws.Want {
 			c.askForMap()
 			b := backoff{}
-			if b.wait(c.ctx, 0) == nil {
+			if c.pause(c.ctx, &b, 0) == nil {
 				continue
 			}
 		}
@@ -239,14 +244,17 @@ func (c *Client) partial(ctx context.Context, started []*part, err error) error 
 	return rowraft.Errorf(rowraft.CodeUnknown, "%d parts of the push were sent, the rest was not: %w", len(started), err)
 }
 
-// Flush waits until no part is without an answer, or ctx ends.
+// Flush waits until no part is without an answer, or ctx ends. Parts that a Close
+// beside it left without one are an error too.
 func (c *Client) Flush(ctx context.Context) error {
 	for shard := range c.session.shards {
 		ss := c.session.shards[shard].Load()
 		if ss == nil {
 			continue
 		}
-		if err := ss.idle(ctx); err != nil {
+		if err := ss.idle(ctx); err == errClosed {
+			return rowraft.Errorf(rowraft.CodeUnknown, "shard %d: %w before every push was answered", shard, err)
+		} else if err != nil {
 			return fmt.Errorf("shard %d still has unanswered pushes: %w", shard, err)
 		}
 	}

@@ -14,13 +14,13 @@ import (
 type attempt func(context.Context, rowraftv1.TableClient) error
 
 // shardCall runs call on the leader of shard, following hints and trying the
-// other replicas, until it succeeds, fails for good, or ctx ends. The error is
-// the last answer; maybe says whether any try may have taken effect.
+// other replicas, until it succeeds, fails for good, ctx ends, or the client is
+// closed (errClosed). The error is the last answer; maybe says whether any try may have taken effect.
 func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
 	b := backoff{}
 	useHint := true
 	var last rowraft.NodeID // that answered, or did not
-	for {
+	for c.ctx.Err() == nil {
 		node, addr := c.target(shard, last, useHint)
 		last = node
 		before := c.leaders[shard].Load()
@@ -35,7 +35,7 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 			return maybe, err
 		}
 		if ctx.Err() != nil {
-			return maybe, err
+			break
 		}
 		useHint = false
 		var atLeast time.Duration
@@ -50,10 +50,11 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 			useHint, atLeast = true, o.RetryAfter
 		}
 		c.askForMap()
-		if werr := b.wait(ctx, atLeast); werr != nil {
-			return maybe, err
+		if c.pause(ctx, &b, atLeast) != nil {
+			break
 		}
 	}
+	return maybe, c.ended(err)
 }
 
 // errSilent ends a try on a server that does not answer while the shard has found

@@ -24,6 +24,7 @@ func (s *session) init() { s.opening = make(chan struct{}, 1) }
 type shardSession struct {
 	inc         rowraft.Incarnation
 	maxInFlight int
+	closed      <-chan struct{} // the client's
 
 	mu      sync.Mutex
 	next    rowraft.Seq
@@ -47,6 +48,8 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 		defer func() { <-c.session.opening }()
 	case <-ctx.Done():
 		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "open session: %w", ctx.Err())
+	case <-c.ctx.Done():
+		return nil, errClosed
 	}
 	if ss := c.session.shards[shard].Load(); ss != nil {
 		return ss, nil
@@ -68,7 +71,7 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 	if err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
-	ss := &shardSession{inc: c.session.inc, maxInFlight: c.opts.MaxInFlight, next: 1, answers: make(map[rowraft.Seq]struct{})}
+	ss := &shardSession{inc: c.session.inc, maxInFlight: c.opts.MaxInFlight, closed: c.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
 	c.session.shards[shard].Store(ss)
 	return ss, nil
 }
@@ -84,6 +87,9 @@ func (ss *shardSession) take(ctx context.Context, p *part) error {
 		ss.pending++
 		return true
 	})
+	if err == errClosed {
+		return err
+	}
 	if err != nil {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: too many unacknowledged pushes: %w", p.shard, err)
 	}
@@ -91,7 +97,7 @@ func (ss *shardSession) take(ctx context.Context, p *part) error {
 }
 
 // await calls ready, under mu, now and after every answer until it returns true
-// or ctx ends.
+// ctx ends, or the client is closed (errClosed).
 func (ss *shardSession) await(ctx context.Context, ready func() bool) error {
 	for {
 		ss.mu.Lock()
@@ -108,6 +114,8 @@ func (ss *shardSession) await(ctx context.Context, ready func() bool) error {
 		case <-changed:
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-ss.closed:
+			return errClosed
 		}
 	}
 }

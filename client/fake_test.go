@@ -1,0 +1,121 @@
+package client
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// fakeServer is a cluster of one server, with one table of dim 2, whose answers a
+// test gives. A nil function means success.
+type fakeServer struct {
+	rowraftv1.UnimplementedClusterServer
+	rowraftv1.UnimplementedTableServer
+	m *clustermap.Map
+
+	push   func(context.Context, *rowraftv1.PushRequest) error
+	pull   func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
+	create func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
+}
+
+func (s *fakeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
+	if req.WaitNs > 0 && req.KnownVersion >= uint64(s.m.Version) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &rowraftv1.GetMapReply{Map: rpc.MapToProto(s.m)}, nil
+}
+
+func (s *fakeServer) IssueIncarnation(context.Context, *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
+	return &rowraftv1.IssueIncarnationReply{Incarnation: 1}, nil
+}
+
+func (s *fakeServer) OpenSession(context.Context, *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+	return &rowraftv1.OpenSessionReply{AppliedIndex: 1}, nil
+}
+
+func (s *fakeServer) Push(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+	if s.push != nil {
+		if err := s.push(ctx, req); err != nil {
+			return nil, err
+		}
+	}
+	return &rowraftv1.PushReply{AppliedIndex: 1}, nil
+}
+
+func (s *fakeServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	return s.pull(ctx, req)
+}
+
+func (s *fakeServer) CreateTable(_ context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+	return s.create(req)
+}
+
+// serve runs s as a cluster of so many shards until the test ends.
+func (s *fakeServer) serve(t *testing.T, shards int) {
+	t.Helper()
+	l := listenLoopback(t)
+	m := clustermap.Map{
+		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
+		Tables: []rowraft.Schema{{
+			ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		}},
+		Nodes: []clustermap.Node{{ID: "n", Addr: l.Addr().String(), Scheduler: true}},
+	}
+	for i := range shards {
+		m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i), Replicas: []clustermap.Replica{{ID: "r", Node: "n"}}})
+	}
+	var err error
+	if s.m, err = clustermap.New(m, nil); err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(rpc.ServerOptions(nil)...)
+	rowraftv1.RegisterClusterServer(server, s)
+	rowraftv1.RegisterTableServer(server, s)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+}
+
+// dial connects a client to s; change, if not nil, changes its options.
+func (s *fakeServer) dial(t *testing.T, change func(*Options)) (*Client, *Table) {
+	t.Helper()
+	opts := Options{Endpoints: []string{s.m.Nodes[0].Addr}}
+	if change != nil {
+		change(&opts)
+	}
+	c, err := Dial(patience(t), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	table, err := c.Table(patience(t), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, table
+}
+
+// keyOf returns a key of the shard.
+func (s *fakeServer) keyOf(table *Table, shard rowraft.ShardID) rowraft.Key {
+	for k := rowraft.Key(1); ; k++ {
+		if s.m.ShardOf(table.Slot(k)) == shard {
+			return k
+		}
+	}
+}
+
+// patience is how long a call may take before the test fails.
+func patience(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
