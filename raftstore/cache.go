@@ -15,21 +15,30 @@ type entryCache struct {
 
 	mu    sync.Mutex
 	bytes int64
+	stamp uint64      // of the last entry put
 	fifo  []cacheItem // ring of what was put, oldest at head
 	head  int
 	n     int
 }
 
+// cacheItem is a place in the ring. It does not hold the entry: behind the live
+// entry of a quiet group there may be any number of places whose entries are gone.
 type cacheItem struct {
 	group *groupCache
 	index uint64
-	entry *raft.Log // tells a replaced or dropped entry from the cached one
+	stamp uint64 // tells a replaced or dropped entry from the cached one
+}
+
+// cached is an entry in the cache.
+type cached struct {
+	log   raft.Log
+	stamp uint64
 }
 
 // groupCache is the part of one group; its map is guarded by entryCache.mu.
 type groupCache struct {
 	all  *entryCache
-	logs map[uint64]*raft.Log
+	logs map[uint64]*cached
 }
 
 // cacheOverheadBytes is what an entry costs beyond its data: raft.Log, map and ring.
@@ -38,7 +47,7 @@ const cacheOverheadBytes = 256
 func newEntryCache(limitBytes int64) *entryCache { return &entryCache{limitBytes: limitBytes} }
 
 func (c *entryCache) group() *groupCache {
-	return &groupCache{all: c, logs: map[uint64]*raft.Log{}}
+	return &groupCache{all: c, logs: map[uint64]*cached{}}
 }
 
 func entryBytes(l *raft.Log) int64 { return int64(len(l.Data)+len(l.Extensions)) + cacheOverheadBytes }
@@ -53,12 +62,12 @@ func (g *groupCache) put(logs []*raft.Log) {
 	defer c.mu.Unlock()
 	for _, l := range logs {
 		if old := g.logs[l.Index]; old != nil {
-			c.bytes -= entryBytes(old)
+			c.bytes -= entryBytes(&old.log)
 		}
-		entry := *l // raft goes on writing to the log of a future
-		g.logs[l.Index] = &entry
-		c.bytes += entryBytes(&entry)
-		c.pushLocked(cacheItem{g, l.Index, &entry})
+		c.stamp++
+		g.logs[l.Index] = &cached{*l, c.stamp} // a copy: raft goes on writing to the log of a future
+		c.bytes += entryBytes(l)
+		c.pushLocked(cacheItem{g, l.Index, c.stamp})
 	}
 	// The second condition bounds ring places of entries that were removed.
 	for c.n > 0 && (c.bytes > c.limitBytes || int64(c.n) > c.limitBytes/cacheOverheadBytes) {
@@ -73,7 +82,7 @@ func (g *groupCache) get(index uint64, out *raft.Log) bool {
 	if l == nil {
 		return false
 	}
-	*out = *l
+	*out = l.log
 	return true
 }
 
@@ -84,24 +93,31 @@ func (g *groupCache) remove(min, max uint64) {
 	defer c.mu.Unlock()
 	for i, l := range g.logs {
 		if min <= i && i <= max {
-			c.bytes -= entryBytes(l)
+			c.bytes -= entryBytes(&l.log)
 			delete(g.logs, i)
 		}
 	}
 	// What was dropped at the head may leave the ring; the rest is skipped when
 	// its turn comes.
 	for c.n > 0 {
-		it := c.fifo[c.head]
-		if it.group.logs[it.index] == it.entry {
+		if c.fifo[c.head].entry() != nil {
 			break
 		}
 		c.popLocked()
 	}
 }
 
+// entry returns the entry of a place, nil if it is gone.
+func (it cacheItem) entry() *cached {
+	if e := it.group.logs[it.index]; e != nil && e.stamp == it.stamp {
+		return e
+	}
+	return nil
+}
+
 func (c *entryCache) dropLocked(it cacheItem) {
-	if it.group.logs[it.index] == it.entry {
-		c.bytes -= entryBytes(it.entry)
+	if e := it.entry(); e != nil {
+		c.bytes -= entryBytes(&e.log)
 		delete(it.group.logs, it.index)
 	}
 }

@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/hashicorp/raft"
@@ -137,6 +138,31 @@ func TestLedgerScanOrder(t *testing.T) {
 	}
 	if !g.advance(4, 6) {
 		t.Error("entry 5 is raft's own")
+	}
+}
+
+// A quiet group's entry stays at the head of the ring; what a busy one has compacted
+// away behind it must not stay in memory.
+func TestEntryCacheLetsGoOfRemovedEntries(t *testing.T) {
+	const size = 1 << 20
+	c := newEntryCache(4 * size)
+	quiet, busy := c.group(), c.group()
+	quiet.put([]*raft.Log{{Index: 1, Data: make([]byte, 10)}})
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := uint64(1); i <= 64; i++ {
+		busy.put([]*raft.Log{{Index: i, Data: make([]byte, size)}})
+		busy.remove(0, i)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 8*size {
+		t.Errorf("64 entries of 1 MiB were put and removed, and %d MiB are still held", grown>>20)
+	}
+	var l raft.Log
+	if !quiet.get(1, &l) {
+		t.Error("the quiet group's entry is gone")
 	}
 }
 
