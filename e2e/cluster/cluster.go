@@ -235,3 +235,13 @@ func (c *Cluster) Dead() []string {
 	}
 	return out
 }
+
+// Installs counts the snapshots of leaders that a server has installed, over all its
+// lives, by its log; 0 if that cannot be read.
+func (c *Cluster) Installs(name string) int {
+	b, err := os.ReadFile(c.Server(name).LogFile)
+	if err != nil {
+		return 0
+	}
+	return bytes.Count(b, []byte(`"msg":"installed a snapshot`))
+}

@@ -48,14 +48,15 @@ type Load struct {
 
 	acks, pulls, refused, unknown atomic.Int64
 
-	mu       sync.Mutex
-	problems []string
-	lastSent []int64       // by client: Call of its newest acknowledged push
-	mark     int64         // of FirstAcks
-	first    []int64       // by shard: Return of the first push called after mark and acknowledged; 0: none
-	stopping chan struct{} // closed while no new call may be made
-	lastAck  int64         // when the newest answer came, or the load was started
-	gap      int64         // longest time without one, while the load ran
+	mu          sync.Mutex
+	problems    []string
+	lastSent    []int64       // by client: Call of its newest acknowledged push
+	mark        int64         // of FirstAcks
+	first       []int64       // by shard: Return of the first push called after mark and acknowledged; 0: none
+	stopping    chan struct{} // closed while no new call may be made
+	ballastRows int
+	lastAck     int64 // when the newest answer came, or the load was started
+	gap         int64 // longest time without one, while the load ran
 }
 
 type worker struct {

@@ -37,6 +37,7 @@ func init() {
 		{"client-mute", "a leader's answers do not reach the clients", clientCut(false), stands},
 		{"retry-storm", "a client gives up each try after 20 ms on links of up to 12 ms each way", retryStorm, passes},
 		{"zombie-client", "the older of two incarnations of a client goes on pushing", zombieClient, passes},
+		{"install", "a follower is held back until it needs a snapshot", install, passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}
 }

@@ -65,6 +65,10 @@ type World struct {
 	Shards   int
 	Log      func(format string, args ...any) // one line for a person
 
+	// ShortLogBytes is after how much log of a shard a follower needs a snapshot; 0:
+	// unknown, and the fault "install" is left out.
+	ShortLogBytes int64
+
 	mu       sync.Mutex
 	busy     map[string]bool // servers whose process a fault holds
 	counts   map[string]*Count
