@@ -177,5 +177,8 @@ func (c *Client) scatter(r *request, payload []byte, presence bool) error {
 		}
 		payload = rest
 	}
+	if len(payload) > 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %d bytes follow the answer", r.shard, len(payload))
+	}
 	return nil
 }

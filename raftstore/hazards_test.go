@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,155 +48,6 @@ func TestRaftSettings(t *testing.T) {
 	}
 	if err := raft.ValidateConfig(got); err != nil {
 		t.Error(err)
-	}
-}
-
-// oneWay decides about the AppendEntries that one node sends.
-type oneWay struct {
-	mu   sync.Mutex
-	cut  map[raft.ServerAddress]bool // to whom it fails
-	hold chan struct{}               // not nil: answers to heartbeats wait for its end
-	held atomic.Int64                // answers that wait, or waited
-}
-
-func (o *oneWay) cutOff(from *testNode, to ...*testNode) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, n := range to {
-		if n != from {
-			o.cut[raft.ServerAddress(n.id)] = true
-		}
-	}
-}
-
-type oneWayTransport struct {
-	*raft.NetworkTransport
-	*oneWay
-}
-
-func (o *oneWayTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
-	o.mu.Lock()
-	cut, hold := o.cut[to], o.hold
-	o.mu.Unlock()
-	if cut {
-		return errors.New("injected: cut off")
-	}
-	err := o.NetworkTransport.AppendEntries(id, to, a, r)
-	if hold != nil && a.PrevLogEntry == 0 && len(a.Entries) == 0 {
-		o.held.Add(1)
-		<-hold
-	}
-	return err
-}
-
-// oneWayCluster is three nodes that are not started, each with its oneWay.
-func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft.NodeID]*oneWay) {
-	ways := map[rowraft.NodeID]*oneWay{}
-	for i := range 3 {
-		ways[rowraft.NodeID(fmt.Sprintf("node-%d", i))] = &oneWay{cut: map[raft.ServerAddress]bool{}}
-	}
-	return newTestCluster(t, 3, func(o *Options) {
-		way := ways[o.Node]
-		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &oneWayTransport{tr.(*raft.NetworkTransport), way}
-		}
-		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // leads for long after a cut
-		if more != nil {
-			more(o)
-		}
-	}), ways
-}
-
-// readRefused wants a read on l to fail.
-func readRefused(t *testing.T, l *testNode) {
-	t.Helper()
-	index, err := l.group.ReadIndex(testContext(t))
-	if err == nil {
-		t.Errorf("a leader that is cut off read at index %d", index)
-	} else if code := rowraft.CodeOf(err); code != rowraft.CodeNoLeader && code != rowraft.CodeNotLeader {
-		t.Errorf("refused with %v, want CodeNoLeader or CodeNotLeader", err)
-	}
-}
-
-// A leader that nobody hears still has State() == Leader until its lease ends. It
-// must not answer reads meanwhile, whatever answers to older heartbeats come in:
-// the followers may have another leader since.
-func TestReadNeedsNewAnswersOfAMajority(t *testing.T) {
-	c, ways := oneWayCluster(t, nil)
-	for _, n := range c.nodes {
-		c.start(n)
-	}
-	c.propose("x")
-	for range 3 { // what is held is let go too early or too late in some
-		l := c.leader()
-		way := ways[l.id]
-		hold := make(chan struct{})
-		way.mu.Lock()
-		way.hold = hold
-		way.mu.Unlock()
-		before := way.held.Load()
-		eventually(t, "an answer of each follower is on its way", func() bool { return way.held.Load() >= before+2 })
-		way.cutOff(l, c.nodes...)
-		release := time.AfterFunc(20*time.Millisecond, func() { close(hold) })
-		readRefused(t, l)
-		release.Stop()
-		way.mu.Lock()
-		way.hold, way.cut = nil, map[raft.ServerAddress]bool{}
-		way.mu.Unlock()
-	}
-}
-
-// Non-voters do not count: raft's own check takes their answers for votes.
-func TestReadNeedsVoters(t *testing.T) {
-	c, ways := oneWayCluster(t, nil)
-	c.conf = func(g *GroupConfig) {
-		if g.Bootstrap = g.Bootstrap[:2]; g.Replica == replicaOf("node-2") {
-			g.Bootstrap = nil
-		}
-	}
-	for _, n := range c.nodes {
-		c.start(n)
-	}
-	c.propose("x")
-	l, learner := c.leader(), c.nodes[2]
-	voter := c.nodes[0]
-	if voter == l {
-		voter = c.nodes[1]
-	}
-	r := l.group.run.Load().raft
-	if err := r.AddNonvoter(raft.ServerID(replicaOf(learner.id)), raft.ServerAddress(learner.id), 0, 0).Error(); err != nil {
-		t.Fatal(err)
-	}
-	c.converged(c.propose("y"))
-	ways[l.id].cutOff(l, voter)
-	readRefused(t, l)
-}
-
-// Between the answers of the majority and the end of a read round the leader may
-// be deposed: it looks at its term again.
-func TestReadLooksAtTheTermAgain(t *testing.T) {
-	var after atomic.Pointer[func()]
-	c, ways := oneWayCluster(t, func(o *Options) {
-		o.Profile = ProfileFast
-		o.hooks.verified = func() {
-			if f := after.Load(); f != nil {
-				(*f)()
-			}
-		}
-	})
-	for _, n := range c.nodes {
-		c.start(n)
-	}
-	c.propose("x")
-	l := c.leader()
-	n := l.group.run.Load()
-	deposed := func() {
-		ways[l.id].cutOff(l, c.nodes...)
-		eventually(t, "the leader steps down", func() bool { return n.raft.State() != raft.Leader })
-	}
-	after.Store(&deposed)
-	if index, err := l.group.ReadIndex(testContext(t)); err == nil {
-		t.Errorf("a leader that was deposed meanwhile read at index %d", index)
 	}
 }
 
@@ -509,5 +359,99 @@ func TestCutLogServesNothingWrong(t *testing.T) {
 			put(3, 250, 260)
 			check("behind a snapshot")
 		})
+	}
+}
+
+// An entry that raft left out stops the group: the machine must see all of them.
+func TestGapStopsTheMachine(t *testing.T) {
+	var fatal error
+	m := &listMachine{}
+	led := &ledger{}
+	f := newFSM(m, led, func(err error) { fatal = err }, func(uint64, uint64) {})
+	entry := func(i uint64) *raft.Log {
+		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: sealEntry([]byte("x"))}
+		if err := placeEntry(l); err != nil {
+			t.Fatal(err)
+		}
+		led.observe(l)
+		return l
+	}
+	one, _, three := entry(1), entry(2), entry(3)
+	f.ApplyBatch([]*raft.Log{one})
+	if n, _ := m.state(); n != 1 || fatal != nil {
+		t.Fatalf("the first entry: %d applied, %v", n, fatal)
+	}
+	f.ApplyBatch([]*raft.Log{one}) // as after a restart in place
+	out := f.ApplyBatch([]*raft.Log{three})
+	if _, failed := out[0].(fsmFailure); !failed || fatal == nil || !strings.Contains(fatal.Error(), "gap") {
+		t.Errorf("entry 3 after 1 answered %v, Fatal(%v)", out[0], fatal)
+	}
+	if n, _ := m.state(); n != 1 || m.ignored != 0 {
+		t.Errorf("the machine holds %d entries and was given %d old ones", n, m.ignored)
+	}
+}
+
+// holedLog lost an entry in its middle.
+type holedLog struct{ logBackend }
+
+func (holedLog) FirstIndex() (uint64, error)          { return 5, nil }
+func (holedLog) LastIndex() (uint64, error)           { return 9, nil }
+func (holedLog) GetLog(i uint64, out *raft.Log) error { return raft.ErrLogNotFound }
+
+// A hole in the log is no compacted entry: raft would send a snapshot, or panic.
+func TestHoleInTheLogIsCorrupt(t *testing.T) {
+	g := &guardedLog{inner: holedLog{}, cache: newEntryCache(0).group(), ledger: &ledger{}}
+	for i, hole := range map[uint64]bool{4: false, 5: true, 7: true, 9: true, 10: false} {
+		err := g.GetLog(i, &raft.Log{})
+		if hole && rowraft.CodeOf(err) != rowraft.CodeCorrupt || !hole && !errors.Is(err, raft.ErrLogNotFound) {
+			t.Errorf("entry %d of a log from 5 to 9: %v", i, err)
+		}
+	}
+}
+
+// The registry knows what the directories of groups cannot tell.
+func TestStoreWithoutItsRegistryDoesNotOpen(t *testing.T) {
+	c := startedCluster(t, 1, nil)
+	n := c.nodes[0]
+	c.stop(n)
+	if err := os.Remove(filepath.Join(n.dir, "raft", "registry")); err != nil {
+		t.Fatal(err)
+	}
+	o := testOptions(t, n.dir, n.id, n.fatal)
+	defer o.Listener.Close()
+	if s, err := Open(o); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("Open: %v, want CodeIdentity", err)
+		if err == nil {
+			s.Close()
+		}
+	}
+}
+
+// rqlite #2747: state of a later index than the snapshot that holds it would take
+// entries twice.
+func TestSnapshotBeyondItsOwnIndexIsRefused(t *testing.T) {
+	s, _ := testSnapshotStore(t)
+	donor := &listMachine{index: 9}
+	donor.addLocked([]byte("x"))
+	snap, err := (&fsm{machine: donor}).Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink, err := s.Create(1, 7, 2, testConfiguration, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(snap.Persist(sink), sink.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, r, err := s.Open(sink.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	m := &listMachine{}
+	f := newFSM(m, &ledger{}, func(error) {}, func(uint64, uint64) {})
+	if err := f.Restore(r); rowraft.CodeOf(err) != rowraft.CodeCorrupt || m.restored() != 0 || f.applied.Load() != 0 {
+		t.Errorf("restored %d times to index %d, %v; want CodeCorrupt", m.restored(), f.applied.Load(), err)
 	}
 }

@@ -118,6 +118,37 @@ func TestEntriesBelowSnapshotAreCut(t *testing.T) {
 	}
 }
 
+// The same on its way into raft.
+func TestEntriesBelowSnapshotDoNotReachRaft(t *testing.T) {
+	c := newTestCluster(t, 2, nil)
+	for _, n := range c.nodes {
+		c.open(n)
+	}
+	a := c.transport(c.nodes[0])
+	rcv := strangerReceiver(false)
+	rcv.boundary = func() *boundary { return &boundary{10, 3} }
+	o := &c.nodes[1].store.opts
+	b := newTransport(c.nodes[1].store.port.layer("g"), o, "g", o.Logger, rcv)
+	t.Cleanup(func() { b.Close() })
+	got := make(chan raft.AppendEntriesRequest, 1)
+	go func() {
+		rpc := <-b.Consumer()
+		got <- *rpc.Command.(*raft.AppendEntriesRequest)
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 3, Success: true}, nil)
+	}()
+	req := &raft.AppendEntriesRequest{
+		RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3},
+		Term:      3, PrevLogEntry: 8, PrevLogTerm: 2,
+		Entries: []*raft.Log{{Index: 9, Term: 2}, {Index: 10, Term: 3}, {Index: 11, Term: 3}},
+	}
+	if err := a.AppendEntries("r", raft.ServerAddress(c.nodes[1].id), req, &raft.AppendEntriesResponse{}); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-got; len(r.Entries) != 1 || r.PrevLogEntry != 10 || r.PrevLogTerm != 3 {
+		t.Errorf("raft was given %d entries after %d of term %d, want 1 after 10 of term 3", len(r.Entries), r.PrevLogEntry, r.PrevLogTerm)
+	}
+}
+
 // A snapshot that replaces a log with entries beyond it makes raft start anew: it
 // would go on with a last index that its log does not have.
 func TestInstallBelowLastIndexRestartsRaft(t *testing.T) {

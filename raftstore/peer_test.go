@@ -195,6 +195,31 @@ func TestAppendEntriesIsCutByBytes(t *testing.T) {
 	}
 }
 
+// The same on its way: raft hands over more than fits, the follower gets what does.
+func TestAppendEntriesOnTheWireIsCutByBytes(t *testing.T) {
+	c := newTestCluster(t, 2, func(o *Options) { o.MaxRPCBytes = 64 << 10 })
+	for _, n := range c.nodes {
+		c.open(n)
+	}
+	a, b := c.transport(c.nodes[0]), c.transport(c.nodes[1])
+	got := make(chan int, 1)
+	go func() {
+		rpc := <-b.Consumer()
+		got <- len(rpc.Command.(*raft.AppendEntriesRequest).Entries)
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 1, Success: true}, nil)
+	}()
+	req := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}, Term: 1}
+	for i := range uint64(10) {
+		req.Entries = append(req.Entries, &raft.Log{Index: i + 1, Term: 1, Data: make([]byte, 20<<10)})
+	}
+	if err := a.AppendEntries("r", raft.ServerAddress(c.nodes[1].id), req, &raft.AppendEntriesResponse{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-got; n != 3 {
+		t.Errorf("%d entries of 20 KiB travelled in one RPC of 64 KiB, want 3", n)
+	}
+}
+
 func TestClusterOverTLS(t *testing.T) {
 	cert, pool := selfSigned(t)
 	c := startedCluster(t, 3, func(o *Options) {

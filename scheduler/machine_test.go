@@ -390,12 +390,3 @@ func TestGoldenBytes(t *testing.T) {
 		t.Errorf("the snapshot encodes to %x, want %x", snapshotBytes(t, m), snap)
 	}
 }
-
-func FuzzDecodeFrame(f *testing.F) {
-	b, _ := encodeCommand(cmdJoin("j", "w", 3))
-	f.Add(b)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		newMachine(NewView()).Apply(1, b)
-		_ = newMachine(NewView()).Restore(bytes.NewReader(b))
-	})
-}

@@ -154,7 +154,7 @@ func (r *reader) message(fields func(*reader, protowire.Number, protowire.Type) 
 			return err
 		}
 		num, typ := protowire.DecodeTag(tag)
-		if num < 1 {
+		if num < 1 || num > protowire.MaxValidNumber {
 			return fmt.Errorf("protobuf: impossible field number in tag %#x", tag)
 		}
 		known, err := fields(r, num, typ)

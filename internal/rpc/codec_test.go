@@ -76,15 +76,3 @@ func TestCodecRefusesBrokenMessages(t *testing.T) {
 		}
 	}
 }
-
-func FuzzCodecUnmarshal(f *testing.F) {
-	for _, m := range hotMessages() {
-		b, _ := proto.Marshal(m)
-		f.Add(b[:min(len(b), 200)])
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, m := range []proto.Message{new(rowraftv1.PullRequest), new(rowraftv1.PushRequest), new(rowraftv1.PullReply), new(rowraftv1.AssignRequest), new(rowraftv1.PushStreamRequest), new(rowraftv1.PullStreamReply)} {
-			_ = Codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, m)
-		}
-	})
-}

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -67,9 +68,18 @@ type detailError struct {
 func (e *detailError) Error() string { return e.msg }
 func (e *detailError) Unwrap() error { return e.inner }
 
+// maxRetryAfter bounds what a server may ask of a client: a number that was
+// damaged, or a later version's, must not put it to sleep for ever.
+const maxRetryAfter = time.Minute
+
 // FromDetail is the reverse of Detail.
 func FromDetail(d *rowraftv1.ErrorDetail) error {
-	code := rowraft.Code(d.Code)
+	// A code of a later version may mean that the push was applied, and one beyond
+	// a byte must not become one that exists.
+	code := rowraft.Code(min(d.Code, math.MaxUint8))
+	if _, known := grpcCodes[code]; !known {
+		code = rowraft.CodeUnknown
+	}
 	var inner error
 	switch code {
 	case rowraft.CodeNotLeader:
@@ -79,7 +89,7 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 	case rowraft.CodeTooStale:
 		inner = &rowraft.TooStaleError{Shard: rowraft.ShardID(d.Shard), Applied: rowraft.Index(d.Applied), Wanted: rowraft.Index(d.Wanted)}
 	case rowraft.CodeOverloaded:
-		inner = &rowraft.OverloadedError{What: d.Message, RetryAfter: time.Duration(d.RetryAfterNs)}
+		inner = &rowraft.OverloadedError{What: d.Message, RetryAfter: time.Duration(min(d.RetryAfterNs, uint64(maxRetryAfter)))}
 	default:
 		return rowraft.Errorf(code, "%s", d.Message)
 	}

@@ -14,6 +14,7 @@
 //	determinism   no clock, randomness, map order or transcendental function
 //	              in code that applies log entries
 //	product       float32(a*b) around every product there, so that it cannot fuse
+//	decoders      what takes foreign bytes apart has a fuzz target
 //	size          files a person can read in one go
 //
 // Beside them stand checks of other things than source: the versions in go.mod,

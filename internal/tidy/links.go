@@ -3,6 +3,7 @@ package tidy
 import (
 	"errors"
 	"fmt"
+	"go/ast"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 var (
 	markdownLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	testName     = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z][A-Za-z0-9]+\b`)
 	formatPage   = regexp.MustCompile(`docs/formats/[a-z-]+\.md`)
 )
 
@@ -58,4 +60,26 @@ func DeadLinks(root string) ([]string, error) {
 		return nil
 	})
 	return dead, err
+}
+
+// MissingTests lists tests that the Markdown text of a file names and that r lacks.
+func (r *Repo) MissingTests(file, text string) []string {
+	have := map[string]bool{}
+	for _, f := range r.Files {
+		if !f.Test {
+			continue
+		}
+		for _, d := range f.AST.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok {
+				have[fn.Name.Name] = true
+			}
+		}
+	}
+	var missing []string
+	for _, name := range testName.FindAllString(text, -1) {
+		if !have[name] && name != "TestName" && name != "FuzzName" && name != "TestMain" {
+			missing = append(missing, fmt.Sprintf("%s names %s, which does not exist", file, name))
+		}
+	}
+	return missing
 }

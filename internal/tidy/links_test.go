@@ -1,6 +1,7 @@
 package tidy
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -30,4 +31,24 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			t.Error(d)
 		}
 	})
+}
+
+// The tables that name a test for each hazard are worth what the names are.
+func TestTablesNameTestsThatExist(t *testing.T) {
+	repo, err := Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"docs/testing.md", "raftstore/DESIGN.md"} {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, missing := range repo.MissingTests(file, string(text)) {
+			t.Error(missing)
+		}
+	}
+	if got := repo.MissingTests("x.md", "| a | TestTablesNameTestsThatExist, TestThatWasRenamed |"); len(got) != 1 {
+		t.Errorf("got %q, want one complaint", got)
+	}
 }

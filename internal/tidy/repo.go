@@ -62,6 +62,7 @@ var Rules = []Rule{
 	{"backend", checkBackend},
 	{"determinism", checkDeterministicImports},
 	{"size", checkSize},
+	{"decoders", checkDecoders},
 }
 
 // skippedDirs hold no source of the project.

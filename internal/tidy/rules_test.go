@@ -247,6 +247,24 @@ var examples = []struct {
 		want:    "heartbeats behind bulk data",
 	},
 	{
+		name: "a decoder nobody listed", rule: "decoders",
+		sources: map[string]string{"node/a.go": "package node\nfunc (n *x) f(b []byte) { json.Unmarshal(b, n) }\n"},
+		want:    "node.x.f takes bytes apart",
+	},
+	{
+		name: "integers out of bytes", rule: "decoders",
+		sources: map[string]string{"node/a.go": "package node\nfunc f(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }\n"},
+		want:    "node.f takes bytes apart",
+	},
+	{
+		name: "a decoder without its target", rule: "decoders",
+		sources: map[string]string{
+			"wire/a.go":      "package wire\nfunc ParsePart() {}\nfunc ParseSchema() {}\n",
+			"wire/a_test.go": "package wire\nfunc FuzzParseSchema(f *testing.F) {}\n",
+		},
+		want: "FuzzParseEntry does not exist",
+	},
+	{
 		name: "the backend that deadlocks", rule: "backend",
 		sources: map[string]string{"trainer/accel/a.go": "package accel\nvar _ = compute.NewWithConfig(\"go\")\n"},
 		want:    "deadlocks",

@@ -1,0 +1,208 @@
+package rpc
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/allocs"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// FuzzCodecUnmarshal holds our codec against the protobuf library: what we accept
+// it accepts, with the same result; what only it accepts has a group or a field
+// of another wire type. Nothing allocates out of proportion.
+func FuzzCodecUnmarshal(f *testing.F) {
+	for _, m := range hotMessages() {
+		b, _ := proto.Marshal(m)
+		f.Add(b[:min(len(b), 200)], uint8(7))
+		f.Add(b[:len(b)-min(len(b), 5600)], uint8(0))
+	}
+	f.Add(bytes.Repeat([]byte{0xff}, 12), uint8(1))
+	f.Add([]byte{0x32, 0xff, 0xff, 0xff, 0xff, 0x0f, 1}, uint8(3)) // a payload of 4 GiB
+	f.Fuzz(func(t *testing.T, b []byte, cut uint8) {
+		for _, m := range []proto.Message{
+			new(rowraftv1.PullRequest), new(rowraftv1.PushRequest), new(rowraftv1.PullReply), new(rowraftv1.AssignRequest),
+			new(rowraftv1.PullStreamRequest), new(rowraftv1.PushStreamRequest), new(rowraftv1.PullStreamReply), new(rowraftv1.HelloRequest),
+		} {
+			ref := m.ProtoReflect().New().Interface()
+			at := min(int(cut), len(b)) // in two buffers, as it comes off the network
+			in := mem.BufferSlice{mem.SliceBuffer(b[:at]), mem.SliceBuffer(b[at:])}
+			var err error
+			if n := allocs.Bytes(func() { err = Codec.Unmarshal(in, m) }); n > 1<<20+64*uint64(len(b)) {
+				t.Errorf("%T: %d bytes made it allocate %d", m, len(b), n)
+			}
+			errRef := proto.Unmarshal(b, ref)
+			if err == nil && errRef != nil {
+				t.Errorf("%T accepts %x, protobuf says %v", m, b, errRef)
+			}
+			if err != nil && errRef == nil && !odd(b, 2) {
+				t.Errorf("%T refuses %x: %v", m, b, err)
+			}
+			if err != nil || errRef != nil {
+				continue
+			}
+			normalize(m)
+			normalize(ref)
+			if !proto.Equal(m, ref) {
+				t.Errorf("%T reads %x as %v, protobuf as %v", m, b, m, ref)
+			}
+		}
+	})
+}
+
+// normalize drops what the codec does not keep: fields it does not know, and the
+// difference between no message inside and an empty one.
+func normalize(m proto.Message) {
+	m.ProtoReflect().SetUnknown(nil)
+	switch m := m.(type) {
+	case *rowraftv1.PullStreamRequest:
+		if m.Pull == nil {
+			m.Pull = new(rowraftv1.PullRequest)
+		}
+		normalize(m.Pull)
+	case *rowraftv1.PushStreamRequest:
+		if m.Push == nil {
+			m.Push = new(rowraftv1.PushRequest)
+		}
+		normalize(m.Push)
+	case *rowraftv1.PullStreamReply:
+		if m.Reply != nil {
+			normalize(m.Reply)
+			if proto.Size(m.Reply) == 0 {
+				m.Reply = nil
+			}
+		}
+		if m.Error != nil {
+			normalize(m.Error)
+		}
+	}
+}
+
+// odd reports whether a message, or one inside down to depth, has a group.
+func odd(b []byte, depth int) bool {
+	for len(b) > 0 {
+		_, typ, n := protowire.ConsumeTag(b)
+		if n < 0 || typ == protowire.StartGroupType || typ == protowire.EndGroupType {
+			return true
+		}
+		b = b[n:]
+		if v, n := protowire.ConsumeBytes(b); typ == protowire.BytesType && n >= 0 && depth > 0 && odd(v, depth-1) {
+			return true
+		}
+		n = protowire.ConsumeFieldValue(1, typ, b)
+		if n < 0 {
+			return true
+		}
+		b = b[n:]
+	}
+	return false
+}
+
+// FuzzErrorDetail: what arrives of an error has the code it was sent with, and is
+// sent on as it came.
+func FuzzErrorDetail(f *testing.F) {
+	for _, err := range []error{
+		&rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"},
+		&rowraft.WrongShardError{Shard: 3, Have: 4, Want: 5},
+		&rowraft.TooStaleError{Shard: 3, Applied: 7, Wanted: 8},
+		&rowraft.OverloadedError{What: "the disk", RetryAfter: 5e9},
+		rowraft.Errorf(rowraft.CodeCorrupt, "a bit"),
+		errors.New("foreign"),
+	} {
+		b, merr := proto.Marshal(Detail(err))
+		if merr != nil {
+			f.Fatal(merr)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{0x08, 0xff, 0xff, 0xff, 0xff, 0x0f}) // a code that does not exist
+	hostile, _ := proto.Marshal(&rowraftv1.ErrorDetail{Code: uint32(rowraft.CodeOverloaded), RetryAfterNs: 1 << 63})
+	f.Add(hostile)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var d rowraftv1.ErrorDetail
+		if proto.Unmarshal(b, &d) != nil {
+			return
+		}
+		err := FromDetail(&d)
+		got := rowraft.CodeOf(err)
+		if _, known := grpcCodes[got]; got != rowraft.CodeUnknown && (uint32(got) != d.Code || !known) {
+			t.Errorf("code %d arrives as %d", d.Code, got)
+		}
+		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok && (o.RetryAfter < 0 || o.RetryAfter > maxRetryAfter) {
+			t.Errorf("a client would wait %v", o.RetryAfter)
+		}
+		if again := FromDetail(Detail(err)); rowraft.CodeOf(again) != rowraft.CodeOf(err) || again.Error() != err.Error() {
+			t.Errorf("%v is sent on as %v", err, again)
+		}
+		s, serr := status.New(codes.Internal, "x").WithDetails(&d)
+		if serr != nil {
+			return
+		}
+		if got := FromStatus(s.Err()); rowraft.CodeOf(got) != rowraft.CodeOf(err) {
+			t.Errorf("%v arrives in a status as %v", err, got)
+		}
+	})
+}
+
+// FuzzMapFromProto: a map that is accepted places every slot on a shard it has, and
+// travels on unchanged.
+func FuzzMapFromProto(f *testing.F) {
+	m := clustermap.Map{Cluster: "c", Version: 5, SlotsVersion: 3, Epoch: 1,
+		Nodes:  []clustermap.Node{{ID: "n1", Name: "a", Addr: "h:1", PeerAddr: "h:2", Scheduler: true}},
+		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r", Node: "n1"}}}, {ID: 1}},
+		Tables: []rowraft.Schema{{ID: 7, Name: "t", Kind: rowraft.Sparse, Dim: 4}},
+	}
+	good, err := clustermap.New(m, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, change := range []func(*rowraftv1.Map){
+		func(*rowraftv1.Map) {},
+		func(p *rowraftv1.Map) { p.Slots = nil },
+		func(p *rowraftv1.Map) { p.Slots = p.Slots[1:] },
+		func(p *rowraftv1.Map) { p.Slots[9] = 200 },
+		func(p *rowraftv1.Map) { p.Shards, p.Slots = nil, nil },
+		func(p *rowraftv1.Map) { p.Shards[1].Id = 1 << 31 },
+		func(p *rowraftv1.Map) { p.Tables[0].Kind, p.Tables[0].Dim = 1<<20, 1<<31 },
+	} {
+		p := MapToProto(good)
+		p.Slots = append([]byte(nil), p.Slots...)
+		change(p)
+		b, err := proto.Marshal(p)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var p rowraftv1.Map
+		if proto.Unmarshal(b, &p) != nil {
+			return
+		}
+		m, err := MapFromProto(&p)
+		if err != nil {
+			if rowraft.CodeOf(err) == rowraft.CodeUnknown {
+				t.Errorf("%v has no code", err)
+			}
+			return
+		}
+		for slot := range rowraft.Slot(rowraft.NumSlots) {
+			if s := m.ShardOf(slot); len(m.Shards) > 0 && int(s) >= len(m.Shards) {
+				t.Fatalf("slot %d is on shard %d of %d", slot, s, len(m.Shards))
+			}
+		}
+		again, err := MapFromProto(MapToProto(m))
+		if err != nil || !proto.Equal(MapToProto(again), MapToProto(m)) {
+			t.Errorf("%v travels on as %v, %v", m, again, err)
+		}
+	})
+}

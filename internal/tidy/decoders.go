@@ -1,0 +1,186 @@
+package tidy
+
+import (
+	"fmt"
+	"go/ast"
+	"strings"
+)
+
+// decoders lists every function that takes apart what came over a network or off a
+// disk, and the fuzz target that feeds it.
+var decoders = map[string]string{
+	"checkpoint.ParseManifest":            "checkpoint.FuzzManifest",
+	"checkpoint.ParseSums":                "checkpoint.FuzzSums",
+	"checkpoint.Reader.block":             "checkpoint.FuzzReader",
+	"checkpoint.Reader.chunk":             "checkpoint.FuzzReader",
+	"checkpoint.Reader.finish":            "checkpoint.FuzzReader",
+	"checkpoint.parseHeader":              "checkpoint.FuzzReader",
+	"checkpoint.parseSession":             "checkpoint.FuzzReader",
+	"client.Client.scatter":               "client.FuzzPullReply",
+	"cmd/rowraft.fromFile":                "cmd/rowraft.FuzzServerFile",
+	"e2e/history.Decode":                  "e2e/history.FuzzDecode",
+	"internal/identity.decode":            "internal/identity.FuzzDecode",
+	"internal/rpc.FromDetail":             "internal/rpc.FuzzErrorDetail",
+	"internal/rpc.FromStatus":             "internal/rpc.FuzzErrorDetail",
+	"internal/rpc.MapFromProto":           "internal/rpc.FuzzMapFromProto",
+	"internal/rpc.codec.Unmarshal":        "internal/rpc.FuzzCodecUnmarshal",
+	"internal/rpc.unmarshalProto":         "internal/rpc.FuzzCodecUnmarshal",
+	"raftstore.checkEntry":                "raftstore.FuzzSeal",
+	"raftstore.checkPlace":                "raftstore.FuzzSeal",
+	"raftstore.codec.Decode":              "raftstore.FuzzLogRecord",
+	"raftstore.fsm.Restore":               "raftstore.FuzzMachineSnapshot",
+	"raftstore.newTransport":              "raftstore.FuzzPeerStream", // raft's own messages
+	"raftstore.openFrame":                 "raftstore.FuzzRegistry",
+	"raftstore.openRegistry":              "raftstore.FuzzRegistry",
+	"raftstore.readPreamble":              "raftstore.FuzzPreamble",
+	"raftstore.readReply":                 "raftstore.FuzzReply",
+	"raftstore.readSnapMeta":              "raftstore.FuzzSnapshotMeta",
+	"raftstore.snapshotReader.readChunk":  "raftstore.FuzzSnapshotData",
+	"raftstore.snapshotReader.readHeader": "raftstore.FuzzSnapshotData",
+	"scheduler.decodeFrame":               "scheduler.FuzzEntry",
+	"scheduler.machine.Restore":           "scheduler.FuzzRestore",
+	"shard.Machine.Apply":                 "e2e/reference.FuzzApply",
+	"shard.Machine.Pull":                  "shard.FuzzPull",
+	"shard.Machine.Restore":               "shard.FuzzRestore",
+	"shard/rowstore.DigestOf":             "shard.FuzzRestore",
+	"shard/rowstore.Table.RestoreRow":     "shard/rowstore.FuzzRestoreRow",
+	"trainer.LoadConfig":                  "trainer.FuzzConfig",
+	"trainer.Number.UnmarshalJSON":        "trainer.FuzzNumber",
+	"trainer/data.DecodeYAML":             "trainer.FuzzConfig",
+	"trainer/data.LoadSchema":             "trainer/data.FuzzFile",
+	"trainer/data.fileSource.number64":    "trainer/data.FuzzFile",
+	"trainer/data.openLines":              "trainer/data.FuzzFile",
+	"trainer/data.splitter.split":         "trainer/data.FuzzSplit",
+	"wire.ParseEntryHeader":               "wire.FuzzParseEntry",
+	"wire.ParseOpenSession":               "wire.FuzzParseEntry",
+	"wire.ParsePart":                      "wire.FuzzParseEntry",
+	"wire.ParseSchema":                    "wire.FuzzParseSchema",
+	"wire.ParseSegment":                   "wire.FuzzParseSegment",
+	"wire.CheckKeys":                      "wire.FuzzParseSegment",
+	"wire.CheckFinite":                    "wire.FuzzParseSegment",
+}
+
+// noDecoders do what decoders do; why they need no target.
+var noDecoders = map[string]string{
+	"checkpoint.partCheck.block":              "its bytes are those that Reader has checked",
+	"checkpoint.Digest.Add":                   "a sum, of any 16 bytes",
+	"wire.Body.Key":                           "a place in what ParseSegment has measured",
+	"wire.GetFloats":                          "as many numbers as ParseSegment has measured",
+	"wire.Keys":                               "as many keys as ParseSegment has measured",
+	"shard/rowstore.floats":                   "numbers of a record that has its length",
+	"scheduler.newTableID":                    "random bytes, its own",
+	"cmd/rowraft.number.UnmarshalJSON":        "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.demoRun.evaluate":            "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.trainerProc.run":             "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.trainerProcs.results":        "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.writeYAML":                   "its own output on the way to YAML",
+	"cmd/rowraft-chaos.leadsIn":               "the log of a server of this test",
+	"cmd/rowraft-chaos.newCheckCmd":           "the configuration of a round that this program wrote",
+	"e2e/cluster.Cluster.peerSource":          "a server of this test",
+	"e2e/cluster.socketInode":                 "/proc",
+	"e2e/sim.logFile.Write":                   "a server of this test",
+	"e2e/verdict.Read":                        "what a program of this test wrote",
+	"internal/localcluster.Server.awaitReady": "the ready file of a child process",
+}
+
+// decodes reports whether a call takes bytes apart.
+func decodes(call *ast.CallExpr) bool {
+	sel, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	x := ""
+	switch e := sel.X.(type) {
+	case *ast.Ident:
+		x = e.Name
+	case *ast.SelectorExpr:
+		x = e.Sel.Name
+	}
+	name := sel.Sel.Name
+	switch {
+	case name == "Unmarshal", name == "Decode", name == "NewDecoder" && (x == "json" || x == "yaml" || x == "xml"):
+		return true
+	case x == "le" || x == "LittleEndian" || x == "BigEndian":
+		return strings.HasPrefix(name, "Uint")
+	case x == "gzip":
+		return name == "NewReader"
+	}
+	return false
+}
+
+// functionName is dir.Func or dir.Type.Method.
+func functionName(f *File, d *ast.FuncDecl) string {
+	name := d.Name.Name
+	if d.Recv != nil && len(d.Recv.List) == 1 {
+		t := d.Recv.List[0].Type
+		if s, ok := t.(*ast.StarExpr); ok {
+			t = s.X
+		}
+		if id, ok := t.(*ast.Ident); ok {
+			name = id.Name + "." + name
+		}
+	}
+	return f.Dir + "." + name
+}
+
+// checkDecoders leaves out bench, this package, and e2e/reference, whose targets
+// hold it against the real thing. It wants a fuzz target for each decoder: those listed exist, with
+// targets that exist, and what looks like one is listed.
+func checkDecoders(r *Repo) []Finding {
+	const rule = "decoders"
+	var out []Finding
+	targets, found := map[string]bool{}, map[string]bool{}
+	for _, f := range r.Files {
+		if !f.Test {
+			continue
+		}
+		for _, d := range f.AST.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && strings.HasPrefix(fn.Name.Name, "Fuzz") {
+				targets[f.Dir+"."+fn.Name.Name] = true
+			}
+		}
+	}
+	for _, f := range r.Files {
+		if f.Test || f.Generated || under("bench", "internal/tidy", "e2e/reference")(f.Dir) {
+			continue
+		}
+		for _, d := range f.AST.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || fn.Body == nil {
+				continue
+			}
+			name := functionName(f, fn)
+			found[name] = true
+			if target := decoders[name]; target != "" {
+				if !targets[target] {
+					out = append(out, r.finding(rule, f, fn, "%s reads foreign bytes, and its fuzz target %s does not exist", name, target))
+				}
+				continue
+			}
+			if noDecoders[name] != "" {
+				continue
+			}
+			var at ast.Node
+			ast.Inspect(fn.Body, func(n ast.Node) bool {
+				if call, ok := n.(*ast.CallExpr); ok && at == nil && decodes(call) {
+					at = call
+				}
+				return at == nil
+			})
+			if at != nil {
+				out = append(out, r.finding(rule, f, at, "%s takes bytes apart: name its fuzz target in internal/tidy/decoders.go, or why it needs none", name))
+			}
+		}
+	}
+	if len(r.Files) < 20 {
+		return out // an example
+	}
+	for _, list := range []map[string]string{decoders, noDecoders} {
+		for name := range sorted(list) {
+			if !found[name] {
+				out = append(out, Finding{Path: "internal/tidy/decoders.go", Rule: rule, Msg: fmt.Sprintf("%s does not exist any more: take it out", name)})
+			}
+		}
+	}
+	return out
+}

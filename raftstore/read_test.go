@@ -1,0 +1,162 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
+)
+
+// oneWay decides about the AppendEntries that one node sends.
+type oneWay struct {
+	mu   sync.Mutex
+	cut  map[raft.ServerAddress]bool // to whom it fails
+	hold chan struct{}               // not nil: answers to heartbeats wait for its end
+	held atomic.Int64                // answers that wait, or waited
+}
+
+func (o *oneWay) cutOff(from *testNode, to ...*testNode) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, n := range to {
+		if n != from {
+			o.cut[raft.ServerAddress(n.id)] = true
+		}
+	}
+}
+
+type oneWayTransport struct {
+	*raft.NetworkTransport
+	*oneWay
+}
+
+func (o *oneWayTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+	o.mu.Lock()
+	cut, hold := o.cut[to], o.hold
+	o.mu.Unlock()
+	if cut {
+		return errors.New("injected: cut off")
+	}
+	err := o.NetworkTransport.AppendEntries(id, to, a, r)
+	if hold != nil && a.PrevLogEntry == 0 && len(a.Entries) == 0 {
+		o.held.Add(1)
+		<-hold
+	}
+	return err
+}
+
+// oneWayCluster is three nodes that are not started, each with its oneWay.
+func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft.NodeID]*oneWay) {
+	ways := map[rowraft.NodeID]*oneWay{}
+	for i := range 3 {
+		ways[rowraft.NodeID(fmt.Sprintf("node-%d", i))] = &oneWay{cut: map[raft.ServerAddress]bool{}}
+	}
+	return newTestCluster(t, 3, func(o *Options) {
+		way := ways[o.Node]
+		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+			return &oneWayTransport{tr.(*raft.NetworkTransport), way}
+		}
+		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // leads for long after a cut
+		if more != nil {
+			more(o)
+		}
+	}), ways
+}
+
+// readRefused wants a read on l to fail.
+func readRefused(t *testing.T, l *testNode) {
+	t.Helper()
+	index, err := l.group.ReadIndex(testContext(t))
+	if err == nil {
+		t.Errorf("a leader that is cut off read at index %d", index)
+	} else if code := rowraft.CodeOf(err); code != rowraft.CodeNoLeader && code != rowraft.CodeNotLeader {
+		t.Errorf("refused with %v, want CodeNoLeader or CodeNotLeader", err)
+	}
+}
+
+// A leader that nobody hears still has State() == Leader until its lease ends. It
+// must not answer reads meanwhile, whatever answers to older heartbeats come in:
+// the followers may have another leader since.
+func TestReadNeedsNewAnswersOfAMajority(t *testing.T) {
+	c, ways := oneWayCluster(t, nil)
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	c.propose("x")
+	for range 3 { // what is held is let go too early or too late in some
+		l := c.leader()
+		way := ways[l.id]
+		hold := make(chan struct{})
+		way.mu.Lock()
+		way.hold = hold
+		way.mu.Unlock()
+		before := way.held.Load()
+		eventually(t, "an answer of each follower is on its way", func() bool { return way.held.Load() >= before+2 })
+		way.cutOff(l, c.nodes...)
+		release := time.AfterFunc(20*time.Millisecond, func() { close(hold) })
+		readRefused(t, l)
+		release.Stop()
+		way.mu.Lock()
+		way.hold, way.cut = nil, map[raft.ServerAddress]bool{}
+		way.mu.Unlock()
+	}
+}
+
+// Non-voters do not count: raft's own check takes their answers for votes.
+func TestReadNeedsVoters(t *testing.T) {
+	c, ways := oneWayCluster(t, nil)
+	c.conf = func(g *GroupConfig) {
+		if g.Bootstrap = g.Bootstrap[:2]; g.Replica == replicaOf("node-2") {
+			g.Bootstrap = nil
+		}
+	}
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	c.propose("x")
+	l, learner := c.leader(), c.nodes[2]
+	voter := c.nodes[0]
+	if voter == l {
+		voter = c.nodes[1]
+	}
+	r := l.group.run.Load().raft
+	if err := r.AddNonvoter(raft.ServerID(replicaOf(learner.id)), raft.ServerAddress(learner.id), 0, 0).Error(); err != nil {
+		t.Fatal(err)
+	}
+	c.converged(c.propose("y"))
+	ways[l.id].cutOff(l, voter)
+	readRefused(t, l)
+}
+
+// Between the answers of the majority and the end of a read round the leader may
+// be deposed: it looks at its term again.
+func TestReadLooksAtTheTermAgain(t *testing.T) {
+	var after atomic.Pointer[func()]
+	c, ways := oneWayCluster(t, func(o *Options) {
+		o.Profile = ProfileFast
+		o.hooks.verified = func() {
+			if f := after.Load(); f != nil {
+				(*f)()
+			}
+		}
+	})
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	c.propose("x")
+	l := c.leader()
+	n := l.group.run.Load()
+	deposed := func() {
+		ways[l.id].cutOff(l, c.nodes...)
+		eventually(t, "the leader steps down", func() bool { return n.raft.State() != raft.Leader })
+	}
+	after.Store(&deposed)
+	if index, err := l.group.ReadIndex(testContext(t)); err == nil {
+		t.Errorf("a leader that was deposed meanwhile read at index %d", index)
+	}
+}

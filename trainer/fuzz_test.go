@@ -1,0 +1,87 @@
+package trainer
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/allocs"
+)
+
+// FuzzConfig: a job's file is read, or refused as CodeInvalidArgument; what it
+// says is valid survives being written and read.
+func FuzzConfig(f *testing.F) {
+	for _, name := range []string{"train-adult.yaml", "train-criteo.yaml", "train-generated.yaml"} {
+		text, err := os.ReadFile(filepath.Join("../examples", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte("job: x\ngenerator: {examples: 10}\nembeddings: {optimizer: adam, lr: .inf}\n"))
+	f.Add([]byte("mode: never\n"))
+	f.Add([]byte("unknown: 1\n"))
+	f.Add([]byte("a: &a [*a, *a]\n"))
+	f.Add([]byte("a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nd: [*c,*c,*c,*c]\n"))
+	path := filepath.Join(f.TempDir(), "job.yaml")
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var c Config
+		var err error
+		if n := allocs.Bytes(func() {
+			if c, err = LoadConfig(path); err == nil {
+				err = c.Validate()
+			}
+		}); n > 4<<20+4096*uint64(len(text)) {
+			t.Errorf("%d bytes made it allocate %d", len(text), n)
+		}
+		if err != nil {
+			if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+				t.Errorf("%v has code %v, want CodeInvalidArgument", err, rowraft.CodeOf(err))
+			}
+			return
+		}
+		out, err := yaml.Marshal(&c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, out, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		again, err := LoadConfig(path)
+		if err != nil {
+			t.Fatalf("%s\nis written as\n%s: %v", text, out, err)
+		}
+		if err := again.Validate(); err != nil {
+			t.Errorf("%s\nis valid, written as\n%s\nit is not: %v", text, out, err)
+		}
+	})
+}
+
+// FuzzNumber: metrics in JSON are finite numbers, or null for one that is not.
+func FuzzNumber(f *testing.F) {
+	for _, s := range []string{"0", "-1.5e300", "null", "1e400", `"NaN"`, "NaN", "Inf", "0x1p-2", "1_000"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var n Number
+		if err := json.Unmarshal(text, &n); err != nil {
+			return
+		}
+		out, err := json.Marshal(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again Number
+		if err := json.Unmarshal(out, &again); err != nil || again != n && !math.IsNaN(float64(n)) {
+			t.Errorf("%s reads %v, is written as %s and read as %v, %v", text, n, out, again, err)
+		}
+	})
+}
