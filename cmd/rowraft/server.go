@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node"
 )
 
@@ -94,11 +95,19 @@ same list; they wait for each other, in any order. Later servers join through th
 	return cmd
 }
 
+// openDisk gives a server its disk, nil being the operating system's. Builds with
+// the tag rowraft_faults replace it by one that fails on demand.
+var openDisk = func(*slog.Logger) (vfs.FS, error) { return nil, nil }
+
 func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) error {
 	if f.dataDir == "" {
 		return usagef("no data directory: give --data-dir")
 	}
 	logger, err := f.logger(stderr)
+	if err != nil {
+		return err
+	}
+	disk, err := openDisk(logger)
 	if err != nil {
 		return err
 	}
@@ -111,7 +120,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		return errors.Join(err, listener.Close())
 	}
 	cfg := node.Config{
-		DataDir: f.dataDir, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
+		DataDir: f.dataDir, FS: disk, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
 		WithScheduler: f.withScheduler, Join: f.join, Servers: f.servers, Shards: f.shards,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, TrailingLogBytes: f.trailing, LogSegmentBytes: f.segment,

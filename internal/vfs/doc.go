@@ -2,6 +2,8 @@
 // operations, with a promise each, behind an interface.
 //
 //	raftstore, node, internal/identity ──► FS ──► OS      the operating system
+//	                                       ├────► Mem     memory; crashes at will
+//	                                       └────► Faulty  any of them; fails at will
 //
 // # What an implementation promises
 //
