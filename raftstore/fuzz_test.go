@@ -106,6 +106,9 @@ func FuzzRegistry(f *testing.F) {
 		}
 		frugal(t, b, func() {
 			r, err := openTestRegistry(dir)
+			if _, offline := readRegistry(filepath.Join(dir, "registry")); (offline == nil) != (err == nil || rowraft.CodeOf(err) == rowraft.CodeIdentity) {
+				t.Errorf("a running server reads it with %v, an offline tool with %v", err, offline)
+			}
 			if err != nil {
 				switch rowraft.CodeOf(err) {
 				case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew, rowraft.CodeIdentity:
@@ -316,6 +319,9 @@ func FuzzMachineSnapshot(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer r.Close()
+		if applied, state, err := (&OfflineGroup{store: s}).State(id); err == nil && (string(state) != string(b[16:]) || uint64(applied) != binary.LittleEndian.Uint64(b[8:])) {
+			t.Errorf("offline %x reads as %x at %d", b, state, applied)
+		}
 		m := &fuzzMachine{}
 		fsm := newFSM(m, &ledger{}, func(error) {}, func(uint64, uint64) {})
 		err = fsm.Restore(r)

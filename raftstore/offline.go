@@ -222,6 +222,9 @@ func (g *OfflineGroup) read() error {
 		if err := g.log.GetLog(i, &l); err != nil {
 			return nil // Entry tells
 		}
+		if checkEntry(&l) != nil {
+			return nil // raft's decoder of configurations panics; Entry tells
+		}
 		if l.Type == raft.LogConfiguration {
 			g.setVoters(raft.DecodeConfiguration(l.Data))
 			break

@@ -40,7 +40,7 @@ func placeSeal(l *raft.Log, data []byte) uint32 {
 func placeEntry(l *raft.Log) error {
 	switch {
 	case len(l.Extensions) == sealBytes:
-		return checkPlace(l)
+		return checkEntry(l)
 	case len(l.Extensions) == 0 && l.Type != raft.LogCommand:
 		l.Extensions = sealEntry(l.Data)
 	case len(l.Extensions) != dataSealBytes:
