@@ -69,6 +69,12 @@ CHAOS_SEEDS ?= 1 2 3
 chaos: build ## kills, cuts and hostile clients under load, everything checked: 4 minutes (CHAOS_SEEDS="1 2 3")
 	@for seed in $(CHAOS_SEEDS); do timeout 180 $(BIN)/rowraft-chaos run --seed $$seed --for 60s; done
 
+MIN ?= 30
+
+.PHONY: soak
+soak: build ## chaos for MIN=30 minutes; each run adds a line to docs/reliability-ledger.md
+	scripts/soak.sh $(MIN) $(BIN) docs/reliability-ledger.md
+
 .PHONY: bench
 bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
 	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)

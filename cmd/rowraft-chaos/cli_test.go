@@ -35,6 +35,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"run", "--clients", "0"}, "--clients 0"},
 		{[]string{"run", "--rows", "1", "--shards", "2"}, "--rows 1"},
 		{[]string{"run", "--faults", "kill-al"}, `fault "kill-al"`},
+		{[]string{"run", "--ledger", "/nowhere/ledger.md"}, "--ledger"},
 		{[]string{"run", "--no-such-flag"}, "lists the flags"},
 		{[]string{"run", "--binary", "/bin/sh", "--dir", full}, "is not empty"},
 		{[]string{"run", "--binary", "/nowhere/rowraft", "--dir", filepath.Join(t.TempDir(), "d")}, "no rowraft binary"},

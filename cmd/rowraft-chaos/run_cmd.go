@@ -34,8 +34,8 @@ type config struct {
 	Profile string        `json:"profile"`
 	Version string        `json:"version"`
 
-	dir, jsonPath, binary string
-	keep                  bool
+	dir, jsonPath, ledger, binary string
+	keep                          bool
 }
 
 func newRunCmd() *cobra.Command {
@@ -79,6 +79,11 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 					return err
 				}
 			}
+			if c.ledger != "" {
+				if err := res.appendLedger(c.ledger); err != nil {
+					return err
+				}
+			}
 			res.print(cmd.OutOrStdout())
 			if !res.OK {
 				return errVerdict
@@ -100,6 +105,7 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 	fl.StringVar(&c.Profile, "profile", "fast", "Raft timers: fast, default or dense")
 	fl.StringVar(&c.dir, "dir", "", "new directory for data, logs and history, kept; default: a temporary one, kept on failure")
 	fl.StringVar(&c.jsonPath, "json", "", "also write the result as JSON to this file")
+	fl.StringVar(&c.ledger, "ledger", "", "append the run as a line to this page (docs/reliability-ledger.md)")
 	fl.StringVar(&c.binary, "binary", "", "rowraft binary; default: beside this program")
 	return cmd
 }
@@ -123,6 +129,11 @@ func (c *config) check() error {
 	}
 	if _, err := nemesis.Pick(c.Faults); err != nil {
 		return err
+	}
+	if c.ledger != "" {
+		if _, err := os.Stat(c.ledger); err != nil {
+			return usagef("--ledger: %w", err)
+		}
 	}
 	if c.Seed == 0 {
 		c.Seed = uint64(time.Now().UnixNano()) % 1_000_000

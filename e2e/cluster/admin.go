@@ -116,6 +116,16 @@ func (a Admins) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]
 	return out, err
 }
 
+// TransferLeader asks a server, past the proxies, to hand its lead of a shard to
+// another and returns the new leader's term.
+func (a Admins) TransferLeader(ctx context.Context, from string, shard rowraft.ShardID, to string) (rowraft.Term, error) {
+	reply, err := rowraftv1.NewAdminClient(a[from]).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: to})
+	if err != nil {
+		return 0, fmt.Errorf("server %s, transfer of shard %d to %s: %w", from, shard, to, err)
+	}
+	return rowraft.Term(reply.Term), nil
+}
+
 // CaughtUp waits until every server has applied, of every shard, what any of them
 // had committed when this was called.
 func (a Admins) CaughtUp(ctx context.Context) error {

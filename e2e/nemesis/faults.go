@@ -38,6 +38,9 @@ func init() {
 		{"retry-storm", "a client gives up each try after 20 ms on links of up to 12 ms each way", retryStorm, passes},
 		{"zombie-client", "the older of two incarnations of a client goes on pushing", zombieClient, passes},
 		{"install", "a follower is held back until it needs a snapshot", install, passes},
+		{"transfer", "the lead of a shard is handed over", transfer, passes},
+		{"transfer-storm", "the leads of all shards are handed over, again and again", transferStorm, passes},
+		{"transfer-cut", "the lead is handed over while the leader is cut off", transferCut, passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}
 }
