@@ -79,6 +79,13 @@ type Client struct {
 
 	session session
 
+	// lost is the first error of a part whose Push had returned before: nobody
+	// heard of it. The next Push or Flush tells it.
+	lost struct {
+		sync.Mutex
+		err error
+	}
+
 	tables struct {
 		sync.RWMutex
 		byID map[rowraft.TableID]*Table

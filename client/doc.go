@@ -16,8 +16,10 @@
 // until the shard gives a definite answer; the shard applies a number at most
 // once. When the caller's context ends first, Push returns an error that says
 // so and the part goes on being resent in the background: the caller must not
-// push the same gradients again. Flush waits for such parts.
+// push the same gradients again. Flush waits for such parts and returns the error
+// of one that failed; so does the next Push, without sending anything.
 //
 // A push over several shards is several parts, each exactly-once; it is not
-// atomic across shards.
+// atomic across shards. If some are applied and others refused, the error's code
+// is one of those that say so (Code.MaybeApplied).
 package client

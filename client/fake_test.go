@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // fakeServer is a cluster of one server, with one table of dim 2, whose answers a
@@ -56,6 +57,18 @@ func (s *fakeServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*row
 
 func (s *fakeServer) CreateTable(_ context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
 	return s.create(req)
+}
+
+// zeros answers a pull of one segment.
+func zeros(req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	seg, _, _, err := wire.ParseSegment(req.Payload)
+	if err != nil {
+		return nil, err
+	}
+	seg.Flags = wire.FlagNoKeys
+	payload := make([]byte, seg.Size())
+	seg.Put(payload)
+	return &rowraftv1.PullReply{AppliedIndex: 1, Payload: payload}, nil
 }
 
 // serve runs s as a cluster of so many shards until the test ends.

@@ -109,21 +109,34 @@ func TestNormalize(t *testing.T) {
 }
 
 func TestBadSegmentsAreRefusedHere(t *testing.T) {
-	c := &Client{}
 	table := testTable(1, 2)
+	largest := math.Float32frombits(infinite16 - 1) // that bfloat16 holds, rounded
 	for _, tc := range []struct {
-		name string
-		seg  Segment
+		name  string
+		dtype rowraft.DType
+		seg   Segment
+		ok    bool
 	}{
-		{"no table", Segment{Keys: []rowraft.Key{1}, Values: []float32{1, 2}}},
-		{"too few values", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1}}},
-		{"NaN", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, float32(math.NaN())}}},
-		{"infinity", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{float32(math.Inf(1)), 0}}},
-		{"negative learning rate", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: -1}},
-		{"NaN learning rate", Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: float32(math.NaN())}},
+		{"no table", rowraft.Float32, Segment{Keys: []rowraft.Key{1}, Values: []float32{1, 2}}, false},
+		{"too few values", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1}}, false},
+		{"NaN", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, float32(math.NaN())}}, false},
+		{"infinity", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{float32(math.Inf(1)), 0}}, false},
+		{"minus infinity as bfloat16", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, float32(math.Inf(-1))}}, false},
+		{"the largest number", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{-math.MaxFloat32, math.MaxFloat32}}, true},
+		{"a number that bfloat16 rounds to infinity", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, -math.MaxFloat32}}, false},
+		{"the smallest such number", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, math.Nextafter32(largest, math.MaxFloat32)}}, false},
+		{"the largest number for bfloat16", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{-largest, largest}}, true},
+		{"a sum that is infinite", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1, 1}, Values: []float32{3e38, 0, 3e38, 0}}, false},
+		{"negative learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: -1}, false},
+		{"NaN learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: float32(math.NaN())}, false},
 	} {
-		if err := c.checkPush(&tc.seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
-			t.Errorf("%s: %v, want CodeInvalidArgument", tc.name, err)
+		c := &Client{opts: Options{DType: tc.dtype}}
+		_, err := c.prepare(wire.OpPush, []Segment{tc.seg})
+		if tc.ok && err != nil || !tc.ok && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+		if math.IsInf(float64(math.Float32frombits(uint32(wire.BFloat16(largest))<<16)), 0) {
+			t.Fatalf("%v rounds to infinity", largest)
 		}
 	}
 	if err := distinctTables([]Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {

@@ -131,7 +131,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, mode rowraftv
 	_, err := c.shardCall(ctx, r.shard, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
 		tries++
 		reply, err = stub.Pull(ctx, req)
-		return err
+		return c.soonKnown(err, payload)
 	})
 	if err != nil {
 		return fmt.Errorf("pull from shard %d: %w", r.shard, err)

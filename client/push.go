@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -36,14 +38,11 @@ func (c *Client) Assign(ctx context.Context, segs ...Segment) (Ack, error) {
 }
 
 func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, error) {
-	ready := make([]Segment, len(segs))
-	for i := range segs {
-		if err := c.checkPush(&segs[i]); err != nil {
-			return Ack{}, err
-		}
-		ready[i] = normalize(segs[i], op)
+	if err := c.takeLost(); err != nil {
+		return Ack{}, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier one failed after its caller had left: %w", opName(op), err)
 	}
-	if err := distinctTables(ready); err != nil {
+	ready, err := c.prepare(op, segs)
+	if err != nil {
 		return Ack{}, err
 	}
 	m := c.cluster.Load()
@@ -60,14 +59,38 @@ func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, err
 	return c.await(ctx, parts)
 }
 
-func (c *Client) checkPush(s *Segment) error {
-	if err := s.check(); err != nil {
-		return err
+// prepare checks and normalizes segs.
+func (c *Client) prepare(op wire.Op, segs []Segment) ([]Segment, error) {
+	ready := make([]Segment, len(segs))
+	for i := range segs {
+		if err := segs[i].check(); err != nil {
+			return nil, err
+		}
+		ready[i] = normalize(segs[i], op)
+		if err := c.checkPush(&ready[i]); err != nil { // after: a sum may be infinite
+			return nil, err
+		}
 	}
-	d := s.Table.schema.Dim
+	return ready, distinctTables(ready)
+}
+
+// The bits, without sign, of the first number that is not finite: as float32, and
+// after it was rounded to bfloat16.
+const (
+	infinite32 = 0x7f800000
+	infinite16 = 0x7f7f8000
+)
+
+// checkPush refuses what a shard would refuse: other parts of the push might be
+// applied by then.
+func (c *Client) checkPush(s *Segment) error {
+	d, infinite := s.Table.schema.Dim, uint32(infinite32)
+	if c.opts.DType == rowraft.BFloat16 {
+		infinite = infinite16
+	}
 	for i, v := range s.Values {
-		if v-v != 0 {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: key %d, dimension %d is %v: gradients and weights must be finite", s.Table.schema.Name, s.Keys[i/d], i%d, v)
+		if math.Float32bits(v)&^(1<<31) >= infinite {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: key %d, dimension %d is %v: gradients and weights must be finite as %s", s.Table.schema.Name, s.Keys[i/d], i%d, v, c.opts.DType)
 		}
 	}
 	if !(s.LR >= 0) || s.LR-s.LR != 0 {
@@ -98,6 +121,10 @@ type part struct {
 	done  chan struct{} // closed when err and index are set
 	err   error
 	index rowraft.Index
+
+	// parted is set by the part's goroutine when it has the answer, and by a Push
+	// that stops waiting: whichever finds it set knows of the other.
+	parted atomic.Bool
 }
 
 func (c *Client) encode(op wire.Op, r *request) *part {
@@ -143,6 +170,9 @@ func (c *Client) start(ctx context.Context, p *part) error {
 	}
 	err = c.spawn(func() {
 		p.index, p.err = c.deliver(ss, p)
+		if p.parted.Swap(true) {
+			c.lose(p.err) // before answered, or Flush misses it
+		}
 		if !errors.Is(p.err, errClosed) { // that is no answer
 			ss.answered(p.seq)
 		}
@@ -164,7 +194,7 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 			tries++
 			var err error
 			index, err = c.sendOnce(ctx, stub, ss, p, uint64(m.SlotsVersion))
-			return err
+			return c.soonKnown(err, p.payload)
 		})
 		maybe = maybe || tryMaybe
 		if err == nil {
@@ -214,38 +244,84 @@ func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *s
 }
 
 // await waits for all parts. If ctx ends first their outcome is unknown, and
-// they go on being resent.
+// they go on being resent; an error is then kept for Flush.
 func (c *Client) await(ctx context.Context, parts []*part) (Ack, error) {
 	ack := Ack{Parts: len(parts), Index: make(map[rowraft.ShardID]rowraft.Index, len(parts))}
-	var first error
 	for _, p := range parts {
 		select {
 		case <-p.done:
 		case <-ctx.Done():
+			for _, p := range parts {
+				if p.parted.Swap(true) {
+					c.lose(p.err)
+				}
+			}
 			return Ack{}, rowraft.Errorf(rowraft.CodeDeadline, "push not acknowledged in time, the client goes on resending it: %w", context.Cause(ctx))
-		}
-		if p.err != nil && first == nil {
-			first = p.err
 		}
 		ack.Index[p.shard] = max(ack.Index[p.shard], p.index)
 	}
-	if first != nil {
-		return Ack{}, first
+	if err := failure(parts); err != nil {
+		return Ack{}, err
 	}
 	return ack, nil
 }
 
+// failure is the error of a push whose parts have their answers; nil if all are
+// applied. Its code says of the whole push whether anything may have been applied.
+func failure(parts []*part) error {
+	var first error
+	applied := 0
+	for _, p := range parts {
+		switch {
+		case p.err == nil:
+			applied++
+		case rowraft.CodeOf(p.err).MaybeApplied():
+			return p.err
+		case first == nil:
+			first = p.err
+		}
+	}
+	if first == nil || applied == 0 {
+		return first
+	}
+	return rowraft.Errorf(rowraft.CodeUnknown, "%d of %d parts were applied, the others were refused: %w", applied, len(parts), first)
+}
+
 // partial reports a push of which only the parts started were sent.
 func (c *Client) partial(ctx context.Context, started []*part, err error) error {
-	if len(started) == 0 {
+	if _, aerr := c.await(ctx, started); len(started) == 0 || aerr != nil && !rowraft.CodeOf(aerr).MaybeApplied() {
 		return err
 	}
-	_, _ = c.await(ctx, started)
 	return rowraft.Errorf(rowraft.CodeUnknown, "%d parts of the push were sent, the rest was not: %w", len(started), err)
 }
 
-// Flush waits until no part is without an answer, or ctx ends. Parts that a Close
-// beside it left without one are an error too.
+// lose keeps the error of a part that nobody waits for, unless its part has no
+// answer at all.
+func (c *Client) lose(err error) {
+	if err == nil || errors.Is(err, errClosed) {
+		return
+	}
+	c.lost.Lock()
+	defer c.lost.Unlock()
+	if c.lost.err == nil {
+		c.lost.err = err
+	}
+}
+
+func (c *Client) takeLost() error {
+	c.lost.Lock()
+	defer c.lost.Unlock()
+	err := c.lost.err
+	c.lost.err = nil
+	return err
+}
+
+// Flush waits until every part has an answer, or ctx ends, and returns nil if each
+// push was acknowledged or its own call has reported why not.
+//
+// Errors: that of a part whose Push had returned when its answer came, the first
+// since the last Flush or Push that told one; CodeDeadline when ctx ends;
+// CodeUnknown if the client was closed before every part had an answer.
 func (c *Client) Flush(ctx context.Context) error {
 	for shard := range c.session.shards {
 		ss := c.session.shards[shard].Load()
@@ -258,5 +334,5 @@ func (c *Client) Flush(ctx context.Context) error {
 			return fmt.Errorf("shard %d still has unanswered pushes: %w", shard, err)
 		}
 	}
-	return nil
+	return c.takeLost()
 }

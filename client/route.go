@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // attempt is one try of a call on one server.
@@ -55,6 +56,33 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 		}
 	}
 	return maybe, c.ended(err)
+}
+
+// soonKnown makes CodeTableNotFound an answer to try again after, if the map names
+// all tables of payload: the scheduler puts a table into the map first, and then
+// into every shard.
+func (c *Client) soonKnown(err error, payload []byte) error {
+	if err == nil || rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		return err
+	}
+	for len(payload) > 0 {
+		s, _, rest, perr := wire.ParseSegment(payload)
+		if perr != nil || !c.named(s.Table) {
+			return err
+		}
+		payload = rest
+	}
+	return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)
+}
+
+// named says that the cluster map has the table.
+func (c *Client) named(id rowraft.TableID) bool {
+	for _, s := range c.cluster.Load().Tables {
+		if s.ID == id {
+			return true
+		}
+	}
+	return false
 }
 
 // errSilent ends a try on a server that does not answer while the shard has found

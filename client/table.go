@@ -48,16 +48,19 @@ func (t *Table) Pull(ctx context.Context, keys []rowraft.Key, dst []float32) err
 // summed in the order they come. The caller owns keys and grads; Push keeps
 // neither.
 //
-// Errors: CodeInvalidArgument, CodeTableNotFound: nothing was applied.
-// CodeDeadline: the outcome is unknown when ctx ends; the client goes on
-// resending, so do not push the same gradients again. CodeSessionExpired: the
-// outcome is unknown and stays so.
+// Errors: CodeInvalidArgument, CodeTableNotFound: nothing was applied, in any
+// shard. CodeDeadline: the outcome is unknown when ctx ends; the client goes on
+// resending, so do not push the same gradients again: Flush waits for the answer.
+// CodeSessionExpired: the outcome is unknown and stays so. CodeUnknown: some shards
+// applied their part, others refused theirs. CodePrecondition: nothing of this push
+// was sent, because one that had ended with CodeDeadline failed since.
 func (t *Table) Push(ctx context.Context, keys []rowraft.Key, grads []float32) (Ack, error) {
 	return t.c.Push(ctx, Segment{Table: t, Keys: keys, Values: grads})
 }
 
 // Assign sets weights, with the promises of Push. Optimizer state is kept. Of a
-// repeated key the last value counts.
+// repeated key the last value counts. An Assign that ended with CodeDeadline is
+// still being resent, and may take effect after one that came later: Flush first.
 func (t *Table) Assign(ctx context.Context, keys []rowraft.Key, weights []float32) (Ack, error) {
 	return t.c.Assign(ctx, Segment{Table: t, Keys: keys, Values: weights})
 }

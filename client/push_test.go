@@ -1,0 +1,172 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// refuse answers pushes to some shards with an error.
+func refuse(codes map[uint32]rowraft.Code) func(context.Context, *rowraftv1.PushRequest) error {
+	return func(_ context.Context, req *rowraftv1.PushRequest) error {
+		if code, ok := codes[req.Shard]; ok {
+			return rowraft.Errorf(code, "shard %d refuses", req.Shard)
+		}
+		return nil
+	}
+}
+
+// The code of a push's error speaks of the whole push.
+func TestAPushThatIsAppliedInPartMayHaveBeenApplied(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		refused map[uint32]rowraft.Code
+		want    rowraft.Code
+	}{
+		{"one of two shards refuses", map[uint32]rowraft.Code{1: rowraft.CodeInvalidArgument}, rowraft.CodeUnknown},
+		{"the first of two shards refuses", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument}, rowraft.CodeUnknown},
+		{"both refuse", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument, 1: rowraft.CodeInvalidArgument}, rowraft.CodeInvalidArgument},
+		{"one does not know the session", map[uint32]rowraft.Code{1: rowraft.CodeSessionExpired}, rowraft.CodeSessionExpired},
+		{"one refuses, the other cannot say", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument, 1: rowraft.CodeSessionExpired}, rowraft.CodeSessionExpired},
+	} {
+		s := fakeServer{push: refuse(tc.refused)}
+		s.serve(t, 2)
+		c, table := s.dial(t, nil)
+		_, err := table.Push(patience(t), []rowraft.Key{s.keyOf(table, 0), s.keyOf(table, 1)}, make([]float32, 4))
+		if err == nil || rowraft.CodeOf(err) != tc.want {
+			t.Errorf("%s: %v (%v), want %v", tc.name, rowraft.CodeOf(err), err, tc.want)
+		}
+		if err := c.Flush(patience(t)); err != nil {
+			t.Errorf("%s: Flush repeats what Push has said: %v", tc.name, err)
+		}
+	}
+}
+
+// The map has a table before every shard has it.
+func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
+	var pushes, pulls atomic.Int32
+	var hidden rowraft.Code = rowraft.CodeTableNotFound
+	s := fakeServer{
+		push: func(context.Context, *rowraftv1.PushRequest) error {
+			if pushes.Add(1) < 3 {
+				return rowraft.Errorf(hidden, "no such table")
+			}
+			return nil
+		},
+		pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+			if pulls.Add(1) < 3 {
+				return nil, rowraft.Errorf(hidden, "no such table")
+			}
+			return zeros(req)
+		},
+	}
+	s.serve(t, 1)
+	c, table := s.dial(t, nil)
+	if _, err := table.Push(patience(t), []rowraft.Key{1}, []float32{1, 1}); err != nil {
+		t.Error(err)
+	}
+	if err := table.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2)); err != nil {
+		t.Error(err)
+	}
+	// A table that the map does not name is not waited for.
+	pushes.Store(-1 << 20)
+	pulls.Store(-1 << 20)
+	gone := &Table{c: c, schema: table.schema, seed: table.seed}
+	gone.schema.ID++
+	if _, err := gone.Push(patience(t), []rowraft.Key{1}, []float32{1, 1}); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("push to a table that is in no map: %v", err)
+	}
+	if err := gone.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("pull from a table that is in no map: %v", err)
+	}
+}
+
+// lateAnswer is a push whose caller leaves before the server answers.
+type lateAnswer struct {
+	s      fakeServer
+	c      *Client
+	table  *Table
+	answer chan error
+}
+
+func pushAndLeave(t *testing.T) *lateAnswer {
+	t.Helper()
+	l := &lateAnswer{answer: make(chan error, 1)}
+	arrived := make(chan struct{})
+	l.s.push = func(ctx context.Context, req *rowraftv1.PushRequest) error {
+		if req.Seq > 1 {
+			return nil
+		}
+		close(arrived)
+		select {
+		case err := <-l.answer:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	l.s.serve(t, 1)
+	l.c, l.table = l.s.dial(t, func(o *Options) { o.AttemptTimeout = time.Hour })
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { <-arrived; cancel() }()
+	if err := l.push(ctx); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		t.Fatalf("a push whose caller leaves: %v, want CodeDeadline", err)
+	}
+	return l
+}
+
+func (l *lateAnswer) push(ctx context.Context) error {
+	_, err := l.table.Push(ctx, []rowraft.Key{1}, []float32{1, 1})
+	return err
+}
+
+// Nobody else would hear of it.
+func TestFlushTellsOfAPushThatWasRefusedAfterItsCallerLeft(t *testing.T) {
+	l := pushAndLeave(t)
+	l.answer <- rowraft.Errorf(rowraft.CodeSessionExpired, "a test")
+	if err := l.c.Flush(patience(t)); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("Flush after a push was refused: %v, want CodeSessionExpired", err)
+	}
+	if err := l.c.Flush(patience(t)); err != nil {
+		t.Errorf("the next Flush: %v", err)
+	}
+	if err := l.push(patience(t)); err != nil {
+		t.Errorf("the push after a Flush that told it: %v", err)
+	}
+}
+
+func TestTheNextPushTellsOfOneThatWasRefusedAfterItsCallerLeft(t *testing.T) {
+	l := pushAndLeave(t)
+	l.answer <- rowraft.Errorf(rowraft.CodeSessionExpired, "a test")
+	if err := l.c.session.shards[0].Load().idle(patience(t)); err != nil {
+		t.Fatal(err)
+	}
+	err := l.push(patience(t))
+	if rowraft.CodeOf(err) != rowraft.CodePrecondition {
+		t.Errorf("the next push: %v, want CodePrecondition", err)
+	}
+	if err := errors.Join(l.c.Flush(patience(t)), l.push(patience(t))); err != nil {
+		t.Errorf("after that: %v", err)
+	}
+}
+
+func TestFlushIsSilentAboutAPushThatWasAcknowledgedLate(t *testing.T) {
+	l := pushAndLeave(t)
+	l.answer <- nil
+	if err := l.c.Flush(patience(t)); err != nil {
+		t.Errorf("Flush after a late acknowledgement: %v", err)
+	}
+}
+
+func TestFlushBesideClose(t *testing.T) {
+	l := pushAndLeave(t)
+	l.c.Close()
+	if err := l.c.Flush(patience(t)); err == nil || rowraft.CodeOf(err) != rowraft.CodeUnknown {
+		t.Errorf("Flush of a client that was closed before an answer came: %v, want CodeUnknown", err)
+	}
+}
