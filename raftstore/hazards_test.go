@@ -381,7 +381,9 @@ func TestGapStopsTheMachine(t *testing.T) {
 	if n, _ := m.state(); n != 1 || fatal != nil {
 		t.Fatalf("the first entry: %d applied, %v", n, fatal)
 	}
-	f.ApplyBatch([]*raft.Log{one}) // as after a restart in place
+	if f.ApplyBatch([]*raft.Log{one}); fatal != nil { // as after a restart in place
+		t.Fatalf("an entry that was applied before: %v", fatal)
+	}
 	out := f.ApplyBatch([]*raft.Log{three})
 	if _, failed := out[0].(fsmFailure); !failed || fatal == nil || !strings.Contains(fatal.Error(), "gap") {
 		t.Errorf("entry 3 after 1 answered %v, Fatal(%v)", out[0], fatal)

@@ -76,6 +76,7 @@ var noDecoders = map[string]string{
 	"raftstore.metaReader.u64":                "of decodeMeta",
 	"scheduler.newTableID":                    "random bytes, its own",
 	"cmd/rowraft.number.UnmarshalJSON":        "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.faultFile.read":              "what a test wrote, in builds for tests only",
 	"cmd/rowraft.demoRun.evaluate":            "what our own trainer wrote, for the demo's page",
 	"cmd/rowraft.trainerProc.run":             "what our own trainer wrote, for the demo's page",
 	"cmd/rowraft.trainerProcs.results":        "what our own trainer wrote, for the demo's page",
