@@ -25,6 +25,7 @@ type replica struct {
 	group   *raftstore.Group
 	batch   *batcher
 	clock   logClock
+	gate    gate // before batch
 	log     *slog.Logger
 
 	// leading is the term this replica leads and in which it has applied all that
@@ -156,6 +157,11 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 	if err := r.mustLead(); err != nil {
 		return 0, false, err
 	}
+	if err := r.gate.enter(ctx, p.Size()); err != nil {
+		rpc.Pool.Release(p.Payload)
+		return 0, false, err
+	}
+	defer r.gate.leave()
 	duplicate, err = r.machine.CheckPart(&p)
 	if err != nil || duplicate {
 		rpc.Pool.Release(p.Payload)
@@ -182,17 +188,25 @@ func (r *replica) translate(err error) error {
 
 // propose logs one entry of another kind and returns its index.
 func (r *replica) propose(ctx context.Context, entry []byte) (rowraft.Index, error) {
-	result, index, err := r.group.Propose(entry).Wait(ctx)
-	if err != nil {
-		return 0, r.translate(err)
+	return r.start(entry)(ctx)
+}
+
+// start is propose in two steps: it does not wait, what it returns does.
+func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, error) {
+	f := r.group.Propose(entry)
+	return func(ctx context.Context) (rowraft.Index, error) {
+		result, index, err := f.Wait(ctx)
+		if err != nil {
+			return 0, r.translate(err)
+		}
+		switch a := result.(type) {
+		case *shard.Applied:
+			return index, a.Parts[0].Err
+		case error:
+			return 0, a
+		}
+		return 0, rowraft.Errorf(rowraft.CodeInternal, "apply answered %T", result)
 	}
-	switch a := result.(type) {
-	case *shard.Applied:
-		return index, a.Parts[0].Err
-	case error:
-		return 0, a
-	}
-	return 0, rowraft.Errorf(rowraft.CodeInternal, "apply answered %T", result)
 }
 
 // openSession logs a session.

@@ -88,6 +88,8 @@ type Scheduler struct {
 	kick    chan struct{}       // capacity 1: wakes Run
 	soft    soft
 
+	checkpoints *Checkpoints
+
 	// hello asks one address; tests put their own network here.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
 }
@@ -137,6 +139,7 @@ func New(opts Options) (*Scheduler, error) {
 		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
+	s.checkpoints = &Checkpoints{s: s}
 	return s, nil
 }
 

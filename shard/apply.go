@@ -16,6 +16,8 @@ const chunkRows = 1024
 type Applied struct {
 	Index rowraft.Index
 	Parts []PartResult // of an EntryParts; the one answer of any other kind
+
+	mark *wire.MarkID // of an EntryMark
 }
 
 // PartResult is the answer to one part.
@@ -58,6 +60,9 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 		return m.fail(index, err)
 	}
 	m.applied.Store(uint64(index))
+	if a.mark != nil && a.Parts[0].Err == nil {
+		m.takeMark(*a.mark)
+	}
 	return a
 }
 
@@ -105,6 +110,8 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the schema of table %s", len(rest), s.Name)
 		}
 		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
+	case wire.EntryMark:
+		return a, m.applyMark(h, body, a)
 	}
 	return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry of kind %d, which this binary does not know: upgrade it", h.Kind)
 }

@@ -57,6 +57,8 @@ type Machine struct {
 		failed error
 		// snapshot is the one not yet released, or nil.
 		snapshot *Snapshot
+		// expected is the mark at which the next snapshot is to be taken, or nil.
+		expected *ExpectedMark
 	}
 }
 

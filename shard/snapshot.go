@@ -37,18 +37,36 @@ type tableSnapshot struct {
 // Snapshot fixes the present state for WriteTo. It takes microseconds; Apply
 // goes on while the rows are written.
 //
-// Errors: CodeOverloaded if the snapshot before was not released; *FatalError;
-// CodeClosing.
+// Errors: CodeOverloaded if the snapshot before was not released, or a mark is
+// expected; *FatalError; CodeClosing.
 func (m *Machine) Snapshot() (*Snapshot, error) {
 	m.entry.Lock()
 	defer m.entry.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.snapshotLocked()
+}
+
+// snapshotBusyLocked reports why no snapshot can begin.
+// REQUIRES: m.mu is held.
+func (m *Machine) snapshotBusyLocked() error {
+	switch {
+	case m.mu.snapshot != nil:
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a snapshot is being written", m.shard)
+	case m.mu.expected != nil:
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a checkpoint is about to be taken", m.shard)
+	}
+	return nil
+}
+
+// snapshotLocked is Snapshot.
+// REQUIRES: m.entry is held, and m.mu for writing.
+func (m *Machine) snapshotLocked() (*Snapshot, error) {
 	if err := m.usableLocked(); err != nil {
 		return nil, err
 	}
-	if m.mu.snapshot != nil {
-		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a snapshot is being written", m.shard)
+	if err := m.snapshotBusyLocked(); err != nil {
+		return nil, err
 	}
 	s := &Snapshot{m: m, st: m.mu.state, header: m.header(), sessions: m.mu.sessions.copies()}
 	for _, t := range m.mu.tables {
@@ -68,6 +86,50 @@ func (m *Machine) Snapshot() (*Snapshot, error) {
 
 // Index returns the applied index of the snapshot.
 func (s *Snapshot) Index() rowraft.Index { return s.header.Applied }
+
+// Digest is the sum over all rows of the snapshot; Bytes about what WriteRows
+// will write.
+func (s *Snapshot) Digest() checkpoint.Digest { return s.digest.Bytes() }
+
+func (s *Snapshot) Bytes() int64 {
+	n := int64(0)
+	for _, t := range s.tables {
+		n += int64(t.snap.Rows()) * int64(t.rows.RecordBytes())
+	}
+	return n
+}
+
+// TableSnapshot is what a snapshot holds of one table.
+type TableSnapshot struct {
+	Schema rowraft.Schema
+	Rows   uint64
+	Digest checkpoint.Digest
+}
+
+// Tables lists them ascending by ID.
+func (s *Snapshot) Tables() []TableSnapshot {
+	out := make([]TableSnapshot, len(s.tables))
+	for i, t := range s.tables {
+		out[i] = TableSnapshot{Schema: t.schema, Rows: uint64(t.snap.Rows()), Digest: t.snap.Digest().Bytes()}
+	}
+	return out
+}
+
+// Sums is what each slot holds, as it was counted while entries were applied;
+// ascending by (table, slot). It must be called before Release.
+func (s *Snapshot) Sums() []checkpoint.SlotSum {
+	var out []checkpoint.SlotSum
+	for _, t := range s.tables {
+		for slot := range rowraft.Slot(rowraft.NumSlots) {
+			if counter := t.snap.SlotVersion(slot); counter > 0 {
+				out = append(out, checkpoint.SlotSum{
+					Table: t.schema.ID, Slot: slot, Rows: uint32(t.snap.SlotRows(slot)), Counter: counter, Digest: t.snap.SlotDigest(slot).Bytes(),
+				})
+			}
+		}
+	}
+	return out
+}
 
 // Release ends the snapshot, written or not. Calling it again does nothing.
 func (s *Snapshot) Release() {
@@ -99,7 +161,13 @@ func (s *Snapshot) endLocked() error {
 //
 // Errors: that of w; CodeClosing; CodeStarting if a newer snapshot was restored
 // meanwhile. What was written is then no snapshot.
-func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
+func (s *Snapshot) WriteTo(w io.Writer) (int64, error) { return s.write(w, s.sessions) }
+
+// WriteRows is WriteTo without sessions: the part of a checkpoint, which they do
+// not outlive.
+func (s *Snapshot) WriteRows(w io.Writer) (int64, error) { return s.write(w, nil) }
+
+func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session) (int64, error) {
 	if s.written {
 		return 0, rowraft.Errorf(rowraft.CodeInternal, "shard %d: a snapshot was written twice", s.m.shard)
 	}
@@ -108,7 +176,7 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	for i := range s.tables {
 		schemas[i] = s.tables[i].schema
 	}
-	out, err := checkpoint.NewWriter(w, s.header, schemas, s.sessions)
+	out, err := checkpoint.NewWriter(w, s.header, schemas, sessions)
 	if err != nil {
 		return 0, err
 	}

@@ -1,0 +1,314 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// rowraft runs one command of the binary to its end.
+func (c *cluster) rowraft(ctx context.Context, args ...string) (stdout, stderr string, code int) {
+	c.t.Helper()
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "rowraft"), append(args, "--insecure", "--endpoints", strings.Join(c.Endpoints(), ","))...)
+	var out, errout bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errout
+	err := cmd.Run()
+	if err != nil && errors.As(err, new(*exec.ExitError)) == false {
+		c.t.Fatal(err)
+	}
+	return out.String(), errout.String(), cmd.ProcessState.ExitCode()
+}
+
+// createCheckpoint makes a checkpoint and returns its manifest.
+func (c *cluster) createCheckpoint(dest, name string) *checkpoint.Manifest {
+	c.t.Helper()
+	out, errout, code := c.rowraft(deadline(c.t, time.Minute), "checkpoint", "create", dest, "--name", name)
+	if code != 0 {
+		c.t.Fatalf("checkpoint create: exit code %d: %s", code, errout)
+	}
+	c.t.Log(out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:])
+	d, err := depot.Open(dest)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	m, err := checkpoint.ReadManifest(c.t.Context(), depot.At(d, name))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return m
+}
+
+// verifies runs `checkpoint verify`, which needs no cluster.
+func verifies(t testing.TB, path string) (code int, out string) {
+	t.Helper()
+	cmd := exec.CommandContext(deadline(t, time.Minute), filepath.Join(bin, "rowraft"), "checkpoint", "verify", path, "-o", "json")
+	b, err := cmd.CombinedOutput()
+	if err != nil && !errors.As(err, new(*exec.ExitError)) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(b)
+}
+
+// savedRows reads the weights of a table out of a checkpoint.
+func savedRows(t testing.TB, dest, name, table string) map[rowraft.Key][]float32 {
+	t.Helper()
+	d, err := depot.Open(dest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := depot.At(d, name)
+	m, err := checkpoint.ReadManifest(t.Context(), files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(m.Tables, func(s checkpoint.TableSum) bool { return s.Schema.Name == table })
+	if i < 0 {
+		t.Fatalf("the checkpoint has no table %s", table)
+	}
+	schema := m.Tables[i].Schema
+	rows := make(map[rowraft.Key][]float32)
+	for i := range m.Parts {
+		_, err := checkpoint.ReadPart(t.Context(), files, m, &m.Parts[i], nil, func(b *checkpoint.Block) error {
+			for rec := b.Records; b.Table == schema.ID && len(rec) > 0; rec = rec[b.RecordBytes:] {
+				w := make([]float32, schema.Dim)
+				for i := range w {
+					w[i] = math.Float32frombits(binary.LittleEndian.Uint32(rec[24+4*i:]))
+				}
+				rows[rowraft.Key(binary.LittleEndian.Uint64(rec[8:]))] = w
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return rows
+}
+
+// chain pushes to one key after the other, each push after the acknowledgement of
+// the one before: the counts of a cut fall along the keys, by one at most.
+type chain struct {
+	table *client.Table
+	keys  []rowraft.Key // in different shards
+	stop  chan struct{}
+	wg    sync.WaitGroup
+	err   error
+	mu    sync.Mutex
+	slow  time.Duration // the longest push so far
+}
+
+func startChain(c *cluster, name string) *chain {
+	c.t.Helper()
+	cl := c.dial(client.Options{})
+	table, err := cl.CreateTable(deadline(c.t, 30*time.Second), rowraft.Schema{
+		Name: name, Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}, true)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ch := &chain{table: table, stop: make(chan struct{})}
+	for _, s := range cl.Map().Shards {
+		k, err := cl.Map().KeyInShard(table.Schema().ID, s.ID)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		ch.keys = append(ch.keys, k)
+	}
+	ch.wg.Go(func() { ch.err = ch.run() })
+	return ch
+}
+
+func (ch *chain) run() error {
+	for {
+		for _, k := range ch.keys {
+			select {
+			case <-ch.stop:
+				return nil
+			default:
+			}
+			begin := time.Now()
+			if _, err := ch.table.Push(context.Background(), []rowraft.Key{k}, []float32{-1}); err != nil {
+				return err
+			}
+			ch.mu.Lock()
+			ch.slow = max(ch.slow, time.Since(begin))
+			ch.mu.Unlock()
+		}
+	}
+}
+
+// slowest returns the longest push since it was asked last.
+func (ch *chain) slowest() time.Duration {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	d := ch.slow
+	ch.slow = 0
+	return d
+}
+
+func (ch *chain) end(t testing.TB) {
+	t.Helper()
+	close(ch.stop)
+	ch.wg.Wait()
+	if ch.err != nil {
+		t.Error(ch.err)
+	}
+}
+
+// check compares a cut with the order in which the pushes were acknowledged.
+func (ch *chain) check(t testing.TB, rows map[rowraft.Key][]float32) {
+	t.Helper()
+	var counts []float32
+	for _, k := range ch.keys {
+		n := float32(0)
+		if w, ok := rows[k]; ok {
+			n = w[0]
+		}
+		counts = append(counts, n)
+	}
+	for i := range counts {
+		if i > 0 && counts[i] > counts[i-1] || counts[i] < counts[0]-1 || counts[0] == 0 {
+			t.Errorf("the cut has %v pushes along the shards: one that came after another one's acknowledgement is in it, and that is not", counts)
+			return
+		}
+	}
+}
+
+func TestCheckpointUnderLoad(t *testing.T) {
+	c := start(t, localcluster.Options{})
+	rng := seed(t)
+	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 2000, perPush: 200})
+	var chains []*chain
+	for i := range 8 {
+		chains = append(chains, startChain(c, fmt.Sprintf("chain%d", i)))
+	}
+	dest := t.TempDir()
+	for i := range 5 {
+		l.more(20)
+		chains[0].slowest()
+		name := fmt.Sprintf("c%d", i)
+		m := c.createCheckpoint(dest, name)
+		t.Logf("pushes were held for %v, the slowest of the chain took %v", m.HeldFor, chains[0].slowest())
+		if m.HeldFor <= 0 || m.HeldFor > time.Second {
+			t.Errorf("pushes were held for %v", m.HeldFor)
+		}
+		if code, out := verifies(t, dest+"/"+name); code != 0 {
+			t.Errorf("verify: exit code %d: %s", code, out)
+		}
+		for i, ch := range chains {
+			ch.check(t, savedRows(t, dest, name, fmt.Sprintf("chain%d", i)))
+		}
+	}
+	for _, ch := range chains {
+		ch.end(t)
+	}
+	l.more(20) // training goes on
+	l.end()
+
+	// With nobody pushing, a checkpoint has what the shards have, row by row.
+	m := c.createCheckpoint(dest, "last")
+	saved := savedRows(t, dest, "last", counters)
+	if len(saved) != len(l.keys) || m.Rows() != uint64(len(l.keys)+len(chains)*len(chains[0].keys)) {
+		t.Errorf("the checkpoint has %d rows of the load's %d, %d in all", len(saved), len(l.keys), m.Rows())
+	}
+	for _, cl := range l.clients {
+		for k, want := range cl.acked {
+			if w := saved[l.keys[k]]; w == nil || int(w[cl.rank]) != want {
+				t.Fatalf("key %d has %v, client %d has %d acknowledged pushes", l.keys[k], w, cl.rank, want)
+			}
+		}
+	}
+	var sum checkpoint.Digest
+	for _, p := range m.Parts {
+		sum = sum.Add(p.Digest)
+	}
+	if got := c.digestOfAll(); got != sum {
+		t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
+	}
+}
+
+// digestOfAll is the sum over all shards, at their leaders. Nothing may write
+// meanwhile.
+func (c *cluster) digestOfAll() (sum checkpoint.Digest) {
+	c.t.Helper()
+	ctx := deadline(c.t, 30*time.Second)
+	leads, err := c.leaders(ctx)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for shard, s := range leads {
+		d, err := digest(ctx, s.Addr, rowraft.ShardID(shard), 0)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		sum = sum.Add(checkpoint.Digest(d.Digest))
+	}
+	return sum
+}
+
+// listed runs `checkpoint list` and returns state by name.
+func listed(t testing.TB, dest string) map[string]string {
+	t.Helper()
+	out, err := exec.CommandContext(deadline(t, time.Minute), filepath.Join(bin, "rowraft"), "checkpoint", "list", dest, "-o", "json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v struct {
+		Checkpoints []struct{ Name, State string } `json:"checkpoints"`
+	}
+	if err := json.Unmarshal(out, &v); err != nil {
+		t.Fatal(err)
+	}
+	states := make(map[string]string)
+	for _, c := range v.Checkpoints {
+		states[c.Name] = c.State
+	}
+	return states
+}
+
+func TestCreateRefuses(t *testing.T) {
+	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
+	dest := t.TempDir()
+	c.createCheckpoint(dest, "a")
+	file := filepath.Join(dest, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{dest, "--name", "a"}, 1, "checkpoint a exists"},
+		{[]string{dest, "--name", "../a"}, 2, "checkpoint name"},
+		{[]string{"relative"}, 2, "absolute path"},
+		{[]string{"s3://bucket/x"}, 2, "AWS_ACCESS_KEY_ID"},
+		{[]string{file}, 1, "not a directory"},
+	} {
+		_, errout, code := c.rowraft(deadline(t, time.Minute), append([]string{"checkpoint", "create"}, tc.args...)...)
+		if code != tc.code || !strings.Contains(errout, tc.says) {
+			t.Errorf("create %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
+		}
+	}
+	if got := listed(t, dest); len(got) != 1 || got["a"] != "complete" {
+		t.Errorf("list: %v", got)
+	}
+}

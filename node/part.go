@@ -1,0 +1,251 @@
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+const (
+	// maxHold is the longest that one checkpoint may let pushes wait.
+	maxHold = 5 * time.Second
+	// partReportEvery is how often a part that is written says how far it is.
+	partReportEvery = 200 * time.Millisecond
+	// snapshotPatience is how long a checkpoint waits for a snapshot of the log's.
+	snapshotPatience = time.Minute
+)
+
+// partService is the side of a shard in checkpoints and restores.
+type partService struct {
+	rowraftv1.UnimplementedPartsServer
+	n *Node
+}
+
+type partStream = grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
+
+// WritePart takes a shard through a checkpoint. Whatever ends the call opens the
+// gate, frees the snapshot and leaves no part.
+func (s *partService) WritePart(stream partStream) error {
+	p, err := s.prepare(stream)
+	if err != nil {
+		return err
+	}
+	defer p.expected.Cancel()
+	snap, err := p.cut(stream)
+	if err != nil {
+		return fmt.Errorf("shard %d: %w", p.r.shard, err)
+	}
+	defer snap.Release()
+	if err := p.write(stream, snap); err != nil {
+		return fmt.Errorf("shard %d: %w", p.r.shard, err)
+	}
+	return nil
+}
+
+// part is one shard on its way into a checkpoint.
+type part struct {
+	r        *replica
+	id       wire.MarkID
+	depot    depot.Depot
+	name     string // of the checkpoint
+	expected *shard.ExpectedMark
+}
+
+func (s *partService) prepare(stream partStream) (*part, error) {
+	req, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	step := req.GetPrepare()
+	if step == nil || len(step.GetMark()) != wire.MarkSize {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a part begins with prepare and a mark of %d bytes", wire.MarkSize)
+	}
+	if err := depot.CheckName(step.GetName()); err != nil {
+		return nil, err
+	}
+	p := &part{id: wire.MarkID(step.GetMark()), name: step.GetName()}
+	if p.depot, err = depot.Open(step.GetDestination()); err != nil {
+		return nil, err
+	}
+	if p.r, err = s.n.replicaFor(step.GetShard(), anyMapVersion, 0); err != nil {
+		return nil, err
+	}
+	if err := p.r.mustLead(); err != nil {
+		return nil, err
+	}
+	if err := p.expect(stream.Context()); err != nil {
+		return nil, err
+	}
+	err = stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{
+		Prepared: &rowraftv1.WritePartPrepared{TableEpoch: uint64(p.r.machine.Epoch())},
+	}})
+	if err != nil {
+		p.expected.Cancel()
+	}
+	return p, err
+}
+
+// expect waits until no snapshot is being written.
+func (p *part) expect(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotPatience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if p.expected, err = p.r.machine.ExpectMark(p.id); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// cut holds the pushes, logs the mark and returns the snapshot at its index.
+func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
+	ctx := stream.Context()
+	req, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	if req.GetHold() == nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "hold comes after prepare")
+	}
+	_, term, _ := p.r.group.Leader()
+	h, err := p.r.gate.close(ctx, min(time.Duration(min(req.GetHold().GetLeaseNs(), uint64(maxHold))), maxHold))
+	if err != nil {
+		return nil, err
+	}
+	defer h.release()
+	if err := stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Held{Held: &rowraftv1.WritePartHeld{}}}); err != nil {
+		return nil, err
+	}
+	if req, err = stream.Recv(); err != nil {
+		return nil, err
+	}
+	if req.GetMark() == nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "mark comes after hold")
+	}
+	index, err := p.mark(ctx, h, term)
+	if err != nil {
+		return nil, err
+	}
+	snap, err := p.expected.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	held := h.release()
+	p.r.log.Info("checkpoint: the shard is cut", "checkpoint", p.name, "index", uint64(index), "held", held.String())
+	err = stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Marked{Marked: &rowraftv1.WritePartMarked{
+		AppliedIndex: uint64(index), HeldNs: uint64(held), BytesTotal: uint64(snap.Bytes()),
+	}}})
+	if err != nil {
+		snap.Release()
+		return nil, err
+	}
+	return snap, nil
+}
+
+// mark logs the mark behind every push that was let in, and before any other.
+func (p *part) mark(ctx context.Context, h *hold, term rowraft.Term) (rowraft.Index, error) {
+	if err := p.r.mustLead(); err != nil {
+		return 0, err
+	}
+	if _, now, _ := p.r.group.Leader(); now != term {
+		return 0, rowraft.Errorf(rowraft.CodeLeadershipLost, "the shard elected a leader during the cut")
+	}
+	var wait func(context.Context) (rowraft.Index, error)
+	if !h.through(func() { wait = p.r.start(wire.MarkEntry(p.r.header(), p.id)) }) {
+		return 0, rowraft.Errorf(rowraft.CodeDeadline, "the cut took so long that pushes went on without it")
+	}
+	return wait(ctx)
+}
+
+// counter counts and sums what goes through it.
+type counter struct {
+	w   io.Writer
+	n   atomic.Int64
+	sum hash.Hash
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.n.Add(int64(n))
+	c.sum.Write(b[:n])
+	return n, err
+}
+
+// write stores the snapshot and says how far it is while it does.
+func (p *part) write(stream partStream, snap *shard.Snapshot) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	// Another attempt at the cut writes other files: this one may be ending late.
+	file := fmt.Sprintf("shard-%04d-%x", p.r.shard, p.id[:4])
+	c := &counter{sum: sha256.New()}
+	done := make(chan error, 1)
+	go func() {
+		done <- p.depot.Write(ctx, p.name+"/"+file+".rows", func(w io.Writer) error {
+			c.w = w
+			_, err := snap.WriteRows(c)
+			return err
+		})
+	}()
+	if err := report(stream, c, done); err != nil {
+		cancel()
+		return err
+	}
+	sums := checkpoint.EncodeSums(p.r.shard, snap.Index(), snap.Sums())
+	if err := p.depot.Put(ctx, p.name+"/"+file+".sums", sums); err != nil {
+		return err
+	}
+	sumsHash := sha256.Sum256(sums)
+	digest := snap.Digest()
+	out := &rowraftv1.WritePartDone{
+		Digest: digest[:],
+		Stream: &rowraftv1.CheckpointFile{Name: file + ".rows", Bytes: uint64(c.n.Load()), Sha256: c.sum.Sum(nil)},
+		Sums:   &rowraftv1.CheckpointFile{Name: file + ".sums", Bytes: uint64(len(sums)), Sha256: sumsHash[:]},
+	}
+	for _, t := range snap.Tables() {
+		out.Rows += t.Rows
+		out.Tables = append(out.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows, Digest: t.Digest[:]})
+	}
+	return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Done{Done: out}})
+}
+
+// report sends how far the writer is until it ends, and returns what it ended with.
+// After a failure to send it waits for the writer all the same, so that nothing
+// uses the snapshot any more.
+func report(stream partStream, c *counter, done <-chan error) error {
+	tick := time.NewTicker(partReportEvery)
+	defer tick.Stop()
+	var broken error
+	for {
+		select {
+		case err := <-done:
+			return errors.Join(err, broken)
+		case <-tick.C:
+			if broken == nil {
+				broken = stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Progress{
+					Progress: &rowraftv1.WritePartProgress{Bytes: uint64(c.n.Load())},
+				}})
+			}
+		}
+	}
+}

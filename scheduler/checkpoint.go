@@ -1,0 +1,354 @@
+package scheduler
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	// holdLease is how long pushes may wait for one cut before it is given up.
+	holdLease = time.Second
+	// cutAttempts is how often a cut is tried: elections and a slow disk end one.
+	cutAttempts = 5
+	cutRetry    = 300 * time.Millisecond
+	cutTimeout  = 90 * time.Second // of one attempt, snapshots of the log included
+	// maxBlobBytes bounds what trainers put beside the rows.
+	maxBlobBytes = 4 << 20
+	maxBlobs     = 4096
+	reportEvery  = 200 * time.Millisecond
+)
+
+// Checkpoints is the service that makes and restores checkpoints. One operation
+// runs at a time; it lives in the call, and what must outlive the call is in logs.
+type Checkpoints struct {
+	rowraftv1.UnimplementedCheckpointsServer
+	s    *Scheduler
+	busy sync.Mutex // held by the operation that runs
+}
+
+// Checkpoints returns the service.
+func (s *Scheduler) Checkpoints() *Checkpoints { return s.checkpoints }
+
+// CreateCheckpoint cuts through all shards and writes them.
+func (c *Checkpoints) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+	_, term, err := c.s.leading()
+	if err != nil {
+		return err
+	}
+	if !c.busy.TryLock() {
+		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
+	}
+	defer c.busy.Unlock()
+	op := &creation{s: c.s, term: term, req: req, stream: stream, id: uuid.New(), created: time.Now().UTC()}
+	if err := op.open(stream.Context()); err != nil {
+		return err
+	}
+	if err := op.run(stream.Context()); err != nil {
+		c.s.logger.Warn("a checkpoint failed", "checkpoint", op.name, "destination", op.depot.String(), "err", err)
+		return errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, err), op.cleanUp())
+	}
+	return nil
+}
+
+// creation is one checkpoint on its way.
+type creation struct {
+	s       *Scheduler
+	term    rowraft.Term
+	req     *rowraftv1.CreateCheckpointRequest
+	stream  grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]
+	id      uuid.UUID
+	created time.Time
+	depot   depot.Depot
+	name    string
+}
+
+// open checks the request and the destination.
+func (op *creation) open(ctx context.Context) (err error) {
+	if op.name = op.req.GetName(); op.name == "" {
+		op.name = op.created.Format("20060102T150405Z") + "-" + op.id.String()[:4]
+	}
+	if err := depot.CheckName(op.name); err != nil {
+		return err
+	}
+	if err := checkBlobs(op.req.GetBlobs()); err != nil {
+		return err
+	}
+	if op.depot, err = depot.Open(op.req.GetDestination()); err != nil {
+		return err
+	}
+	there, err := op.depot.List(ctx, op.name)
+	if err != nil {
+		return err
+	}
+	if len(there) > 0 {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "checkpoint %s exists in %s, or what is left of one: delete it, or take another name", op.name, op.depot)
+	}
+	return nil
+}
+
+func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
+	if len(blobs) > maxBlobs {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%d blobs, at most %d", len(blobs), maxBlobs)
+	}
+	names := map[string]bool{}
+	for _, b := range blobs {
+		if err := checkpoint.CheckBlobName(b.GetName()); err != nil {
+			return err
+		}
+		if n := len(b.GetContent()); n == 0 || n > maxBlobBytes || names[b.GetName()] {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s has %d bytes or stands twice: want 1 to %d, once", b.GetName(), n, maxBlobBytes)
+		}
+		names[b.GetName()] = true
+	}
+	return nil
+}
+
+func (op *creation) run(ctx context.Context) error {
+	var parts []*partWriter
+	for attempt := 1; ; attempt++ {
+		var err error
+		if parts, err = op.cut(ctx); err == nil {
+			break
+		}
+		if attempt == cutAttempts || ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() {
+			return err
+		}
+		op.s.logger.Info("the cut of a checkpoint is tried again", "checkpoint", op.name, "err", err)
+		select {
+		case <-time.After(cutRetry):
+		case <-ctx.Done():
+			return err
+		}
+	}
+	defer closeAll(parts)
+	if err := op.collect(ctx, parts); err != nil {
+		return err
+	}
+	m, err := op.manifest(ctx, parts)
+	if err != nil {
+		return err
+	}
+	raw, err := m.Encode()
+	if err != nil {
+		return err
+	}
+	// Another leader may have taken over, and may be restoring.
+	if _, term, err := op.s.leading(); err != nil || term != op.term {
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
+	}
+	if err := op.depot.Put(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
+		return err
+	}
+	op.s.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
+	return op.stream.Send(&rowraftv1.CreateCheckpointReply{
+		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw,
+	})
+}
+
+// cleanUp removes what a failed checkpoint left; its manifest was never there, or
+// goes first.
+func (op *creation) cleanUp() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_, _, err := depot.Delete(ctx, op.depot, op.name, false)
+	if rowraft.CodeOf(err) == rowraft.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// cut opens the parts of all shards, holds them all, and marks them all. Without
+// an error each of them is being written.
+func (op *creation) cut(ctx context.Context) (parts []*partWriter, err error) {
+	m := op.s.view.Map()
+	if m == nil || len(m.Shards) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
+	}
+	for _, sh := range m.Shards {
+		parts = append(parts, &partWriter{op: op, shard: sh, slots: m.SlotsOf(sh.ID), cluster: m})
+	}
+	defer func() {
+		if err != nil {
+			closeAll(parts)
+		}
+	}()
+	mark := uuid.New()
+	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
+	defer deadline.Stop()
+	if err := all(parts, func(p *partWriter) error { return p.prepare(ctx, mark) }); err != nil {
+		return nil, err
+	}
+	for _, p := range parts {
+		if p.epoch != parts[0].epoch || p.epoch != m.Epoch {
+			return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d is of table epoch %d, the cluster of %d: a restore is being finished", p.shard.ID, p.epoch, m.Epoch)
+		}
+	}
+	if err := all(parts, (*partWriter).hold); err != nil {
+		return nil, err
+	}
+	return parts, all(parts, (*partWriter).mark)
+}
+
+// all calls f for all parts at once.
+func all(parts []*partWriter, f func(*partWriter) error) error {
+	var g errgroup.Group
+	for _, p := range parts {
+		g.Go(func() error {
+			if err := f(p); err != nil {
+				return fmt.Errorf("shard %d: %w", p.shard.ID, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func closeAll(parts []*partWriter) {
+	for _, p := range parts {
+		p.close()
+	}
+}
+
+// collect waits until all parts are written and reports how far they are.
+func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(reportEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				if op.progress(parts) != nil {
+					return // the caller is gone, and with it ctx
+				}
+			}
+		}
+	})
+	var g errgroup.Group
+	for _, p := range parts {
+		g.Go(func() error {
+			err := p.collect()
+			if err != nil {
+				closeAll(parts) // the others need not go on
+				return fmt.Errorf("shard %d: %w", p.shard.ID, err)
+			}
+			return nil
+		})
+	}
+	err := g.Wait()
+	close(stop)
+	wg.Wait()
+	if err == nil {
+		err = ctx.Err()
+	}
+	return err
+}
+
+func (op *creation) progress(parts []*partWriter) error {
+	r := &rowraftv1.CreateCheckpointReply{Name: op.name, Phase: "write"}
+	for _, p := range parts {
+		r.Bytes += p.written.Load()
+		r.BytesTotal += p.total
+	}
+	r.BytesTotal = max(r.BytesTotal, r.Bytes)
+	return op.stream.Send(r)
+}
+
+// manifest stores the blobs, looks whether everything lies where this server
+// reads it, and adds up what was written.
+func (op *creation) manifest(ctx context.Context, parts []*partWriter) (*checkpoint.Manifest, error) {
+	m := &checkpoint.Manifest{
+		ID: op.id.String(), Created: op.created, Binary: op.s.opts.Version, HashVers: clustermap.HashVersion,
+		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version,
+	}
+	for _, p := range parts {
+		part, err := p.part()
+		if err != nil {
+			return nil, err
+		}
+		m.Parts = append(m.Parts, part)
+		m.HeldFor = max(m.HeldFor, p.held)
+		if err := addTables(m, p.done.GetTables()); err != nil {
+			return nil, fmt.Errorf("shard %d: %w", p.shard.ID, err)
+		}
+	}
+	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int { return strings.Compare(a.GetName(), b.GetName()) })
+	for i, b := range blobs {
+		f := checkpoint.File{Name: fmt.Sprintf("blob-%04d", i), Bytes: int64(len(b.GetContent())), SHA256: sha256.Sum256(b.GetContent())}
+		if err := op.depot.Put(ctx, op.name+"/"+f.Name, b.GetContent()); err != nil {
+			return nil, err
+		}
+		m.Blobs = append(m.Blobs, checkpoint.Blob{Name: b.GetName(), File: f})
+	}
+	return m, op.checkFiles(ctx, m)
+}
+
+// checkFiles finds out that a directory is not shared by the servers, and removes
+// what an attempt before this one left.
+func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) error {
+	found, err := op.depot.List(ctx, op.name)
+	if err != nil {
+		return err
+	}
+	for _, f := range m.Files() {
+		if !slices.Contains(found, depot.Entry{Name: op.name + "/" + f.Name, Bytes: f.Bytes}) {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"file %s was written by a shard's server, and this server does not find it in %s: a directory must be shared by all servers, under one path", f.Name, op.depot)
+		}
+	}
+	var left []string
+	for _, e := range found {
+		if !slices.ContainsFunc(m.Files(), func(f checkpoint.File) bool { return op.name+"/"+f.Name == e.Name }) {
+			left = append(left, e.Name)
+		}
+	}
+	return op.depot.Remove(ctx, left...)
+}
+
+func addTables(m *checkpoint.Manifest, tables []*rowraftv1.PartTable) error {
+	for _, t := range tables {
+		schema, digest := rpc.SchemaFromProto(t.GetTable()), checkpoint.Digest{}
+		if len(t.GetDigest()) != len(digest) {
+			return rowraft.Errorf(rowraft.CodeInternal, "table %s: a digest of %d bytes", schema.Name, len(t.GetDigest()))
+		}
+		digest = checkpoint.Digest(t.GetDigest())
+		i, ok := slices.BinarySearchFunc(m.Tables, schema.ID, func(s checkpoint.TableSum, id rowraft.TableID) int {
+			switch {
+			case s.Schema.ID < id:
+				return -1
+			case s.Schema.ID > id:
+				return 1
+			}
+			return 0
+		})
+		if !ok {
+			m.Tables = slices.Insert(m.Tables, i, checkpoint.TableSum{Schema: schema})
+		}
+		if m.Tables[i].Schema != schema {
+			return rowraft.Errorf(rowraft.CodeInternal, "table %s is not the same in all shards", schema.Name)
+		}
+		m.Tables[i].Rows += t.GetRows()
+		m.Tables[i].Digest = m.Tables[i].Digest.Add(digest)
+	}
+	return nil
+}

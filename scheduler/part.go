@@ -1,0 +1,192 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// findPatience is how long a shard's leader is looked for.
+const findPatience = 15 * time.Second
+
+// partWriter is one shard of a checkpoint, at its leader. One goroutine uses it at
+// a time; close may be called by any.
+type partWriter struct {
+	op      *creation
+	cluster *clustermap.Map
+	shard   clustermap.Shard
+	slots   []rowraft.Slot
+
+	mu     sync.Mutex
+	cancel context.CancelFunc // of the stream
+	closed bool
+
+	stream  grpc.BidiStreamingClient[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
+	epoch   rowraft.TableEpoch
+	index   rowraft.Index
+	held    time.Duration
+	total   uint64
+	written atomic.Uint64
+	done    *rowraftv1.WritePartDone
+}
+
+// close ends the stream: the server lets pushes go on and drops what it wrote.
+func (p *partWriter) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	if p.cancel != nil {
+		p.cancel()
+	}
+}
+
+// prepare finds the shard's leader and opens the stream to it.
+func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
+	return p.op.s.onLeader(ctx, p.shard, findPatience, func(conn *grpc.ClientConn) error {
+		ctx, cancel := context.WithCancel(ctx)
+		p.mu.Lock()
+		if p.cancel != nil {
+			p.cancel() // of the try before
+		}
+		p.cancel = cancel
+		if p.closed {
+			cancel()
+		}
+		p.mu.Unlock()
+		var err error
+		if p.stream, err = rowraftv1.NewPartsClient(conn).WritePart(ctx); err != nil {
+			return rpc.FromStatus(err)
+		}
+		reply, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{
+			Shard: uint32(p.shard.ID), Mark: mark[:], Destination: p.op.depot.String(), Name: p.op.name,
+		}}})
+		if err != nil {
+			return err
+		}
+		p.epoch = rowraft.TableEpoch(reply.GetPrepared().GetTableEpoch())
+		return nil
+	})
+}
+
+// step sends one step and returns its answer.
+func (p *partWriter) step(req *rowraftv1.WritePartRequest) (*rowraftv1.WritePartReply, error) {
+	if err := p.stream.Send(req); err != nil && !errors.Is(err, io.EOF) { // EOF: the answer says why
+		return nil, rpc.FromStatus(err)
+	}
+	return p.recv()
+}
+
+func (p *partWriter) recv() (*rowraftv1.WritePartReply, error) {
+	reply, err := p.stream.Recv()
+	if errors.Is(err, io.EOF) {
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call before it was done")
+	}
+	return reply, rpc.FromStatus(err)
+}
+
+func (p *partWriter) hold() error {
+	_, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Hold{Hold: &rowraftv1.WritePartHold{LeaseNs: uint64(holdLease)}}})
+	return err
+}
+
+func (p *partWriter) mark() error {
+	reply, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Mark{Mark: &rowraftv1.WritePartMark{}}})
+	if err != nil {
+		return err
+	}
+	m := reply.GetMarked()
+	p.index, p.held, p.total = rowraft.Index(m.GetAppliedIndex()), time.Duration(m.GetHeldNs()), m.GetBytesTotal()
+	return nil
+}
+
+// collect receives until the part is written.
+func (p *partWriter) collect() error {
+	for {
+		reply, err := p.recv()
+		if err != nil {
+			return err
+		}
+		switch step := reply.GetStep().(type) {
+		case *rowraftv1.WritePartReply_Progress:
+			p.written.Store(step.Progress.GetBytes())
+		case *rowraftv1.WritePartReply_Done:
+			p.done = step.Done
+			p.written.Store(step.Done.GetStream().GetBytes())
+			return nil
+		}
+	}
+}
+
+// part is what the manifest says of the shard.
+func (p *partWriter) part() (out checkpoint.Part, err error) {
+	bad := func() (checkpoint.Part, error) {
+		return out, rowraft.Errorf(rowraft.CodeInternal, "shard %d: its server reported an impossible part", p.shard.ID)
+	}
+	if len(p.done.GetDigest()) != len(out.Digest) {
+		return bad()
+	}
+	out = checkpoint.Part{Shard: p.shard.ID, Applied: p.index, Slots: p.slots, Rows: p.done.GetRows(), Digest: checkpoint.Digest(p.done.GetDigest())}
+	for _, f := range []struct {
+		from *rowraftv1.CheckpointFile
+		to   *checkpoint.File
+	}{{p.done.GetStream(), &out.Stream}, {p.done.GetSums(), &out.Sums}} {
+		if len(f.from.GetSha256()) != len(f.to.SHA256) {
+			return bad()
+		}
+		*f.to = checkpoint.File{Name: f.from.GetName(), Bytes: int64(f.from.GetBytes()), SHA256: [32]byte(f.from.GetSha256())}
+	}
+	return out, nil
+}
+
+// onLeader calls fn with a connection to the leader of sh, following hints and
+// waiting out elections, until fn returns nil or an error that another try would
+// not change, or patience ends.
+func (s *Scheduler) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
+	giveUp := time.Now().Add(patience)
+	next := s.leaderOf(sh)
+	wait := 10 * time.Millisecond
+	for attempt := 0; ; attempt++ {
+		err := func() error {
+			addr := s.addrOf(next)
+			if addr == "" {
+				return rowraft.Errorf(rowraft.CodeNoLeader, "the address of node %s is unknown", next)
+			}
+			conn, err := s.conns.get(addr)
+			if err != nil {
+				return err
+			}
+			return fn(conn)
+		}()
+		if err == nil || !rowraft.CodeOf(err).Retryable() || ctx.Err() != nil || time.Now().After(giveUp) {
+			return err
+		}
+		hint, ok := errors.AsType[*rowraft.NotLeaderError](err)
+		if ok && hint.Leader != "" && hint.Leader != next {
+			next = hint.Leader
+			if attempt%4 != 3 { // two replicas may name each other
+				continue
+			}
+		} else {
+			next = sh.Replicas[attempt%len(sh.Replicas)].Node
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(wait + rand.N(wait)):
+			wait = min(2*wait, 250*time.Millisecond)
+		}
+	}
+}
