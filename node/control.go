@@ -16,8 +16,12 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/scheduler"
 )
+
+// roleLearner is what a follower without a vote calls itself.
+const roleLearner = "learner"
 
 // registerRetry is how long a server waits before it asks again to be taken.
 const registerRetry = 100 * time.Millisecond
@@ -269,6 +273,11 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 	}
 	if g.Err != nil {
 		st.Error = g.Err.Error()
+	}
+	for _, m := range g.Members {
+		if m.Replica == r.id && !m.Voter && st.Role == string(raftstore.RoleFollower) {
+			st.Role = roleLearner
+		}
 	}
 	r.reportMembers(st)
 	for _, t := range r.machine.Stats() {

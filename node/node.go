@@ -253,6 +253,8 @@ func (l metaLog) Propose(ctx context.Context, entry []byte) (any, error) {
 	return result, err
 }
 
+func (l metaLog) Barrier(ctx context.Context) error { return l.Read(ctx, func() error { return nil }) }
+
 // followMap runs the replicas that the map gives this node.
 func (n *Node) followMap(ctx context.Context) error {
 	for known := rowraft.MapVersion(0); ; {
@@ -261,7 +263,7 @@ func (n *Node) followMap(ctx context.Context) error {
 			return ctx.Err()
 		}
 		known = m.Version
-		if err := n.startReplicas(m); err != nil {
+		if err := n.followReplicas(m); err != nil {
 			return err
 		}
 		n.cluster.Store(m)
@@ -269,28 +271,6 @@ func (n *Node) followMap(ctx context.Context) error {
 			n.becomeReady(m)
 		}
 	}
-}
-
-func (n *Node) startReplicas(m *clustermap.Map) error {
-	for _, s := range m.Shards {
-		for _, r := range s.Replicas {
-			if r.Node != n.self.ID || n.replica(s.ID) != nil {
-				continue
-			}
-			segment := n.cfg.LogSegmentBytes
-			if segment == 0 {
-				segment = segmentSize(m, r.Node)
-			}
-			rep, err := openReplica(n.store, m, s, r, segment, n.log)
-			if err != nil {
-				return err
-			}
-			n.mu.Lock()
-			n.replicas[s.ID] = rep
-			n.mu.Unlock()
-		}
-	}
-	return nil
 }
 
 func (n *Node) becomeReady(m *clustermap.Map) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,7 @@ import (
 // batcher in front of the log.
 type replica struct {
 	shard   rowraft.ShardID
+	id      rowraft.ReplicaID
 	machine *shard.Machine
 	group   *raftstore.Group
 	batch   *batcher
@@ -62,17 +64,21 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 	if err != nil {
 		return nil, err
 	}
-	r := &replica{shard: s.ID, machine: machine, log: log.With("shard", uint32(s.ID), "replica", string(self.ID))}
+	r := &replica{shard: s.ID, id: self.ID, machine: machine, log: log.With("shard", uint32(s.ID), "replica", string(self.ID))}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	var members []raftstore.Member
-	for _, rep := range s.Replicas {
-		members = append(members, raftstore.Member{Replica: rep.ID, Node: rep.Node})
+	// Founders found the group, and only they; whoever comes later joins it. A
+	// founder that never ran before the members changed joins as well.
+	var founders []raftstore.Member
+	if slices.Contains(s.Replicas, self) && s.Changes == 0 {
+		for _, rep := range s.Replicas {
+			founders = append(founders, raftstore.Member{Replica: rep.ID, Node: rep.Node})
+		}
 	}
 	r.group, err = store.StartGroup(raftstore.GroupConfig{
 		ID:        groupName(s.ID),
 		Replica:   self.ID,
 		Machine:   stateMachine{machine},
-		Bootstrap: members,
+		Bootstrap: founders,
 		OnLeader:  r.onLeader,
 
 		SegmentSizeBytes: segmentBytes,
@@ -90,10 +96,8 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 func segmentSize(m *clustermap.Map, node rowraft.NodeID) int {
 	replicas := 0
 	for _, s := range m.Shards {
-		for _, r := range s.Replicas {
-			if r.Node == node {
-				replicas++
-			}
+		if _, here := s.On(node); here {
+			replicas++
 		}
 	}
 	return max(8<<20, min(64<<20, 512<<20/max(replicas, 1)))

@@ -16,7 +16,7 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 1
+	frameVersion  = 2 // the newest that this binary reads
 	frameBytes    = 16
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
@@ -35,10 +35,27 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 	}
 	b := make([]byte, frameBytes, frameBytes+len(payload))
 	copy(b, magic)
-	binary.LittleEndian.PutUint32(b[4:], frameVersion)
+	binary.LittleEndian.PutUint32(b[4:], versionOf(m))
 	binary.LittleEndian.PutUint32(b[8:], uint32(len(payload)))
 	binary.LittleEndian.PutUint32(b[12:], crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, payload))
 	return append(b, payload...), nil
+}
+
+// versionOf is the oldest version that knows all of m: who reads an older one only
+// can go on reading what holds nothing new.
+func versionOf(m proto.Message) uint32 {
+	switch m := m.(type) {
+	case *rowraftv1.MetaCommand:
+		switch m.Command.(type) {
+		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
+			return 2
+		}
+	case *rowraftv1.MetaState:
+		if m.GetLastMove() > 0 {
+			return 2
+		}
+	}
+	return 1
 }
 
 // decodeFrame reads one frame and nothing behind it from r.
@@ -50,7 +67,7 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	if string(head[:4]) != magic {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata: magic %q, want %q", head[:4], magic)
 	}
-	if v := binary.LittleEndian.Uint32(head[4:]); v != frameVersion {
+	if v := binary.LittleEndian.Uint32(head[4:]); v < 1 || v > frameVersion {
 		code := rowraft.CodeCorrupt
 		if v > frameVersion {
 			code = rowraft.CodeVersionTooNew

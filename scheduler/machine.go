@@ -94,6 +94,13 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_JoinJob:
 		rank, inc, err := s.joinJob(c.JoinJob.GetJob(), c.JoinJob.GetWorker(), int(c.JoinJob.GetWorkers()))
 		return rankResult{rank, inc}, err
+	case *rowraftv1.MetaCommand_StartMove:
+		m := c.StartMove
+		return s.startMove(rowraft.ShardID(m.GetShard()), rowraft.NodeID(m.GetFromNode()), rpc.ReplicaFromProto(m.GetTo()), rowraft.MapVersion(m.GetMapVersion()))
+	case *rowraftv1.MetaCommand_AdvanceMove:
+		return s.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo())
+	case *rowraftv1.MetaCommand_ForgetReplica:
+		return nil, s.forgetReplica(rowraft.ShardID(c.ForgetReplica.GetShard()), rowraft.ReplicaID(c.ForgetReplica.GetReplicaId()))
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -161,6 +168,13 @@ func (m *machine) jobStatuses() []*rowraftv1.JobStatus {
 	return out
 }
 
+// moves returns the moves that run and the last that ended.
+func (m *machine) moves() (running, finished []move) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.state.moves), slices.Clone(m.state.finished)
+}
+
 func (s *state) toProto() (*rowraftv1.MetaState, error) {
 	newest, err := s.newMap()
 	if err != nil {
@@ -177,6 +191,13 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		}
 		p.Jobs = append(p.Jobs, pj)
 	}
+	for i := range s.moves {
+		p.Moves = append(p.Moves, s.moves[i].toProto())
+	}
+	for i := range s.finished {
+		p.FinishedMoves = append(p.FinishedMoves, s.finished[i].toProto())
+	}
+	p.LastMove = s.lastMove
 	return p, nil
 }
 
@@ -203,5 +224,5 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 		!slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
 		return nil, fmt.Errorf("nodes or jobs are out of order")
 	}
-	return s, nil
+	return s, s.movesFromProto(p)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -23,6 +24,9 @@ import (
 func (s *Scheduler) Run(ctx context.Context) {
 	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.drive(ctx) })
 	var lastErr string
 	for {
 		err := s.reconcile(ctx)

@@ -44,6 +44,9 @@ type Log interface {
 	// Leader returns who leads the group as far as this member knows ("" if
 	// unknown), in which term, and whether that is this member.
 	Leader() (node rowraft.NodeID, term rowraft.Term, self bool)
+	// Barrier returns on the leader once its machine has applied all that earlier
+	// leaders committed.
+	Barrier(ctx context.Context) error
 }
 
 // LeaderHint says who was last seen leading a shard. It may be stale.
@@ -75,7 +78,8 @@ type Options struct {
 //
 // Goroutines: it starts none by itself; Run is one, and waits for those it starts.
 //
-// Lock order: soft.mu alone, never held across a call out of this package.
+// Lock order: soft.mu and driver.mu, each alone, never held across a call out of
+// this package.
 type Scheduler struct {
 	rowraftv1.UnimplementedClusterServer
 
@@ -87,6 +91,7 @@ type Scheduler struct {
 	log     atomic.Pointer[Log] // nil until Attach
 	kick    chan struct{}       // capacity 1: wakes Run
 	soft    soft
+	driver  driver
 
 	checkpoints *Checkpoints
 
@@ -104,8 +109,9 @@ type soft struct {
 }
 
 type beat struct {
-	at       time.Time
-	replicas []*rowraftv1.ReplicaStatus
+	at         time.Time
+	mapVersion rowraft.MapVersion // that the server follows
+	replicas   []*rowraftv1.ReplicaStatus
 }
 
 type ensuredKey struct {

@@ -88,7 +88,7 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not registered", id)
 	}
 	s.soft.mu.Lock()
-	s.soft.beats[id] = beat{at: time.Now(), replicas: req.GetReplicas()}
+	s.soft.beats[id] = beat{at: time.Now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas()}
 	s.soft.mu.Unlock()
 	return &rowraftv1.HeartbeatReply{MapVersion: uint64(m.Version)}, nil
 }

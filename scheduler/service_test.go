@@ -47,6 +47,8 @@ func (l *fakeLog) Leader() (rowraft.NodeID, rowraft.Term, bool) {
 	return l.leader, l.term, l.leader == l.self
 }
 
+func (l *fakeLog) Barrier(context.Context) error { return nil }
+
 func (l *fakeLog) elect(node rowraft.NodeID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

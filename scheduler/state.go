@@ -24,7 +24,10 @@ type state struct {
 	cluster         clustermap.Map // everything but the slots, which cmap holds
 	slots           []uint8        // slot → shard; nil until the shards are made
 	lastIncarnation rowraft.Incarnation
-	jobs            []job // by name
+	jobs            []job  // by name
+	moves           []move // that run, by shard: at most one each
+	finished        []move // the last ones, oldest first
+	lastMove        uint64 // highest id given
 }
 
 type job struct {
@@ -49,6 +52,7 @@ func (s *state) clone() *state {
 		j.members = slices.Clone(j.members)
 		c.jobs[i] = j
 	}
+	c.moves, c.finished = slices.Clone(s.moves), slices.Clone(s.finished)
 	return &c
 }
 
@@ -116,6 +120,9 @@ func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
 	for _, sh := range shards {
 		if len(sh.Replicas) == 0 {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d has no replicas", sh.ID)
+		}
+		if len(sh.Learners)+len(sh.Removed) > 0 || sh.Changes != 0 {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d is new and its replicas changed already", sh.ID)
 		}
 		nodes := make(map[rowraft.NodeID]bool)
 		for _, r := range sh.Replicas {

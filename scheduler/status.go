@@ -53,6 +53,7 @@ func (s *Scheduler) Status(context.Context, *rowraftv1.StatusRequest) (*rowraftv
 	}
 	s.soft.mu.Unlock()
 	reply.Problems = s.problems(m, reply.Nodes)
+	s.addMoves(reply)
 	return reply, nil
 }
 

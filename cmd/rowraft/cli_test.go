@@ -56,6 +56,16 @@ func (f *fakeCluster) CreateTable(_ context.Context, req *rowraftv1.CreateTableR
 	return &rowraftv1.CreateTableReply{Table: req.Table, Created: true, MapVersion: 9}, nil
 }
 
+// MoveReplica answers that the move has been made already.
+func (f *fakeCluster) MoveReplica(context.Context, *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
+	return &rowraftv1.MoveReplicaReply{Move: f.status.FinishedMoves[1]}, nil
+}
+
+func (f *fakeCluster) CancelMove(_ context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
+	f.status.Moves[0].Move.Phase, f.status.Moves[0].WaitingFor = rowraftv1.MovePhase_MOVE_PHASE_CANCEL, ""
+	return &rowraftv1.CancelMoveReply{Move: f.status.Moves[0].Move}, nil
+}
+
 func start(t *testing.T, f *fakeCluster) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -115,6 +125,27 @@ func sample() *rowraftv1.StatusReply {
 	}
 }
 
+// moving is sample while replicas of both shards move to a fourth server.
+func moving() *rowraftv1.StatusReply {
+	r := sample()
+	r.Map.Nodes = append(r.Map.Nodes, &rowraftv1.Node{Id: "00000004-aaaa", Name: "n4", Addr: "10.0.0.4:7070", PeerAddr: "10.0.0.4:7071"})
+	r.Nodes = append(r.Nodes, &rowraftv1.NodeStatus{Node: r.Map.Nodes[3], State: "up", SinceHeartbeatNs: 90e6, Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-g", "learner", "00000001-aaaa", 1200000)}})
+	move := func(id uint64, shard uint32, from, fromReplica, to string, phase rowraftv1.MovePhase) *rowraftv1.Move {
+		return &rowraftv1.Move{
+			Id: id, Shard: shard, Phase: phase,
+			From: &rowraftv1.Replica{Id: fromReplica, Node: from}, To: &rowraftv1.Replica{Id: to, Node: "00000004-aaaa"},
+		}
+	}
+	r.Map.Shards[0].Learners = []*rowraftv1.Replica{{Id: "repl-g", Node: "00000004-aaaa"}}
+	r.Map.Shards[1].Replicas = append(r.Map.Shards[1].Replicas, &rowraftv1.Replica{Id: "repl-h", Node: "00000004-aaaa"})
+	r.Moves = []*rowraftv1.MoveStatus{
+		{Move: move(7, 0, "00000003-aaaa", "repl-c", "repl-g", rowraftv1.MovePhase_MOVE_PHASE_LEARN), WaitingFor: "the learner is 4331 entries behind", LagEntries: 4331},
+		{Move: move(6, 1, "00000003-aaaa", "repl-f", "repl-h", rowraftv1.MovePhase_MOVE_PHASE_REMOVE)},
+	}
+	r.FinishedMoves = []*rowraftv1.Move{move(5, 1, "00000002-aaaa", "repl-x", "repl-y", rowraftv1.MovePhase_MOVE_PHASE_CANCELLED), move(8, 1, "00000002-aaaa", "repl-e", "repl-i", rowraftv1.MovePhase_MOVE_PHASE_DONE)}
+	return r
+}
+
 type outcome struct {
 	code        int
 	out, errout string
@@ -132,6 +163,15 @@ func rowraftCmd(t *testing.T, args ...string) outcome {
 func TestGoldenOutput(t *testing.T) {
 	addr := start(t, &fakeCluster{status: sample()})
 	for name, args := range map[string][]string{
+		"moving-cluster":      {"cluster", "status"},
+		"moving-shards":       {"shard", "list"},
+		"moving-moves":        {"shard", "moves"},
+		"moving-moves-wide":   {"shard", "moves", "-o", "wide"},
+		"moving-moves-json":   {"shard", "moves", "-o", "json"},
+		"moving-move":         {"shard", "move", "1", "--from", "n2", "--to", "n4"},
+		"moving-move-json":    {"shard", "move", "1", "--from", "n2", "--to", "n4", "-o", "json"},
+		"moving-cancel":       {"shard", "cancel-move", "0"},
+		"no-moves":            {"shard", "moves"},
 		"cluster-status":      {"cluster", "status"},
 		"cluster-status-wide": {"cluster", "status", "-o", "wide"},
 		"cluster-status-json": {"cluster", "status", "-o", "json"},
@@ -149,7 +189,11 @@ func TestGoldenOutput(t *testing.T) {
 		"table-create-json":   {"table", "create", "item", "--dim", "8", "--optimizer", "adam", "--lr", "0.001", "-o", "json"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
+			to := addr
+			if strings.HasPrefix(name, "moving-") {
+				to = start(t, &fakeCluster{status: moving()})
+			}
+			got := rowraftCmd(t, append(args, "--insecure", "--endpoints", to)...)
 			if got.code != exitDone || got.errout != "" {
 				t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
 			}
@@ -202,6 +246,7 @@ func TestWrongUsage(t *testing.T) {
 		{"a list where none belongs", "name: {a: b}\n", []string{"server", "--config", config}, []string{"line 1", "plain value"}},
 		{"no shard to transfer", "", []string{"shard", "transfer-leader"}, []string{"SHARD", "rowraft shard list"}},
 		{"a shard that is no number", "", []string{"shard", "transfer-leader", "first"}, []string{`"first"`, "rowraft shard list"}},
+		{"a move from nowhere", "", []string{"shard", "move", "1", "--to", "n4"}, []string{"--from"}},
 		{"a missing file", "", []string{"server", "--config", config + ".no"}, []string{config + ".no"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -48,6 +48,7 @@ type clusterJSON struct {
 	Problems        []string     `json:"problems"`
 	Servers         []serverJSON `json:"servers"`
 	Jobs            []jobJSON    `json:"jobs"`
+	Moves           []moveJSON   `json:"moves"` // that run
 }
 
 type serverJSON struct {
@@ -103,6 +104,7 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 	for _, j := range r.GetJobs() {
 		v.Jobs = append(v.Jobs, jobJSON{j.GetJob(), j.GetWorkers(), append([]string{}, j.GetMembers()...)})
 	}
+	v.Moves = movesJSON(r, false)
 	return v
 }
 
@@ -149,6 +151,12 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 		t.AppendRow(row)
 	}
 	t.Render()
+	if len(v.Moves) > 0 {
+		fmt.Fprintln(w, "\nMOVES")
+		for _, m := range v.Moves {
+			fmt.Fprintln(w, "  "+m.line())
+		}
+	}
 	if len(v.Problems) > 0 {
 		fmt.Fprintln(w, "\nPROBLEMS")
 		for _, p := range v.Problems {

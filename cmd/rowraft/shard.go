@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -36,7 +37,7 @@ func newShardCmd(g *globals) *cobra.Command {
 		},
 	}
 	list.Flags().StringVar(&tableName, "table", "", "count the rows and bytes of this table only")
-	cmd.AddCommand(list, newTransferLeaderCmd(g))
+	cmd.AddCommand(list, newTransferLeaderCmd(g), newMoveCmd(g), newMovesCmd(g), newCancelMoveCmd(g))
 	return cmd
 }
 
@@ -59,6 +60,7 @@ type shardJSON struct {
 	Rows        uint64        `json:"rows"`
 	MemoryBytes uint64        `json:"memory_bytes"`
 	Replicas    []replicaJSON `json:"replicas"`
+	Learners    []replicaJSON `json:"learners"` // that join and have no vote yet
 }
 
 type replicaJSON struct {
@@ -91,9 +93,12 @@ func newShardsJSON(r *rowraftv1.StatusReply, tableName string) (*shardsJSON, err
 	}
 	v := &shardsJSON{Schema: jsonSchema, MapVersion: r.GetMap().GetVersion(), Shards: []shardJSON{}}
 	for _, s := range r.GetMap().GetShards() {
-		sh := shardJSON{Shard: s.GetId(), Slots: slots[uint8(s.GetId())], Replicas: []replicaJSON{}}
+		sh := shardJSON{Shard: s.GetId(), Slots: slots[uint8(s.GetId())], Replicas: []replicaJSON{}, Learners: []replicaJSON{}}
 		for _, rep := range s.GetReplicas() {
 			sh.Replicas = append(sh.Replicas, newReplicaJSON(r, rep, only))
+		}
+		for _, rep := range s.GetLearners() {
+			sh.Learners = append(sh.Learners, newReplicaJSON(r, rep, only))
 		}
 		sh.summarize()
 		v.Shards = append(v.Shards, sh)
@@ -199,11 +204,14 @@ func (v *shardsJSON) print(w io.Writer, wide bool) error {
 	return nil
 }
 
-// members lists the servers of a shard; * leads, ! is not well.
+// members lists the servers of a shard; * leads, + joins, ! is not well.
 func (s *shardJSON) members(wide bool) string {
-	out := make([]string, len(s.Replicas))
-	for i, r := range s.Replicas {
+	out := make([]string, len(s.Replicas)+len(s.Learners))
+	for i, r := range append(slices.Clone(s.Replicas), s.Learners...) {
 		out[i] = r.Server
+		if i >= len(s.Replicas) {
+			out[i] += "+"
+		}
 		if r.Role == roleLeader && r.Server == s.Leader {
 			out[i] += "*"
 		}

@@ -22,8 +22,8 @@ def varint(n):
 def num(field, n): return varint(field << 3) + varint(n)
 def data(field, b): return varint(field << 3 | 2) + varint(len(b)) + b
 
-def frame(magic, payload):
-    head = magic + struct.pack("<II", 1, len(payload))
+def frame(magic, payload, version=1):
+    head = magic + struct.pack("<II", version, len(payload))
     return head + struct.pack("<I", crc32c(head + payload)) + payload
 
 here = os.path.dirname(os.path.abspath(__file__))
@@ -35,3 +35,21 @@ cmap = data(1, b"c-1") + num(2, 2) + data(4, node) + num(8, 1)
 job = data(1, b"ctr") + num(2, 3) + data(3, data(1, b"worker-0") + num(2, 2))
 state = num(1, 300) + data(2, cmap) + num(3, 5) + data(4, job)
 open(os.path.join(here, "state.snapshot"), "wb").write(frame(b"RRMS", state))
+
+# Version 2: moves. Shard 0 of nodes n-1 and n-2: the replica of n-1 moves to n-3; that of n-4 has left.
+def replica(id, node): return data(1, id) + data(2, node)
+start = data(2, b"n-1") + data(3, replica(b"r-3", b"n-3")) + num(4, 9)  # shard 0: left out
+open(os.path.join(here, "start_move.entry"), "wb").write(frame(b"RRME", data(7, start), 2))
+advance = num(1, 4) + num(2, 1) + num(3, 2)
+open(os.path.join(here, "advance_move.entry"), "wb").write(frame(b"RRME", data(8, advance), 2))
+open(os.path.join(here, "forget_replica.entry"), "wb").write(frame(b"RRME", data(9, data(2, b"r-4")), 2))
+
+def node(i): return data(1, b"n-%d" % i) + data(3, b"h:%d" % i) + data(4, b"p:%d" % i)
+shard = (data(2, replica(b"r-1", b"n-1")) + data(2, replica(b"r-2", b"n-2")) + data(3, replica(b"r-3", b"n-3"))
+         + data(4, data(1, replica(b"r-4", b"n-4")) + num(2, 8)) + num(5, 2))
+cmap = (data(1, b"c-1") + num(2, 9) + num(3, 6) + b"".join(data(4, node(i)) for i in (1, 2, 3, 4)) + data(5, shard)
+        + data(6, bytes(4096)) + num(8, 1))
+def move(id, source, target, phase): return num(1, id) + data(3, source) + data(4, target) + num(5, phase)
+state = (num(1, 77) + data(2, cmap) + data(5, move(4, replica(b"r-1", b"n-1"), replica(b"r-3", b"n-3"), 1))
+         + data(6, move(3, replica(b"r-4", b"n-4"), replica(b"r-2", b"n-2"), 5)) + num(7, 4))
+open(os.path.join(here, "moves.snapshot"), "wb").write(frame(b"RRMS", state, 2))

@@ -1,0 +1,75 @@
+package node
+
+import (
+	"fmt"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+)
+
+// followReplicas starts the replicas that m gives this server, and deletes those
+// that m says have left.
+//
+// A server that restarts goes through old maps before it gets to the newest. So an
+// old map must do no harm: what it does not list yet is kept, a replica that left is
+// not started again (raftstore remembers), nor is one whose place a newer one has
+// taken here.
+func (n *Node) followReplicas(m *clustermap.Map) error {
+	for _, s := range m.Shards {
+		for _, r := range s.Removed {
+			if r.Node == n.self.ID {
+				if err := n.removeReplica(s.ID, r.ID); err != nil {
+					return err
+				}
+			}
+		}
+		r, here := s.On(n.self.ID)
+		if !here || n.replica(s.ID) != nil || n.store.Removed(groupName(s.ID), r.ID) {
+			continue
+		}
+		if have := n.store.Replica(groupName(s.ID)); have != "" && have != r.ID {
+			n.log.Info("an old map names a replica whose place another one has taken", "shard", uint32(s.ID), "replica", string(r.ID), "have", string(have), "mapVersion", uint64(m.Version))
+			continue
+		}
+		segment := n.cfg.LogSegmentBytes
+		if segment == 0 {
+			segment = segmentSize(m, r.Node)
+		}
+		rep, err := openReplica(n.store, m, s, r, segment, n.log)
+		if err != nil {
+			return err
+		}
+		n.mu.Lock()
+		n.replicas[s.ID] = rep
+		n.mu.Unlock()
+		n.log.Info("runs a replica", "shard", uint32(s.ID), "replica", string(r.ID), "mapVersion", uint64(m.Version))
+	}
+	return nil
+}
+
+// removeReplica stops a replica that left its group and deletes its data. That it
+// left is remembered even if it never ran here.
+func (n *Node) removeReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error {
+	n.mu.Lock()
+	r := n.replicas[shard]
+	if r != nil && r.id == id {
+		delete(n.replicas, shard)
+	} else {
+		r = nil
+	}
+	n.mu.Unlock()
+	if r != nil {
+		if err := r.close(); err != nil {
+			return fmt.Errorf("stop replica %s of shard %d, which left: %w", id, shard, err)
+		}
+	}
+	known := n.store.Removed(groupName(shard), id)
+	// Again even so: a crash may have come before the data was gone.
+	if err := n.store.RemoveReplica(groupName(shard), id); err != nil {
+		return fmt.Errorf("delete replica %s of shard %d, which left: %w", id, shard, err)
+	}
+	if !known {
+		n.log.Info("deleted a replica that left", "shard", uint32(shard), "replica", string(id))
+	}
+	return nil
+}

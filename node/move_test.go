@@ -1,0 +1,291 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// onScheduler calls fn on every server that runs until one does not send it elsewhere.
+func (c *testCluster) onScheduler(ctx context.Context, fn func(rowraftv1.ClusterClient) error) error {
+	c.t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for _, n := range c.nodes {
+			if n.cancel == nil {
+				continue
+			}
+			conn, err := rpc.Dial(n.addr, nil, nil)
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			err = fn(rowraftv1.NewClusterClient(conn))
+			conn.Close()
+			if err == nil || !rowraft.CodeOf(err).Retryable() {
+				return err
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (c *testCluster) startMove(ctx context.Context, shard uint32, from, to string) (m *rowraftv1.Move, err error) {
+	err = c.onScheduler(ctx, func(s rowraftv1.ClusterClient) error {
+		reply, err := s.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: shard, FromNode: from, ToNode: to})
+		m = reply.GetMove()
+		return err
+	})
+	return m, err
+}
+
+func (c *testCluster) status(ctx context.Context) (reply *rowraftv1.StatusReply) {
+	c.t.Helper()
+	if err := c.onScheduler(ctx, func(s rowraftv1.ClusterClient) (err error) {
+		reply, err = s.Status(ctx, &rowraftv1.StatusRequest{})
+		return err
+	}); err != nil {
+		c.t.Fatal(err)
+	}
+	return reply
+}
+
+// ended waits until a move has ended and returns how.
+func (c *testCluster) ended(ctx context.Context, id uint64) *rowraftv1.Move {
+	c.t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		st := c.status(ctx)
+		for _, m := range st.FinishedMoves {
+			if m.Id == id {
+				return m
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			c.t.Fatalf("move %d does not end: %v", id, st.Moves)
+		}
+	}
+}
+
+// eventually waits for what has no event.
+func eventually(t testing.TB, ctx context.Context, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}
+
+func (c *testCluster) groupDir(name string, shard uint32) string {
+	return filepath.Join(c.dir, name, "raft", "groups", fmt.Sprintf("shard-%d", shard))
+}
+
+// load pushes to one row until stop is called, which returns how many pushes were
+// acknowledged and the longest pause between two.
+func load(ctx context.Context, t testing.TB, table *client.Table) (stop func() (int64, time.Duration)) {
+	var (
+		wg     sync.WaitGroup
+		end    = make(chan struct{})
+		pushed atomic.Int64
+		gap    time.Duration
+	)
+	wg.Go(func() {
+		last := time.Now()
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if _, err := table.Push(ctx, []rowraft.Key{7}, []float32{-1, -1, -1, -1}); err != nil {
+				t.Errorf("push: %v", err)
+				return
+			}
+			pushed.Add(1)
+			gap, last = max(gap, time.Since(last)), time.Now()
+		}
+	})
+	return func() (int64, time.Duration) {
+		close(end)
+		wg.Wait()
+		return pushed.Load(), gap
+	}
+}
+
+// A shard with its leader goes round four servers under load, and every server
+// restarts on the way: through old maps, which must start nothing that left.
+func TestReplicasMoveUnderLoad(t *testing.T) {
+	c := startCluster(t, 4, 1)
+	cl, ctx := c.dial(), testContext(t)
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := make(map[rowraft.NodeID]string)
+	spare := ""
+	m := cl.Map()
+	for _, n := range m.Nodes {
+		name[n.ID] = n.Name
+		if _, has := m.Shards[0].On(n.ID); !has {
+			spare = n.Name
+		}
+	}
+	stop := load(ctx, t, table)
+	for range 4 { // each server gives its replica away once, and gets another
+		from := ""
+		eventually(t, ctx, "a leader has reported", func() bool {
+			for _, n := range c.status(ctx).Nodes {
+				for _, r := range n.Replicas {
+					if r.Role == "leader" && n.Node.Name != spare {
+						from = n.Node.Name
+					}
+				}
+			}
+			return from != ""
+		})
+		mv, err := c.startMove(ctx, 0, from, spare)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if end := c.ended(ctx, mv.Id); end.Phase != rowraftv1.MovePhase_MOVE_PHASE_DONE {
+			t.Fatalf("move %v", end)
+		}
+		eventually(t, ctx, "the data of the old replica is deleted", func() bool {
+			_, err := os.Stat(c.groupDir(from, 0))
+			return errors.Is(err, os.ErrNotExist)
+		})
+		spare = from
+		for i, n := range c.nodes {
+			if n.cfg.Name == from {
+				c.stopNode(i)
+				c.restart(i)
+			}
+		}
+	}
+	pushed, gap := stop()
+	var got [4]float32
+	if err := table.Pull(ctx, []rowraft.Key{7}, got[:]); err != nil || got[0] != float32(pushed) {
+		t.Errorf("the row holds %v after %d acknowledged pushes (%v)", got[0], pushed, err)
+	}
+	t.Logf("4 moves of the leader under %d pushes: longest gap %v", pushed, gap)
+	if st := c.status(ctx); len(st.Map.Shards[0].Replicas) != 3 || len(st.Map.Shards[0].Learners) != 0 || len(st.Moves) != 0 {
+		t.Errorf("in the end the map has %v and moves %v", st.Map.Shards[0], st.Moves)
+	}
+	if _, err := os.Stat(c.groupDir(spare, 0)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the spare server %s has data of the shard: %v", spare, err)
+	}
+	c.sameDigests(ctx, 0)
+}
+
+// sameDigests compares the replicas of a shard.
+func (c *testCluster) sameDigests(ctx context.Context, shard uint32) {
+	c.t.Helper()
+	digests := make(map[string]string)
+	eventually(c.t, ctx, "three replicas with one digest", func() bool {
+		clear(digests)
+		sums := make(map[string]bool)
+		for i, n := range c.nodes {
+			d, err := c.admin(i).Digest(ctx, &rowraftv1.DigestRequest{Shard: shard})
+			if err == nil {
+				digests[n.cfg.Name] = fmt.Sprintf("%x at %d", d.Digest, d.AppliedIndex)
+				sums[digests[n.cfg.Name]] = true
+			}
+		}
+		return len(digests) == 3 && len(sums) == 1
+	})
+}
+
+// A move to a server that dies before its replica votes waits, and can be undone;
+// the server deletes what it had when it comes back.
+func TestMoveToADeadServerIsCancelled(t *testing.T) {
+	started := 0
+	c := startClusterWith(t, 4, 1, func(cfg *Config) {
+		cfg.Join = cfg.Join[:3]
+		cfg.WithScheduler = started < 3
+		started++
+	})
+	ctx := testContext(t)
+	m := c.dial().Map()
+	spare, from := -1, ""
+	for i, n := range c.nodes {
+		node, err := m.FindNode(n.cfg.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, has := m.Shards[0].On(node.ID); !has {
+			spare = i
+		} else {
+			from = n.cfg.Name
+		}
+	}
+	eventually(t, ctx, "the spare server has reported", func() bool {
+		for _, n := range c.status(ctx).Nodes {
+			if n.Node.Name == c.nodes[spare].cfg.Name && n.State == "up" && n.SinceHeartbeatNs < 1e9 {
+				return true
+			}
+		}
+		return false
+	})
+	c.stopNode(spare)
+	to := c.nodes[spare].cfg.Name
+	mv, err := c.startMove(ctx, 0, from, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.startMove(ctx, 0, from, to); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists && rowraft.CodeOf(err) != rowraft.CodeNoLeader {
+		t.Errorf("a second move of the shard: %v, want CodeAlreadyExists", err)
+	}
+	eventually(t, ctx, "the move waits for the learner", func() bool {
+		st := c.status(ctx)
+		return len(st.Moves) == 1 && st.Moves[0].WaitingFor != "" && st.Moves[0].Move.Phase == rowraftv1.MovePhase_MOVE_PHASE_LEARN
+	})
+	if err := c.onScheduler(ctx, func(s rowraftv1.ClusterClient) error {
+		_, err := s.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: 0, MoveId: mv.Id})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if end := c.ended(ctx, mv.Id); end.Phase != rowraftv1.MovePhase_MOVE_PHASE_CANCELLED {
+		t.Errorf("the move ended as %v, want cancelled", end)
+	}
+	if err := c.onScheduler(ctx, func(s rowraftv1.ClusterClient) error {
+		_, err := s.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: 0})
+		return err
+	}); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+		t.Errorf("cancelling what does not run: %v, want CodeNotFound", err)
+	}
+	c.restart(spare)
+	again, err := c.startMove(ctx, 0, from, to)
+	for rowraft.CodeOf(err) == rowraft.CodeNoLeader && ctx.Err() == nil { // not up yet
+		again, err = c.startMove(ctx, 0, from, to)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if end := c.ended(ctx, again.Id); end.Phase != rowraftv1.MovePhase_MOVE_PHASE_DONE || end.To.Id == mv.To.Id {
+		t.Errorf("the second move ended as %v, want done, under another replica id than %s", end, mv.To.Id)
+	}
+}

@@ -1,0 +1,109 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// startAttempts bounds how often a move is decided anew because the map changed
+// meanwhile.
+const startAttempts = 5
+
+// MoveReplica logs a move; the leader of the metadata group drives it from then on.
+func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
+	for attempt := 1; ; attempt++ {
+		m, err := s.startMove(ctx, req)
+		if rowraft.CodeOf(err) == rowraft.CodePrecondition && req.GetMapVersion() == 0 && attempt < startAttempts {
+			continue // a server registered, or another move began
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.logger.Info("a replica is to move", "move", m.id, "shard", uint32(m.shard), "from", string(m.from.Node), "to", string(m.to.Node))
+		return &rowraftv1.MoveReplicaReply{Move: m.toProto(), MapVersion: s.mapVersion()}, nil
+	}
+}
+
+func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (move, error) {
+	if _, _, err := s.leading(); err != nil {
+		return move{}, err
+	}
+	m := s.view.Map()
+	if m == nil || len(m.Shards) == 0 {
+		return move{}, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: %s", s.waitingFor())
+	}
+	from, err := m.FindNode(req.GetFromNode())
+	if err != nil {
+		return move{}, err
+	}
+	to, err := m.FindNode(req.GetToNode())
+	if err != nil {
+		return move{}, err
+	}
+	if err := s.mustBeUp(to); err != nil {
+		return move{}, err
+	}
+	version := req.GetMapVersion()
+	if version == 0 {
+		version = uint64(m.Version)
+	}
+	return proposeFor[move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
+		Shard: req.GetShard(), FromNode: string(from.ID), To: &rowraftv1.Replica{Id: uuid.NewString(), Node: string(to.ID)}, MapVersion: version,
+	}}})
+}
+
+// mustBeUp refuses a server that could not take a replica now.
+func (s *Scheduler) mustBeUp(n clustermap.Node) error {
+	s.soft.mu.Lock()
+	b, seen := s.soft.beats[n.ID]
+	s.soft.mu.Unlock()
+	if seen && stateAfter(time.Since(b.at)) == stateUp {
+		return nil
+	}
+	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v", nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
+}
+
+// CancelMove turns a move back while its new replica has not taken the place of
+// the old one.
+func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
+	if _, _, err := s.leading(); err != nil {
+		return nil, err
+	}
+	running, _ := s.machine.moves()
+	for _, m := range running {
+		if uint32(m.shard) != req.GetShard() || req.GetMoveId() != 0 && m.id != req.GetMoveId() {
+			continue
+		}
+		if m.phase == phaseRemove {
+			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d has gone too far: the new replica votes and the old one is leaving; move it back afterwards", m.id, m.shard)
+		}
+		if m.phase != phaseCancel {
+			if err := s.advance(ctx, &m, phaseCancel); err != nil {
+				return nil, fmt.Errorf("cancel move %d of shard %d: %w", m.id, m.shard, err)
+			}
+			m.phase = phaseCancel
+		}
+		s.logger.Info("a move is cancelled", "move", m.id, "shard", uint32(m.shard))
+		return &rowraftv1.CancelMoveReply{Move: m.toProto()}, nil
+	}
+	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no such move of shard %d runs", req.GetShard())
+}
+
+// addMoves tells of moves in a status.
+func (s *Scheduler) addMoves(reply *rowraftv1.StatusReply) {
+	running, finished := s.machine.moves()
+	for _, m := range running {
+		n := s.driver.read(m.id)
+		reply.Moves = append(reply.Moves, &rowraftv1.MoveStatus{Move: m.toProto(), WaitingFor: n.waitingFor, LagEntries: n.lag})
+	}
+	for _, m := range finished {
+		reply.FinishedMoves = append(reply.FinishedMoves, m.toProto())
+	}
+}
