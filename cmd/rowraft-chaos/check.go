@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/e2e/check"
+	"github.com/rowraft/rowraft/e2e/replay"
 	"github.com/rowraft/rowraft/e2e/verdict"
 )
 
@@ -31,6 +32,11 @@ func newCheckCmd() *cobra.Command {
 				return err
 			}
 			_, verdicts := verdict.Judge(ops, seen, cfg.Clients, cfg.For)
+			replayed, err := replay.OfRun(args[0], cfg.Shards, ops, seen)
+			if err != nil {
+				return err
+			}
+			verdicts = append(verdicts, replayed)
 			wrong := false
 			for _, v := range verdicts {
 				fmt.Fprintln(cmd.OutOrStdout(), v)
@@ -58,6 +64,11 @@ func (r *chaos) checkRecords() error {
 	var tally check.Tally
 	tally, r.res.Verdicts = verdict.Judge(ops, seen, r.cfg.Clients, r.cfg.For)
 	r.res.Lost, r.res.Doubled = max(r.res.Lost, tally.Lost), max(r.res.Doubled, tally.Doubled)
+	replayed, err := replay.OfRun(r.cfg.dir, r.cfg.Shards, ops, seen)
+	if err != nil {
+		return err
+	}
+	r.res.Verdicts = append(r.res.Verdicts, replayed)
 	for _, v := range r.res.Verdicts {
 		for _, p := range v.Wrong {
 			r.wrong("%s: %s", v.Checker, p)

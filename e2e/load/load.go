@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/e2e/history"
 )
 
@@ -113,16 +114,22 @@ func patience(i int) time.Duration {
 	return 3 * time.Second
 }
 
-// spread picks n keys, in turn from every shard: see shardOf.
-func spread(c *client.Client, t *client.Table, n int) []rowraft.Key {
-	m := c.Map()
+// Keys returns the keys of n rows, in turn from every shard: see shardOf.
+// slots tells the shard of each slot.
+func Keys(table rowraft.TableID, slots []uint8, shards, n int) []rowraft.Key {
 	var keys []rowraft.Key
 	for k := rowraft.Key(1); len(keys) < n; k++ {
-		if int(m.ShardOf(t.Slot(k))) == len(keys)%len(m.Shards) {
+		if int(slots[clustermap.SlotOf(table, rowraft.Sparse, k)]) == len(keys)%shards {
 			keys = append(keys, k)
 		}
 	}
 	return keys
+}
+
+// spread is Keys by what a client knows.
+func spread(c *client.Client, t *client.Table, n int) []rowraft.Key {
+	m := c.Map()
+	return Keys(t.Schema().ID, m.Slots(), len(m.Shards), n)
 }
 
 // Dims is the number of dimensions of a row.

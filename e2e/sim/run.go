@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/e2e/replay"
 	"github.com/rowraft/rowraft/e2e/verdict"
 )
 
@@ -386,6 +387,11 @@ func (res *Result) Judge(cfg Config) error {
 	var t check.Tally
 	t, res.Verdicts = verdict.Judge(ops, seen, cfg.Clients, cfg.For)
 	res.Lost, res.Doubled = max(res.Lost, t.Lost), max(res.Doubled, t.Doubled)
+	replayed, err := replay.OfRun(cfg.Dir, cfg.Shards, ops, seen)
+	if err != nil {
+		return err
+	}
+	res.Verdicts = append(res.Verdicts, replayed)
 	for _, v := range res.Verdicts {
 		for _, p := range v.Wrong {
 			res.Problems = append(res.Problems, v.Checker+": "+p)

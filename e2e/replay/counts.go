@@ -1,0 +1,91 @@
+package replay
+
+import (
+	"fmt"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/e2e/load"
+	"github.com/rowraft/rowraft/e2e/reference"
+)
+
+// pushes are those of one client to one row.
+type pushes struct{ acked, issued int64 }
+
+// compareCounts holds the counters of the replayed rows against the clients'
+// history: every acknowledged push is in there, and none that was not made.
+func (r *Report) compareCounts(ops []history.Op, last []*reference.Machine) {
+	type place struct{ row, client int }
+	count := make(map[place]*pushes)
+	rows, clients := 0, 0
+	for _, op := range ops {
+		if op.Kind != history.Push {
+			continue
+		}
+		clients = max(clients, op.Client+1)
+		for _, row := range op.Rows {
+			rows = max(rows, row+1)
+			p := count[place{row, op.Client}]
+			if p == nil {
+				p = &pushes{}
+				count[place{row, op.Client}] = p
+			}
+			if op.Outcome == history.OK {
+				p.acked++
+			}
+			if op.Outcome != history.Refused {
+				p.issued++
+			}
+		}
+	}
+	table := counters(last)
+	if table == nil {
+		r.Problems = append(r.Problems, fmt.Sprintf("the logs hold no table %q", load.TableName))
+		return
+	}
+	keys := load.Keys(table.ID, clustermap.EvenSlots(len(last)), len(last), rows)
+	pushed, held, shown := 0, 0, 0
+	for _, m := range last {
+		if t := m.Tables[table.ID]; t != nil {
+			held += len(t.Rows)
+		}
+	}
+	for row, key := range keys {
+		var weights []float32
+		if t := last[row%len(last)].Tables[table.ID]; t != nil && t.Rows[key] != nil {
+			weights = t.Rows[key].Weights
+			pushed++
+		}
+		for client := range clients {
+			have, p := int64(0), count[place{row, client}]
+			if client < len(weights) {
+				have = int64(weights[client])
+			}
+			if p == nil {
+				p = &pushes{}
+			}
+			if have >= p.acked && have <= p.issued {
+				continue
+			}
+			if shown++; shown <= shownProblems {
+				r.Problems = append(r.Problems, fmt.Sprintf("row %d, client %d: %d pushes were acknowledged and %d made, the logs hold %d", row, client, p.acked, p.issued, have))
+			}
+		}
+	}
+	if pushed != held {
+		r.Problems = append(r.Problems, fmt.Sprintf("the logs hold %d rows of table %s, the clients pushed to %d of them", held, table.Name, pushed))
+	}
+}
+
+// counters finds the table of the load.
+func counters(last []*reference.Machine) *rowraft.Schema {
+	for _, m := range last {
+		for _, t := range m.Tables {
+			if t.Schema.Name == load.TableName {
+				return &t.Schema
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,142 @@
+package replay
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/e2e/check"
+	"github.com/rowraft/rowraft/e2e/cluster"
+	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/e2e/reference"
+	"github.com/rowraft/rowraft/e2e/verdict"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// Options say where the logs are and what is known of the run.
+type Options struct {
+	Servers []Server
+	Shards  int // of the cluster; the slots are divided evenly
+	// Digests are what replicas reported; each is of an index that was applied.
+	Digests []check.DigestAt
+	// Ops are those of a load (package load): the counters must agree with them.
+	// Empty: the rows are not looked at.
+	Ops []history.Op
+}
+
+// Server is a server that does not run.
+type Server struct {
+	Name string
+	Dir  string // its data directory
+}
+
+// OfRun checks what a run of a load has left below dir: data directories in it or
+// in its directory servers.
+func OfRun(dir string, shards int, ops []history.Op, seen cluster.Sights) (verdict.Verdict, error) {
+	servers, err := findServers(dir)
+	if err != nil {
+		return verdict.Verdict{}, err
+	}
+	r, err := Check(Options{Servers: servers, Shards: shards, Digests: seen.Digests, Ops: ops})
+	if err != nil {
+		return verdict.Verdict{}, err
+	}
+	return r.verdict(), nil
+}
+
+func findServers(dir string) ([]Server, error) {
+	var out []Server
+	for _, pattern := range []string{"*", filepath.Join("servers", "*")} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern, "raft", "registry"))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			data := filepath.Dir(filepath.Dir(f))
+			out = append(out, Server{filepath.Base(data), data})
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no data directories of servers in %s", dir)
+	}
+	return out, nil
+}
+
+// Report is what a check has looked at and found.
+type Report struct {
+	Replicas  int
+	Entries   int // replayed
+	Snapshots int // compared with the replayed state, or with each other
+	Digests   int // likewise
+	Rows      uint64
+	Sessions  int
+	Problems  []string
+}
+
+// verdict is the report as one of the checkers' verdicts.
+func (r *Report) verdict() verdict.Verdict {
+	v := verdict.Verdict{Checker: "replay", Wrong: r.Problems, Looked: fmt.Sprintf(
+		"%d entries of %d replicas' logs through two machines: %d snapshots, %d digests, %d rows, %d sessions",
+		r.Entries, r.Replicas, r.Snapshots, r.Digests, r.Rows, r.Sessions)}
+	if r.Entries == 0 && len(r.Problems) == 0 {
+		v.Wrong = append(v.Wrong, "nothing was checked: no log has a committed entry")
+	}
+	return v
+}
+
+// Check does all of it. The error is why it could not: what it found wrong is in
+// the report.
+func Check(o Options) (*Report, error) {
+	var stores []*raftstore.Offline
+	defer func() {
+		for _, s := range stores {
+			s.Close()
+		}
+	}()
+	for _, s := range o.Servers {
+		store, err := raftstore.OpenOffline(filepath.Join(s.Dir, "raft"))
+		if err != nil {
+			return nil, fmt.Errorf("logs of server %s: %w", s.Name, err)
+		}
+		stores = append(stores, store)
+	}
+	r := &Report{}
+	slots := clustermap.EvenSlots(o.Shards)
+	last := make([]*reference.Machine, o.Shards)
+	for shard := range o.Shards {
+		c := &shardCheck{report: r, shard: rowraft.ShardID(shard), digests: map[rowraft.Index][]check.DigestAt{}}
+		for s, owner := range slots {
+			if int(owner) == shard {
+				c.slots = append(c.slots, rowraft.Slot(s))
+			}
+		}
+		for _, d := range o.Digests {
+			if d.Shard == shard {
+				c.digests[rowraft.Index(d.Index)] = append(c.digests[rowraft.Index(d.Index)], d)
+				c.know(rowraft.Index(d.Index), "replica "+d.Replica+" has applied it")
+			}
+		}
+		for _, op := range o.Ops {
+			c.know(rowraft.Index(op.Index[shard]), fmt.Sprintf("client %d was told of it", op.Client))
+		}
+		if err := c.open(o.Servers, stores); err != nil {
+			return nil, err
+		}
+		if c.agree() {
+			last[shard] = c.replay()
+		}
+	}
+	if len(o.Ops) > 0 && !slices.Contains(last, nil) {
+		r.compareCounts(o.Ops, last)
+	}
+	return r, nil
+}
+
+// shownProblems bounds how many problems of one kind a shard tells.
+const shownProblems = 5
+
+func (c *shardCheck) wrong(format string, args ...any) {
+	c.report.Problems = append(c.report.Problems, fmt.Sprintf("shard %d: ", c.shard)+fmt.Sprintf(format, args...))
+}

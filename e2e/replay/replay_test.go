@@ -1,0 +1,153 @@
+package replay
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/e2e/check"
+	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+func TestAGoodRun(t *testing.T) {
+	for _, backend := range []string{raftstore.BackendWAL, raftstore.BackendBolt} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, backend, nil)
+			r.fill()
+			got, err := Check(r.options())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range got.Problems {
+				t.Error(p)
+			}
+			if got.Replicas != 3 || got.Entries < 70 || got.Snapshots < 3 || got.Digests != len(r.digests) || got.Rows != 2 || got.Sessions != 2 {
+				t.Errorf("looked at %+v, want all %d digests", got, len(r.digests))
+			}
+		})
+	}
+}
+
+// nothing is an entry without parts.
+func nothing() []byte { return partsEntry() }
+
+// TestServersThatLie: machines that do not do what the log says.
+func TestServersThatLie(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		on    []int // servers
+		spoil spoiler
+		want  string
+	}{
+		{"one replica leaves out a push", []int{1}, func(i rowraft.Index, e []byte) []byte {
+			if i == 40 {
+				return nothing()
+			}
+			return e
+		}, "n1"},
+		{"all replicas round a gradient otherwise", []int{0, 1, 2}, func(i rowraft.Index, e []byte) []byte {
+			if i == 40 {
+				e = bytes.Clone(e)
+				e[len(e)-3] ^= 1 // bit 8 of one of sixteen numbers
+			}
+			return e
+		}, "the log gives"},
+		{"one replica forgets that a number is spent", []int{2}, func(_ rowraft.Index, e []byte) []byte {
+			if len(e) == len(spent(1, 0)) {
+				return nothing()
+			}
+			return e
+		}, "of server n2: it holds another state than the log gives: client 02"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, raftstore.BackendWAL, func(server int) spoiler {
+				if slices.Contains(tc.on, server) {
+					return tc.spoil
+				}
+				return nil
+			})
+			r.fill()
+			wantProblem(t, r.options(), tc.want)
+		})
+	}
+}
+
+// TestWhatDoesNotFit: good servers, and something else that does not agree.
+func TestWhatDoesNotFit(t *testing.T) {
+	r, other := start(t, raftstore.BackendBolt, nil), start(t, raftstore.BackendBolt, nil)
+	r.fill()
+	other.push(1) // into a shard that knows neither table nor session
+	other.fill()
+	last := r.digests[len(r.digests)-1]
+	for _, tc := range []struct {
+		name  string
+		spoil func(o *Options)
+		want  string
+	}{
+		{"a digest that no state has", func(o *Options) {
+			o.Digests = append(o.Digests, check.DigestAt{Replica: "n7", Index: last.Index - 1, Digest: last.Digest})
+		}, "replica n7 reported"},
+		{"an acknowledged entry that is in no log", func(o *Options) {
+			o.Ops = append(o.Ops, history.Op{Kind: history.Pull, Index: map[int]uint64{0: last.Index + 20}})
+		}, "0 of 3 replicas hold"},
+		{"an acknowledged entry on one disk", func(o *Options) { o.Servers = o.Servers[:1] }, "1 of 3 replicas hold"},
+		{"an acknowledged push that is not in the logs", func(o *Options) {
+			o.Ops = append(o.Ops, history.Op{Kind: history.Push, Client: 1, Rows: []int{0}, Outcome: history.OK})
+		}, "row 0, client 1"},
+		{"a push in the logs that no client made", func(o *Options) { o.Ops = o.Ops[1:] }, "row 0, client 0"},
+		{"a replica with another log", func(o *Options) {
+			o.Servers[2].Dir = filepath.Join(other.dir, "n2")
+		}, "differs"},
+		{"a snapshot of another run", func(o *Options) {
+			o.Servers[2].Dir = withSnapshotsOf(t, o.Servers[2].Dir, filepath.Join(other.dir, "n2"))
+		}, "snapshot 0000"}, // by its state, or by what follows from it
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := r.options()
+			tc.spoil(&o)
+			wantProblem(t, o, tc.want)
+		})
+	}
+}
+
+func wantProblem(t *testing.T, o Options, want string) {
+	t.Helper()
+	got, err := Check(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(got.Problems, func(p string) bool { return strings.Contains(p, want) }) {
+		t.Errorf("problems %q, want one with %q", got.Problems, want)
+	}
+}
+
+// withSnapshotsOf copies a data directory and puts the snapshots of another in.
+func withSnapshotsOf(t *testing.T, dir, other string) string {
+	out := t.TempDir()
+	if err := os.CopyFS(out, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	snapshots := filepath.Join("raft", "groups", "shard-0", "snapshots")
+	if err := os.RemoveAll(filepath.Join(out, snapshots)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(out, snapshots), os.DirFS(filepath.Join(other, snapshots))); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestARunningServerIsLeftAlone(t *testing.T) {
+	r := start(t, raftstore.BackendWAL, nil)
+	r.push(0)
+	if _, err := Check(r.options()); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("Check beside running servers: %v", err)
+	}
+}

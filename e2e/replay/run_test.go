@@ -1,0 +1,282 @@
+package replay
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/e2e/check"
+	"github.com/rowraft/rowraft/e2e/history"
+	"github.com/rowraft/rowraft/e2e/load"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// spoiler stands between a log and a Machine and may change what it is given.
+type spoiler func(index rowraft.Index, entry []byte) []byte
+
+// machine is a shard.Machine as raftstore wants it.
+type machine struct {
+	*shard.Machine
+	spoil spoiler
+}
+
+func (m machine) Apply(index rowraft.Index, entry []byte) any {
+	if m.spoil != nil {
+		entry = m.spoil(index, entry)
+	}
+	return m.Machine.Apply(index, entry)
+}
+
+func (m machine) Snapshot() (raftstore.Snapshot, error) {
+	s, err := m.Machine.Snapshot()
+	if err != nil {
+		return nil, err // not a nil *shard.Snapshot in an interface
+	}
+	return s, nil
+}
+
+// run is three stores with one shard, and what is known of their past.
+type run struct {
+	t       *testing.T
+	dir     string
+	stores  []*raftstore.Store
+	groups  []*raftstore.Group
+	shards  []*shard.Machine
+	addrs   []string
+	ops     []history.Op
+	digests []check.DigestAt
+	seqs    map[int]rowraft.Seq // by client
+}
+
+var counterTable = rowraft.Schema{
+	ID: 10, Name: load.TableName, Kind: rowraft.Sparse, Dim: 2,
+	Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+}
+
+func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
+
+// start starts three servers. spoil may be nil.
+func start(t *testing.T, backend string, spoil func(server int) spoiler) *run {
+	r := &run{t: t, dir: t.TempDir(), seqs: map[int]rowraft.Seq{}}
+	var listeners []net.Listener
+	var members []raftstore.Member
+	for i := range 3 {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, ln)
+		r.addrs = append(r.addrs, ln.Addr().String())
+		members = append(members, raftstore.Member{Replica: rowraft.ReplicaID("replica-" + nodeName(i)), Node: rowraft.NodeID(nodeName(i))})
+	}
+	t.Cleanup(r.stop)
+	for i, ln := range listeners {
+		m, err := shard.New(shard.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.shards = append(r.shards, m)
+		s, err := raftstore.Open(raftstore.Options{
+			Dir: filepath.Join(r.dir, nodeName(i), "raft"), Cluster: "c", Node: members[i].Node, Listener: ln, Backend: backend,
+			Profile: raftstore.ProfileDense, SegmentSizeBytes: 1 << 20, DiskStallLimit: 10 * time.Second, DiskReserveBytes: -1,
+			SnapshotEveryBytes: 8 << 10, TrailingLogBytes: 64 << 10,
+			Logger: slog.New(slog.DiscardHandler),
+			Fatal:  func(err error) { t.Errorf("server %d: %v", i, err) },
+			Resolve: func(n rowraft.NodeID) (string, error) {
+				for j, m := range members {
+					if m.Node == n {
+						return r.addrs[j], nil
+					}
+				}
+				return "", fmt.Errorf("unknown node %s", n)
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.stores = append(r.stores, s)
+		own := machine{Machine: m}
+		if spoil != nil {
+			own.spoil = spoil(i)
+		}
+		g, err := s.StartGroup(raftstore.GroupConfig{ID: "shard-0", Replica: members[i].Replica, Machine: own, Bootstrap: members})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.groups = append(r.groups, g)
+	}
+	return r
+}
+
+func (r *run) stop() {
+	for _, s := range r.stores {
+		if err := s.Close(); err != nil {
+			r.t.Error(err)
+		}
+	}
+	for _, m := range r.shards {
+		m.Close()
+	}
+	r.stores, r.shards = nil, nil
+}
+
+// propose logs an entry, through whoever leads, and again if its outcome is unknown:
+// numbers make that harmless.
+func (r *run) propose(entry []byte) rowraft.Index {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		for _, g := range r.groups {
+			if _, index, err := g.Propose(entry).Wait(ctx); err == nil {
+				return index
+			}
+		}
+		select { // nobody leads yet
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	r.t.Fatal("nobody leads")
+	return 0
+}
+
+var entryHeader = wire.EntryHeader{Version: wire.EntryVersion, Epoch: 1, LogTime: 5}
+
+// push adds 1 to the client's dimension of row 0 and pushes to the Adagrad table.
+func (r *run) push(client int) rowraft.Index {
+	r.seqs[client]++
+	counts := make([]float32, 2)
+	counts[client] = -1
+	g := make([]float32, adagradTable.Dim)
+	for i := range g {
+		g[i] = 0.37 * float32(i+int(r.seqs[client]))
+	}
+	part := wire.Part{
+		Client: rowraft.ClientID{byte(client + 1)}, Incarnation: 1, Seq: r.seqs[client], Op: wire.OpPush,
+		Payload: append(segment(&counterTable, load.Keys(counterTable.ID, clustermap.EvenSlots(1), 1, 1)[0], counts), segment(&adagradTable, 9, g)...),
+	}
+	index := r.propose(partsEntry(part))
+	r.ops = append(r.ops, history.Op{Kind: history.Push, Client: client, Rows: []int{0}, Outcome: history.OK, Index: map[int]uint64{0: uint64(index)}})
+	return index
+}
+
+func partsEntry(parts ...wire.Part) []byte {
+	h := entryHeader
+	h.Kind, h.Parts = wire.EntryParts, len(parts)
+	b := make([]byte, wire.EntryHeaderSize)
+	wire.PutEntryHeader(b, h)
+	for i := range parts {
+		b = wire.AppendPart(b, &parts[i])
+	}
+	return b
+}
+
+// spent is an entry that only spends a number of client.
+func spent(client int, seq rowraft.Seq) []byte {
+	return partsEntry(wire.Part{Client: rowraft.ClientID{byte(client + 1)}, Incarnation: 1, Seq: seq, Op: wire.OpPush})
+}
+
+var adagradTable = rowraft.Schema{
+	ID: 20, Name: "adagrad", Kind: rowraft.Sparse, Dim: 16,
+	Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, A: -1, B: 1},
+	Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8},
+}
+
+func segment(s *rowraft.Schema, key rowraft.Key, values []float32) []byte {
+	seg := wire.Segment{Table: s.ID, N: 1, Dim: s.Dim, DType: rowraft.Float32}
+	b := make([]byte, seg.Size())
+	body := seg.Put(b)
+	for i := range 8 {
+		body.Keys[i] = byte(key >> (8 * i))
+	}
+	wire.PutFloats(body.Values, rowraft.Float32, values)
+	return b
+}
+
+// fill logs tables, sessions and pushes until every server has a snapshot, then
+// some more, notes digests on the way and stops.
+func (r *run) fill() {
+	r.t.Helper()
+	r.propose(wire.CreateTableEntry(entryHeader, &counterTable))
+	r.propose(wire.CreateTableEntry(entryHeader, &adagradTable))
+	for c := range byte(2) {
+		r.propose(wire.OpenSessionEntry(entryHeader, rowraft.ClientID{c + 1}, 1))
+	}
+	r.seqs[1]++
+	r.propose(spent(1, r.seqs[1]))
+	for n := range 60 {
+		if index := r.push(n % 2); n%10 == 9 {
+			r.note(index)
+		}
+	}
+	r.awaitSnapshots()
+	for n := range 6 {
+		r.push(n % 2)
+	}
+	r.note(r.push(0))
+	r.stop()
+}
+
+// note remembers the digest of every replica at index.
+func (r *run) note(index rowraft.Index) {
+	r.t.Helper()
+	var wg sync.WaitGroup
+	for i, g := range r.groups {
+		wg.Go(func() {
+			if err := g.WaitApplied(r.t.Context(), index); err != nil {
+				r.t.Error(err)
+			}
+		})
+		wg.Wait()
+		d, err := r.shards[i].Digest()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.digests = append(r.digests, check.DigestAt{Replica: nodeName(i), Index: uint64(d.Index), Digest: hex.EncodeToString(d.Sum[:])})
+	}
+}
+
+// awaitSnapshots waits until each server keeps one.
+func (r *run) awaitSnapshots() {
+	r.t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(20 * time.Second)
+	for i := range 3 {
+		for {
+			if metas, err := filepath.Glob(filepath.Join(r.dir, nodeName(i), "raft", "groups", "shard-0", "snapshots", "*", "meta")); err == nil && len(metas) > 0 && filepath.Ext(filepath.Dir(metas[0])) != ".tmp" {
+				break
+			}
+			select {
+			case <-tick.C:
+			case <-deadline:
+				r.t.Fatalf("server %d takes no snapshot", i)
+			}
+		}
+	}
+}
+
+func (r *run) options() Options {
+	o := Options{Shards: 1, Digests: r.digests, Ops: r.ops}
+	for i := range 3 {
+		o.Servers = append(o.Servers, Server{nodeName(i), filepath.Join(r.dir, nodeName(i))})
+	}
+	return o
+}
