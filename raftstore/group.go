@@ -35,7 +35,7 @@ type Group struct {
 	watch  *snapshotWatch
 	fsm    *fsm
 
-	life     sync.Mutex
+	life     latch
 	closed   bool                     // guarded by life
 	closeErr error                    // guarded by life
 	run      atomic.Pointer[instance] // nil while raft does not run
@@ -56,6 +56,22 @@ type Group struct {
 	restarts atomic.Int64
 }
 
+// latch is a mutex that is held across waits: whoever waits for it waits on a
+// channel, so that virtual time goes on (testing/synctest). Its capacity is 1.
+type latch chan struct{}
+
+func (l latch) Lock()   { l <- struct{}{} }
+func (l latch) Unlock() { <-l }
+
+func (l latch) TryLock() bool {
+	select {
+	case l <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
 // openGroup opens log and snapshots and starts raft. fresh says that the
 // directory was made just now.
 // REQUIRES: s.mu is held.
@@ -66,6 +82,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		ledger:      &ledger{},
 		logRate:     newLogRate(),
 		dead:        make(chan struct{}),
+		life:        make(latch, 1),
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
 	}

@@ -270,6 +270,9 @@ func (g *guardedLog) watch(what string) (stop func()) {
 			what, g.dir, time.Since(begin).Round(time.Millisecond), g.stall))
 	})
 	close(armed)
+	if d, ok := g.disk.(vfs.LogWaiter); ok {
+		d.WaitLog(g.dir)
+	}
 	return func() {
 		t.Stop()
 		if d := time.Since(begin); d > slowStore {

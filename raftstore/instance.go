@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"reflect"
 	"sync"
 	"time"
 
@@ -146,6 +147,21 @@ func (n *instance) shutdown(graceful bool) error {
 	close(n.over)
 	n.watcher.Wait()
 	return err
+}
+
+// await returns the error of a future of raft, or raft.ErrRaftShutdown once n is over:
+// when raft stops it forgets what waits in its queues, and its futures would be
+// waited for until the process ends. They have a field for that, which raft sets for
+// those it waits for itself.
+//
+// It is called once for a future, by the only goroutine that waits for it.
+func (n *instance) await(f raft.Future) error {
+	if v := reflect.ValueOf(f); v.Kind() == reflect.Pointer {
+		if end := v.Elem().FieldByName("ShutdownCh"); end.CanSet() && end.Type() == reflect.TypeOf(n.over) {
+			end.Set(reflect.ValueOf(n.over))
+		}
+	}
+	return f.Error()
 }
 
 func waitFor(ch <-chan struct{}, d time.Duration) {

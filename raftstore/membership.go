@@ -225,7 +225,7 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 	}
 	n.reads.Go(func() {
 		f := start(n.raft)
-		err := f.Error()
+		err := n.await(f)
 		if err == nil {
 			index = f.Index()
 		}

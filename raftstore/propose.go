@@ -187,7 +187,7 @@ func (n *instance) dispatch() {
 func (n *instance) complete() {
 	defer close(n.drained)
 	for f := range n.inflight {
-		err := f.raft.Error()
+		err := n.await(f.raft)
 		if err != nil {
 			n.finish(f, nil, 0, n.outcome(err))
 			continue

@@ -83,7 +83,7 @@ func (n *instance) readRound() (rowraft.Index, error) {
 		return rowraft.Index(index), nil
 	}
 	for verified := false; !verified; verified = n.confirmedSince(term, begin) {
-		if err := n.raft.VerifyLeader().Error(); err != nil {
+		if err := n.await(n.raft.VerifyLeader()); err != nil {
 			return 0, n.readError(err)
 		}
 	}
@@ -126,7 +126,7 @@ func (n *instance) barrier(term uint64) error {
 	if passed {
 		return nil
 	}
-	if err := n.raft.Barrier(0).Error(); err != nil {
+	if err := n.await(n.raft.Barrier(0)); err != nil {
 		return err
 	}
 	if n.raft.CurrentTerm() != term {

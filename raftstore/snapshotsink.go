@@ -29,6 +29,8 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 		id = fmt.Sprintf("%020d-%010d-%04d", index, term, snapSeq.Add(1))
 		if _, err := s.disk.Stat(filepath.Join(s.dir, id)); errors.Is(err, fs.ErrNotExist) {
 			break
+		} else if err != nil {
+			return nil, err
 		}
 	}
 	tmp := filepath.Join(s.dir, id+".tmp")

@@ -119,7 +119,7 @@ func (n *instance) snapshot() error {
 		return err
 	}
 	f := n.raft.Snapshot()
-	if err := f.Error(); err != nil {
+	if err := n.await(f); err != nil {
 		if errors.Is(err, raft.ErrNothingNewToSnapshot) {
 			return nil
 		}

@@ -39,7 +39,7 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	n.mu.transferring = true
 	done := make(chan error, 1)
 	n.reads.Go(func() {
-		err := n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)).Error()
+		err := n.await(n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)))
 		n.noteTransfer(false) // what was refused until now had its reason
 		n.mu.Lock()
 		n.mu.transferring = false

@@ -33,9 +33,11 @@ const (
 	OpRead     Op = "read"
 	OpList     Op = "list" // ReadDir, Stat
 	OpFree     Op = "free"
+	// OpLog is no operation of an FS: WaitLog.
+	OpLog Op = "log"
 )
 
-var allOps = []Op{OpMkdir, OpCreate, OpWrite, OpTruncate, OpAllocate, OpSync, OpSyncDir, OpRemove, OpRename, OpLock, OpOpen, OpRead, OpList, OpFree}
+var allOps = []Op{OpMkdir, OpCreate, OpWrite, OpTruncate, OpAllocate, OpSync, OpSyncDir, OpRemove, OpRename, OpLock, OpOpen, OpRead, OpList, OpFree, OpLog}
 
 // DiskFault is what goes wrong on a disk: matching operations fail, are late or
 // hang. The JSON form is what ROWRAFT_DISK_FAULTS holds a list of.
@@ -357,6 +359,9 @@ func (f *Faulty) Free(dir string) (int64, error) {
 	}
 	return f.disk.Free(dir)
 }
+
+// WaitLog implements LogWaiter: a fault of OpLog with Delay or Hang.
+func (f *Faulty) WaitLog(dir string) { _ = f.before(OpLog, dir) }
 
 type faultyFile struct {
 	File

@@ -89,6 +89,13 @@ func (m *Mem) Limit(bytes int64) {
 	m.mu.limit = bytes
 }
 
+// Used is how many bytes the files of the disk take.
+func (m *Mem) Used() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.used
+}
+
 // Stop takes the machine down: from now on every operation fails with ErrCrashed.
 func (m *Mem) Stop() {
 	m.mu.Lock()

@@ -51,6 +51,13 @@ type File interface {
 	Allocate(size int64) error
 }
 
+// LogWaiter is a disk that can be late before a write to a log begins, while the
+// writer holds no lock. In virtual time (testing/synctest) a disk must not be late
+// in the middle of it: time stands still while anybody waits for the log's lock.
+type LogWaiter interface {
+	WaitLog(dir string)
+}
+
 // LockedError reports that a lock is taken. Owner is the process id, "" if
 // unknown.
 type LockedError struct{ Name, Owner string }
