@@ -114,7 +114,7 @@ func (r *chaos) withCluster(ctx context.Context) (err error) {
 		seen.Leads = append(seen.Leads, r.readLogs()...)
 		err = errors.Join(err, writeJSON(filepath.Join(r.cfg.dir, seenFile), seen))
 	}()
-	kinds, err := nemesis.Pick(r.cfg.Faults)
+	kinds, err := nemesis.Pick(r.cfg.Faults, false)
 	if err != nil {
 		return err
 	}

@@ -127,7 +127,7 @@ func (c *config) check() error {
 	case c.Rate < 0:
 		return usagef("--rate %d: want 0 or more", c.Rate)
 	}
-	if _, err := nemesis.Pick(c.Faults); err != nil {
+	if _, err := nemesis.Pick(c.Faults, c.Tier == "A"); err != nil {
 		return err
 	}
 	if c.ledger != "" {

@@ -62,6 +62,7 @@ type World struct {
 	Watch    Watch
 	Load     *load.Load
 	Recorder *history.Recorder
+	Machines Machines // nil if servers are processes
 	Shards   int
 	Log      func(format string, args ...any) // one line for a person
 
@@ -107,15 +108,21 @@ type fault struct {
 // Kinds lists the kinds of faults and what they are.
 func Kinds() map[string]string {
 	out := make(map[string]string)
-	for _, f := range faults {
+	for _, f := range every() {
 		out[f.kind] = f.about
 	}
 	return out
 }
 
 // Pick returns the kinds that list names ("all", or names separated by commas).
-func Pick(list string) ([]string, error) {
+// Those that need Machines are among them if machines says that there are some.
+func Pick(list string, machines bool) ([]string, error) {
 	all := slices.Sorted(maps.Keys(Kinds()))
+	if !machines {
+		all = slices.DeleteFunc(all, func(kind string) bool {
+			return slices.ContainsFunc(machineFaults, func(f fault) bool { return f.kind == kind })
+		})
+	}
 	if list == "" || list == "all" {
 		return all, nil
 	}
@@ -142,7 +149,7 @@ type bag struct{ kinds, left []string }
 // NewSchedule returns the schedule of a seed.
 func NewSchedule(seed uint64, kinds []string) *Schedule {
 	s := &Schedule{rng: rand.New(rand.NewPCG(seed, 0x6e656d65736973)), all: bag{kinds: kinds}}
-	for _, f := range faults {
+	for _, f := range every() {
 		if f.stands && slices.Contains(kinds, f.kind) {
 			s.standing.kinds = append(s.standing.kinds, f.kind)
 		}
@@ -260,9 +267,10 @@ func either(a, b <-chan struct{}) <-chan struct{} {
 // one does one fault and records it.
 func (w *World) one(ctx context.Context, kind string, a *act) {
 	a.World = w
-	i := slices.IndexFunc(faults, func(f fault) bool { return f.kind == kind })
+	kinds := every()
+	i := slices.IndexFunc(kinds, func(f fault) bool { return f.kind == kind })
 	op := history.Op{Kind: history.Fault, Client: -1, Fault: kind, Call: w.Recorder.Now()}
-	err := faults[i].do(ctx, a)
+	err := kinds[i].do(ctx, a)
 	if a.skipped {
 		return
 	}

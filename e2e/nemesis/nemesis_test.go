@@ -13,7 +13,7 @@ import (
 )
 
 func TestScheduleRepeats(t *testing.T) {
-	kinds, err := Pick("all")
+	kinds, err := Pick("all", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestScheduleRepeats(t *testing.T) {
 }
 
 func TestScheduleTakesEveryKindInTurn(t *testing.T) {
-	kinds, err := Pick("all")
+	kinds, err := Pick("all", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,11 +62,11 @@ func TestScheduleTakesEveryKindInTurn(t *testing.T) {
 }
 
 func TestPick(t *testing.T) {
-	got, err := Pick("kill-all,delay")
+	got, err := Pick("kill-all,delay", false)
 	if err != nil || !reflect.DeepEqual(got, []string{"kill-all", "delay"}) {
 		t.Errorf("Pick = %v, %v", got, err)
 	}
-	if _, err := Pick("kill-al"); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := Pick("kill-al", false); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("an unknown kind: %v", err)
 	}
 	for kind, about := range Kinds() {

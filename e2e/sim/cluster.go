@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft/e2e/cluster"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node"
 )
 
@@ -21,12 +20,12 @@ const Harness = "harness"
 
 // Options of a cluster. Dir is required.
 type Options struct {
-	Dir     string // data and logs of the servers
+	Dir     string // logs of the servers; their disks are in memory
 	Servers int    // 0: 3
 	Shards  int    // 0: 2
 	Profile string // "fast" (default), "default", "dense"
 
-	LogBackend         string
+	DiskStallLimit     time.Duration // 0: that of the node
 	SnapshotEveryBytes int64
 	TrailingLogBytes   int64
 	LogSegmentBytes    int
@@ -66,7 +65,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	for i := range opts.Servers {
 		name := fmt.Sprintf("n%d", i+1)
 		s := &server{
-			c: c, name: name, dir: filepath.Join(opts.Dir, name),
+			c: c, name: name, disk: vfs.NewMem(),
 			addr: fmt.Sprintf("127.0.0.%d:7000", i+1), peer: fmt.Sprintf("127.0.0.%d:7001", i+1),
 		}
 		c.servers = append(c.servers, s)
@@ -92,10 +91,10 @@ func (c *Cluster) Close() error {
 		errs = append(errs, a.Close())
 	}
 	for _, s := range c.servers {
-		s.cut(false)
+		s.cut(false, killed)
 	}
 	for _, s := range c.servers {
-		s.lives.Wait()
+		s.goroutines.Wait()
 	}
 	c.harness.Cut(false)
 	c.clients.Cut(false)
@@ -138,7 +137,7 @@ func (c *Cluster) server(name string) *server {
 // Kill ends servers at one moment.
 func (c *Cluster) Kill(names ...string) error {
 	for _, name := range names {
-		c.server(name).cut(false)
+		c.server(name).cut(false, killed)
 	}
 	return nil
 }
@@ -159,8 +158,9 @@ func (c *Cluster) RestartAll(ctx context.Context, names ...string) error {
 
 // Terminate ends a server in order.
 func (c *Cluster) Terminate(name string) error {
-	l := c.server(name).current()
-	if l == nil {
+	s := c.server(name)
+	l := s.current()
+	if l == nil || l.over.Load() {
 		return nil
 	}
 	l.told.Store(true)
@@ -168,7 +168,7 @@ func (c *Cluster) Terminate(name string) error {
 	select {
 	case <-l.ended:
 	case <-time.After(20 * time.Second):
-		l.host.Cut(false)
+		s.end(l, false, killed)
 		return fmt.Errorf("server %s has not stopped for 20 s", name)
 	}
 	return l.err
@@ -217,19 +217,16 @@ func (c *Cluster) Connect(ctx context.Context, name string, peerPort bool) (net.
 func (c *Cluster) Dead() []string {
 	var out []string
 	for _, s := range c.servers {
-		if l := s.current(); l != nil {
-			select {
-			case <-l.ended:
-				out = append(out, fmt.Sprintf("server %s has ended by itself: %v; its log: %s", s.name, l.err, s.logFile()))
-			default:
-			}
+		if l := s.current(); l != nil && !l.told.Load() && (l.over.Load() || l.hasEnded()) {
+			out = append(out, fmt.Sprintf("server %s has ended by itself; its log: %s", s.name, s.logFile()))
 		}
 	}
 	return out
 }
 
 // config of a server's next life.
-func (c *Cluster) config(s *server, h *Host, log *logFile) (node.Config, error) {
+func (c *Cluster) config(s *server, life *life) (node.Config, error) {
+	h := life.host
 	l, err := h.Listen(s.addr)
 	if err != nil {
 		return node.Config{}, err
@@ -238,16 +235,13 @@ func (c *Cluster) config(s *server, h *Host, log *logFile) (node.Config, error) 
 	if err != nil {
 		return node.Config{}, errors.Join(err, l.Close())
 	}
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return node.Config{}, err
-	}
 	o := &c.opts
 	return node.Config{
-		DataDir: s.dir, Name: s.name, Version: "sim",
+		FS: life.disk, DataDir: "/data", Name: s.name, Version: "sim",
 		Listener: l, PeerListener: p, Dial: h.Dial,
 		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards,
-		LogBackend: o.LogBackend, Profile: o.Profile, DiskReserveBytes: -1, SnapshotEveryBytes: o.SnapshotEveryBytes,
+		Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, SnapshotEveryBytes: o.SnapshotEveryBytes,
 		TrailingLogBytes: o.TrailingLogBytes, LogSegmentBytes: o.LogSegmentBytes,
-		Insecure: true, Logger: log.logger(),
+		Insecure: true,
 	}, nil
 }

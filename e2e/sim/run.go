@@ -41,7 +41,6 @@ type Config struct {
 	Shards  int           `json:"shards"`  // 2
 	Rate    int           `json:"rate"`    // calls a second of each client: 20
 	Profile string        `json:"profile"` // of the raft timers: "fast"
-	Backend string        `json:"log_backend"`
 
 	Dir string `json:"-"` // empty directory for data, logs and history
 	// Log receives a line for a person; may be nil.
@@ -68,9 +67,6 @@ func (c *Config) setDefaults() {
 	}
 	if c.Profile == "" {
 		c.Profile = "fast"
-	}
-	if c.Backend == "" {
-		c.Backend = []string{"wal", "bolt"}[c.Seed%2]
 	}
 	if c.Log == nil {
 		c.Log = func(string, ...any) {}
@@ -182,7 +178,7 @@ func (r *runner) withCluster(ctx context.Context) (err error) {
 		err = errors.Join(err, writeJSON(filepath.Join(r.cfg.Dir, seenFile), r.cluster.Watch.Seen()))
 	}()
 	r.cluster.Watch.Sample(r.cluster.Admins, r.cfg.Shards)
-	kinds, err := nemesis.Pick(r.cfg.Faults)
+	kinds, err := nemesis.Pick(r.cfg.Faults, true)
 	if err != nil {
 		return err
 	}
@@ -205,7 +201,8 @@ func (r *runner) start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, errors.New("the cluster does not form"))
 	defer cancel()
 	r.cluster, err = Start(ctx, Options{
-		Dir: r.cfg.Dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Profile: r.cfg.Profile, LogBackend: r.cfg.Backend,
+		Dir: r.cfg.Dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Profile: r.cfg.Profile,
+		DiskStallLimit: 2 * time.Second,
 		// Snapshots all the time, and replicas that need them.
 		SnapshotEveryBytes: 20_000, TrailingLogBytes: 5_000, LogSegmentBytes: 64 << 10,
 	})
@@ -220,7 +217,7 @@ func (r *runner) start(ctx context.Context) (err error) {
 		return errors.Join(err, r.cluster.Close())
 	}
 	r.world = &nemesis.World{
-		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.cluster.Watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.event,
+		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.cluster.Watch, Machines: r.cluster, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.event,
 	}
 	return nil
 }
