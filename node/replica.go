@@ -35,6 +35,7 @@ type replica struct {
 	// sessions, tables or reads: it may not know them yet.
 	leading atomic.Uint64
 
+	opened chan struct{}   // closed when group and batch are set
 	ctx    context.Context // ends in close
 	cancel context.CancelFunc
 }
@@ -64,7 +65,10 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 	if err != nil {
 		return nil, err
 	}
-	r := &replica{shard: s.ID, id: self.ID, machine: machine, log: log.With("shard", uint32(s.ID), "replica", string(self.ID))}
+	r := &replica{
+		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}),
+		log: log.With("shard", uint32(s.ID), "replica", string(self.ID)),
+	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	// Founders found the group, and only they; whoever comes later joins it. A
 	// founder that never ran before the members changed joins as well.
@@ -88,6 +92,7 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 		return nil, errors.Join(fmt.Errorf("shard %d: %w", s.ID, err), machine.Close())
 	}
 	r.batch = newBatcher(r.group, r.header)
+	close(r.opened)
 	return r, nil
 }
 
@@ -108,25 +113,28 @@ func groupName(s rowraft.ShardID) string { return fmt.Sprintf("shard-%d", s) }
 // onLeader runs on raftstore's goroutine for leader changes. A new leader serves
 // once it has applied everything committed before its term.
 func (r *replica) onLeader(term rowraft.Term, leader bool) {
+	select {
+	case <-r.opened: // the group may lead before openReplica has it
+	case <-r.ctx.Done():
+		return
+	}
+	if _, now, me := r.group.Leader(); leader && me && r.leading.Load() == uint64(now) {
+		return // told twice
+	}
 	r.leading.Store(0)
 	if !leader {
 		r.log.Info("stopped leading", "term", uint64(term))
 		return
 	}
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
-	defer cancel()
-	index, err := r.group.ReadIndex(ctx)
-	if err == nil {
-		err = r.group.WaitApplied(ctx, index)
-	}
-	if err != nil {
-		r.log.Info("lost the lead before it began", "term", uint64(term), "err", err)
+	term, ok := confirmLead(r.ctx, r.group, r.log)
+	if !ok {
+		r.log.Info("lost the lead before it began", "term", uint64(term))
 		return
 	}
 	r.clock.restart(r.machine.LogTime())
 	r.leading.Store(uint64(term))
-	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(index), "after", time.Since(start).String())
+	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(r.machine.AppliedIndex()), "after", time.Since(start).String())
 }
 
 // close stops the replica. Queued pushes are answered first.

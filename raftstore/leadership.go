@@ -7,7 +7,8 @@ import (
 )
 
 // leadership carries changes from raft, which must never wait, to OnLeader, which
-// may take its time: only the newest state is kept.
+// may take its time: only the newest state is kept. The term is read after the
+// change, so it may be that of a later one, of which OnLeader is then told twice.
 type leadership struct {
 	signal chan struct{} // capacity 1
 
@@ -38,9 +39,9 @@ func (l *leadership) get() (rowraft.Term, bool) {
 func (g *Group) deliverLeadership() {
 	defer g.wg.Done()
 	var term rowraft.Term
-	var leader bool
+	var leader bool // as last delivered
 	deliver := func(t rowraft.Term, is bool) {
-		if g.cfg.OnLeader != nil && (is != leader || is && t != term) {
+		if g.cfg.OnLeader != nil && (is || is != leader) {
 			g.cfg.OnLeader(t, is)
 		}
 		term, leader = t, is

@@ -227,6 +227,7 @@ type GroupConfig struct {
 	// OnLeader, if set, is called on a goroutine of its own when this replica
 	// becomes or stops being leader, never concurrently. Changes that follow each
 	// other faster than it returns are merged: it may see term 5 true, then term 8
-	// true. The last call before Close returns has leader false.
+	// true, or the same true twice. What it is told may be over by then: Leader says
+	// what holds. The last call before Close returns has leader false.
 	OnLeader func(term rowraft.Term, leader bool)
 }
