@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +14,11 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node"
+)
+
+const (
+	dataDir    = "/data"   // on a server's disk
+	serversDir = "servers" // where disks are left
 )
 
 // Harness is the end of links that nothing is done to.
@@ -82,7 +88,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	return c, nil
 }
 
-// Close ends everything.
+// Close ends everything and leaves the disks in Options.Dir, as data directories.
 func (c *Cluster) Close() error {
 	c.Watch.Close()
 	c.Net.Heal()
@@ -95,6 +101,7 @@ func (c *Cluster) Close() error {
 	}
 	for _, s := range c.servers {
 		s.goroutines.Wait()
+		errs = append(errs, dump(s.disk, dataDir, filepath.Join(c.opts.Dir, serversDir, s.name)))
 	}
 	c.harness.Cut(false)
 	c.clients.Cut(false)
@@ -237,7 +244,7 @@ func (c *Cluster) config(s *server, life *life) (node.Config, error) {
 	}
 	o := &c.opts
 	return node.Config{
-		FS: life.disk, DataDir: "/data", Name: s.name, Version: "sim",
+		FS: life.disk, DataDir: dataDir, Name: s.name, Version: "sim",
 		Listener: l, PeerListener: p, Dial: h.Dial,
 		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards,
 		Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, SnapshotEveryBytes: o.SnapshotEveryBytes,
