@@ -106,7 +106,7 @@ func FuzzRegistry(f *testing.F) {
 		}
 		frugal(t, b, func() {
 			r, err := openTestRegistry(dir)
-			if _, offline := readRegistry(filepath.Join(dir, "registry")); (offline == nil) != (err == nil || rowraft.CodeOf(err) == rowraft.CodeIdentity) {
+			if _, offline := readRegistry(vfs.OS, filepath.Join(dir, "registry")); (offline == nil) != (err == nil || rowraft.CodeOf(err) == rowraft.CodeIdentity) {
 				t.Errorf("a running server reads it with %v, an offline tool with %v", err, offline)
 			}
 			if err != nil {

@@ -27,24 +27,25 @@ import (
 // nothing in it: logs are opened on copies, because opening one repairs its tail.
 // Not safe for concurrent use.
 type Offline struct {
+	disk    vfs.FS
 	dir     string
-	lock    *os.File
+	lock    io.Closer
 	reg     registryFile
 	scratch string // copies of logs, removed by Close
 	groups  []*OfflineGroup
 }
 
-// OpenOffline opens the store in dir, which was Options.Dir.
+// OpenOffline opens the store in dir of disk, which were Options.Dir and FS.
 //
 // Errors: CodeIdentity if a server runs on it; CodeNotFound if dir holds no store;
 // CodeCorrupt; CodeVersionTooNew.
-func OpenOffline(dir string) (*Offline, error) {
-	lock, err := lockForReading(dir)
+func OpenOffline(disk vfs.FS, dir string) (*Offline, error) {
+	lock, err := lockForReading(disk, dir)
 	if err != nil {
 		return nil, err
 	}
-	o := &Offline{dir: dir, lock: lock}
-	if o.reg, err = readRegistry(filepath.Join(dir, "registry")); err == nil {
+	o := &Offline{disk: disk, dir: dir, lock: lock}
+	if o.reg, err = readRegistry(disk, filepath.Join(dir, "registry")); err == nil {
 		o.scratch, err = os.MkdirTemp("", "rowraft-log-")
 	}
 	if err != nil {
@@ -53,13 +54,17 @@ func OpenOffline(dir string) (*Offline, error) {
 	return o, nil
 }
 
-// lockForReading takes a shared lock: it excludes a server and no other reader,
-// and writes nothing.
-func lockForReading(dir string) (*os.File, error) {
-	f, err := os.Open(filepath.Join(dir, "LOCK"))
-	if errors.Is(err, fs.ErrNotExist) {
+// lockForReading keeps servers out. On the operating system's disk it writes nothing
+// and lets other readers in.
+func lockForReading(disk vfs.FS, dir string) (io.Closer, error) {
+	name := filepath.Join(dir, "LOCK")
+	if _, err := disk.Stat(name); errors.Is(err, fs.ErrNotExist) {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "%s holds no logs: it has no LOCK file", dir)
 	}
+	if disk != vfs.OS {
+		return disk.Lock(name)
+	}
+	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
@@ -70,9 +75,9 @@ func lockForReading(dir string) (*os.File, error) {
 	return f, nil
 }
 
-func readRegistry(path string) (registryFile, error) {
+func readRegistry(disk vfs.FS, path string) (registryFile, error) {
 	var f registryFile
-	b, err := os.ReadFile(path)
+	b, err := vfs.ReadFile(disk, path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return f, rowraft.Errorf(rowraft.CodeNotFound, "%s is missing: no group ever ran here", path)
 	}
@@ -180,7 +185,7 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 	dir := filepath.Join(o.dir, "groups", id)
 	g := &OfflineGroup{ID: id, Replica: rec.Replica, Backend: rec.Backend}
 	scratch := filepath.Join(o.scratch, id)
-	if err := copyDir(filepath.Join(dir, "log"), scratch); err != nil {
+	if err := copyDir(o.disk, filepath.Join(dir, "log"), scratch); err != nil {
 		return nil, fmt.Errorf("group %s: copy the log: %w", id, err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
@@ -189,7 +194,7 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "group %s: %w", id, err)
 	}
 	o.groups = append(o.groups, g)
-	g.store = &snapshotStore{disk: vfs.OS, dir: filepath.Join(dir, "snapshots"), log: quiet, bad: map[string]bool{},
+	g.store = &snapshotStore{disk: o.disk, dir: filepath.Join(dir, "snapshots"), log: quiet, bad: map[string]bool{},
 		corrupt: func(_ string, err error) { g.Bad = append(g.Bad, err) }}
 	if err := g.read(); err != nil {
 		return nil, fmt.Errorf("group %s: %w", id, err)
@@ -280,11 +285,11 @@ func (g *OfflineGroup) State(id string) (applied rowraft.Index, state []byte, er
 
 // copyDir copies the files of a log. Zeros, which fill up the segments of
 // raft-wal, become holes.
-func copyDir(from, to string) error {
+func copyDir(disk vfs.FS, from, to string) error {
 	if err := os.Mkdir(to, 0o700); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(from)
+	entries, err := disk.ReadDir(from)
 	if err != nil {
 		return err
 	}
@@ -292,15 +297,15 @@ func copyDir(from, to string) error {
 		if !e.Type().IsRegular() {
 			continue
 		}
-		if err := copySparse(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+		if err := copySparse(disk, filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func copySparse(from, to string) error {
-	in, err := os.Open(from)
+func copySparse(disk vfs.FS, from, to string) error {
+	in, err := disk.OpenFile(from, os.O_RDONLY)
 	if err != nil {
 		return err
 	}

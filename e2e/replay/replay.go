@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/reference"
 	"github.com/rowraft/rowraft/e2e/verdict"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
 )
 
@@ -29,6 +30,7 @@ type Options struct {
 // Server is a server that does not run.
 type Server struct {
 	Name string
+	Disk vfs.FS
 	Dir  string // its data directory
 }
 
@@ -39,7 +41,12 @@ func OfRun(dir string, shards int, ops []history.Op, seen cluster.Sights) (verdi
 	if err != nil {
 		return verdict.Verdict{}, err
 	}
-	r, err := Check(Options{Servers: servers, Shards: shards, Digests: seen.Digests, Ops: ops})
+	return Judge(Options{Servers: servers, Shards: shards, Digests: seen.Digests, Ops: ops})
+}
+
+// Judge is Check with the report as one of the checkers' verdicts.
+func Judge(o Options) (verdict.Verdict, error) {
+	r, err := Check(o)
 	if err != nil {
 		return verdict.Verdict{}, err
 	}
@@ -55,7 +62,7 @@ func findServers(dir string) ([]Server, error) {
 		}
 		for _, f := range found {
 			data := filepath.Dir(filepath.Dir(f))
-			out = append(out, Server{filepath.Base(data), data})
+			out = append(out, Server{filepath.Base(data), vfs.OS, data})
 		}
 	}
 	if len(out) == 0 {
@@ -96,7 +103,7 @@ func Check(o Options) (*Report, error) {
 		}
 	}()
 	for _, s := range o.Servers {
-		store, err := raftstore.OpenOffline(filepath.Join(s.Dir, "raft"))
+		store, err := raftstore.OpenOffline(s.Disk, filepath.Join(s.Dir, "raft"))
 		if err != nil {
 			return nil, fmt.Errorf("logs of server %s: %w", s.Name, err)
 		}

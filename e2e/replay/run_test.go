@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
@@ -276,7 +277,7 @@ func (r *run) awaitSnapshots() {
 func (r *run) options() Options {
 	o := Options{Shards: 1, Digests: r.digests, Ops: r.ops}
 	for i := range 3 {
-		o.Servers = append(o.Servers, Server{nodeName(i), filepath.Join(r.dir, nodeName(i))})
+		o.Servers = append(o.Servers, Server{nodeName(i), vfs.OS, filepath.Join(r.dir, nodeName(i))})
 	}
 	return o
 }
