@@ -114,14 +114,23 @@ func patience(i int) time.Duration {
 	return 3 * time.Second
 }
 
-// Keys returns the keys of n rows, in turn from every shard: see shardOf.
-// slots tells the shard of each slot.
+// Keys returns the keys of n rows, in turn from every shard: see shardOf. slots tells
+// the shard of each slot. Of a shard's keys two of four are in the same slot, because
+// rows of one slot depend on the order in which they are updated: they draw their
+// versions from one counter.
 func Keys(table rowraft.TableID, slots []uint8, shards, n int) []rowraft.Key {
+	shared := make([]rowraft.Slot, shards)
 	var keys []rowraft.Key
 	for k := rowraft.Key(1); len(keys) < n; k++ {
-		if int(slots[clustermap.SlotOf(table, rowraft.Sparse, k)]) == len(keys)%shards {
-			keys = append(keys, k)
+		turn, shard := len(keys)/shards, len(keys)%shards
+		slot := clustermap.SlotOf(table, rowraft.Sparse, k)
+		if int(slots[slot]) != shard || turn > 0 && turn%4 < 2 && slot != shared[shard] {
+			continue
 		}
+		if turn == 0 {
+			shared[shard] = slot
+		}
+		keys = append(keys, k)
 	}
 	return keys
 }
@@ -264,11 +273,11 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 	}
 }
 
-// pick chooses one row, or up to a quarter of all.
+// pick chooses one row, or up to half of all.
 func (l *Load) pick(rng *rand.Rand) []int {
 	n := 1
 	if rng.IntN(2) == 0 {
-		n = 1 + rng.IntN(max(l.opts.Rows/4, 1))
+		n = 1 + rng.IntN(max(l.opts.Rows/2, 1))
 	}
 	first := rng.IntN(l.opts.Rows)
 	in := make([]bool, l.opts.Rows)

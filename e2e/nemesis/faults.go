@@ -3,6 +3,8 @@ package nemesis
 import (
 	"context"
 	"fmt"
+	"net"
+	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft/e2e/cluster"
@@ -24,6 +26,7 @@ func init() {
 		{"isolate-leader", "cut a leader from servers and clients", cutLeader(both, true), stands},
 		{"deaf-leader", "what others send to a leader is held back", cutLeader(inward, false), stands},
 		{"mute-leader", "what a leader sends to others is held back", cutLeader(outward, false), stands},
+		{"late-answers", "a leader that is about to be cut off gets late answers", lateAnswers, stands},
 		{"partition-follower", "cut a follower from the other servers, both ways", cutFollower(both), stands},
 		{"deaf-follower", "what others send to a follower is held back", cutFollower(inward), stands},
 		{"mute-follower", "what a follower sends to others is held back", cutFollower(outward), stands},
@@ -41,14 +44,6 @@ func init() {
 		{"transfer", "the lead of a shard is handed over", transfer, passes},
 		{"transfer-storm", "the leads of all shards are handed over, again and again", transferStorm, passes},
 		{"transfer-cut", "the lead is handed over while the leader is cut off", transferCut, passes},
-		{"disk-fail-leader", "a leader's disk fails a write or sync of the log", disk(fails, true), passes},
-		{"disk-fail-follower", "a follower's disk fails a write or sync of the log", disk(fails, false), passes},
-		{"disk-full-leader", "a leader's disk has no room for the log", disk(full, true), passes},
-		{"disk-full-follower", "a follower's disk has no room for the log", disk(full, false), passes},
-		{"disk-hang-leader", "a leader's log write or sync does not return", disk(hangs, true), passes},
-		{"disk-hang-follower", "a follower's log write or sync returns late", disk(hangs, false), passes},
-		{"disk-slow-leader", "syncs of a leader's log take 20 to 120 ms", disk(slow, true), passes},
-		{"disk-slow-follower", "syncs of a follower's log take 20 to 120 ms", disk(slow, false), passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}
 }
@@ -155,20 +150,46 @@ func restart(ctx context.Context, a *act) error {
 	return a.revive(ctx, name)
 }
 
+// pauseLeader stops a leader. Reads that wait for it since after the next leader's
+// first pushes were acknowledged are the first that it meets when it goes on: they
+// must not show what it remembers.
 func pauseLeader(ctx context.Context, a *act) error {
 	shard, l, err := a.leader(ctx)
 	if err != nil || !a.take(l.Server) {
 		return err
 	}
 	defer a.release(l.Server)
-	if err := a.pause(ctx, l.Server); err != nil {
+	look, err := a.Load.Onlook(ctx, shard, func(ctx context.Context) (net.Conn, error) { return a.Cluster.Connect(ctx, l.Server, false) })
+	if err != nil {
 		return err
 	}
+	defer look.Close()
+	readCtx, cancel := context.WithTimeout(ctx, 2*longestPause)
+	defer cancel()
+	_ = look.Read(readCtx) // makes the connection
+	a.target = l.Server
+	if err := a.Cluster.Pause(l.Server); err != nil {
+		return err
+	}
+	a.hold(ctx, shortestPause, longestPause)
+	if a.Cluster.Paused(l.Server) {
+		a.saw("stopped")
+	}
+	var reads sync.WaitGroup
+	for range waitingReads {
+		// The socket takes the request; its answer may be a refusal.
+		reads.Go(func() { _ = look.Read(readCtx) })
+	}
+	sleep(ctx, 10*time.Millisecond)
+	err = a.Cluster.Continue(l.Server)
+	reads.Wait()
 	if now, ok := a.Watch.Leader(shard); ok && now.Term > l.Term {
 		a.saw("shard %d: %s leads term %d", shard, now.Server, now.Term)
 	}
-	return nil
+	return err
 }
+
+const waitingReads = 4
 
 func pauseFollower(ctx context.Context, a *act) error {
 	name, err := a.follower(ctx)
@@ -353,4 +374,24 @@ func clientCut(wholly bool) func(context.Context, *act) error {
 		a.cut(ctx, links(d, l.Server, []string{cluster.Client}), nil)
 		return nil
 	}
+}
+
+// lateBy is what a leader of the fast profile stands: its lease of 125 ms counts from
+// the answers.
+const lateBy = 60 * time.Millisecond
+
+// lateAnswers makes what others send to a leader late, then holds back what it sends
+// to them: they elect another while it still hears from before that they follow it.
+func lateAnswers(ctx context.Context, a *act) error {
+	shard, l, err := a.leader(ctx)
+	if err != nil {
+		return err
+	}
+	a.target = l.Server
+	others := a.Cluster.Others(l.Server)
+	late := a.Net.Apply(cluster.LinkPolicy{Delay: lateBy}, links(inward, l.Server, others)...)
+	defer late()
+	a.hold(ctx, time.Second, 2*time.Second)
+	a.cut(ctx, links(outward, l.Server, others), func() { a.sawNewLeader(ctx, shard, l, leaderSeen) })
+	return nil
 }
