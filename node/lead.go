@@ -22,15 +22,13 @@ type leadGroup interface {
 // confirmLead returns the term that this replica leads, once everything committed
 // before it is applied. It tries until the replica does not lead or ctx ends, and
 // then returns false: as long as raft leads, nobody else can serve.
-func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID, log *slog.Logger) (term rowraft.Term, ok bool) {
+func confirmLead(ctx context.Context, g leadGroup, log *slog.Logger) (term rowraft.Term, ok bool) {
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		_, term, me := g.Leader()
 		if !me {
 			return term, false
 		}
-		try, cancel := context.WithTimeout(ctx, leadTry)
-		_, err := readIndex(try, g, shard)
-		cancel()
+		err := applyCommitted(ctx, g)
 		if err == nil {
 			// What was read may have been of a later term.
 			if _, now, me := g.Leader(); me && now == term {
@@ -47,12 +45,12 @@ func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID, log *s
 	}
 }
 
-// readIndex proves that this replica leads and returns an index that covers all
-// that was committed before, once it is applied.
-func readIndex(ctx context.Context, g leadGroup, shard rowraft.ShardID) (rowraft.Index, error) {
+func applyCommitted(ctx context.Context, g leadGroup) error {
+	ctx, cancel := context.WithTimeout(ctx, leadTry)
+	defer cancel()
 	index, err := g.ReadIndex(ctx)
 	if err != nil {
-		return 0, translate(shard, err)
+		return err
 	}
-	return index, g.WaitApplied(ctx, index)
+	return g.WaitApplied(ctx, index)
 }

@@ -38,6 +38,7 @@ stage test test-simd
 stage test-plain test-plain
 stage race race
 stage fuzz fuzz FUZZTIME="${FUZZTIME:-5s}"
+stage canaries canaries
 stage demo demo
 stage bench-smoke bench-smoke
 

@@ -25,6 +25,9 @@ var (
 // tempDir is memory if there is some, and is kept when the test fails.
 func tempDir(t *testing.T) string {
 	parent := "/dev/shm"
+	if dir := os.Getenv("ROWRAFT_SIM_DIR"); dir != "" {
+		parent = dir
+	}
 	if _, err := os.Stat(parent); err != nil {
 		parent = ""
 	}

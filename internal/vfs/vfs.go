@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 )
 
 // FS is a disk. Safe for concurrent use. Errors match fs.ErrNotExist and
@@ -78,16 +77,15 @@ func OrOS(f FS) FS {
 	return f
 }
 
-// MkdirAll makes dir and the parents that are missing, durably. It syncs the entry
-// of a directory that is there already, too: the process that made it may have died
-// before it was durable.
+// MkdirAll makes dir and the parents that are missing. Their entries are not
+// durable until SyncDir of each parent.
 func MkdirAll(f FS, dir string) error {
 	info, err := f.Stat(dir)
 	switch {
 	case err == nil && info.IsDir():
-		return syncParent(f, dir)
+		return nil
 	case err == nil:
-		return &fs.PathError{Op: "mkdir", Path: dir, Err: syscall.ENOTDIR}
+		return &fs.PathError{Op: "mkdir", Path: dir, Err: errNotDir}
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
@@ -99,17 +97,7 @@ func MkdirAll(f FS, dir string) error {
 	if err := f.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return syncParent(f, dir)
-}
-
-// syncParent makes the entry of dir durable. Where the parent may not be read,
-// somebody else made the entry.
-func syncParent(f FS, dir string) error {
-	err := f.SyncDir(filepath.Dir(dir))
-	if errors.Is(err, fs.ErrPermission) {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // RemoveAll removes name and everything below it, one by one: a crash may leave

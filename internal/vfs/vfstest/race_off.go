@@ -1,5 +1,0 @@
-//go:build !race
-
-package vfstest
-
-const stride = 1

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# canaries.sh proves that the checks can fail: it builds them together with promises
+# broken on purpose (internal/canary), and each broken promise must be caught within
+# its time box of BOX=90 seconds. First the same checks run with nothing broken.
+#
+#   scripts/canaries.sh [NAME...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+box=${BOX:-90}
+work=$(mktemp -d)
+trap 'rm -rf "$work" /dev/shm/rowraft-canary-$$' EXIT
+mkdir -p /dev/shm/rowraft-canary-$$ 2>/dev/null || mkdir -p "$work/tmp"
+[ -d "/dev/shm/rowraft-canary-$$" ] && export ROWRAFT_SIM_DIR=/dev/shm/rowraft-canary-$$ || export ROWRAFT_SIM_DIR=$work/tmp
+
+# promise             package      what catches it: faults of e2e/sim, or a test
+canaries='
+ack-before-commit     e2e/sim      partition-leader,kill-leader
+stale-reads           e2e/sim      partition-leader
+map-order             e2e/sim      bridge
+forget-sessions       e2e/sim      kill-leader,kill-follower
+skip-fsync            e2e/sim      power-all,power-majority
+restore-in-place      shard        TestLiesWithGoodSums|TestPullsBesideRestores
+pipelined-appends     raftstore    TestReplicationIsNotPipelined|TestReplicationHealsAfterErrors
+heartbeat-fast-path   raftstore    TestHeartbeatsTakeTheMainPath
+'
+
+for pkg in e2e/sim shard raftstore; do
+	go test -tags rowraft_canary -c -o "$work/$(basename $pkg).test" "./$pkg"
+done
+
+# check CANARY PACKAGE WHAT SEED runs one check; its output is in $work/log.
+check() {
+	local args=(-test.run "^($3)\$" -test.count 1)
+	[ "$2" = e2e/sim ] && args=(-test.run '^TestSeeds$' -sim.seed "$4" -sim.seeds 1 -sim.for 20s -sim.faults "$3")
+	(cd "$2" && ROWRAFT_CANARY=$1 timeout "$box" "$work/$(basename "$2").test" "${args[@]}") >"$work/log" 2>&1
+}
+
+failed=0
+while read -r name pkg what; do
+	[ -n "$name" ] || continue
+	[ $# -eq 0 ] || [[ " $* " == *" $name "* ]] || continue
+	if ! check "" "$pkg" "$what" 1; then
+		echo "$name: the check fails though nothing is broken:" >&2
+		tail -20 "$work/log" >&2
+		failed=1
+		continue
+	fi
+	start=$SECONDS seed=0 caught='' sign='^--- FAIL'
+	[ "$pkg" = e2e/sim ] && sign='WRONG:'
+	while [ -z "$caught" ] && [ $((SECONDS - start)) -lt "$box" ]; do
+		seed=$((seed + 1))
+		rc=0
+		check "$name" "$pkg" "$what" "$seed" || rc=$?
+		# A test that merely ran out of time has caught nothing.
+		if [ "$rc" -eq 1 ]; then caught=$(grep -m1 -E "$sign" "$work/log" || true); fi
+		[ "$pkg" = e2e/sim ] || break
+	done
+	if [ -n "$caught" ]; then
+		printf '%-20s caught after %2d s (seed %d): %.150s\n' "$name" $((SECONDS - start)) "$seed" "$(sed 's/^ *[a-z_]*.go:[0-9]*: //' <<<"$caught")"
+	else
+		printf '%-20s NOT CAUGHT within %d s (%d seeds)\n' "$name" "$box" "$seed" >&2
+		tail -5 "$work/log" >&2
+		failed=1
+	fi
+done <<<"$canaries"
+exit $failed
