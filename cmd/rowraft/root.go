@@ -32,6 +32,7 @@ var commands = []func(*globals) *cobra.Command{
 	newClusterCmd,
 	newTableCmd,
 	newShardCmd,
+	newLogCmd,
 	newCheckpointCmd,
 	newBenchCmd,
 	newDemoCmd,
