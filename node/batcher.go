@@ -48,6 +48,7 @@ type batcher struct {
 // waiting is one part on its way into the log. The batcher owns the part's
 // payload and gives it back to the pool once it is copied into the entry.
 type waiting struct {
+	ctx  context.Context // of the caller: ended before the part is proposed, it is dropped
 	part wire.Part
 	done chan shard.PartResult // capacity 1: the caller may have left
 }
@@ -72,8 +73,8 @@ func newBatcher(group proposer, header func() wire.EntryHeader) *batcher {
 
 // submit queues a part and returns where its result will come. It never waits:
 // a full queue is CodeOverloaded.
-func (b *batcher) submit(p wire.Part) (<-chan shard.PartResult, error) {
-	w := &waiting{part: p, done: make(chan shard.PartResult, 1)}
+func (b *batcher) submit(ctx context.Context, p wire.Part) (<-chan shard.PartResult, error) {
+	w := &waiting{ctx: ctx, part: p, done: make(chan shard.PartResult, 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
@@ -145,21 +146,20 @@ func (b *batcher) poll() *waiting {
 }
 
 func (b *batcher) propose(parts []*waiting, size int) {
+	parts = b.dropAbandoned(parts)
+	if len(parts) == 0 {
+		return
+	}
 	h := b.header()
 	h.Kind, h.Version, h.Parts = wire.EntryParts, wire.EntryVersion, len(parts)
 	buf := rpc.Pool.Get(size)
 	entry := (*buf)[:wire.EntryHeaderSize]
 	wire.PutEntryHeader(entry, h)
-	bytes := 0
 	for _, w := range parts {
-		bytes += w.part.Size()
 		entry = wire.AppendPart(entry, &w.part)
 		rpc.Pool.Release(w.part.Payload)
 		w.part.Payload = nil
 	}
-	b.mu.Lock()
-	b.queued -= bytes
-	b.mu.Unlock()
 	// A full channel is the back-pressure that lets parts gather in the queue.
 	future := b.group.Propose(entry) // copies it
 	rpc.Pool.Put(buf)
@@ -170,6 +170,27 @@ func (b *batcher) propose(parts []*waiting, size int) {
 		parts = nil
 	}
 	b.ahead <- proposed{future: future, parts: parts}
+}
+
+// dropAbandoned takes parts out of the count of what is queued and returns those
+// whose caller still waits. The others are resent, and with the copies of them that
+// wait too, every resending would become an entry of its own: least of all under
+// overload.
+func (b *batcher) dropAbandoned(parts []*waiting) []*waiting {
+	kept, bytes := parts[:0], 0
+	for _, w := range parts {
+		bytes += w.part.Size()
+		if w.ctx.Err() != nil {
+			rpc.Pool.Release(w.part.Payload)
+			w.done <- shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the push was proposed")}
+			continue
+		}
+		kept = append(kept, w)
+	}
+	b.mu.Lock()
+	b.queued -= bytes
+	b.mu.Unlock()
+	return kept
 }
 
 // drain refuses what is still queued: nothing of it was proposed.

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -33,7 +35,7 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 			stop:   make(chan struct{}),
 		}
 		for range min(maxQueuedParts, 4<<20/partBytes) {
-			if _, err := b.submit(wire.Part{Payload: make([]byte, partBytes)}); err != nil {
+			if _, err := b.submit(t.Context(), wire.Part{Payload: make([]byte, partBytes)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -53,6 +55,55 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 	if 32*rowraft.TargetEntryBytes > 16<<20 {
 		t.Errorf("32 entries of %d bytes do not fit an RPC of a second", rowraft.TargetEntryBytes)
 	}
+}
+
+// A client that gets no answer in time sends the same number again, while the first
+// copy still waits for the log.
+func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
+	for _, stays := range []bool{false, true} {
+		group := &sizes{}
+		b := &batcher{
+			group:  group,
+			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
+			queue:  make(chan *waiting, maxQueuedParts),
+			ahead:  make(chan proposed, maxEntriesAhead),
+			stop:   make(chan struct{}),
+		}
+		part := func() wire.Part { return wire.Part{Seq: 7, Payload: make([]byte, 1000)} }
+		left, leave := context.WithCancel(t.Context())
+		for range 5 {
+			if _, err := b.submit(left, part()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		leave()
+		if stays {
+			if _, err := b.submit(t.Context(), part()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ended := make(chan struct{})
+		go func() { defer close(ended); b.pack() }()
+		for b.queuedBytes() > 0 {
+			runtime.Gosched()
+		}
+		close(b.stop)
+		<-ended
+		want := 0
+		if stays {
+			last := part()
+			want = wire.EntryHeaderSize + last.Size()
+		}
+		if got := slices.Concat(group.entry, []int{0})[0]; len(group.entry) > 1 || got != want {
+			t.Errorf("the last caller stays: %v; entries of %v bytes, want one of %d", stays, group.entry, want)
+		}
+	}
+}
+
+func (b *batcher) queuedBytes() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.queued
 }
 
 // raft-wal preallocates a segment for each group: with many groups they are small.

@@ -22,13 +22,15 @@ type leadGroup interface {
 // confirmLead returns the term that this replica leads, once everything committed
 // before it is applied. It tries until the replica does not lead or ctx ends, and
 // then returns false: as long as raft leads, nobody else can serve.
-func confirmLead(ctx context.Context, g leadGroup, log *slog.Logger) (term rowraft.Term, ok bool) {
+func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID, log *slog.Logger) (term rowraft.Term, ok bool) {
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		_, term, me := g.Leader()
 		if !me {
 			return term, false
 		}
-		err := applyCommitted(ctx, g)
+		try, cancel := context.WithTimeout(ctx, leadTry)
+		_, err := readIndex(try, g, shard)
+		cancel()
 		if err == nil {
 			// What was read may have been of a later term.
 			if _, now, me := g.Leader(); me && now == term {
@@ -45,12 +47,12 @@ func confirmLead(ctx context.Context, g leadGroup, log *slog.Logger) (term rowra
 	}
 }
 
-func applyCommitted(ctx context.Context, g leadGroup) error {
-	ctx, cancel := context.WithTimeout(ctx, leadTry)
-	defer cancel()
+// readIndex proves that this replica leads and returns an index that covers all
+// that was committed before, once it is applied.
+func readIndex(ctx context.Context, g leadGroup, shard rowraft.ShardID) (rowraft.Index, error) {
 	index, err := g.ReadIndex(ctx)
 	if err != nil {
-		return err
+		return 0, translate(shard, err)
 	}
-	return g.WaitApplied(ctx, index)
+	return index, g.WaitApplied(ctx, index)
 }

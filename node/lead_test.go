@@ -2,12 +2,17 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // slowGroup leads term 7. Its barriers fail at first, and what was committed takes
@@ -63,7 +68,7 @@ func TestALeaderServesHoweverLateItIsReady(t *testing.T) {
 				g.appliedAt = time.Now().Add(tc.after)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				term, ok := confirmLead(ctx, &g, slog.New(slog.DiscardHandler))
+				term, ok := confirmLead(ctx, &g, 0, slog.New(slog.DiscardHandler))
 				if ok != (tc.want != 0) || ok && term != tc.want || ctx.Err() != nil {
 					t.Errorf("confirmed %v in term %d, want term %d", ok, term, tc.want)
 				}
@@ -77,10 +82,58 @@ func TestConfirmLeadEndsWithTheReplica(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		g := slowGroup{term: 7, appliedAt: time.Now().Add(24 * time.Hour)}
-		if _, ok := confirmLead(ctx, &g, slog.New(slog.DiscardHandler)); ok {
+		if _, ok := confirmLead(ctx, &g, 0, slog.New(slog.DiscardHandler)); ok {
 			t.Error("confirmed a lead whose state is a day away")
 		}
 	})
+}
+
+// notLeading is a group whose leader another node is.
+type notLeading struct{ slowGroup }
+
+func (notLeading) ReadIndex(context.Context) (rowraft.Index, error) {
+	return 0, fmt.Errorf("read: %w", &raftstore.NotLeaderError{Group: "shard-3", Term: 5, Leader: "n2"})
+}
+
+// A client follows the hint of a refused read as it follows that of a push.
+func TestARefusedReadNamesTheLeader(t *testing.T) {
+	_, err := readIndex(t.Context(), &notLeading{}, 3)
+	hint, ok := errors.AsType[*rowraft.NotLeaderError](err)
+	if !ok || *hint != (rowraft.NotLeaderError{Shard: 3, Term: 5, Leader: "n2"}) {
+		t.Errorf("%T %v, want the shard's NotLeaderError that names n2", err, err)
+	}
+}
+
+// A leader that was stopped refuses by what it knew then.
+func TestARefusalByTheStateIsConfirmed(t *testing.T) {
+	const seq = 1
+	client := rowraft.ClientID{1}
+	part := func() *wire.Part { return &wire.Part{Client: client, Incarnation: 1, Seq: seq, Op: wire.OpPush} }
+	m, err := shard.New(shard.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	deposed := func(context.Context) error { return &rowraft.NotLeaderError{Leader: "n2"} }
+	if _, err := checkPart(t.Context(), m, part(), deposed); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
+		t.Errorf("a deposed leader without the session: %v, want CodeNotLeader", err)
+	}
+	catchUp := func(context.Context) error {
+		m.Apply(1, wire.OpenSessionEntry(wire.EntryHeader{Version: wire.EntryVersion, LogTime: 1, Epoch: 1}, client, 1))
+		return nil
+	}
+	if dup, err := checkPart(t.Context(), m, part(), catchUp); dup || err != nil {
+		t.Errorf("after the leader caught up: duplicate %v, %v", dup, err)
+	}
+	stranger := part()
+	stranger.Client[0]++
+	if _, err := checkPart(t.Context(), m, stranger, catchUp); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("a session that nobody opened: %v, want CodeSessionExpired", err)
+	}
+	never := func(context.Context) error { t.Error("what needs no proof was proved"); return nil }
+	if _, err := checkPart(t.Context(), m, part(), never); err != nil {
+		t.Error(err)
+	}
 }
 
 // A group may lead before openReplica has stored it.

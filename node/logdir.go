@@ -21,18 +21,13 @@ func checkLogDir(disk vfs.FS, dataDir string, cluster rowraft.ClusterID) error {
 	groups := filepath.Join(raft, "groups")
 	_, err := disk.Stat(groups)
 	switch {
-	case err == nil: // but a process that died may have left it unsynced
-	case !errors.Is(err, fs.ErrNotExist):
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("directory of the logs: %w", err)
-	case cluster != "":
+	case err != nil && cluster != "":
 		return rowraft.Errorf(rowraft.CodeIdentity,
 			"data directory %s belongs to cluster %s, but its logs in %s are gone: bring them back, or start a new server on an empty directory", dataDir, cluster, groups)
-	default:
-		if err := vfs.MkdirAll(disk, groups); err != nil {
-			return fmt.Errorf("directory of the logs: %w", err)
-		}
 	}
-	if err := errors.Join(disk.SyncDir(raft), disk.SyncDir(dataDir)); err != nil {
+	if err := vfs.MkdirAll(disk, groups); err != nil {
 		return fmt.Errorf("directory of the logs: %w", err)
 	}
 	return nil

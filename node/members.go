@@ -34,7 +34,7 @@ func (s *adminService) TransferLeader(ctx context.Context, req *rowraftv1.Transf
 	}
 	start := time.Now()
 	if err := r.group.TransferLeadership(ctx, to); err != nil {
-		return nil, r.translate(err)
+		return nil, translate(r.shard, err)
 	}
 	node, term, err := r.nextLeader(ctx, s.n.self.ID, to)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *adminService) ChangeMembers(ctx context.Context, req *rowraftv1.ChangeM
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: change of the members without a change", req.Shard)
 	}
 	if err != nil {
-		return nil, r.translate(err)
+		return nil, translate(r.shard, err)
 	}
 	return &rowraftv1.ChangeMembersReply{ConfigIndex: uint64(m.Index), Members: membersToProto(&m)}, nil
 }

@@ -138,7 +138,8 @@ func load(ctx context.Context, t testing.TB, table *client.Table) (stop func() (
 // A shard with its leader goes round four servers under load, and every server
 // restarts on the way: through old maps, which must start nothing that left.
 func TestReplicasMoveUnderLoad(t *testing.T) {
-	c := startCluster(t, 4, 1)
+	// A machine that is busy with other tests must not look like a dead leader.
+	c := startClusterWith(t, 4, 1, func(cfg *Config) { cfg.Profile = "default" })
 	cl, ctx := c.dial(), testContext(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
@@ -224,7 +225,7 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 	started := 0
 	c := startClusterWith(t, 4, 1, func(cfg *Config) {
 		cfg.Join = cfg.Join[:3]
-		cfg.WithScheduler = started < 3
+		cfg.WithScheduler, cfg.Profile = started < 3, "default"
 		started++
 	})
 	ctx := testContext(t)

@@ -250,10 +250,12 @@ type metaLog struct{ *raftstore.Group }
 
 func (l metaLog) Propose(ctx context.Context, entry []byte) (any, error) {
 	result, _, err := l.Group.Propose(entry).Wait(ctx)
-	return result, err
+	return result, translate(0, err)
 }
 
-func (l metaLog) Barrier(ctx context.Context) error { return l.Read(ctx, func() error { return nil }) }
+func (l metaLog) Barrier(ctx context.Context) error {
+	return translate(0, l.Read(ctx, func() error { return nil }))
+}
 
 // followMap runs the replicas that the map gives this node.
 func (n *Node) followMap(ctx context.Context) error {

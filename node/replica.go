@@ -128,7 +128,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 		return
 	}
 	start := time.Now()
-	term, ok := confirmLead(r.ctx, r.group, r.log)
+	term, ok := confirmLead(r.ctx, r.group, r.shard, r.log)
 	if !ok {
 		r.log.Info("lost the lead before it began", "term", uint64(term))
 		return
@@ -175,26 +175,48 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		return 0, false, err
 	}
 	defer r.gate.leave()
-	duplicate, err = r.machine.CheckPart(&p)
+	duplicate, err = checkPart(ctx, r.machine, &p, r.confirm)
 	if err != nil || duplicate {
 		rpc.Pool.Release(p.Payload)
 		return r.machine.AppliedIndex(), duplicate, err
 	}
-	done, err := r.batch.submit(p)
+	done, err := r.batch.submit(ctx, p)
 	if err != nil {
 		return 0, false, err
 	}
 	result, err := wait(ctx, done)
 	if err != nil {
-		return 0, false, r.translate(err)
+		return 0, false, translate(r.shard, err)
 	}
 	return r.machine.AppliedIndex(), result.Duplicate, nil
 }
 
-// translate gives a refusal by the group the words of the shard.
-func (r *replica) translate(err error) error {
+// checkPart is Machine.CheckPart, but a refusal by the state (a session or a table
+// that is not there) holds only if confirm proves that the state is the newest: it
+// is final for the client, and a leader that was stopped does not know that there
+// is another one.
+func checkPart(ctx context.Context, m *shard.Machine, p *wire.Part, confirm func(context.Context) error) (duplicate bool, err error) {
+	duplicate, err = m.CheckPart(p)
+	if code := rowraft.CodeOf(err); code != rowraft.CodeSessionExpired && code != rowraft.CodeTableNotFound {
+		return duplicate, err
+	}
+	if err := confirm(ctx); err != nil {
+		return false, err
+	}
+	return m.CheckPart(p)
+}
+
+// confirm returns when this replica has proved that it leads, and has applied what
+// was committed when it was called.
+func (r *replica) confirm(ctx context.Context) error {
+	_, err := r.linearize(ctx, 0)
+	return err
+}
+
+// translate gives a refusal by a group the words of the shard.
+func translate(shard rowraft.ShardID, err error) error {
 	if nl, ok := errors.AsType[*raftstore.NotLeaderError](err); ok {
-		return &rowraft.NotLeaderError{Shard: r.shard, Term: nl.Term, Leader: nl.Leader}
+		return &rowraft.NotLeaderError{Shard: shard, Term: nl.Term, Leader: nl.Leader}
 	}
 	return err
 }
@@ -210,7 +232,7 @@ func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, erro
 	return func(ctx context.Context) (rowraft.Index, error) {
 		result, index, err := f.Wait(ctx)
 		if err != nil {
-			return 0, r.translate(err)
+			return 0, translate(r.shard, err)
 		}
 		switch a := result.(type) {
 		case *shard.Applied:
@@ -277,11 +299,8 @@ func (r *replica) knowsNoOtherLeader() bool {
 }
 
 func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraft.Index, error) {
-	index, err := r.group.ReadIndex(ctx)
+	index, err := readIndex(ctx, r.group, r.shard)
 	if err != nil {
-		return 0, err
-	}
-	if err := r.group.WaitApplied(ctx, index); err != nil {
 		return 0, err
 	}
 	if index > r.machine.AppliedIndex() {

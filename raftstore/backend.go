@@ -33,10 +33,11 @@ var backendFiles = map[string]string{BackendWAL: metaName, BackendBolt: "raft.db
 func openBackend(disk vfs.FS, kind, dir string, segmentSizeBytes int, logger *slog.Logger) (logBackend, error) {
 	switch kind {
 	case BackendWAL:
+		filer := segment.NewFiler(dir, walFS{disk})
 		w, err := wal.Open(dir,
 			wal.WithSegmentSize(segmentSizeBytes),
-			wal.WithSegmentFiler(segment.NewFiler(dir, walFS{disk})),
-			wal.WithMetaStore(newMetaStore(disk, logger)),
+			wal.WithSegmentFiler(filer),
+			wal.WithMetaStore(&rotatingMeta{newMetaStore(disk, logger), filer, segmentSizeBytes}),
 			wal.WithCodec(&codec{}),
 			wal.WithLogger(&hclogger{log: logger, name: "raft-wal"}))
 		if err != nil {

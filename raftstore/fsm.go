@@ -31,6 +31,9 @@ type fsm struct {
 	installed func(from, to uint64)
 
 	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
+	// passed is how far the present raft instance has come, ignored entries
+	// included; it is behind applied while raft replays. The goroutine of Apply… owns it.
+	passed uint64
 	// members is the newest configuration that was committed, and where it stands;
 	// nil until the first one passed by. Raft tells the index to nobody else.
 	members atomic.Pointer[configuration]
@@ -64,6 +67,9 @@ func newFSM(m StateMachine, l *ledger, fatal func(error), restored func(index, t
 	return f
 }
 
+// restarted is called before a new raft instance begins to pass entries.
+func (f *fsm) restarted() { f.passed = 0 }
+
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
@@ -77,6 +83,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 
 func (f *fsm) applyOne(l *raft.Log) any {
 	applied := f.applied.Load()
+	f.passed = max(f.passed, l.Index)
 	switch {
 	case f.failed.Load():
 		return fsmFailure{}
@@ -134,6 +141,11 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	if f.failed.Load() {
 		return nil, errors.New("the state machine failed before")
 	}
+	// Raft would give the snapshot the index that it has come to, and cut the log
+	// there; the state is that of a later one.
+	if applied := f.applied.Load(); f.passed < applied {
+		return nil, fmt.Errorf("raft replays entry %d of %d after a restart in place: there is no state to save in between", f.passed, applied)
+	}
 	s, err := f.machine.Snapshot()
 	if err != nil {
 		return nil, err
@@ -168,6 +180,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	applied := f.applied.Load()
 	if applied > 0 && src.meta.Index <= applied {
 		f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
+		f.passed = max(f.passed, src.meta.Index)
 		f.restored(src.meta.Index, src.meta.Term)
 		return nil
 	}
@@ -198,6 +211,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	}
 	f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
 	f.applied.Store(src.meta.Index)
+	f.passed = max(f.passed, src.meta.Index)
 	f.restored(src.meta.Index, src.meta.Term)
 	if applied > 0 && f.installed != nil { // at 0 the replica starts
 		f.installed(applied, src.meta.Index)

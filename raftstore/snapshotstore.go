@@ -58,9 +58,9 @@ func openSnapshotStore(disk vfs.FS, dir string, log *slog.Logger, corrupt func(s
 	if err := vfs.MkdirAll(disk, dir); err != nil {
 		return nil, err
 	}
-	// The second for a snapshot whose process died right after its rename: the log
-	// may be cut because of it.
-	if err := errors.Join(disk.SyncDir(filepath.Dir(dir)), disk.SyncDir(dir)); err != nil {
+	// A process may have died right after it renamed a snapshot; the log may be cut
+	// because of it.
+	if err := disk.SyncDir(dir); err != nil {
 		return nil, err
 	}
 	entries, err := disk.ReadDir(dir)

@@ -50,9 +50,6 @@ func Open(opts Options) (*Store, error) {
 	if err := vfs.MkdirAll(opts.FS, filepath.Join(opts.Dir, "groups")); err != nil {
 		return nil, err
 	}
-	if err := opts.FS.SyncDir(filepath.Dir(opts.Dir)); err != nil {
-		return nil, err
-	}
 	lock, err := lockDir(opts.FS, opts.Dir)
 	if err != nil {
 		return nil, err
@@ -173,9 +170,6 @@ func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
 		return nil, err
 	}
 	if err := vfs.MkdirAll(disk, filepath.Join(dir, "log")); err != nil {
-		return nil, err
-	}
-	if err := errors.Join(disk.SyncDir(dir), disk.SyncDir(filepath.Dir(dir)), disk.SyncDir(s.opts.Dir)); err != nil {
 		return nil, err
 	}
 	return openGroup(s, cfg, dir, rec, true)

@@ -13,11 +13,12 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// walFS gives raft-wal its files on a vfs.FS. It promises what raft-wal's own
-// disk does, and one thing more: a tail that is opened again is synced first, with
-// its name. A process that died between write and sync, or sync and the first
-// sync of the directory, leaves entries that its successor reads and answers for,
-// and that a power loss would still take.
+// walFS gives raft-wal its files on a vfs.FS. It differs from raft-wal's own disk
+// in two things. A tail that is opened again is synced first (its name was, when the
+// metadata was loaded): the process that wrote it may have died before it was, and
+// its successor reads and answers for what a power loss would still take. And a
+// removal is not synced: raft-wal never uses a name twice, and removes what its
+// metadata does not name at the next start.
 type walFS struct{ disk vfs.FS }
 
 var _ types.VFS = walFS{}
@@ -54,10 +55,7 @@ func (w walFS) Create(dir, name string, size uint64) (types.WritableFile, error)
 }
 
 func (w walFS) Delete(dir, name string) error {
-	if err := w.disk.Remove(filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	return w.disk.SyncDir(dir)
+	return w.disk.Remove(filepath.Join(dir, name))
 }
 
 func (w walFS) OpenReader(dir, name string) (types.ReadableFile, error) {
@@ -69,7 +67,7 @@ func (w walFS) OpenWriter(dir, name string) (types.WritableFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(f.Sync(), w.disk.SyncDir(dir)); err != nil {
+	if err := f.Sync(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	if canary.Is(canary.SkipFsync) {

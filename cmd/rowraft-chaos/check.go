@@ -32,13 +32,11 @@ func newCheckCmd() *cobra.Command {
 				return err
 			}
 			_, verdicts := verdict.Judge(ops, seen, cfg.Clients, cfg.For)
-			if cfg.Tier != "A" { // whose disks were in memory
-				replayed, err := replay.OfRun(args[0], cfg.Shards, ops, seen)
-				if err != nil {
-					return err
-				}
-				verdicts = append(verdicts, replayed)
+			replayed, err := replay.OfRun(args[0], cfg.Shards, ops, seen)
+			if err != nil {
+				return err
 			}
+			verdicts = append(verdicts, replayed)
 			wrong := false
 			for _, v := range verdicts {
 				fmt.Fprintln(cmd.OutOrStdout(), v)

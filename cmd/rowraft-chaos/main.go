@@ -57,7 +57,7 @@ replicas agree and that no term had two leaders.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
 	})
-	root.AddCommand(newRunCmd(), newCheckCmd(), newFaultsCmd())
+	root.AddCommand(newRunCmd(), newCheckCmd(), newFaultsCmd(), newSumCmd())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -145,17 +145,20 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	r.cluster, err = cluster.Start(ctx, localcluster.Options{
+	opts := localcluster.Options{
 		Binary: r.cfg.binary, Dir: dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Backend: r.cfg.Backend, Profile: r.cfg.Profile,
 		Args: []string{
 			// A stopped process, or a shared disk, must not look like a broken one.
-			"--disk-stall-limit", "20s", "--disk-reserve-bytes", "1",
+			"--disk-stall-limit", "10s", "--disk-reserve-bytes", "1",
 			// Snapshots all the time, and replicas that need them.
 			"--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes", fmt.Sprint(trailingLog),
 			"--log-segment-bytes", fmt.Sprint(logSegment),
 		},
-	})
-	if err != nil {
+	}
+	if r.cfg.Backend == "wal" { // bolt has its file in memory, which no fault reaches
+		cluster.WithDiskFaults(&opts)
+	}
+	if r.cluster, err = cluster.Start(ctx, opts); err != nil {
 		return err
 	}
 	r.load, err = load.New(ctx, load.Options{
@@ -169,7 +172,11 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	r.world = &nemesis.World{
 		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.view.event, ShortLogBytes: shortLog,
 	}
-	r.view.event("%d servers serve, log backend %s, %d clients", r.cfg.Servers, r.cfg.Backend, r.cfg.Clients)
+	disks := "that cannot be told to fail"
+	if r.cluster.CanDisk() {
+		disks = "that can be told to fail"
+	}
+	r.view.event("%d servers serve, log backend %s, disks %s, %d clients", r.cfg.Servers, r.cfg.Backend, disks, r.cfg.Clients)
 	return nil
 }
 

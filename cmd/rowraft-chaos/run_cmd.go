@@ -106,7 +106,7 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 	fl.StringVar(&c.dir, "dir", "", "new directory for data, logs and history, kept; default: a temporary one, kept on failure")
 	fl.StringVar(&c.jsonPath, "json", "", "also write the result as JSON to this file")
 	fl.StringVar(&c.ledger, "ledger", "", "append the run as a line to this page (docs/reliability-ledger.md)")
-	fl.StringVar(&c.binary, "binary", "", "rowraft binary; default: beside this program")
+	fl.StringVar(&c.binary, "binary", "", "server; default: rowraft-faults beside this program, whose disk can be told to fail (make chaos builds it), or rowraft")
 	return cmd
 }
 
@@ -190,11 +190,19 @@ func (c *config) findBinary() error {
 			return err
 		}
 		c.binary = filepath.Join(filepath.Dir(self), "rowraft")
+		if faulty := c.binary + "-faults"; exists(faulty) {
+			c.binary = faulty
+		}
 	}
 	if _, err := os.Stat(c.binary); err != nil {
 		return usagef("no rowraft binary: %w: run `make build`, or give --binary", err)
 	}
 	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // makeEmpty makes dir, which must be empty if it exists.

@@ -16,7 +16,7 @@ func runSim(ctx context.Context, cfg *config, v *view) (*result, error) {
 	sc := sim.Config{
 		Seed: cfg.Seed, For: cfg.For, Faults: cfg.Faults, Clients: cfg.Clients, Rows: cfg.Rows, Servers: cfg.Servers, Shards: cfg.Shards,
 		Rate: cfg.Rate, Profile: cfg.Profile, Dir: cfg.dir,
-		Log: func(format string, args ...any) { v.event("virtual "+format, args...) },
+		Log: func(format string, args ...any) { v.line(fmt.Sprintf(format, args...) + " (virtual)") },
 	}
 	v.event("seed %d, directory %s", cfg.Seed, cfg.dir)
 	res := &result{Schema: jsonSchema, Config: *cfg, Reproduce: cfg.reproduce(), Dir: cfg.dir}

@@ -43,7 +43,17 @@ func (v *view) event(format string, args ...any) {
 }
 
 func (v *view) eventLocked(text string) {
-	line := fmt.Sprintf("%6.1fs  %s\n", time.Since(v.start).Seconds(), text)
+	v.lineLocked(fmt.Sprintf("%6.1fs  %s\n", time.Since(v.start).Seconds(), text))
+}
+
+// line prints what tells its time itself.
+func (v *view) line(text string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.lineLocked(text + "\n")
+}
+
+func (v *view) lineLocked(line string) {
 	if v.bars != nil {
 		_, _ = v.bars.Write([]byte(line))
 		return

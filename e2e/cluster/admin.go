@@ -185,12 +185,20 @@ func Poll(ctx context.Context, try func() error) error {
 	}
 }
 
-// BadLines returns what must never stand in a server's log.
+// BadLines returns what must never stand in a server's log. After a disk fault a
+// server may say that it cannot go on.
 func BadLines(log []byte) []string {
 	var out []string
+	faulty := false
 	for line := range bytes.Lines(log) {
+		switch {
+		case bytes.Contains(line, []byte(logFault)):
+			faulty = true
+		case bytes.Contains(line, []byte(logNewLife)), bytes.Contains(line, []byte(logFaultsSet)):
+			faulty = false
+		}
 		for _, bad := range []string{`"level":"ERROR"`, "panic:", "fatal error:", "DATA RACE"} {
-			if bytes.Contains(line, []byte(bad)) {
+			if bytes.Contains(line, []byte(bad)) && !(faulty && bad == `"level":"ERROR"`) {
 				out = append(out, string(bytes.TrimSpace(line)))
 				break
 			}

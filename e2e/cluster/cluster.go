@@ -22,6 +22,8 @@ type Cluster struct {
 	Net *Network
 	Admins
 
+	owners owners
+
 	mu      sync.Mutex
 	fronted []*localcluster.Server // complete before the first process starts
 	killed  map[string]int         // server → pid of a life that a fault has ended

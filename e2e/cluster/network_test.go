@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -220,28 +221,29 @@ func TestDialler(t *testing.T) {
 	}
 }
 
-// The far end of a connection from this process belongs to no server.
-func TestSocketInode(t *testing.T) {
+// A connection belongs to the process that holds its far end, also one that was made
+// after the last reading of /proc.
+func TestOwners(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if socketInode(l.Addr().(*net.TCPAddr)) == "" {
-		t.Error("an open socket is not found in /proc/net/tcp")
-	}
-	c := &Cluster{}
-	out, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	in, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	if from := c.ownerOf(in.(*net.TCPConn)); from != Client {
-		t.Errorf("owner %q, want %q", from, Client)
+	var o owners
+	me := func() map[string]int { return map[string]int{"me": os.Getpid()} }
+	nobody := func() map[string]int { return nil }
+	for i := range 3 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		addr := c.LocalAddr().(*net.TCPAddr)
+		if from := o.of(addr, me); from != "me" {
+			t.Errorf("connection %d: owner %q, want this process", i, from)
+		}
+		if from := o.of(addr, nobody); from != Client {
+			t.Errorf("connection %d: owner %q without servers, want %q", i, from, Client)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -70,51 +71,83 @@ func (c *Cluster) socketSource(in *net.TCPConn) (from string, head []byte, err e
 }
 
 // ownerOf returns the server whose process holds the far end of a connection, or
-// Client. On loopback the kernel tells: the socket's inode is in /proc/net/tcp and
-// among the process's descriptors.
+// Client.
 func (c *Cluster) ownerOf(in *net.TCPConn) string {
 	addr, ok := in.RemoteAddr().(*net.TCPAddr)
 	if !ok {
 		return Client
 	}
-	inode := socketInode(addr)
-	if inode == "" {
+	return c.owners.of(addr, c.pids)
+}
+
+// pids lists the processes of the servers that run.
+func (c *Cluster) pids() map[string]int {
+	out := make(map[string]int)
+	for _, s := range c.list() {
+		if pid := s.Pid(); pid != 0 {
+			out[s.Name] = pid
+		}
+	}
+	return out
+}
+
+// owners knows which server holds which local end of a connection. On loopback the
+// kernel tells: the socket's inode is in /proc/net/tcp and among the descriptors of
+// a process. Reading that takes milliseconds and a storm brings thousands of
+// connections a second, so all that wait at one time share one reading.
+type owners struct {
+	mu     sync.Mutex
+	began  time.Time         // of the reading
+	byAddr map[string]string // hexadecimal address → server
+}
+
+// of returns the owner of addr, a local end that is connected already.
+func (o *owners) of(addr *net.TCPAddr, pids func() map[string]int) string {
+	connected := time.Now()
+	ip := addr.IP.To4()
+	if ip == nil {
 		return Client
 	}
-	want := "socket:[" + inode + "]"
-	for _, s := range c.list() {
-		pid := s.Pid()
-		if pid == 0 {
-			continue
-		}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.began.After(connected) {
+		o.began = time.Now()
+		o.byAddr = ownedAddrs(pids())
+	}
+	if name, ok := o.byAddr[fmt.Sprintf("%08X:%04X", binary.LittleEndian.Uint32(ip), addr.Port)]; ok {
+		return name
+	}
+	return Client
+}
+
+// ownedAddrs lists the local ends of the connections of processes, by name.
+func ownedAddrs(pids map[string]int) map[string]string {
+	byInode := make(map[string]string)
+	for name, pid := range pids {
 		dir := fmt.Sprintf("/proc/%d/fd", pid)
 		fds, err := os.ReadDir(dir)
 		if err != nil {
 			continue
 		}
 		for _, fd := range fds {
-			if got, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && got == want {
-				return s.Name
+			to, err := os.Readlink(filepath.Join(dir, fd.Name()))
+			if inode, is := strings.CutPrefix(to, "socket:["); err == nil && is {
+				byInode[strings.TrimSuffix(inode, "]")] = name
 			}
 		}
 	}
-	return Client
-}
-
-// socketInode finds the socket bound to a local address in /proc/net/tcp.
-func socketInode(addr *net.TCPAddr) string {
-	ip := addr.IP.To4()
+	out := make(map[string]string)
 	b, err := os.ReadFile("/proc/net/tcp")
-	if ip == nil || err != nil {
-		return ""
+	if err != nil {
+		return out
 	}
-	local := fmt.Sprintf("%08X:%04X", binary.LittleEndian.Uint32(ip), addr.Port)
 	for line := range strings.Lines(string(b)) {
 		// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …
-		f := strings.Fields(line)
-		if len(f) > 9 && f[1] == local {
-			return f[9]
+		if f := strings.Fields(line); len(f) > 9 {
+			if name, ok := byInode[f[9]]; ok {
+				out[f[1]] = name
+			}
 		}
 	}
-	return ""
+	return out
 }

@@ -44,6 +44,14 @@ func init() {
 		{"transfer", "the lead of a shard is handed over", transfer, passes},
 		{"transfer-storm", "the leads of all shards are handed over, again and again", transferStorm, passes},
 		{"transfer-cut", "the lead is handed over while the leader is cut off", transferCut, passes},
+		{"disk-fail-leader", "a leader's disk fails a write or sync of the log", disk(fails, true), passes},
+		{"disk-fail-follower", "a follower's disk fails a write or sync of the log", disk(fails, false), passes},
+		{"disk-full-leader", "a leader's disk has no room for the log", disk(full, true), passes},
+		{"disk-full-follower", "a follower's disk has no room for the log", disk(full, false), passes},
+		{"disk-hang-leader", "a leader's log write or sync does not return", disk(hangs, true), passes},
+		{"disk-hang-follower", "a follower's log write or sync returns late", disk(hangs, false), passes},
+		{"disk-slow-leader", "syncs of a leader's log take 20 to 120 ms", disk(slow, true), passes},
+		{"disk-slow-follower", "syncs of a follower's log take 20 to 120 ms", disk(slow, false), passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}
 }

@@ -213,7 +213,7 @@ func (w *World) Run(ctx context.Context, s *Schedule, until time.Time) {
 const (
 	fewestStanding = 2
 	mostStanding   = 4
-	standUp        = 20 * time.Second // to get there
+	standUp        = 5 * time.Second // to get there
 	leastStanding  = time.Second
 	mostMore       = 2500 * time.Millisecond
 )

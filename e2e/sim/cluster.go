@@ -5,15 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft/e2e/cluster"
-	"github.com/rowraft/rowraft/e2e/replay"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node"
+)
+
+const (
+	dataDir    = "/data"   // on a server's disk
+	serversDir = "servers" // where disks are left
 )
 
 // Harness is the end of links that nothing is done to.
@@ -83,10 +88,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	return c, nil
 }
 
-// dataDir is that of every server, each on a disk of its own.
-const dataDir = "/data"
-
-// Close ends everything.
+// Close ends everything and leaves the disks in Options.Dir, as data directories.
 func (c *Cluster) Close() error {
 	c.Watch.Close()
 	c.Net.Heal()
@@ -99,21 +101,11 @@ func (c *Cluster) Close() error {
 	}
 	for _, s := range c.servers {
 		s.goroutines.Wait()
+		errs = append(errs, dump(s.disk, dataDir, filepath.Join(c.opts.Dir, serversDir, s.name)))
 	}
 	c.harness.Cut(false)
 	c.clients.Cut(false)
 	return errors.Join(errs...)
-}
-
-// stopped lists the servers with their disks, after Close.
-func (c *Cluster) stopped() []replay.Server {
-	var out []replay.Server
-	for _, s := range c.servers {
-		s.mu.Lock()
-		out = append(out, replay.Server{Name: s.name, Disk: s.disk, Dir: dataDir})
-		s.mu.Unlock()
-	}
-	return out
 }
 
 // Endpoints lists where clients find the servers.

@@ -75,8 +75,6 @@ func (c *Config) setDefaults() {
 
 // Result is what a run has done and found.
 type Result struct {
-	servers []replay.Server // as they lie when the run is over
-
 	Virtual  time.Duration            `json:"virtual_ns"`
 	Rounds   int                      `json:"rounds"`
 	Faults   map[string]nemesis.Count `json:"faults"`
@@ -176,7 +174,6 @@ func (r *runner) withCluster(ctx context.Context) (err error) {
 		if cerr := r.cluster.Close(); cerr != nil {
 			r.wrong("the cluster does not stop: %v", cerr)
 		}
-		r.res.servers = r.cluster.stopped()
 		r.sum()
 		err = errors.Join(err, writeJSON(filepath.Join(r.cfg.Dir, seenFile), r.cluster.Watch.Seen()))
 	}()
@@ -387,7 +384,7 @@ func (res *Result) Judge(cfg Config) error {
 	var t check.Tally
 	t, res.Verdicts = verdict.Judge(ops, seen, cfg.Clients, cfg.For)
 	res.Lost, res.Doubled = max(res.Lost, t.Lost), max(res.Doubled, t.Doubled)
-	replayed, err := replay.Judge(replay.Options{Servers: res.servers, Shards: cfg.Shards, Digests: seen.Digests, Ops: ops})
+	replayed, err := replay.OfRun(cfg.Dir, cfg.Shards, ops, seen)
 	if err != nil {
 		return err
 	}

@@ -165,14 +165,11 @@ func store(disk vfs.FS, dir string, id Identity) error {
 	return keep(disk, dir)
 }
 
-// keep makes the name of the identity file durable, and that of dir itself. It
-// runs for a file that was read as well: the process that renamed it may have died
-// before it came to this.
+// keep makes the name of the identity file durable. It runs for a file that was
+// read as well: the process that renamed it may have died before it came to this.
 func keep(disk vfs.FS, dir string) error {
-	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := disk.SyncDir(d); err != nil {
-			return fmt.Errorf("keep the identity: %w", err)
-		}
+	if err := disk.SyncDir(dir); err != nil {
+		return fmt.Errorf("keep the identity: %w", err)
 	}
 	return nil
 }

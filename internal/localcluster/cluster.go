@@ -168,7 +168,10 @@ func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 	cmd := exec.Command(c.opts.Binary, c.args(s)...)
 	cmd.ExtraFiles = files // descriptors 3 and 4
 	cmd.Stdout, cmd.Stderr = logFile, logFile
-	cmd.Env = append(flagenv.Without(os.Environ()), c.opts.Env...) // flags of this command are not theirs
+	cmd.Env = flagenv.Without(os.Environ()) // flags of this command are not theirs
+	for _, e := range c.opts.Env {
+		cmd.Env = append(cmd.Env, strings.ReplaceAll(e, serverName, s.Name))
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start server %s: %w", s.Name, err)
@@ -208,10 +211,10 @@ func (c *Cluster) args(s *Server) []string {
 	return args
 }
 
-// serverName stands for the server's name in Options.Args.
+// serverName stands for the server's name in Options.Args and Options.Env.
 const serverName = "{server}"
 
-// PerServer is a path for Options.Args that is another one for each server:
+// PerServer is a path for Options.Args and Options.Env that is another one for each server:
 // dir/n1suffix, dir/n2suffix …
 func PerServer(dir, suffix string) string { return filepath.Join(dir, serverName+suffix) }
 
@@ -324,6 +327,14 @@ func (s *Server) Signal(sig os.Signal) error {
 		return os.ErrProcessDone
 	}
 	return p.cmd.Process.Signal(sig)
+}
+
+// ExitCode returns that of the last life, −1 while it runs or if a signal ended it.
+func (s *Server) ExitCode() int {
+	if p := s.process(); p != nil && !s.Running() {
+		return p.cmd.ProcessState.ExitCode()
+	}
+	return -1
 }
 
 // CPU returns the processor time of the last ended life.

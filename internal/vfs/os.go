@@ -13,8 +13,6 @@ import (
 // OS is the disk of the operating system.
 var OS FS = osFS{}
 
-var errNotDir = syscall.ENOTDIR
-
 type osFS struct{}
 
 func (osFS) Mkdir(dir string) error                    { return os.Mkdir(dir, 0o700) }

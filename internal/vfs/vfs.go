@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // FS is a disk. Safe for concurrent use. Errors match fs.ErrNotExist and
@@ -77,15 +78,16 @@ func OrOS(f FS) FS {
 	return f
 }
 
-// MkdirAll makes dir and the parents that are missing. Their entries are not
-// durable until SyncDir of each parent.
+// MkdirAll makes dir and the parents that are missing, durably. It syncs the entry
+// of a directory that is there already, too: the process that made it may have died
+// before it was durable.
 func MkdirAll(f FS, dir string) error {
 	info, err := f.Stat(dir)
 	switch {
 	case err == nil && info.IsDir():
-		return nil
+		return syncParent(f, dir)
 	case err == nil:
-		return &fs.PathError{Op: "mkdir", Path: dir, Err: errNotDir}
+		return &fs.PathError{Op: "mkdir", Path: dir, Err: syscall.ENOTDIR}
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
@@ -97,7 +99,17 @@ func MkdirAll(f FS, dir string) error {
 	if err := f.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return nil
+	return syncParent(f, dir)
+}
+
+// syncParent makes the entry of dir durable. Where the parent may not be read,
+// somebody else made the entry.
+func syncParent(f FS, dir string) error {
+	err := f.SyncDir(filepath.Dir(dir))
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return err
 }
 
 // RemoveAll removes name and everything below it, one by one: a crash may leave

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft/e2e/nemesis"
+)
+
+func newSumCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "sum FILE...",
+		Short: "Add up the results that --json has written",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, paths []string) error {
+			t := total{Faults: make(map[string]nemesis.Count)}
+			for _, path := range paths {
+				raw, err := os.ReadFile(path)
+				if err != nil {
+					return usagef("%w", err)
+				}
+				var r result
+				if err := json.Unmarshal(raw, &r); err != nil {
+					return usagef("%s is not the result of a run: %w", path, err)
+				}
+				t.add(&r)
+			}
+			t.print(cmd.OutOrStdout())
+			if t.Violations > 0 {
+				return errVerdict
+			}
+			return nil
+		},
+	}
+}
+
+// total is several runs together.
+type total struct {
+	Runs, Violations      int
+	Faults                map[string]nemesis.Count
+	Pushes, Lost, Doubled int64
+	Diverged              int
+	Seconds, Virtual      float64
+}
+
+func (t *total) add(r *result) {
+	t.Runs++
+	t.Violations += len(r.Problems)
+	t.Pushes += r.Acks
+	t.Lost, t.Doubled, t.Diverged = t.Lost+r.Lost, t.Doubled+r.Doubled, t.Diverged+r.Diverged
+	t.Seconds += r.Seconds
+	t.Virtual += r.Virtual
+	for kind, n := range r.Faults {
+		sum := t.Faults[kind]
+		sum.Tried, sum.Observed, sum.Stood = sum.Tried+n.Tried, sum.Observed+n.Observed, sum.Stood+n.Stood
+		t.Faults[kind] = sum
+	}
+}
+
+func (t *total) print(w io.Writer) {
+	tried, observed := totals(t.Faults)
+	kinds := 0
+	fmt.Fprintf(w, "\n%-20s %6s %9s\n", "fault", "tried", "observed")
+	for _, k := range slices.Sorted(maps.Keys(t.Faults)) {
+		n := t.Faults[k]
+		fmt.Fprintf(w, "%-20s %6d %9d\n", k, n.Tried, n.Observed)
+		if n.Observed > 0 {
+			kinds++
+		}
+	}
+	fmt.Fprintf(w, "%-20s %6d %9d\n\n", "all", tried, observed)
+	fmt.Fprintf(w, "%d runs, %.0f s, %.0f virtual: %d faults of %d kinds, %s pushes acknowledged; %d updates lost, %d doubled, %d shards diverged, %d violations\n",
+		t.Runs, t.Seconds, t.Virtual, observed, kinds, thousands(t.Pushes), t.Lost, t.Doubled, t.Diverged, t.Violations)
+}

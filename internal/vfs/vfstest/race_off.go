@@ -1,0 +1,5 @@
+//go:build !race
+
+package vfstest
+
+const stride = 1
