@@ -22,4 +22,9 @@
 // A push over several shards is several parts, each exactly-once; it is not
 // atomic across shards. If some are applied and others refused, the error's code
 // is one of those that say so (Code.MaybeApplied).
+//
+// # What a pull sees
+//
+// Rows are atomic one by one: a pull beside a push may see some of its rows
+// changed and others not yet, also within one shard.
 package client

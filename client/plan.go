@@ -85,28 +85,49 @@ func byShard(m *clustermap.Map, s *Segment) (rows []int32, start []int32) {
 	return rows, start
 }
 
+// load is what a row, or a request, has in bytes in either direction.
+type load struct{ sent, received int }
+
+// room is how many rows of per fit into what used leaves of limit.
+func (limit load) room(used, per load) int {
+	n := (limit.sent - used.sent) / max(per.sent, 1)
+	if per.received > 0 {
+		n = min(n, (limit.received-used.received)/per.received)
+	}
+	return n
+}
+
 // plan cuts segments into requests: every row goes to its shard, and no request
-// has more than limit bytes, rowBytes(segment) each row.
-func plan(m *clustermap.Map, segs []Segment, rowBytes func(*Segment) int, limit int) []request {
+// has more than rowraft.MaxKeysPerPart rows, or is over the limit unless it is one
+// row; perRow is the load of a segment's rows.
+func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit load) []request {
+	type room struct {
+		in   int // index+1 in out of the shard's request that has room; 0: none
+		used load
+		rows int
+	}
 	var out []request
-	open := make([]int, len(m.Shards)) // index+1 in out of the shard's request with room
-	size := make([]int, len(m.Shards)) // bytes in it
+	open := make([]room, len(m.Shards))
+	header := load{wire.SegmentHeaderSize, wire.SegmentHeaderSize}
 	for si := range segs {
 		s := &segs[si]
 		rows, start := byShard(m, s)
-		per := rowBytes(s)
+		per := perRow(s)
 		for sh := range m.Shards {
+			o := &open[sh]
 			for mine := rows[start[sh]:start[sh+1]]; len(mine) > 0; {
-				room := (limit - size[sh]) / per
-				if open[sh] == 0 || room <= 0 {
+				used := load{o.used.sent + header.sent, o.used.received + header.received}
+				n := min(limit.room(used, per), rowraft.MaxKeysPerPart-o.rows)
+				if o.in == 0 || n <= 0 {
 					out = append(out, request{shard: rowraft.ShardID(sh)})
-					open[sh], size[sh] = len(out), 0
-					room = max(limit/per, 1)
+					*o, used = room{in: len(out)}, header
+					n = max(min(limit.room(used, per), rowraft.MaxKeysPerPart), 1)
 				}
-				n := min(room, len(mine), rowraft.MaxKeysPerPart)
-				r := &out[open[sh]-1]
+				n = min(n, len(mine))
+				r := &out[o.in-1]
 				r.pieces = append(r.pieces, piece{seg: s, rows: mine[:n:n]})
-				size[sh] += n*per + wire.SegmentHeaderSize
+				o.used = load{used.sent + n*per.sent, used.received + n*per.received}
+				o.rows += n
 				mine = mine[n:]
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -22,7 +23,6 @@ func testTable(id rowraft.TableID, dim int) *Table {
 func TestPlanPutsEveryRowOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shards := rapid.SampledFrom([]int{1, 2, 4, 16}).Draw(t, "shards")
-		limit := rapid.IntRange(50, 5000).Draw(t, "limit")
 		m := clustermap.Map{Version: 1}
 		for i := range shards {
 			m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i)})
@@ -40,11 +40,12 @@ func TestPlanPutsEveryRowOnce(t *testing.T) {
 			}
 			segs = append(segs, s)
 		}
-		per := func(s *Segment) int { return 8 + 4*s.Table.Dim() }
+		per := func(s *Segment) load { return load{8, 4 * s.Table.Dim()} }
+		limit := load{rapid.IntRange(50, 5000).Draw(t, "limit"), rapid.IntRange(50, 5000).Draw(t, "reply limit")}
 		seen := make(map[*Segment][]int32)
 		last := make(map[string]int32)
 		for _, r := range plan(cm, segs, per, limit) {
-			rows, bytes := 0, 0
+			rows, used := 0, load{}
 			for _, p := range r.pieces {
 				for _, row := range p.rows {
 					if got := cm.ShardOf(p.seg.Table.Slot(p.seg.Keys[row])); got != r.shard {
@@ -58,10 +59,11 @@ func TestPlanPutsEveryRowOnce(t *testing.T) {
 				}
 				seen[p.seg] = append(seen[p.seg], p.rows...)
 				rows += len(p.rows)
-				bytes += len(p.rows) * per(p.seg)
+				used.sent += wire.SegmentHeaderSize + len(p.rows)*per(p.seg).sent
+				used.received += wire.SegmentHeaderSize + len(p.rows)*per(p.seg).received
 			}
-			if rows > 1 && bytes > limit {
-				t.Fatalf("a request of %d rows has %d bytes, limit %d", rows, bytes, limit)
+			if rows > 1 && (used.sent > limit.sent || used.received > limit.received) {
+				t.Fatalf("a request of %d rows has %+v bytes, limit %+v", rows, used, limit)
 			}
 		}
 		for i := range segs {
@@ -77,6 +79,49 @@ func TestPlanPutsEveryRowOnce(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whatever is pulled, a server takes each request.
+func TestPullsAreWithinAServersLimits(t *testing.T) {
+	cm, err := clustermap.New(clustermap.Map{Version: 1, Shards: []clustermap.Shard{{ID: 0}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name          string
+		segments, dim int
+		keys          int // of each segment
+	}{
+		{"a narrow table", 1, 1, 600_000},
+		{"two narrow tables", 2, 1, 200_000},
+		{"a wide table", 1, rowraft.MaxDim, 4000},
+		{"many segments of one row", 200_000, 1, 1},
+	} {
+		c := &Client{opts: Options{DType: rowraft.Float32}}
+		keys := make([]rowraft.Key, tc.keys)
+		segs := make([]Segment, tc.segments)
+		for i := range segs {
+			segs[i] = Segment{Table: testTable(rowraft.TableID(i+1), tc.dim), Keys: keys}
+		}
+		rows := 0
+		for _, r := range c.planPull(cm, segs) {
+			n, asked, given := 0, 0, 0
+			for i := range r.pieces {
+				s := c.pullSegment(&r.pieces[i])
+				n += s.N
+				asked += s.Size()
+				s.Flags = wire.FlagNoKeys | wire.FlagPresence
+				given += s.Size()
+			}
+			if n > rowraft.MaxKeysPerPart || asked > rowraft.MaxEntryBytes || given > rpc.MaxReplyBytes {
+				t.Errorf("%s: a request of %d keys has %d bytes and a reply of %d", tc.name, n, asked, given)
+			}
+			rows += n
+		}
+		if rows != tc.segments*tc.keys {
+			t.Errorf("%s: %d of %d rows are asked for", tc.name, rows, tc.segments*tc.keys)
+		}
+	}
 }
 
 func TestNormalize(t *testing.T) {

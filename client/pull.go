@@ -13,20 +13,26 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// pullReplyBytes bounds the values of one pull request.
-const pullReplyBytes = 8 << 20
+// pullLimit bounds one pull: what a server takes, and a reply that does not hold up
+// the others.
+var pullLimit = load{sent: rowraft.MaxEntryBytes, received: 8 << 20}
+
+func (c *Client) planPull(m *clustermap.Map, segs []Segment) []request {
+	return plan(m, segs, func(s *Segment) load { return load{sent: 8, received: s.Table.schema.Dim * c.opts.DType.Size()} }, pullLimit)
+}
 
 // Pull fills the Values (and Present) of all segments, as Table.Pull does for
-// one. Rows of one shard come from one moment at or after this client's last
-// acknowledged push there.
+// one. Each row is whole, and none is older than this client's last acknowledged
+// push. Rows are not from one moment, also not those of one shard: a pull beside
+// a push may see some of its rows changed and others not yet.
 func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
 	return c.pull(ctx, rowraftv1.ReadMode_READ_MODE_LEADER, segs)
 }
 
 // PullLinearizable is Pull that sees, of each shard, every push that anybody had
 // been told of before it was called: the leader proves that it still leads, at the
-// price of one round to a majority. Rows of different shards may come from
-// different moments within the call.
+// price of one round to a majority. Rows may come from different moments within
+// the call.
 func (c *Client) PullLinearizable(ctx context.Context, segs ...Segment) error {
 	return c.pull(ctx, rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, segs)
 }
@@ -40,15 +46,15 @@ func (c *Client) pull(ctx context.Context, mode rowraftv1.ReadMode, segs []Segme
 	b := backoff{}
 	for {
 		m := c.cluster.Load()
-		reqs := plan(m, segs, func(s *Segment) int { return s.Table.schema.Dim * c.opts.DType.Size() }, pullReplyBytes)
+		reqs := c.planPull(m, segs)
 		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, mode, &reqs[i]) })
 		if err == nil {
 			tellApplied(segs, reqs)
 			return nil
 		}
 		ws, moved := errors.AsType[*rowraft.WrongShardError](err)
-		if !moved {
-			return err
+		if !moved || m.SlotsVersion >= ws.Want {
+			return err // a newer map would not help
 		}
 		// The map was old: wait for the newer one and split again.
 		c.askForMap()

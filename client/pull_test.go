@@ -95,3 +95,18 @@ func TestReadModes(t *testing.T) {
 		t.Errorf("Pull and PullLinearizable ask in modes %v, want %v", s.modes, want)
 	}
 }
+
+// A shard that does not hold a slot names no newer map, and asking again would go
+// on until the caller's context ends.
+func TestAWrongShardThatNoMapExplainsIsAnError(t *testing.T) {
+	s := fakeServer{pull: func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+		return nil, rowraft.Errorf(rowraft.CodeWrongShard, "slot 7 is not held here")
+	}}
+	s.serve(t, 1)
+	_, table := s.dial(t, nil)
+	ctx := patience(t)
+	err := table.Pull(ctx, []rowraft.Key{1}, make([]float32, 2))
+	if rowraft.CodeOf(err) != rowraft.CodeWrongShard || ctx.Err() != nil {
+		t.Errorf("%v (context: %v), want CodeWrongShard at once", err, ctx.Err())
+	}
+}

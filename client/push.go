@@ -46,7 +46,7 @@ func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, err
 		return Ack{}, err
 	}
 	m := c.cluster.Load()
-	reqs := plan(m, ready, func(s *Segment) int { return 8 + s.Table.schema.Dim*c.opts.DType.Size() }, partBytes)
+	reqs := plan(m, ready, func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*c.opts.DType.Size()} }, load{sent: partBytes})
 	parts := make([]*part, len(reqs))
 	for i := range reqs {
 		parts[i] = c.encode(op, &reqs[i])

@@ -170,3 +170,25 @@ func TestFlushBesideClose(t *testing.T) {
 		t.Errorf("Flush of a client that was closed before an answer came: %v, want CodeUnknown", err)
 	}
 }
+
+// The scheduler answers NoLeader also when the table is in its log, and a shard is
+// not there to be told of it.
+func TestAResentCreationFindsItsOwnTable(t *testing.T) {
+	var s fakeServer
+	tries := 0
+	s.create = func(req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+		tries++
+		switch {
+		case tries == 1:
+			return nil, rowraft.Errorf(rowraft.CodeNoLeader, "the table is created, but not yet in every shard")
+		case !req.IfNotExists:
+			return nil, rowraft.Errorf(rowraft.CodeTableExists, "it exists")
+		}
+		return &rowraftv1.CreateTableReply{Table: req.Table}, nil
+	}
+	s.serve(t, 1)
+	c, table := s.dial(t, nil)
+	if _, err := c.CreateTable(patience(t), table.Schema(), false); err != nil {
+		t.Error(err)
+	}
+}

@@ -116,9 +116,11 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	var reply *rowraftv1.CreateTableReply
 	retried := false
 	err := c.schedulerCall(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
-		// A resent creation may find the table its first try has made.
+		// A resent creation may find the table its first try has made; one of another
+		// shape is refused all the same.
 		reply, err = stub.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists || retried})
-		if err != nil && rowraft.CodeOf(err).MaybeApplied() {
+		// Once the table is logged, a shard without a leader ends the call, too.
+		if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotLeader {
 			retried = true
 		}
 		return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -14,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -219,9 +222,9 @@ func (c *control) followMap(ctx context.Context) {
 			if err != nil || reply.Map == nil {
 				return err
 			}
-			m, err := rpc.MapFromProto(reply.Map)
+			m, err := mapOf(c.cluster(), reply)
 			if err != nil {
-				return err
+				return fmt.Errorf("cluster map from %s: %w", addr, err)
 			}
 			view.Set(m)
 			return nil
@@ -229,11 +232,23 @@ func (c *control) followMap(ctx context.Context) {
 		if err == nil {
 			continue
 		}
+		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
+			c.n.log.Error("a server of another cluster runs under an address of this one", "err", err)
+		}
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
 		}
 	}
+}
+
+// mapOf returns the map of a reply, if it is one of the cluster.
+func mapOf(cluster rowraft.ClusterID, reply *rowraftv1.GetMapReply) (*clustermap.Map, error) {
+	m, err := rpc.MapFromProto(reply.Map)
+	if err != nil {
+		return nil, err
+	}
+	return m, identity.CheckCluster(cluster, m.Cluster)
 }
 
 // status describes the server and its replicas.
