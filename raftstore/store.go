@@ -47,6 +47,7 @@ func Open(opts Options) (*Store, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
+	// This also keeps the registry that a process renamed and died.
 	if err := vfs.MkdirAll(opts.FS, filepath.Join(opts.Dir, "groups")); err != nil {
 		return nil, err
 	}
