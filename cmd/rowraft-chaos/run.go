@@ -242,6 +242,9 @@ func (r *chaos) final(ctx context.Context) error {
 	for _, d := range f.Details {
 		r.wrong("%s", d)
 	}
+	if err := cluster.Poll(ctx, func() error { return r.movesEnded(ctx) }); err != nil {
+		r.wrong("%v", err)
+	}
 	rows := uint64(0)
 	for shard := range r.cfg.Shards {
 		digests, err := r.cluster.Digests(ctx, rowraft.ShardID(shard))
@@ -269,6 +272,20 @@ func (r *chaos) final(ctx context.Context) error {
 		r.wrong("server %s has ended by itself; its log: %s", p, r.cluster.Server(p).LogFile)
 	}
 	r.view.event("round %d: %d pushes checked, %d updates lost, %d doubled, %d shards of one digest", r.res.Rounds+1, r.load.Counts().Acks, f.Lost, f.Doubled, r.cfg.Shards-r.res.Diverged)
+	return nil
+}
+
+// movesEnded reports a move that still runs.
+func (r *chaos) movesEnded(ctx context.Context) error {
+	p, err := r.cluster.Placement(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range p.Moves {
+		if !m.Ended {
+			return fmt.Errorf("move %d of shard %d from %s to %s has not ended, it is in phase %s: %s", m.ID, m.Shard, m.From, m.To, m.Phase, m.WaitingFor)
+		}
+	}
 	return nil
 }
 
