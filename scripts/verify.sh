@@ -40,6 +40,7 @@ stage race race
 stage fuzz fuzz FUZZTIME="${FUZZTIME:-5s}"
 stage canaries canaries
 stage demo demo
+stage chaos chaos
 stage bench-smoke bench-smoke
 
 if [ "$(fingerprint)" != "$before" ]; then

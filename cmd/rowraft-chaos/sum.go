@@ -14,7 +14,8 @@ import (
 )
 
 func newSumCmd() *cobra.Command {
-	return &cobra.Command{
+	minFaults, minKinds := 0, 0
+	cmd := &cobra.Command{
 		Use:   "sum FILE...",
 		Short: "Add up the results that --json has written",
 		Args:  cobra.MinimumNArgs(1),
@@ -32,12 +33,20 @@ func newSumCmd() *cobra.Command {
 				t.add(&r)
 			}
 			t.print(cmd.OutOrStdout())
+			if t.observed() < minFaults || t.kinds() < minKinds {
+				fmt.Fprintf(cmd.OutOrStdout(), "WRONG: too little happened: want %d faults of %d kinds\n", minFaults, minKinds)
+				return errVerdict
+			}
 			if t.Violations > 0 {
 				return errVerdict
 			}
 			return nil
 		},
 	}
+	fl := cmd.Flags()
+	fl.IntVar(&minFaults, "min-faults", 0, "fail if fewer faults had an effect")
+	fl.IntVar(&minKinds, "min-kinds", 0, "fail if faults of fewer kinds had an effect")
+	return cmd
 }
 
 // total is several runs together.
@@ -63,18 +72,29 @@ func (t *total) add(r *result) {
 	}
 }
 
+// observed counts the faults that had an effect, kinds the kinds of them.
+func (t *total) observed() int {
+	_, n := totals(t.Faults)
+	return n
+}
+
+func (t *total) kinds() (n int) {
+	for _, c := range t.Faults {
+		if c.Observed > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 func (t *total) print(w io.Writer) {
 	tried, observed := totals(t.Faults)
-	kinds := 0
 	fmt.Fprintf(w, "\n%-20s %6s %9s\n", "fault", "tried", "observed")
 	for _, k := range slices.Sorted(maps.Keys(t.Faults)) {
 		n := t.Faults[k]
 		fmt.Fprintf(w, "%-20s %6d %9d\n", k, n.Tried, n.Observed)
-		if n.Observed > 0 {
-			kinds++
-		}
 	}
 	fmt.Fprintf(w, "%-20s %6d %9d\n\n", "all", tried, observed)
 	fmt.Fprintf(w, "%d runs, %.0f s, %.0f virtual: %d faults of %d kinds, %s pushes acknowledged; %d updates lost, %d doubled, %d shards diverged, %d violations\n",
-		t.Runs, t.Seconds, t.Virtual, observed, kinds, thousands(t.Pushes), t.Lost, t.Doubled, t.Diverged, t.Violations)
+		t.Runs, t.Seconds, t.Virtual, observed, t.kinds(), thousands(t.Pushes), t.Lost, t.Doubled, t.Diverged, t.Violations)
 }

@@ -20,8 +20,8 @@ func init() {
 		{"kill-majority", "SIGKILL all but one server, restart them", killMajority, stands},
 		{"kill-all", "SIGKILL every server at once, restart them", killAll, stands},
 		{"restart", "SIGTERM a server, start it again", restart, passes},
-		{"pause-leader", "SIGSTOP a leader for 0.1 to 5 s", pauseLeader, stands},
-		{"pause-follower", "SIGSTOP a follower for 0.1 to 5 s", pauseFollower, stands},
+		{"pause-leader", "SIGSTOP a leader for 0.1 to 4 s", pauseLeader, stands},
+		{"pause-follower", "SIGSTOP a follower for 0.1 to 4 s", pauseFollower, stands},
 		{"partition-leader", "cut a leader from the other servers, both ways", cutLeader(both, false), stands},
 		{"isolate-leader", "cut a leader from servers and clients", cutLeader(both, true), stands},
 		{"deaf-leader", "what others send to a leader is held back", cutLeader(inward, false), stands},
@@ -68,9 +68,9 @@ const (
 const (
 	restartLimit  = 45 * time.Second
 	leaderSeen    = 4 * time.Second // how long a fault waits for its effect on leadership
-	shortest      = 300 * time.Millisecond
-	longest       = 2500 * time.Millisecond
-	longestPause  = 5 * time.Second
+	shortest      = 200 * time.Millisecond
+	longest       = 2 * time.Second
+	longestPause  = 4 * time.Second
 	shortestPause = 100 * time.Millisecond
 )
 

@@ -180,8 +180,8 @@ type step struct {
 }
 
 func (s *Schedule) next() step {
-	st := step{kinds: []string{s.draw(&s.all, "")}, rest: time.Duration(100+s.rng.IntN(600)) * time.Millisecond}
-	if s.rng.IntN(5) < 2 {
+	st := step{kinds: []string{s.draw(&s.all, "")}, rest: time.Duration(50+s.rng.IntN(300)) * time.Millisecond}
+	if s.rng.IntN(2) == 0 {
 		if second := s.draw(&s.all, st.kinds[0]); second != "" {
 			st.kinds = append(st.kinds, second)
 		}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rowraft/rowraft/e2e/nemesis"
+)
+
+func TestSum(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, r result) string {
+		path := filepath.Join(dir, name)
+		if err := writeJSON(path, &r); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	a := write("a", result{Acks: 1000, Seconds: 60, Faults: map[string]nemesis.Count{"x": {Tried: 3, Observed: 2}, "y": {Tried: 1}}})
+	b := write("b", result{Acks: 2000, Seconds: 30, Virtual: 300, Faults: map[string]nemesis.Count{"x": {Tried: 1, Observed: 1}, "z": {Tried: 1, Observed: 1}}})
+	bad := write("bad", result{Lost: 1, Problems: []string{"one lost"}})
+	for _, tc := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"two runs", []string{a, b}, exitDone, "2 runs, 90 s, 300 virtual: 4 faults of 2 kinds, 3,000 pushes acknowledged; 0 updates lost, 0 doubled, 0 shards diverged, 0 violations"},
+		{"a violation", []string{a, bad}, exitVerdict, "1 updates lost, 0 doubled, 0 shards diverged, 1 violations"},
+		{"too few faults", []string{"--min-faults", "5", a, b}, exitVerdict, "too little happened"},
+		{"too few kinds", []string{"--min-kinds", "3", a, b}, exitVerdict, "too little happened"},
+		{"enough", []string{"--min-kinds", "2", "--min-faults", "4", a, b}, exitDone, "x                         4         3"},
+		{"no such file", []string{filepath.Join(dir, "none")}, exitUsage, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			code, stdout, stderr := command(t, append([]string{"sum"}, tc.args...)...)
+			if code != tc.code || !strings.Contains(stdout, tc.want) {
+				t.Errorf("exit code %d, want %d; want %q in\n%s%s", code, tc.code, tc.want, stdout, stderr)
+			}
+		})
+	}
+}
