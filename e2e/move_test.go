@@ -226,7 +226,7 @@ func TestReplicasMoveAboutServers(t *testing.T) {
 		t.Errorf("%d pushes lost, %d doubled: %v", f.Lost, f.Doubled, f.Details)
 	}
 	for shard := range rowraft.ShardID(moveShards) {
-		digests, err := m.c.Digests(m.ctx, shard)
+		digests, err := m.c.Digests(deadline(t, 30*time.Second), shard) // RELIABILITY: I13
 		m.must(err)
 		sums := make(map[procs.Digest]bool)
 		for _, d := range digests {

@@ -11,7 +11,8 @@
 //  2. A push is acknowledged after its entry is committed and applied here,
 //     never before. A refusal that comes before the entry is proposed carries a
 //     Code whose effect is "none"; everything later is "maybe".
-//  3. The node follows the cluster map: it runs the replicas the map gives it.
+//  3. The node follows the cluster map: it runs the replicas the map gives it, and
+//     deletes one only when the map says that it has left.
 //
 // Run owns every goroutine of the process and returns when all have ended.
 package node

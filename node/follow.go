@@ -11,9 +11,8 @@ import (
 // that m says have left.
 //
 // A server that restarts goes through old maps before it gets to the newest. So an
-// old map must do no harm: what it does not list yet is kept, a replica that left is
-// not started again (raftstore remembers), nor is one whose place a newer one has
-// taken here.
+// old map must do no harm: what it does not list yet is kept, and a replica that left
+// is not started again, since raftstore remembers all that did.
 func (n *Node) followReplicas(m *clustermap.Map) error {
 	for _, s := range m.Shards {
 		for _, r := range s.Removed {
@@ -25,10 +24,6 @@ func (n *Node) followReplicas(m *clustermap.Map) error {
 		}
 		r, here := s.On(n.self.ID)
 		if !here || n.replica(s.ID) != nil || n.store.Removed(groupName(s.ID), r.ID) {
-			continue
-		}
-		if have := n.store.Replica(groupName(s.ID)); have != "" && have != r.ID {
-			n.log.Info("an old map names a replica whose place another one has taken", "shard", uint32(s.ID), "replica", string(r.ID), "have", string(have), "mapVersion", uint64(m.Version))
 			continue
 		}
 		segment := n.cfg.LogSegmentBytes

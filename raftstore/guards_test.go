@@ -409,8 +409,8 @@ func TestIdentityIsChecked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n.store.Group("shard-0") == nil || n.store.Replica("shard-0") != "new" {
-		t.Errorf("the replica that runs is %q, want new", n.store.Replica("shard-0"))
+	if g := n.store.Group("shard-0"); g == nil || g.Status().Replica != "new" || g.Status().Role == RoleStopped {
+		t.Error("the replica that runs was touched")
 	}
 	if err := n.store.RemoveReplica("shard-0", "new"); err != nil {
 		t.Fatal(err)

@@ -244,16 +244,6 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	return vfs.RemoveAll(s.opts.FS, filepath.Join(s.opts.Dir, "groups", id))
 }
 
-// Replica returns the replica whose data of group id is on this node, "" if none.
-func (s *Store) Replica(id string) rowraft.ReplicaID {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if rec := s.mu.registry.file.Groups[id]; rec.State == stateActive || rec.State == stateCreating {
-		return rec.Replica
-	}
-	return ""
-}
-
 // Removed reports whether replica left group id, as RemoveReplica noted.
 func (s *Store) Removed(id string, replica rowraft.ReplicaID) bool {
 	s.mu.Lock()

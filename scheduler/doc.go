@@ -4,7 +4,7 @@
 //
 //	client, CLI ──Cluster──► Scheduler ──propose──► Log (raftstore) ──► machine ──► View
 //	server ──Hello──► Scheduler ◄──Form── the first start, before any group exists
-//	Scheduler.Run ──Admin.EnsureTable──► the leader of every shard
+//	Scheduler.Run ──Admin.EnsureTable, Members, ChangeMembers, TransferLeader──► the leader of a shard
 //
 // Every server has a Scheduler: it answers Hello and GetMap from what it knows.
 // One without the metadata group has no Log attached and refuses the rest; its
@@ -23,7 +23,10 @@
 //     it. Losing them loses nothing.
 //  6. No apply waits for the scheduler. What a shard must know is driven into
 //     the shard's own log, again and again until it answers.
-//  7. All founders bootstrap the metadata group with the same member list, or
+//  7. A move of a replica is a sequence of logged phases (moves.go). Who drives it
+//     (drive.go) keeps nothing that the next leader would need, and begins only
+//     when it has applied what earlier leaders logged.
+//  8. All founders bootstrap the metadata group with the same member list, or
 //     not at all (formation.go).
 //
 // The bytes of its log and snapshots: docs/formats/metadata.md.

@@ -82,6 +82,16 @@ func (s *Scheduler) driveOnce(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
+// leadingInSync is leading, once this leader knows what earlier ones logged: before
+// that it would answer from an old map.
+func (s *Scheduler) leadingInSync(ctx context.Context) (Log, error) {
+	l, term, err := s.leading()
+	if err == nil && !s.driver.begin(ctx, l, term) {
+		err = rowraft.Errorf(rowraft.CodeStarting, "the new leader of the metadata group still reads what was logged before it")
+	}
+	return l, err
+}
+
 // begin makes sure, once in a term, that this leader knows all that earlier ones
 // logged: it must not go on with a move that another one has ended.
 func (d *driver) begin(ctx context.Context, l Log, term rowraft.Term) bool {

@@ -32,7 +32,7 @@ func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaR
 }
 
 func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (move, error) {
-	if _, _, err := s.leading(); err != nil {
+	if _, err := s.leadingInSync(ctx); err != nil {
 		return move{}, err
 	}
 	m := s.view.Map()
@@ -73,7 +73,7 @@ func (s *Scheduler) mustBeUp(n clustermap.Node) error {
 // CancelMove turns a move back while its new replica has not taken the place of
 // the old one.
 func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
-	if _, _, err := s.leading(); err != nil {
+	if _, err := s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
 	running, _ := s.machine.moves()

@@ -29,6 +29,7 @@ type fakeLog struct {
 	leader rowraft.NodeID
 	self   rowraft.NodeID
 	term   rowraft.Term
+	behind bool // the machine lacks what earlier terms logged
 }
 
 func (l *fakeLog) Propose(_ context.Context, entry []byte) (any, error) {
@@ -47,7 +48,14 @@ func (l *fakeLog) Leader() (rowraft.NodeID, rowraft.Term, bool) {
 	return l.leader, l.term, l.leader == l.self
 }
 
-func (l *fakeLog) Barrier(context.Context) error { return nil }
+func (l *fakeLog) Barrier(context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.behind {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "behind")
+	}
+	return nil
+}
 
 func (l *fakeLog) elect(node rowraft.NodeID) {
 	l.mu.Lock()

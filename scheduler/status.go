@@ -27,8 +27,8 @@ const (
 const maxLag = 1000
 
 // Status is the whole cluster at a glance.
-func (s *Scheduler) Status(context.Context, *rowraftv1.StatusRequest) (*rowraftv1.StatusReply, error) {
-	l, _, err := s.leading()
+func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*rowraftv1.StatusReply, error) {
+	l, err := s.leadingInSync(ctx)
 	if err != nil {
 		return nil, err
 	}
