@@ -128,6 +128,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, mode rowraftv
 		MapVersion: uint64(m.SlotsVersion),
 		Shard:      uint32(r.shard),
 		Mode:       mode,
+		TableEpoch: c.session.epoch.Load(), // that the index is of
 		MinIndex:   c.acked[r.shard].Load(),
 		Payload:    payload,
 		Presence:   presence,

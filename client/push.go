@@ -231,13 +231,13 @@ func opName(op wire.Op) string {
 func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *shardSession, p *part, slotsVersion uint64) (uint64, error) {
 	if p.op == wire.OpAssign {
 		reply, err := stub.Assign(ctx, &rowraftv1.AssignRequest{
-			MapVersion: slotsVersion, Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
+			MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
 			Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,
 		})
 		return reply.GetAppliedIndex(), err
 	}
 	reply, err := stub.Push(ctx, &rowraftv1.PushRequest{
-		MapVersion: slotsVersion, Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
+		MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
 		Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,
 	})
 	return reply.GetAppliedIndex(), err

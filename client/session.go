@@ -15,6 +15,7 @@ import (
 type session struct {
 	opening chan struct{} // token: one goroutine at a time opens sessions
 	inc     rowraft.Incarnation
+	epoch   atomic.Uint64 // of the tables it was opened for; 0 before
 	shards  [clustermap.MaxShards]atomic.Pointer[shardSession]
 }
 
@@ -64,12 +65,17 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 			return nil, err
 		}
 	}
+	var epoch uint64
 	_, err := c.shardCall(ctx, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
-		_, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(c.session.inc)})
+		reply, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(c.session.inc)})
+		epoch = reply.GetTableEpoch()
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
+	}
+	if !c.session.epoch.CompareAndSwap(0, epoch) && c.session.epoch.Load() != epoch {
+		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect anew", shard, c.session.epoch.Load(), epoch)
 	}
 	ss := &shardSession{inc: c.session.inc, maxInFlight: c.opts.MaxInFlight, closed: c.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
 	c.session.shards[shard].Store(ss)

@@ -295,6 +295,9 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 		}
 	}
 	r.reportMembers(st)
+	if id, ok := r.machine.StageID(); ok {
+		st.StagedRestore = id[:]
+	}
 	for _, t := range r.machine.Stats() {
 		st.Rows += t.Rows
 		st.MemoryBytes += t.Bytes

@@ -315,6 +315,9 @@ func (n *Node) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, err
 	if r == nil {
 		return nil, &rowraft.NotLeaderError{Shard: id}
 	}
+	if epoch > uint64(r.machine.Epoch()) {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d: the tables are of epoch %d, a restore to epoch %d is being finished", shard, r.machine.Epoch(), epoch)
+	}
 	if epoch != 0 && rowraft.TableEpoch(epoch) != r.machine.Epoch() {
 		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the call is of table epoch %d, the tables are of %d", shard, epoch, r.machine.Epoch())
 	}

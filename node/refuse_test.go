@@ -125,7 +125,7 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 		{"number 0", func(q *rowraftv1.PushRequest) { q.Seq = 0 }, rowraft.CodeInvalidArgument},
 		{"a session that was never opened", func(q *rowraftv1.PushRequest) { q.ClientId = make([]byte, 16) }, rowraft.CodeSessionExpired},
 		{"a fenced incarnation", func(q *rowraftv1.PushRequest) { q.Incarnation = 1 }, rowraft.CodeSessionExpired},
-		{"another table epoch", func(q *rowraftv1.PushRequest) { q.TableEpoch = 99 }, rowraft.CodeSessionExpired},
+		{"a later table epoch, which a restore may be bringing", func(q *rowraftv1.PushRequest) { q.TableEpoch = 99 }, rowraft.CodeStarting},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := r.state()

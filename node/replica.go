@@ -255,8 +255,8 @@ func (r *replica) openSession(ctx context.Context, client rowraft.ClientID, inc 
 	return r.propose(ctx, wire.OpenSessionEntry(r.header(), client, inc))
 }
 
-// ensureTable logs a table unless the shard has it.
-func (r *replica) ensureTable(ctx context.Context, s *rowraft.Schema) (rowraft.Index, error) {
+// ensureTable logs a table of an epoch, 0 for the present one, unless the shard has it.
+func (r *replica) ensureTable(ctx context.Context, s *rowraft.Schema, epoch rowraft.TableEpoch) (rowraft.Index, error) {
 	if err := s.Validate(); err != nil {
 		return 0, err
 	}
@@ -268,7 +268,11 @@ func (r *replica) ensureTable(ctx context.Context, s *rowraft.Schema) (rowraft.I
 			return r.machine.AppliedIndex(), nil
 		}
 	}
-	return r.propose(ctx, wire.CreateTableEntry(r.header(), s))
+	h := r.header()
+	if epoch != 0 {
+		h.Epoch = epoch // a restore that comes between refuses it
+	}
+	return r.propose(ctx, wire.CreateTableEntry(h, s))
 }
 
 // pull answers a read as the leader, not before minIndex is applied.

@@ -191,12 +191,12 @@ type adminService struct {
 }
 
 func (s *adminService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
-	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, req.TableEpoch)
 	if err != nil {
 		return nil, err
 	}
 	schema := rpc.SchemaFromProto(req.Table)
-	index, err := r.ensureTable(ctx, &schema)
+	index, err := r.ensureTable(ctx, &schema, rowraft.TableEpoch(req.TableEpoch))
 	if err != nil {
 		return nil, err
 	}

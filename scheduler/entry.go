@@ -16,7 +16,7 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 2 // the newest that this binary reads
+	frameVersion  = 3 // the newest that this binary reads
 	frameBytes    = 16
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
@@ -49,8 +49,13 @@ func versionOf(m proto.Message) uint32 {
 		switch m.Command.(type) {
 		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
 			return 2
+		case *rowraftv1.MetaCommand_Restore, *rowraftv1.MetaCommand_EndRestore:
+			return 3
 		}
 	case *rowraftv1.MetaState:
+		if m.GetRestore() != nil {
+			return 3
+		}
 		if m.GetLastMove() > 0 {
 			return 2
 		}

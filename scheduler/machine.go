@@ -101,6 +101,10 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return s.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo())
 	case *rowraftv1.MetaCommand_ForgetReplica:
 		return nil, s.forgetReplica(rowraft.ShardID(c.ForgetReplica.GetShard()), rowraft.ReplicaID(c.ForgetReplica.GetReplicaId()))
+	case *rowraftv1.MetaCommand_Restore:
+		return nil, s.decideRestore(c.Restore)
+	case *rowraftv1.MetaCommand_EndRestore:
+		return nil, s.endRestore(c.EndRestore)
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -180,7 +184,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation)}
+	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -206,7 +210,7 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{index: rowraft.Index(p.GetAppliedIndex()), cluster: *m, lastIncarnation: rowraft.Incarnation(p.GetLastIncarnation())}
+	s := &state{index: rowraft.Index(p.GetAppliedIndex()), cluster: *m, lastIncarnation: rowraft.Incarnation(p.GetLastIncarnation()), restore: p.GetRestore()}
 	if len(m.Shards) > 0 {
 		s.slots = m.Slots()
 	}

@@ -316,7 +316,7 @@ func TestUnknownEntriesStopTheMember(t *testing.T) {
 	}{
 		{"an empty entry", nil, rowraft.CodeCorrupt},
 		{"another magic", change(0, 'X'), rowraft.CodeCorrupt},
-		{"a newer version", change(4, 3), rowraft.CodeVersionTooNew},
+		{"a newer version", change(4, frameVersion+1), rowraft.CodeVersionTooNew},
 		{"version 0", change(4, 0), rowraft.CodeCorrupt},
 		{"a flipped bit in the payload", change(len(good)-1, 'd'), rowraft.CodeCorrupt},
 		{"a longer length", change(8, good[8]+1), rowraft.CodeCorrupt},

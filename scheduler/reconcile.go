@@ -79,6 +79,9 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
+	if err := s.reconcileRestore(ctx, m); err != nil {
+		return err
+	}
 	return s.ensureTables(ctx, m.Tables)
 }
 
@@ -128,6 +131,10 @@ func (s *Scheduler) ensureTables(ctx context.Context, tables []rowraft.Schema) e
 	if m == nil {
 		return rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
 	}
+	// A restore may have taken their place meanwhile.
+	tables = slices.DeleteFunc(slices.Clone(tables), func(t rowraft.Schema) bool {
+		return !slices.ContainsFunc(m.Tables, func(have rowraft.Schema) bool { return have.ID == t.ID })
+	})
 	var g errgroup.Group
 	g.SetLimit(maxEnsureCalls)
 	for _, sh := range m.Shards {
@@ -137,7 +144,7 @@ func (s *Scheduler) ensureTables(ctx context.Context, tables []rowraft.Schema) e
 		}
 		g.Go(func() error {
 			for _, t := range todo {
-				if err := s.ensureTable(ctx, sh, t); err != nil {
+				if err := s.ensureTable(ctx, sh, t, m.Epoch); err != nil {
 					return err
 				}
 			}
@@ -161,7 +168,7 @@ func (s *Scheduler) notEnsured(shard rowraft.ShardID, tables []rowraft.Schema) [
 
 // ensureTable drives one table into one shard, following its leader, until it
 // is there, the shard refuses it, or ctx ends.
-func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraft.Schema) error {
+func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraft.Schema, epoch rowraft.TableEpoch) error {
 	_, term, err := s.leading()
 	if err != nil {
 		return err
@@ -169,7 +176,7 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 	next := s.leaderOf(sh)
 	wait := 10 * time.Millisecond
 	for attempt := 0; ; attempt++ {
-		err := s.callEnsureTable(ctx, next, sh.ID, t)
+		err := s.callEnsureTable(ctx, next, sh.ID, t, epoch)
 		if err == nil {
 			s.markEnsured(term, ensuredKey{t.ID, sh.ID})
 			return nil
@@ -220,7 +227,7 @@ func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
 
 const ensureCallTimeout = 2 * time.Second
 
-func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema) error {
+func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema, epoch rowraft.TableEpoch) error {
 	addr := s.addrOf(node)
 	if addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "its address is unknown")
@@ -231,6 +238,6 @@ func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, sh
 	}
 	ctx, cancel := context.WithTimeout(ctx, ensureCallTimeout)
 	defer cancel()
-	_, err = rowraftv1.NewAdminClient(conn).EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t)})
+	_, err = rowraftv1.NewAdminClient(conn).EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t), TableEpoch: uint64(epoch)})
 	return err
 }

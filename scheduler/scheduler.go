@@ -106,6 +106,7 @@ type soft struct {
 	since   time.Time // when this leader first noticed that it leads
 	beats   map[rowraft.NodeID]beat
 	ensured map[ensuredKey]struct{}
+	ended   [][]byte // restores whose stages are gone; at most one per restore of this term
 }
 
 type beat struct {
@@ -217,6 +218,7 @@ func (s *Scheduler) startTerm(term rowraft.Term) {
 	s.soft.term, s.soft.since = term, time.Now()
 	s.soft.beats = make(map[rowraft.NodeID]beat)
 	s.soft.ensured = make(map[ensuredKey]struct{})
+	s.soft.ended = nil
 }
 
 // addrOf returns the address of a node as the map or the founding knows it, ""

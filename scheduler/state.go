@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // Limits of what the metadata group keeps, so that its snapshot stays small.
@@ -24,10 +25,11 @@ type state struct {
 	cluster         clustermap.Map // everything but the slots, which cmap holds
 	slots           []uint8        // slot → shard; nil until the shards are made
 	lastIncarnation rowraft.Incarnation
-	jobs            []job  // by name
-	moves           []move // that run, by shard: at most one each
-	finished        []move // the last ones, oldest first
-	lastMove        uint64 // highest id given
+	jobs            []job                  // by name
+	moves           []move                 // that run, by shard: at most one each
+	finished        []move                 // the last ones, oldest first
+	lastMove        uint64                 // highest id given
+	restore         *rowraftv1.MetaRestore // decided, not yet closed in every shard; immutable
 }
 
 type job struct {

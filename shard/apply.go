@@ -112,6 +112,8 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
 	case wire.EntryMark:
 		return a, m.applyMark(h, body, a)
+	case wire.EntryRestoreBegin, wire.EntryRestoreRows, wire.EntryRestoreClose, wire.EntryRestoreDrop:
+		return a, m.applyRestore(h, body, a)
 	}
 	return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry of kind %d, which this binary does not know: upgrade it", h.Kind)
 }

@@ -59,6 +59,8 @@ type Machine struct {
 		snapshot *Snapshot
 		// expected is the mark at which the next snapshot is to be taken, or nil.
 		expected *ExpectedMark
+		// stage is what a restore brings, or nil.
+		stage *stage
 	}
 }
 
@@ -113,7 +115,7 @@ func (m *Machine) Close() error {
 		return nil
 	}
 	m.mu.closed = true
-	return m.mu.state.close()
+	return errors.Join(m.dropStageLocked(), m.mu.state.close())
 }
 
 func (st *state) close() error {

@@ -42,6 +42,7 @@ func (m *Machine) Restore(r io.Reader) error {
 	if m.mu.closed {
 		return errors.Join(rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard), st.close())
 	}
+	_ = m.dropStageLocked() // a snapshot is taken only where there is none
 	old := m.mu.state
 	m.mu.state, m.mu.snapshot, m.mu.failed = st, nil, nil
 	m.logTime.Store(h.LogTime)

@@ -55,6 +55,8 @@ func (m *Machine) snapshotBusyLocked() error {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a snapshot is being written", m.shard)
 	case m.mu.expected != nil:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a checkpoint is about to be taken", m.shard)
+	case m.mu.stage != nil:
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a restore is under way, and no snapshot holds half of one", m.shard)
 	}
 	return nil
 }

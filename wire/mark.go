@@ -6,9 +6,6 @@ import "github.com/rowraft/rowraft"
 // the log time.
 const EntryMark EntryKind = 4
 
-// lastEntryKind is the highest kind that this binary knows.
-const lastEntryKind = EntryMark
-
 // MarkSize is the length of a mark entry's body.
 const MarkSize = 16
 

@@ -321,7 +321,7 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 func FuzzParseEntry(f *testing.F) {
-	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex"} {
+	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex"} {
 		f.Add(golden(f, name))
 	}
 	f.Fuzz(func(t *testing.T, entry []byte) {
@@ -340,6 +340,10 @@ func FuzzParseEntry(f *testing.F) {
 			if s, after, err := ParseSchema(rest); err == nil {
 				again, rest = CreateTableEntry(h, &s), after
 			}
+		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop:
+			if b := rebuilt(h, rest); b != nil {
+				again, rest = b, nil
+			}
 		default:
 			for range h.Parts {
 				var p Part
@@ -354,4 +358,39 @@ func FuzzParseEntry(f *testing.F) {
 			t.Fatalf("%x is written as %x", entry[:n], again)
 		}
 	})
+}
+
+// rebuilt writes what was read of an entry of kinds 4 to 8, nil if it is none.
+func rebuilt(h EntryHeader, body []byte) []byte {
+	switch h.Kind {
+	case EntryMark:
+		if id, err := ParseMark(body); err == nil {
+			return MarkEntry(h, id)
+		}
+	case EntryRestoreBegin:
+		if r, err := ParseRestoreBegin(body); err == nil {
+			return RestoreBeginEntry(h, &r)
+		}
+	case EntryRestoreRows:
+		id, seq, rest, err := ParseRestoreRows(body)
+		var blocks []byte
+		for err == nil && len(rest) > 0 {
+			var r RestoreBlock
+			if rest, err = ParseRestoreBlock(rest, &r); err == nil {
+				blocks = AppendRestoreBlock(blocks, &r)
+			}
+		}
+		if err == nil {
+			return RestoreRowsEntry(h, id, seq, blocks)
+		}
+	case EntryRestoreClose:
+		if r, err := ParseRestoreClose(body); err == nil {
+			return RestoreCloseEntry(h, &r)
+		}
+	case EntryRestoreDrop:
+		if id, err := ParseRestoreDrop(body); err == nil {
+			return RestoreDropEntry(h, id)
+		}
+	}
+	return nil
 }

@@ -94,7 +94,7 @@ func (g *globals) createCheckpoint(cmd *cobra.Command, req *rowraftv1.CreateChec
 		case errors.Is(err, io.EOF):
 			return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
 		case err != nil:
-			return nil, rpc.FromStatus(err)
+			return nil, lost(rpc.FromStatus(err), "the server that led the checkpoint is gone, and what it had not finished is no checkpoint: run it again, under another name if it had one")
 		}
 		bar.set(int64(reply.GetBytes()), int64(reply.GetBytesTotal()))
 		if reply.GetPhase() == "done" {
@@ -119,4 +119,13 @@ func (g *globals) showCreated(cmd *cobra.Command, c checkpointJSON, took time.Du
 			c.Name, count(c.Rows), size(c.Bytes), plural(c.Shards, "shard"), took.Seconds(), c.HeldMs)
 		return err
 	})
+}
+
+// lost adds advice to the end of a call that came from no server.
+func lost(err error, hint string) error {
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeUnknown, rowraft.CodeLeadershipLost:
+		return &hintedError{err, hint}
+	}
+	return err
 }

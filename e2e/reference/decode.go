@@ -26,6 +26,7 @@ type entry struct {
 	client      rowraft.ClientID
 	incarnation rowraft.Incarnation
 	schema      rowraft.Schema
+	restore     *restore
 }
 
 type part struct {
@@ -76,7 +77,15 @@ func decodeEntry(b []byte) (*entry, error) {
 		e.schema = s
 		return e, err
 	}
-	return nil, tooNew("entry of an unknown kind")
+	if e.kind < kindMark || e.kind > kindRestoreDrop {
+		return nil, tooNew("entry of an unknown kind")
+	}
+	r, err := decodeRestore(e.kind, body)
+	if err == nil && parts != 0 {
+		err = corrupt("a restore with parts")
+	}
+	e.restore = r
+	return e, err
 }
 
 func (e *entry) decodeParts(n uint32, b []byte) error {

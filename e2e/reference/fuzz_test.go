@@ -68,6 +68,11 @@ func FuzzApply(f *testing.F) {
 	f.Add(wire.OpenSessionEntry(h, clientID(1), 2))
 	f.Add(wire.CreateTableEntry(h, &smallTables[0]))
 	f.Add([]byte{})
+	f.Add(wire.MarkEntry(h, wire.MarkID{1}))
+	f.Add(wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: wire.RestoreID{1}, Epoch: 2, Tables: smallTables}))
+	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &wire.RestoreBlock{Table: 1, Counter: 1, RecordBytes: 28})))
+	f.Add(wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: wire.RestoreID{1}, Epoch: 2}))
+	f.Add(wire.RestoreDropEntry(h, wire.RestoreID{1}))
 
 	stream := small(f)
 	m, err := shard.New(shard.Config{Shard: 6})

@@ -35,6 +35,7 @@ type Machine struct {
 
 	Tables   map[rowraft.TableID]*Table
 	Sessions map[rowraft.ClientID]*Session
+	Stage    *Stage // of a restore; nil: none
 
 	sum     Sum
 	stopped error
@@ -111,6 +112,8 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.open(e.client, e.incarnation)} }))
 	case kindCreateTable:
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.create(e.schema)} }))
+	default:
+		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyRestore(e.kind, e.restore) }))
 	}
 	return answers, nil
 }

@@ -407,6 +407,7 @@ type EnsureTableRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Table         *TableSchema           `protobuf:"bytes,2,opt,name=table,proto3" json:"table,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // that the table belongs to; 0: any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -453,6 +454,13 @@ func (x *EnsureTableRequest) GetTable() *TableSchema {
 		return x.Table
 	}
 	return nil
+}
+
+func (x *EnsureTableRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
 }
 
 type EnsureTableReply struct {
@@ -777,10 +785,12 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x06change\"k\n" +
 	"\x12ChangeMembersReply\x12!\n" +
 	"\fconfig_index\x18\x01 \x01(\x04R\vconfigIndex\x122\n" +
-	"\amembers\x18\x02 \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"Y\n" +
+	"\amembers\x18\x02 \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"z\n" +
 	"\x12EnsureTableRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12-\n" +
-	"\x05table\x18\x02 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\"7\n" +
+	"\x05table\x18\x02 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x1f\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\"7\n" +
 	"\x10EnsureTableReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"\x13\n" +
 	"\x11NodeStatusRequest\"\x95\x02\n" +

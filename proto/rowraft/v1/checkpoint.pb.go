@@ -970,6 +970,789 @@ func (x *PartTable) GetDigest() []byte {
 	return nil
 }
 
+type RestoreCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Destination   string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Tables        []string               `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`                // names of those to restore; empty: all
+	Replace       bool                   `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`             // drop the rows that the cluster has
+	DryRun        bool                   `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // read and check everything, change nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreCheckpointRequest) Reset() {
+	*x = RestoreCheckpointRequest{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreCheckpointRequest) ProtoMessage() {}
+
+func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RestoreCheckpointRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *RestoreCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestoreCheckpointRequest) GetTables() []string {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+func (x *RestoreCheckpointRequest) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+func (x *RestoreCheckpointRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RestoreCheckpointReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`  // read, close, done
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // read so far
+	BytesTotal    uint64                 `protobuf:"varint,3,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"`
+	Tables        []*RestoredTable       `protobuf:"bytes,4,rep,name=tables,proto3" json:"tables,omitempty"`                            // when done
+	TableEpoch    uint64                 `protobuf:"varint,5,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // when done
+	Shards        []*RestoredShard       `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`                            // when done
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreCheckpointReply) Reset() {
+	*x = RestoreCheckpointReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreCheckpointReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreCheckpointReply) ProtoMessage() {}
+
+func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreCheckpointReply.ProtoReflect.Descriptor instead.
+func (*RestoreCheckpointReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RestoreCheckpointReply) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *RestoreCheckpointReply) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *RestoreCheckpointReply) GetBytesTotal() uint64 {
+	if x != nil {
+		return x.BytesTotal
+	}
+	return 0
+}
+
+func (x *RestoreCheckpointReply) GetTables() []*RestoredTable {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+func (x *RestoreCheckpointReply) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *RestoreCheckpointReply) GetShards() []*RestoredShard {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+// RestoredTable counts rows: written + filtered + failed is what the checkpoint has.
+type RestoredTable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id            uint64                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`
+	Written       uint64                 `protobuf:"varint,3,opt,name=written,proto3" json:"written,omitempty"`   // rows of the table in the checkpoint
+	Restored      uint64                 `protobuf:"varint,4,opt,name=restored,proto3" json:"restored,omitempty"` // rows that the shards hold now, by their own count
+	Filtered      uint64                 `protobuf:"varint,5,opt,name=filtered,proto3" json:"filtered,omitempty"` // rows that were not asked for
+	Failed        uint64                 `protobuf:"varint,6,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoredTable) Reset() {
+	*x = RestoredTable{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoredTable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoredTable) ProtoMessage() {}
+
+func (x *RestoredTable) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
+func (*RestoredTable) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RestoredTable) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestoredTable) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *RestoredTable) GetWritten() uint64 {
+	if x != nil {
+		return x.Written
+	}
+	return 0
+}
+
+func (x *RestoredTable) GetRestored() uint64 {
+	if x != nil {
+		return x.Restored
+	}
+	return 0
+}
+
+func (x *RestoredTable) GetFiltered() uint64 {
+	if x != nil {
+		return x.Filtered
+	}
+	return 0
+}
+
+func (x *RestoredTable) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+type RestoredShard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoredShard) Reset() {
+	*x = RestoredShard{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoredShard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoredShard) ProtoMessage() {}
+
+func (x *RestoredShard) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
+func (*RestoredShard) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RestoredShard) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *RestoredShard) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *RestoredShard) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+type RestorePartRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Shard   uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Restore []byte                 `protobuf:"bytes,2,opt,name=restore,proto3" json:"restore,omitempty"` // 16 bytes, names the restore
+	// Types that are valid to be assigned to Step:
+	//
+	//	*RestorePartRequest_Begin
+	//	*RestorePartRequest_Rows
+	//	*RestorePartRequest_Close
+	//	*RestorePartRequest_Drop
+	//	*RestorePartRequest_Look
+	Step          isRestorePartRequest_Step `protobuf_oneof:"step"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePartRequest) Reset() {
+	*x = RestorePartRequest{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePartRequest) ProtoMessage() {}
+
+func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
+func (*RestorePartRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RestorePartRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *RestorePartRequest) GetRestore() []byte {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
+func (x *RestorePartRequest) GetStep() isRestorePartRequest_Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *RestorePartRequest) GetBegin() *RestorePartBegin {
+	if x != nil {
+		if x, ok := x.Step.(*RestorePartRequest_Begin); ok {
+			return x.Begin
+		}
+	}
+	return nil
+}
+
+func (x *RestorePartRequest) GetRows() *RestorePartRows {
+	if x != nil {
+		if x, ok := x.Step.(*RestorePartRequest_Rows); ok {
+			return x.Rows
+		}
+	}
+	return nil
+}
+
+func (x *RestorePartRequest) GetClose() *RestorePartClose {
+	if x != nil {
+		if x, ok := x.Step.(*RestorePartRequest_Close); ok {
+			return x.Close
+		}
+	}
+	return nil
+}
+
+func (x *RestorePartRequest) GetDrop() *RestorePartDrop {
+	if x != nil {
+		if x, ok := x.Step.(*RestorePartRequest_Drop); ok {
+			return x.Drop
+		}
+	}
+	return nil
+}
+
+func (x *RestorePartRequest) GetLook() *RestorePartLook {
+	if x != nil {
+		if x, ok := x.Step.(*RestorePartRequest_Look); ok {
+			return x.Look
+		}
+	}
+	return nil
+}
+
+type isRestorePartRequest_Step interface {
+	isRestorePartRequest_Step()
+}
+
+type RestorePartRequest_Begin struct {
+	Begin *RestorePartBegin `protobuf:"bytes,3,opt,name=begin,proto3,oneof"`
+}
+
+type RestorePartRequest_Rows struct {
+	Rows *RestorePartRows `protobuf:"bytes,4,opt,name=rows,proto3,oneof"`
+}
+
+type RestorePartRequest_Close struct {
+	Close *RestorePartClose `protobuf:"bytes,5,opt,name=close,proto3,oneof"`
+}
+
+type RestorePartRequest_Drop struct {
+	Drop *RestorePartDrop `protobuf:"bytes,6,opt,name=drop,proto3,oneof"`
+}
+
+type RestorePartRequest_Look struct {
+	Look *RestorePartLook `protobuf:"bytes,7,opt,name=look,proto3,oneof"`
+}
+
+func (*RestorePartRequest_Begin) isRestorePartRequest_Step() {}
+
+func (*RestorePartRequest_Rows) isRestorePartRequest_Step() {}
+
+func (*RestorePartRequest_Close) isRestorePartRequest_Step() {}
+
+func (*RestorePartRequest_Drop) isRestorePartRequest_Step() {}
+
+func (*RestorePartRequest_Look) isRestorePartRequest_Step() {}
+
+// RestorePartBegin opens an empty stage.
+type RestorePartBegin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	Tables        []*TableSchema         `protobuf:"bytes,2,rep,name=tables,proto3" json:"tables,omitempty"` // ascending by id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePartBegin) Reset() {
+	*x = RestorePartBegin{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePartBegin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePartBegin) ProtoMessage() {}
+
+func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
+func (*RestorePartBegin) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RestorePartBegin) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *RestorePartBegin) GetTables() []*TableSchema {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+// RestorePartRows is one chunk (docs/formats/entry.md, kind 6).
+type RestorePartRows struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"` // from 1
+	Blocks        []byte                 `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePartRows) Reset() {
+	*x = RestorePartRows{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePartRows) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePartRows) ProtoMessage() {}
+
+func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
+func (*RestorePartRows) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RestorePartRows) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *RestorePartRows) GetBlocks() []byte {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+// RestorePartClose puts the stage in the place of the tables.
+type RestorePartClose struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	Chunks        uint64                 `protobuf:"varint,2,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Rows          uint64                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePartClose) Reset() {
+	*x = RestorePartClose{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePartClose) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePartClose) ProtoMessage() {}
+
+func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
+func (*RestorePartClose) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *RestorePartClose) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *RestorePartClose) GetChunks() uint64 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *RestorePartClose) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *RestorePartClose) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+type RestorePartDrop struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePartDrop) Reset() {
+	*x = RestorePartDrop{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePartDrop) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePartDrop) ProtoMessage() {}
+
+func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
+func (*RestorePartDrop) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+}
+
+// RestorePartLook changes nothing.
+type RestorePartLook struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePartLook) Reset() {
+	*x = RestorePartLook{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePartLook) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePartLook) ProtoMessage() {}
+
+func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
+func (*RestorePartLook) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+}
+
+type RestorePartReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // of the tables that serve
+	LiveRows      uint64                 `protobuf:"varint,2,opt,name=live_rows,json=liveRows,proto3" json:"live_rows,omitempty"`       // in these
+	Staged        bool                   `protobuf:"varint,3,opt,name=staged,proto3" json:"staged,omitempty"`                           // the restore of the request has a stage here
+	NextSeq       uint64                 `protobuf:"varint,4,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`          // the chunk that it takes next
+	Rows          uint64                 `protobuf:"varint,5,opt,name=rows,proto3" json:"rows,omitempty"`                               // in the stage
+	Digest        []byte                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`                            // of the stage, or of the tables that serve if there is none; 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePartReply) Reset() {
+	*x = RestorePartReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePartReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePartReply) ProtoMessage() {}
+
+func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
+func (*RestorePartReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RestorePartReply) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *RestorePartReply) GetLiveRows() uint64 {
+	if x != nil {
+		return x.LiveRows
+	}
+	return 0
+}
+
+func (x *RestorePartReply) GetStaged() bool {
+	if x != nil {
+		return x.Staged
+	}
+	return false
+}
+
+func (x *RestorePartReply) GetNextSeq() uint64 {
+	if x != nil {
+		return x.NextSeq
+	}
+	return 0
+}
+
+func (x *RestorePartReply) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *RestorePartReply) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
 var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
@@ -1034,11 +1817,71 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\tPartTable\x12-\n" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\fR\x06digest2k\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\"\x9b\x01\n" +
+	"\x18RestoreCheckpointRequest\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06tables\x18\x03 \x03(\tR\x06tables\x12\x18\n" +
+	"\areplace\x18\x04 \x01(\bR\areplace\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xec\x01\n" +
+	"\x16RestoreCheckpointReply\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1f\n" +
+	"\vbytes_total\x18\x03 \x01(\x04R\n" +
+	"bytesTotal\x121\n" +
+	"\x06tables\x18\x04 \x03(\v2\x19.rowraft.v1.RestoredTableR\x06tables\x12\x1f\n" +
+	"\vtable_epoch\x18\x05 \x01(\x04R\n" +
+	"tableEpoch\x121\n" +
+	"\x06shards\x18\x06 \x03(\v2\x19.rowraft.v1.RestoredShardR\x06shards\"\x9d\x01\n" +
+	"\rRestoredTable\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x18\n" +
+	"\awritten\x18\x03 \x01(\x04R\awritten\x12\x1a\n" +
+	"\brestored\x18\x04 \x01(\x04R\brestored\x12\x1a\n" +
+	"\bfiltered\x18\x05 \x01(\x04R\bfiltered\x12\x16\n" +
+	"\x06failed\x18\x06 \x01(\x04R\x06failed\"Q\n" +
+	"\rRestoredShard\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\"\xd1\x02\n" +
+	"\x12RestorePartRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x18\n" +
+	"\arestore\x18\x02 \x01(\fR\arestore\x124\n" +
+	"\x05begin\x18\x03 \x01(\v2\x1c.rowraft.v1.RestorePartBeginH\x00R\x05begin\x121\n" +
+	"\x04rows\x18\x04 \x01(\v2\x1b.rowraft.v1.RestorePartRowsH\x00R\x04rows\x124\n" +
+	"\x05close\x18\x05 \x01(\v2\x1c.rowraft.v1.RestorePartCloseH\x00R\x05close\x121\n" +
+	"\x04drop\x18\x06 \x01(\v2\x1b.rowraft.v1.RestorePartDropH\x00R\x04drop\x121\n" +
+	"\x04look\x18\a \x01(\v2\x1b.rowraft.v1.RestorePartLookH\x00R\x04lookB\x06\n" +
+	"\x04step\"d\n" +
+	"\x10RestorePartBegin\x12\x1f\n" +
+	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
+	"tableEpoch\x12/\n" +
+	"\x06tables\x18\x02 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\";\n" +
+	"\x0fRestorePartRows\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\fR\x06blocks\"w\n" +
+	"\x10RestorePartClose\x12\x1f\n" +
+	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
+	"tableEpoch\x12\x16\n" +
+	"\x06chunks\x18\x02 \x01(\x04R\x06chunks\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x11\n" +
+	"\x0fRestorePartDrop\"\x11\n" +
+	"\x0fRestorePartLook\"\xaf\x01\n" +
+	"\x10RestorePartReply\x12\x1f\n" +
+	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
+	"tableEpoch\x12\x1b\n" +
+	"\tlive_rows\x18\x02 \x01(\x04R\bliveRows\x12\x16\n" +
+	"\x06staged\x18\x03 \x01(\bR\x06staged\x12\x19\n" +
+	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\x12\x12\n" +
+	"\x04rows\x18\x05 \x01(\x04R\x04rows\x12\x16\n" +
+	"\x06digest\x18\x06 \x01(\fR\x06digest2\xcc\x01\n" +
 	"\vCheckpoints\x12\\\n" +
-	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x012R\n" +
+	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
+	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x012\x9f\x01\n" +
 	"\x05Parts\x12I\n" +
-	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01B7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01\x12K\n" +
+	"\vRestorePart\x12\x1e.rowraft.v1.RestorePartRequest\x1a\x1c.rowraft.v1.RestorePartReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_checkpoint_proto_rawDescOnce sync.Once
@@ -1052,24 +1895,35 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
-	(*CreateCheckpointRequest)(nil), // 0: rowraft.v1.CreateCheckpointRequest
-	(*CheckpointBlob)(nil),          // 1: rowraft.v1.CheckpointBlob
-	(*CreateCheckpointReply)(nil),   // 2: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),        // 3: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),        // 4: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),           // 5: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),           // 6: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),          // 7: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),       // 8: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),           // 9: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),         // 10: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),       // 11: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),           // 12: rowraft.v1.WritePartDone
-	(*CheckpointFile)(nil),          // 13: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),               // 14: rowraft.v1.PartTable
-	(*TableSchema)(nil),             // 15: rowraft.v1.TableSchema
+	(*CreateCheckpointRequest)(nil),  // 0: rowraft.v1.CreateCheckpointRequest
+	(*CheckpointBlob)(nil),           // 1: rowraft.v1.CheckpointBlob
+	(*CreateCheckpointReply)(nil),    // 2: rowraft.v1.CreateCheckpointReply
+	(*WritePartRequest)(nil),         // 3: rowraft.v1.WritePartRequest
+	(*WritePartPrepare)(nil),         // 4: rowraft.v1.WritePartPrepare
+	(*WritePartHold)(nil),            // 5: rowraft.v1.WritePartHold
+	(*WritePartMark)(nil),            // 6: rowraft.v1.WritePartMark
+	(*WritePartReply)(nil),           // 7: rowraft.v1.WritePartReply
+	(*WritePartPrepared)(nil),        // 8: rowraft.v1.WritePartPrepared
+	(*WritePartHeld)(nil),            // 9: rowraft.v1.WritePartHeld
+	(*WritePartMarked)(nil),          // 10: rowraft.v1.WritePartMarked
+	(*WritePartProgress)(nil),        // 11: rowraft.v1.WritePartProgress
+	(*WritePartDone)(nil),            // 12: rowraft.v1.WritePartDone
+	(*CheckpointFile)(nil),           // 13: rowraft.v1.CheckpointFile
+	(*PartTable)(nil),                // 14: rowraft.v1.PartTable
+	(*RestoreCheckpointRequest)(nil), // 15: rowraft.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointReply)(nil),   // 16: rowraft.v1.RestoreCheckpointReply
+	(*RestoredTable)(nil),            // 17: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 18: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 19: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 20: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 21: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 22: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 23: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 24: rowraft.v1.RestorePartLook
+	(*RestorePartReply)(nil),         // 25: rowraft.v1.RestorePartReply
+	(*TableSchema)(nil),              // 26: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
@@ -1084,16 +1938,28 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	13, // 9: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
 	13, // 10: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
 	14, // 11: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	15, // 12: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	0,  // 13: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	3,  // 14: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	2,  // 15: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	7,  // 16: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	15, // [15:17] is the sub-list for method output_type
-	13, // [13:15] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	26, // 12: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	17, // 13: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	18, // 14: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	20, // 15: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	21, // 16: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	22, // 17: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	23, // 18: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	24, // 19: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	26, // 20: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	0,  // 21: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	15, // 22: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	3,  // 23: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	19, // 24: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	2,  // 25: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	16, // 26: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	7,  // 27: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	25, // 28: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	25, // [25:29] is the sub-list for method output_type
+	21, // [21:25] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -1114,13 +1980,20 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
+	file_rowraft_v1_checkpoint_proto_msgTypes[19].OneofWrappers = []any{
+		(*RestorePartRequest_Begin)(nil),
+		(*RestorePartRequest_Rows)(nil),
+		(*RestorePartRequest_Close)(nil),
+		(*RestorePartRequest_Drop)(nil),
+		(*RestorePartRequest_Look)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -19,7 +19,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Checkpoints_CreateCheckpoint_FullMethodName = "/rowraft.v1.Checkpoints/CreateCheckpoint"
+	Checkpoints_CreateCheckpoint_FullMethodName  = "/rowraft.v1.Checkpoints/CreateCheckpoint"
+	Checkpoints_RestoreCheckpoint_FullMethodName = "/rowraft.v1.Checkpoints/RestoreCheckpoint"
 )
 
 // CheckpointsClient is the client API for Checkpoints service.
@@ -33,6 +34,11 @@ type CheckpointsClient interface {
 	// CreateCheckpoint cuts through all shards and writes them to a destination. The
 	// last message says what was written.
 	CreateCheckpoint(ctx context.Context, in *CreateCheckpointRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateCheckpointReply], error)
+	// RestoreCheckpoint puts a checkpoint's tables in the place of the cluster's and
+	// starts a new table epoch. The last message says what was restored. Before the
+	// phase "close" the end of the call leaves everything as it was; from then on the
+	// scheduler finishes it whatever happens.
+	RestoreCheckpoint(ctx context.Context, in *RestoreCheckpointRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestoreCheckpointReply], error)
 }
 
 type checkpointsClient struct {
@@ -62,6 +68,25 @@ func (c *checkpointsClient) CreateCheckpoint(ctx context.Context, in *CreateChec
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_CreateCheckpointClient = grpc.ServerStreamingClient[CreateCheckpointReply]
 
+func (c *checkpointsClient) RestoreCheckpoint(ctx context.Context, in *RestoreCheckpointRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestoreCheckpointReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Checkpoints_ServiceDesc.Streams[1], Checkpoints_RestoreCheckpoint_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RestoreCheckpointRequest, RestoreCheckpointReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_RestoreCheckpointClient = grpc.ServerStreamingClient[RestoreCheckpointReply]
+
 // CheckpointsServer is the server API for Checkpoints service.
 // All implementations must embed UnimplementedCheckpointsServer
 // for forward compatibility.
@@ -73,6 +98,11 @@ type CheckpointsServer interface {
 	// CreateCheckpoint cuts through all shards and writes them to a destination. The
 	// last message says what was written.
 	CreateCheckpoint(*CreateCheckpointRequest, grpc.ServerStreamingServer[CreateCheckpointReply]) error
+	// RestoreCheckpoint puts a checkpoint's tables in the place of the cluster's and
+	// starts a new table epoch. The last message says what was restored. Before the
+	// phase "close" the end of the call leaves everything as it was; from then on the
+	// scheduler finishes it whatever happens.
+	RestoreCheckpoint(*RestoreCheckpointRequest, grpc.ServerStreamingServer[RestoreCheckpointReply]) error
 	mustEmbedUnimplementedCheckpointsServer()
 }
 
@@ -85,6 +115,9 @@ type UnimplementedCheckpointsServer struct{}
 
 func (UnimplementedCheckpointsServer) CreateCheckpoint(*CreateCheckpointRequest, grpc.ServerStreamingServer[CreateCheckpointReply]) error {
 	return status.Error(codes.Unimplemented, "method CreateCheckpoint not implemented")
+}
+func (UnimplementedCheckpointsServer) RestoreCheckpoint(*RestoreCheckpointRequest, grpc.ServerStreamingServer[RestoreCheckpointReply]) error {
+	return status.Error(codes.Unimplemented, "method RestoreCheckpoint not implemented")
 }
 func (UnimplementedCheckpointsServer) mustEmbedUnimplementedCheckpointsServer() {}
 func (UnimplementedCheckpointsServer) testEmbeddedByValue()                     {}
@@ -118,6 +151,17 @@ func _Checkpoints_CreateCheckpoint_Handler(srv interface{}, stream grpc.ServerSt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_CreateCheckpointServer = grpc.ServerStreamingServer[CreateCheckpointReply]
 
+func _Checkpoints_RestoreCheckpoint_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RestoreCheckpointRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(CheckpointsServer).RestoreCheckpoint(m, &grpc.GenericServerStream[RestoreCheckpointRequest, RestoreCheckpointReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_RestoreCheckpointServer = grpc.ServerStreamingServer[RestoreCheckpointReply]
+
 // Checkpoints_ServiceDesc is the grpc.ServiceDesc for Checkpoints service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -131,12 +175,18 @@ var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Checkpoints_CreateCheckpoint_Handler,
 			ServerStreams: true,
 		},
+		{
+			StreamName:    "RestoreCheckpoint",
+			Handler:       _Checkpoints_RestoreCheckpoint_Handler,
+			ServerStreams: true,
+		},
 	},
 	Metadata: "rowraft/v1/checkpoint.proto",
 }
 
 const (
-	Parts_WritePart_FullMethodName = "/rowraft.v1.Parts/WritePart"
+	Parts_WritePart_FullMethodName   = "/rowraft.v1.Parts/WritePart"
+	Parts_RestorePart_FullMethodName = "/rowraft.v1.Parts/RestorePart"
 )
 
 // PartsClient is the client API for Parts service.
@@ -149,6 +199,9 @@ type PartsClient interface {
 	// answered; then the shard is written, with a report now and then. Whatever ends
 	// the stream lets pushes go on and leaves no part.
 	WritePart(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WritePartRequest, WritePartReply], error)
+	// RestorePart logs one step of a restore, or only tells how far it is. Each step
+	// may be repeated.
+	RestorePart(ctx context.Context, in *RestorePartRequest, opts ...grpc.CallOption) (*RestorePartReply, error)
 }
 
 type partsClient struct {
@@ -172,6 +225,16 @@ func (c *partsClient) WritePart(ctx context.Context, opts ...grpc.CallOption) (g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Parts_WritePartClient = grpc.BidiStreamingClient[WritePartRequest, WritePartReply]
 
+func (c *partsClient) RestorePart(ctx context.Context, in *RestorePartRequest, opts ...grpc.CallOption) (*RestorePartReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestorePartReply)
+	err := c.cc.Invoke(ctx, Parts_RestorePart_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PartsServer is the server API for Parts service.
 // All implementations must embed UnimplementedPartsServer
 // for forward compatibility.
@@ -182,6 +245,9 @@ type PartsServer interface {
 	// answered; then the shard is written, with a report now and then. Whatever ends
 	// the stream lets pushes go on and leaves no part.
 	WritePart(grpc.BidiStreamingServer[WritePartRequest, WritePartReply]) error
+	// RestorePart logs one step of a restore, or only tells how far it is. Each step
+	// may be repeated.
+	RestorePart(context.Context, *RestorePartRequest) (*RestorePartReply, error)
 	mustEmbedUnimplementedPartsServer()
 }
 
@@ -194,6 +260,9 @@ type UnimplementedPartsServer struct{}
 
 func (UnimplementedPartsServer) WritePart(grpc.BidiStreamingServer[WritePartRequest, WritePartReply]) error {
 	return status.Error(codes.Unimplemented, "method WritePart not implemented")
+}
+func (UnimplementedPartsServer) RestorePart(context.Context, *RestorePartRequest) (*RestorePartReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestorePart not implemented")
 }
 func (UnimplementedPartsServer) mustEmbedUnimplementedPartsServer() {}
 func (UnimplementedPartsServer) testEmbeddedByValue()               {}
@@ -223,13 +292,36 @@ func _Parts_WritePart_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Parts_WritePartServer = grpc.BidiStreamingServer[WritePartRequest, WritePartReply]
 
+func _Parts_RestorePart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestorePartRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PartsServer).RestorePart(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Parts_RestorePart_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PartsServer).RestorePart(ctx, req.(*RestorePartRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Parts_ServiceDesc is the grpc.ServiceDesc for Parts service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Parts_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "rowraft.v1.Parts",
 	HandlerType: (*PartsServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "RestorePart",
+			Handler:    _Parts_RestorePart_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "WritePart",

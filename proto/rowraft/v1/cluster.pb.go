@@ -1136,9 +1136,10 @@ type ReplicaStatus struct {
 	MemoryBytes   uint64                 `protobuf:"varint,10,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // rows and index, off the Go heap
 	LogBytes      uint64                 `protobuf:"varint,11,opt,name=log_bytes,json=logBytes,proto3" json:"log_bytes,omitempty"`
 	Tables        []*TableStats          `protobuf:"bytes,12,rep,name=tables,proto3" json:"tables,omitempty"`
-	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`                                 // why the replica has stopped, "" if it has not
-	ConfigIndex   uint64                 `protobuf:"varint,14,opt,name=config_index,json=configIndex,proto3" json:"config_index,omitempty"` // log index of the committed member list; leader only
-	Members       []*MemberStatus        `protobuf:"bytes,15,rep,name=members,proto3" json:"members,omitempty"`                             // of the Raft group, as committed; leader only
+	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`                                      // why the replica has stopped, "" if it has not
+	ConfigIndex   uint64                 `protobuf:"varint,14,opt,name=config_index,json=configIndex,proto3" json:"config_index,omitempty"`      // log index of the committed member list; leader only
+	Members       []*MemberStatus        `protobuf:"bytes,15,rep,name=members,proto3" json:"members,omitempty"`                                  // of the Raft group, as committed; leader only
+	StagedRestore []byte                 `protobuf:"bytes,20,opt,name=staged_restore,json=stagedRestore,proto3" json:"staged_restore,omitempty"` // id of the restore that has a stage here, empty if none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1274,6 +1275,13 @@ func (x *ReplicaStatus) GetConfigIndex() uint64 {
 func (x *ReplicaStatus) GetMembers() []*MemberStatus {
 	if x != nil {
 		return x.Members
+	}
+	return nil
+}
+
+func (x *ReplicaStatus) GetStagedRestore() []byte {
+	if x != nil {
+		return x.StagedRestore
 	}
 	return nil
 }
@@ -2555,7 +2563,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\"4\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\"\xe5\x03\n" +
+	"mapVersion\"\x8c\x04\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -2575,7 +2583,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x06tables\x18\f \x03(\v2\x16.rowraft.v1.TableStatsR\x06tables\x12\x14\n" +
 	"\x05error\x18\r \x01(\tR\x05error\x12!\n" +
 	"\fconfig_index\x18\x0e \x01(\x04R\vconfigIndex\x122\n" +
-	"\amembers\x18\x0f \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"\xb6\x01\n" +
+	"\amembers\x18\x0f \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\x12%\n" +
+	"\x0estaged_restore\x18\x14 \x01(\fR\rstagedRestore\"\xb6\x01\n" +
 	"\fMemberStatus\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +

@@ -35,6 +35,8 @@ type MetaCommand struct {
 	//	*MetaCommand_StartMove
 	//	*MetaCommand_AdvanceMove
 	//	*MetaCommand_ForgetReplica
+	//	*MetaCommand_Restore
+	//	*MetaCommand_EndRestore
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -158,6 +160,24 @@ func (x *MetaCommand) GetForgetReplica() *MetaForgetReplica {
 	return nil
 }
 
+func (x *MetaCommand) GetRestore() *MetaRestore {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_Restore); ok {
+			return x.Restore
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetEndRestore() *MetaEndRestore {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_EndRestore); ok {
+			return x.EndRestore
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -198,6 +218,14 @@ type MetaCommand_ForgetReplica struct {
 	ForgetReplica *MetaForgetReplica `protobuf:"bytes,9,opt,name=forget_replica,json=forgetReplica,proto3,oneof"` // since version 2
 }
 
+type MetaCommand_Restore struct {
+	Restore *MetaRestore `protobuf:"bytes,20,opt,name=restore,proto3,oneof"`
+}
+
+type MetaCommand_EndRestore struct {
+	EndRestore *MetaEndRestore `protobuf:"bytes,21,opt,name=end_restore,json=endRestore,proto3,oneof"`
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -215,6 +243,10 @@ func (*MetaCommand_StartMove) isMetaCommand_Command() {}
 func (*MetaCommand_AdvanceMove) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetReplica) isMetaCommand_Command() {}
+
+func (*MetaCommand_Restore) isMetaCommand_Command() {}
+
+func (*MetaCommand_EndRestore) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -815,6 +847,7 @@ type MetaState struct {
 	Moves           []*Move                `protobuf:"bytes,5,rep,name=moves,proto3" json:"moves,omitempty"`                                      // that run, by shard; since version 2
 	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first; since version 2
 	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2
+	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -898,12 +931,212 @@ func (x *MetaState) GetLastMove() uint64 {
 	return 0
 }
 
+func (x *MetaState) GetRestore() *MetaRestore {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
+// MetaRestore decides a restore whose stages hold everything: from here on the
+// cluster's tables are these, of this epoch.
+type MetaRestore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                    // 16 bytes
+	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // one above the present one
+	Tables        []*TableSchema         `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`
+	Shards        []*MetaRestoreShard    `protobuf:"bytes,4,rep,name=shards,proto3" json:"shards,omitempty"` // by id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaRestore) Reset() {
+	*x = MetaRestore{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaRestore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaRestore) ProtoMessage() {}
+
+func (x *MetaRestore) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
+func (*MetaRestore) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *MetaRestore) GetId() []byte {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *MetaRestore) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *MetaRestore) GetTables() []*TableSchema {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+func (x *MetaRestore) GetShards() []*MetaRestoreShard {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+// MetaRestoreShard is what the stage of a shard holds.
+type MetaRestoreShard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Chunks        uint64                 `protobuf:"varint,2,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Rows          uint64                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaRestoreShard) Reset() {
+	*x = MetaRestoreShard{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaRestoreShard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaRestoreShard) ProtoMessage() {}
+
+func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
+func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *MetaRestoreShard) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *MetaRestoreShard) GetChunks() uint64 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *MetaRestoreShard) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *MetaRestoreShard) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+// MetaEndRestore says that every shard is closed, or, if closed is not set, asks
+// whether the restore was never decided, so that its stages may be dropped.
+type MetaEndRestore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Closed        bool                   `protobuf:"varint,2,opt,name=closed,proto3" json:"closed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaEndRestore) Reset() {
+	*x = MetaEndRestore{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaEndRestore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaEndRestore) ProtoMessage() {}
+
+func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
+func (*MetaEndRestore) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MetaEndRestore) GetId() []byte {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *MetaEndRestore) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
 var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xce\x04\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xc2\x05\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -914,7 +1147,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"start_move\x18\a \x01(\v2\x19.rowraft.v1.MetaStartMoveH\x00R\tstartMove\x12@\n" +
 	"\fadvance_move\x18\b \x01(\v2\x1b.rowraft.v1.MetaAdvanceMoveH\x00R\vadvanceMove\x12F\n" +
-	"\x0eforget_replica\x18\t \x01(\v2\x1d.rowraft.v1.MetaForgetReplicaH\x00R\rforgetReplicaB\t\n" +
+	"\x0eforget_replica\x18\t \x01(\v2\x1d.rowraft.v1.MetaForgetReplicaH\x00R\rforgetReplica\x123\n" +
+	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreH\x00R\arestore\x12=\n" +
+	"\vend_restore\x18\x15 \x01(\v2\x1a.rowraft.v1.MetaEndRestoreH\x00R\n" +
+	"endRestoreB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -953,7 +1189,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xa5\x02\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xd8\x02\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -961,7 +1197,22 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x04jobs\x18\x04 \x03(\v2\x13.rowraft.v1.MetaJobR\x04jobs\x12&\n" +
 	"\x05moves\x18\x05 \x03(\v2\x10.rowraft.v1.MoveR\x05moves\x127\n" +
 	"\x0efinished_moves\x18\x06 \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x12\x1b\n" +
-	"\tlast_move\x18\a \x01(\x04R\blastMoveB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\tlast_move\x18\a \x01(\x04R\blastMove\x121\n" +
+	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\"\xa5\x01\n" +
+	"\vMetaRestore\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
+	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
+	"tableEpoch\x12/\n" +
+	"\x06tables\x18\x03 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x124\n" +
+	"\x06shards\x18\x04 \x03(\v2\x1c.rowraft.v1.MetaRestoreShardR\x06shards\"l\n" +
+	"\x10MetaRestoreShard\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
+	"\x06chunks\x18\x02 \x01(\x04R\x06chunks\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\"8\n" +
+	"\x0eMetaEndRestore\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\fR\x02id\x12\x16\n" +
+	"\x06closed\x18\x02 \x01(\bR\x06closedB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_meta_proto_rawDescOnce sync.Once
@@ -975,7 +1226,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -990,13 +1241,16 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaJob)(nil),              // 10: rowraft.v1.MetaJob
 	(*MetaWorker)(nil),           // 11: rowraft.v1.MetaWorker
 	(*MetaState)(nil),            // 12: rowraft.v1.MetaState
-	(*Node)(nil),                 // 13: rowraft.v1.Node
-	(*Shard)(nil),                // 14: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 15: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 16: rowraft.v1.Replica
-	(MovePhase)(0),               // 17: rowraft.v1.MovePhase
-	(*Map)(nil),                  // 18: rowraft.v1.Map
-	(*Move)(nil),                 // 19: rowraft.v1.Move
+	(*MetaRestore)(nil),          // 13: rowraft.v1.MetaRestore
+	(*MetaRestoreShard)(nil),     // 14: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 15: rowraft.v1.MetaEndRestore
+	(*Node)(nil),                 // 16: rowraft.v1.Node
+	(*Shard)(nil),                // 17: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 18: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 19: rowraft.v1.Replica
+	(MovePhase)(0),               // 20: rowraft.v1.MovePhase
+	(*Map)(nil),                  // 21: rowraft.v1.Map
+	(*Move)(nil),                 // 22: rowraft.v1.Move
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -1008,22 +1262,27 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	7,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
 	8,  // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
 	9,  // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	13, // 9: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	14, // 10: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	15, // 11: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	16, // 12: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	17, // 13: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	17, // 14: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	11, // 15: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	18, // 16: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	10, // 17: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	19, // 18: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	19, // 19: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	13, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	15, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	16, // 11: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	17, // 12: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	18, // 13: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	19, // 14: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	20, // 15: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	20, // 16: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	11, // 17: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	21, // 18: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	10, // 19: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	22, // 20: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	22, // 21: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	13, // 22: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	18, // 23: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	14, // 24: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -1042,6 +1301,8 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_StartMove)(nil),
 		(*MetaCommand_AdvanceMove)(nil),
 		(*MetaCommand_ForgetReplica)(nil),
+		(*MetaCommand_Restore)(nil),
+		(*MetaCommand_EndRestore)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1049,7 +1310,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

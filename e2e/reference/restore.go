@@ -1,0 +1,232 @@
+package reference
+
+import (
+	"maps"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Kinds of entries that mark an index and restore tables, from docs/formats/entry.md.
+const (
+	kindMark         = 4
+	kindRestoreBegin = 5
+	kindRestoreRows  = 6
+	kindRestoreClose = 7
+	kindRestoreDrop  = 8
+)
+
+// Stage is what a restore has brought so far.
+type Stage struct {
+	ID     [16]byte
+	Epoch  rowraft.TableEpoch
+	Next   uint64
+	Broken rowraft.Code // why it will never be closed; CodeUnknown: it is whole
+	m      *Machine     // its tables
+}
+
+// restore is the body of an entry of kinds 4 to 8.
+type restore struct {
+	id     [16]byte
+	epoch  rowraft.TableEpoch
+	tables []rowraft.Schema
+	seq    uint64 // or the number of chunks
+	rows   uint64
+	digest [16]byte
+	blocks []block
+}
+
+type block struct {
+	table   rowraft.TableID
+	slot    rowraft.Slot
+	counter uint64
+	size    int
+	records [][]byte
+}
+
+func decodeRestore(kind byte, b []byte) (r *restore, err error) {
+	if len(b) < 16 {
+		return nil, corrupt("restore: no id")
+	}
+	r = &restore{id: [16]byte(b)}
+	b = b[16:]
+	switch kind {
+	case kindMark, kindRestoreDrop:
+		if len(b) != 0 {
+			return nil, corrupt("bytes follow an id")
+		}
+	case kindRestoreBegin:
+		if len(b) < 16 {
+			return nil, corrupt("restore begin ends early")
+		}
+		r.epoch = rowraft.TableEpoch(le.Uint64(b))
+		n, last := le.Uint64(b[8:]), rowraft.TableID(0)
+		for b = b[16:]; len(b) > 0; {
+			var s rowraft.Schema
+			if s, b, err = decodeSchema(b); err != nil {
+				return nil, err
+			}
+			if s.ID <= last {
+				return nil, corrupt("restore begin: tables out of order")
+			}
+			last = s.ID
+			r.tables = append(r.tables, s)
+		}
+		if n != uint64(len(r.tables)) {
+			return nil, corrupt("restore begin: another number of tables")
+		}
+	case kindRestoreRows:
+		if len(b) < 8 {
+			return nil, corrupt("restore rows end early")
+		}
+		r.seq = le.Uint64(b)
+		for b = b[8:]; len(b) > 0; {
+			if b, err = r.decodeBlock(b); err != nil {
+				return nil, err
+			}
+		}
+	case kindRestoreClose:
+		if len(b) != 40 {
+			return nil, corrupt("restore close of another length")
+		}
+		r.epoch, r.seq, r.rows, r.digest = rowraft.TableEpoch(le.Uint64(b)), le.Uint64(b[8:]), le.Uint64(b[16:]), [16]byte(b[24:])
+	}
+	return r, nil
+}
+
+func (r *restore) decodeBlock(b []byte) (rest []byte, err error) {
+	if len(b) < 32 {
+		return nil, corrupt("a block ends early")
+	}
+	k := block{table: rowraft.TableID(le.Uint64(b)), slot: rowraft.Slot(le.Uint16(b[8:])), counter: le.Uint64(b[16:]), size: int(le.Uint32(b[24:]))}
+	n := int(le.Uint32(b[12:]))
+	if k.slot > 4095 || !zero(b[10:12]) || !zero(b[28:32]) || k.size < 24 || n > len(b)/24 || n*k.size > len(b)-32 {
+		return nil, corrupt("an impossible block")
+	}
+	b = b[32:]
+	length := n * k.size
+	padded := (length + 7) / 8 * 8
+	if padded > len(b) || !zero(b[length:padded]) {
+		return nil, corrupt("a block that does not end at a multiple of 8")
+	}
+	for i := range n {
+		k.records = append(k.records, b[i*k.size:(i+1)*k.size])
+	}
+	r.blocks = append(r.blocks, k)
+	return b[padded:], nil
+}
+
+// applyRestore applies the body of an entry of kinds 4 to 8.
+func (m *Machine) applyRestore(kind byte, r *restore) Answer {
+	g := m.Stage
+	switch kind {
+	case kindRestoreBegin:
+		return Answer{Code: m.beginStage(r)}
+	case kindRestoreRows:
+		switch {
+		case g == nil || g.ID != r.id:
+			return Answer{Code: rowraft.CodeNotFound}
+		case g.Broken != rowraft.CodeUnknown:
+			return Answer{Code: g.Broken}
+		case r.seq == 0 || r.seq > g.Next:
+			return Answer{Code: rowraft.CodeInvalidArgument}
+		case r.seq < g.Next:
+			return Answer{Duplicate: true}
+		}
+		for _, k := range r.blocks {
+			if g.Broken = g.m.stageBlock(k); g.Broken != rowraft.CodeUnknown {
+				return Answer{Code: g.Broken}
+			}
+		}
+		g.Next++
+	case kindRestoreClose:
+		return Answer{Code: m.closeStage(r)}
+	case kindRestoreDrop:
+		if g != nil && g.ID == r.id {
+			m.Stage = nil
+		}
+	}
+	return Answer{}
+}
+
+func (m *Machine) beginStage(r *restore) rowraft.Code {
+	if r.epoch <= m.Epoch {
+		return rowraft.CodeInvalidArgument
+	}
+	if m.Stage != nil && m.Stage.ID == r.id {
+		return rowraft.CodeUnknown
+	}
+	next := New(m.Shard, nil)
+	next.Owned = m.Owned
+	names := map[string]bool{}
+	for _, s := range r.tables {
+		names[s.Name] = true
+		next.Tables[s.ID] = &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}}
+	}
+	if len(names) != len(r.tables) || len(r.tables) > maxTables {
+		return rowraft.CodeInvalidArgument
+	}
+	m.Stage = &Stage{ID: r.id, Epoch: r.epoch, Next: 1, m: next}
+	return rowraft.CodeUnknown
+}
+
+// stageBlock adds the rows of one block; m is the machine of a stage.
+func (m *Machine) stageBlock(k block) rowraft.Code {
+	t := m.Tables[k.table]
+	if t == nil || k.size != 24+4*(t.Schema.Dim+len(initialState(&t.Schema))) {
+		return rowraft.CodeCorrupt
+	}
+	owned := func(s rowraft.Slot) bool { return m.Owned == nil || m.Owned[s] }
+	strangers := false
+	for _, rec := range k.records {
+		key := rowraft.Key(le.Uint64(rec[8:]))
+		r := &Row{Version: le.Uint64(rec[16:])}
+		for at := 24; at < k.size; at += 4 {
+			r.Weights = append(r.Weights, float(rec[at:]))
+		}
+		r.Weights, r.State = r.Weights[:t.Schema.Dim:t.Schema.Dim], r.Weights[t.Schema.Dim:]
+		slot := slotOf(&t.Schema, key)
+		switch {
+		case r.Version == 0:
+			return rowraft.CodeCorrupt
+		case !owned(slot):
+			return rowraft.CodeWrongShard
+		case t.Rows[key] != nil:
+			return rowraft.CodeCorrupt
+		}
+		strangers = strangers || slot != k.slot
+		t.Rows[key] = r
+		t.Counters[slot] = max(t.Counters[slot], r.Version)
+		m.sum = m.sum.plus(r.hash(key))
+	}
+	switch {
+	case strangers:
+		return rowraft.CodeCorrupt
+	case !owned(k.slot):
+		return rowraft.CodeWrongShard
+	case k.counter < t.Counters[k.slot]:
+		return rowraft.CodeCorrupt
+	}
+	t.Counters[k.slot] = k.counter
+	return rowraft.CodeUnknown
+}
+
+func (m *Machine) closeStage(r *restore) rowraft.Code {
+	g := m.Stage
+	switch {
+	case r.epoch == m.Epoch:
+		return rowraft.CodeUnknown
+	case g == nil || g.ID != r.id || g.Epoch != r.epoch:
+		return rowraft.CodeNotFound
+	case g.Broken != rowraft.CodeUnknown:
+		return g.Broken
+	}
+	if sum, rows := g.m.Digest(); g.Next-1 != r.seq || rows != r.rows || sum != r.digest {
+		return rowraft.CodeCorrupt
+	}
+	for _, t := range g.m.Tables {
+		maps.DeleteFunc(t.Counters, func(_ rowraft.Slot, n uint64) bool { return n == 0 })
+	}
+	m.Tables, m.sum, m.Epoch, m.Stage = g.m.Tables, g.m.sum, g.Epoch, nil
+	m.Sessions = map[rowraft.ClientID]*Session{}
+	return rowraft.CodeUnknown
+}

@@ -1,0 +1,379 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// restored is what `checkpoint restore -o json` prints.
+type restored struct {
+	Epoch  uint64
+	Tables []struct {
+		Table                               string
+		Written, Restored, Filtered, Failed uint64
+	}
+	Shards []struct {
+		Rows   uint64
+		Digest string
+	}
+}
+
+func (c *cluster) restore(path string, args ...string) (restored, string, int) {
+	c.t.Helper()
+	out, errout, code := c.rowraft(deadline(c.t, 2*time.Minute), append([]string{"checkpoint", "restore", path, "-o", "json"}, args...)...)
+	var v restored
+	if out != "" {
+		if err := json.Unmarshal([]byte(out), &v); err != nil {
+			c.t.Fatalf("%v: %s", err, out)
+		}
+	}
+	return v, errout, code
+}
+
+func (c *cluster) mustRestore(path string, args ...string) restored {
+	c.t.Helper()
+	v, errout, code := c.restore(path, args...)
+	if code != 0 {
+		c.t.Fatalf("checkpoint restore: exit code %d: %s", code, errout)
+	}
+	return v
+}
+
+// slotSums reads what each slot of each table holds, wherever its shard was.
+func slotSums(t testing.TB, dest, name string) map[string]checkpoint.SlotSum {
+	t.Helper()
+	d, err := depot.Open(dest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := checkpoint.ReadManifest(t.Context(), depot.At(d, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string]checkpoint.SlotSum)
+	for i := range m.Parts {
+		sums, err := checkpoint.ReadSums(t.Context(), depot.At(d, name), m, &m.Parts[i], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range sums {
+			out[fmt.Sprintf("%x/%d", uint64(s.Table), s.Slot)] = s
+		}
+	}
+	return out
+}
+
+// filled starts a cluster with rows of two optimizers and returns the checkpoint
+// "a" of it.
+func filled(t testing.TB, opts localcluster.Options, rows int) (c *cluster, dest string, m *checkpoint.Manifest) {
+	t.Helper()
+	c = start(t, opts)
+	cl := c.dial(client.Options{})
+	for _, s := range []rowraft.Schema{
+		{Name: "emb", Kind: rowraft.Sparse, Dim: 8, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1}},
+		{Name: "dense", Kind: rowraft.Dense, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.1, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8}},
+	} {
+		table, err := cl.CreateTable(deadline(t, 30*time.Second), s, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, grads := make([]rowraft.Key, rows), make([]float32, rows*s.Dim)
+		for i := range keys {
+			keys[i] = rowraft.Key(i * 7919)
+			if s.Kind == rowraft.Dense {
+				keys[i] = rowraft.DenseKey(uint32(i%5), uint64(i))
+			}
+		}
+		for i := range grads {
+			grads[i] = float32(i%17) - 8
+		}
+		for range 3 {
+			if _, err := table.Push(deadline(t, time.Minute), keys, grads); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	dest = t.TempDir()
+	return c, dest, c.createCheckpoint(dest, "a")
+}
+
+func TestRestoreIntoOtherNumbersOfShards(t *testing.T) {
+	const rows = 3000
+	_, dest, m := filled(t, localcluster.Options{}, rows)
+	want := slotSums(t, dest, "a")
+	for _, opts := range []localcluster.Options{{Servers: 3, Shards: 4}, {Servers: 1, Shards: 16}, {Servers: 1, Shards: 64}} {
+		t.Run(fmt.Sprintf("%d shards", opts.Shards), func(t *testing.T) {
+			c := start(t, opts)
+			if v := c.mustRestore(dest+"/a", "--dry-run"); v.Epoch != 1 || v.Tables[0].Restored != rows {
+				t.Errorf("dry run: %+v", v)
+			}
+			v := c.mustRestore(dest + "/a")
+			if v.Epoch != 2 || len(v.Shards) != opts.Shards || len(v.Tables) != 2 {
+				t.Errorf("%+v", v)
+			}
+			for _, s := range v.Tables {
+				if s.Written != rows || s.Restored != rows || s.Filtered != 0 || s.Failed != 0 {
+					t.Errorf("%+v, want %d written and restored", s, rows)
+				}
+			}
+			sum := checkpoint.Digest{}
+			for _, p := range m.Parts {
+				sum = sum.Add(p.Digest)
+			}
+			if got := c.digestOfAll(); got != sum {
+				t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
+			}
+			if opts.Servers == 3 {
+				c.sameDigests()
+			}
+			again := c.createCheckpoint(dest, fmt.Sprintf("again-%d", opts.Shards))
+			if got := slotSums(t, dest, fmt.Sprintf("again-%d", opts.Shards)); !maps.Equal(got, want) || again.Rows() != m.Rows() || again.Epoch != 2 {
+				t.Errorf("slot by slot the restored cluster differs from the checkpoint: %d slots, %d rows; want %d, %d", len(got), again.Rows(), len(want), m.Rows())
+			}
+			// It trains on.
+			table, err := c.dial(client.Options{}).Table(deadline(t, 30*time.Second), "emb")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := table.Push(deadline(t, 30*time.Second), []rowraft.Key{1, 2, 7919}, make([]float32, 24)); err != nil {
+				t.Errorf("a push after the restore: %v", err)
+			}
+		})
+	}
+}
+
+// TestRestoreInPlace: rows, sessions and read positions of the time before are gone
+// or refused, and everything survives a restart.
+func TestRestoreInPlace(t *testing.T) {
+	c, dest, m := filled(t, localcluster.Options{}, 500)
+	ctx := deadline(t, 2*time.Minute)
+	cl := c.dial(client.Options{})
+	table, err := cl.Table(ctx, "emb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := make([]rowraft.Key, 300)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	grads := make([]float32, len(keys)*8)
+	if _, err := table.Push(ctx, keys, grads); err != nil {
+		t.Fatal(err)
+	}
+	if _, errout, code := c.restore(dest + "/a"); code != 1 || !strings.Contains(errout, "--replace") {
+		t.Errorf("over rows that are there: exit code %d: %s", code, errout)
+	}
+	v := c.mustRestore(dest+"/a", "--replace", "--table", "emb")
+	if v.Tables[0].Filtered+v.Tables[1].Filtered != 500 || v.Tables[0].Restored+v.Tables[1].Restored != 500 {
+		t.Errorf("%+v", v.Tables)
+	}
+	out := make([]float32, len(grads))
+	if _, err := table.Push(ctx, keys, grads); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("a push of the session from before: %v, want SessionExpired", err)
+	}
+	if err := table.Pull(ctx, keys, out); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("a read with positions from before: %v, want SessionExpired", err)
+	}
+	fresh := c.dial(client.Options{})
+	if _, err := fresh.Table(ctx, "dense"); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("the table that was left out: %v", err)
+	}
+	c.mustRestore(dest+"/a", "--replace")
+	c.killAll(c.Servers())
+	c.restartAll(c.Servers())
+	if table, err = c.dial(client.Options{}).Table(ctx, "emb"); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Pull(ctx, keys, out); err != nil { // every shard has a leader that knows its log
+		t.Fatal(err)
+	}
+	sum := checkpoint.Digest{}
+	for _, p := range m.Parts {
+		sum = sum.Add(p.Digest)
+	}
+	if rows := c.sameDigests(); rows != m.Rows() {
+		t.Errorf("%d rows, want %d", rows, m.Rows())
+	}
+	if got := c.digestOfAll(); got != sum {
+		t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
+	}
+	if _, err := table.Push(ctx, keys, grads); err != nil {
+		t.Errorf("a new session: %v", err)
+	}
+}
+
+// TestKillsDuringRestore kills the leaders of shards and of the metadata group
+// while a restore runs, then repeats it until it says that it succeeded.
+func TestKillsDuringRestore(t *testing.T) {
+	rows := 60_000
+	if raceEnabled {
+		rows = 10_000
+	}
+	_, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 4}, rows)
+	c := start(t, localcluster.Options{})
+	rng := seed(t)
+	succeeded := false
+	for round := 0; !succeeded; round++ {
+		if round == 12 {
+			t.Fatal("no restore succeeded")
+		}
+		victim := c.Servers()[round%3]
+		done := make(chan int, 1)
+		go func() {
+			_, errout, code := c.restore(dest+"/a", "--replace")
+			t.Logf("round %d: exit code %d: %s", round, code, errout)
+			done <- code
+		}()
+		if round < 6 {
+			select {
+			case code := <-done:
+				succeeded = code == 0
+				continue
+			case <-time.After(time.Duration(100+rng.IntN(700)) * time.Millisecond): // any moment of it
+			}
+			c.killAll([]*localcluster.Server{victim})
+			succeeded = <-done == 0
+			c.restartAll([]*localcluster.Server{victim})
+			continue
+		}
+		succeeded = <-done == 0
+	}
+	if got := c.sameDigests(); got != m.Rows() {
+		t.Errorf("%d rows, want %d", got, m.Rows())
+	}
+	sum := checkpoint.Digest{}
+	for _, p := range m.Parts {
+		sum = sum.Add(p.Digest)
+	}
+	if got := c.digestOfAll(); got != sum {
+		t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
+	}
+	// Nothing is staged any more: a checkpoint needs a snapshot, which a stage forbids.
+	if again := c.createCheckpoint(dest, "again"); again.Rows() != m.Rows() {
+		t.Errorf("%d rows, want %d", again.Rows(), m.Rows())
+	}
+}
+
+// TestKillsDuringCreate: a checkpoint whose servers die is absent or whole, and
+// the cluster trains on.
+func TestKillsDuringCreate(t *testing.T) {
+	c := start(t, localcluster.Options{})
+	rng := seed(t)
+	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 3000, perPush: 300})
+	l.more(20)
+	dest := t.TempDir()
+	made := 0
+	for round := range 4 {
+		name := fmt.Sprintf("c%d", round)
+		done := make(chan int, 1)
+		go func() {
+			for i := 0; ; i++ {
+				_, errout, code := c.rowraft(context.Background(), "checkpoint", "create", dest, "--name", fmt.Sprintf("%s-%d", name, i), "--timeout", "60s")
+				t.Logf("%s-%d: exit code %d: %s", name, i, code, errout)
+				if code != 0 || i == 20 {
+					done <- code
+					return
+				}
+			}
+		}()
+		victim := c.Servers()[round%3]
+		<-time.After(time.Duration(rng.IntN(400)) * time.Millisecond) //tidy:allow sleep any moment of one of them
+		c.killAll([]*localcluster.Server{victim})
+		<-done
+		c.restartAll([]*localcluster.Server{victim})
+		l.more(20)
+	}
+	for name, state := range listed(t, dest) {
+		if state == "complete" {
+			made++
+			if code, out := verifies(t, dest+"/"+name); code != 0 {
+				t.Errorf("verify %s: exit code %d: %s", name, code, out)
+			}
+		} else if state != "incomplete" {
+			t.Errorf("%s is %s", name, state)
+		}
+	}
+	t.Logf("%d checkpoints, all whole", made)
+	c.createCheckpoint(dest, "last")
+	l.check(c)
+}
+
+// TestDamageIsFoundBeforeItIsRestored flips one bit in each file of a checkpoint.
+func TestDamageIsFoundBeforeItIsRestored(t *testing.T) {
+	c, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 300)
+	before := c.digestOfAll()
+	rng := seed(t)
+	names := []string{"MANIFEST"}
+	for _, f := range m.Files() {
+		names = append(names, f.Name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		file := filepath.Join(dest, "a", name)
+		good, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad := slices.Clone(good)
+		bit := rng.IntN(8 * len(bad))
+		bad[bit/8] ^= 1 << (bit % 8)
+		if err := os.WriteFile(file, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if code, out := verifies(t, dest+"/a"); code != 3 && code != 1 { // a version that reads as newer exits with 1
+			t.Errorf("bit %d of %s: verify: exit code %d: %s", bit, name, code, out)
+		}
+		if _, errout, code := c.restore(dest+"/a", "--replace"); code == 0 {
+			t.Errorf("bit %d of %s: it was restored: %s", bit, name, errout)
+		}
+		if err := os.WriteFile(file, good, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := c.digestOfAll(); after != before {
+		t.Error("a restore that was refused has changed rows")
+	}
+	c.mustRestore(dest+"/a", "--replace")
+}
+
+// TestCheckpointOnAFullDisk fills the disk of the destination.
+func TestCheckpointOnAFullDisk(t *testing.T) {
+	disk := t.TempDir()
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk).CombinedOutput(); err != nil {
+		t.Skipf("no tmpfs of its own: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", disk).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v: %s", err, out)
+		}
+	})
+	c, _, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 3000)
+	_, errout, code := c.rowraft(deadline(t, time.Minute), "checkpoint", "create", disk, "--name", "full")
+	if code == 0 || !strings.Contains(errout, "the disk of "+disk+" is full") {
+		t.Errorf("exit code %d: %s", code, errout)
+	}
+	if got := listed(t, disk); len(got) != 0 {
+		t.Errorf("left behind: %v", got)
+	}
+	if out, err := exec.Command("mount", "-o", "remount,size=16m", disk).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if again := c.createCheckpoint(disk, "full"); again.Rows() != m.Rows() {
+		t.Errorf("%d rows, want %d", again.Rows(), m.Rows())
+	}
+}

@@ -1,0 +1,392 @@
+package scheduler
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+const (
+	// restorePatience is how long a shard without a leader is waited for.
+	restorePatience = time.Minute
+	restoreReaders  = 2                        // parts read at a time
+	restoreChunk    = rowraft.TargetEntryBytes // of rows in one entry
+	dropPatience    = 10 * time.Second
+)
+
+// RestoreCheckpoint stages a checkpoint in all shards, decides, and lets them
+// change over.
+func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
+	if _, _, err := c.s.leading(); err != nil {
+		return err
+	}
+	if !c.busy.TryLock() {
+		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
+	}
+	defer c.busy.Unlock()
+	op := &restoration{s: c.s, req: req, stream: stream, id: uuid.New()}
+	if err := op.plan(stream.Context()); err != nil {
+		return fmt.Errorf("restore %s: %w", req.GetName(), err)
+	}
+	if err := op.run(stream.Context()); err != nil {
+		c.s.logger.Warn("a restore failed", "checkpoint", req.GetName(), "destination", op.depot.String(), "err", err)
+		return fmt.Errorf("restore %s: %w", req.GetName(), err)
+	}
+	return nil
+}
+
+// restoration is one restore on its way.
+type restoration struct {
+	s      *Scheduler
+	req    *rowraftv1.RestoreCheckpointRequest
+	stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]
+	id     uuid.UUID
+
+	depot    depot.Depot
+	manifest *checkpoint.Manifest
+	cluster  *clustermap.Map
+	tables   []rowraft.Schema // to be restored, ascending by ID
+	feeds    []*feed          // by shard
+	read     atomic.Int64     // bytes
+	counts   struct {
+		sync.Mutex
+		staged map[rowraft.TableID]uint64
+	}
+}
+
+// feed brings the rows of one shard to its leader, in numbered chunks. A chunk
+// that is sent again, to another leader, is known by its number.
+type feed struct {
+	op    *restoration
+	shard clustermap.Shard
+
+	mu     sync.Mutex // parts are read beside each other
+	chunk  []byte
+	seq    uint64 // of the last chunk sent
+	failed error
+
+	wantRows   uint64 // by the sums of the checkpoint
+	wantDigest checkpoint.Digest
+}
+
+// plan reads manifest and sums, and finds out what each shard must hold.
+func (op *restoration) plan(ctx context.Context) (err error) {
+	if err := depot.CheckName(op.req.GetName()); err != nil {
+		return err
+	}
+	if op.depot, err = depot.Open(op.req.GetDestination()); err != nil {
+		return err
+	}
+	files := depot.At(op.depot, op.req.GetName())
+	if op.manifest, err = checkpoint.ReadManifest(ctx, files); err != nil {
+		return err
+	}
+	if op.cluster = op.s.view.Map(); op.cluster == nil || len(op.cluster.Shards) == 0 {
+		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
+	}
+	if op.s.machine.pendingRestore() != nil {
+		return rowraft.Errorf(rowraft.CodeOverloaded, "the restore before is being finished")
+	}
+	if err := op.choose(); err != nil {
+		return err
+	}
+	for _, sh := range op.cluster.Shards {
+		op.feeds = append(op.feeds, &feed{op: op, shard: sh})
+	}
+	for i := range op.manifest.Parts {
+		sums, err := checkpoint.ReadSums(ctx, files, op.manifest, &op.manifest.Parts[i], nil)
+		if err != nil {
+			return err
+		}
+		for _, s := range sums {
+			if op.wants(s.Table) {
+				f := op.feeds[op.cluster.ShardOf(s.Slot)]
+				f.wantRows += uint64(s.Rows)
+				f.wantDigest = f.wantDigest.Add(s.Digest)
+			}
+		}
+	}
+	op.counts.staged = make(map[rowraft.TableID]uint64)
+	return nil
+}
+
+// choose finds the tables that were asked for.
+func (op *restoration) choose() error {
+	asked := op.req.GetTables()
+	for _, t := range op.manifest.Tables {
+		if len(asked) == 0 || slices.Contains(asked, t.Schema.Name) {
+			op.tables = append(op.tables, t.Schema)
+		}
+	}
+	for _, name := range asked {
+		if !slices.ContainsFunc(op.tables, func(t rowraft.Schema) bool { return t.Name == name }) {
+			return rowraft.Errorf(rowraft.CodeTableNotFound, "the checkpoint has no table %q", name)
+		}
+	}
+	return nil
+}
+
+func (op *restoration) wants(id rowraft.TableID) bool {
+	return slices.ContainsFunc(op.tables, func(t rowraft.Schema) bool { return t.ID == id })
+}
+
+func (op *restoration) run(ctx context.Context) (err error) {
+	if err := op.checkEmpty(ctx); err != nil {
+		return err
+	}
+	if !op.req.GetDryRun() {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, op.s.dropStages(op.cluster, op.id[:]))
+			}
+		}()
+		if err := op.each(func(f *feed) error { return f.begin(ctx) }); err != nil {
+			return err
+		}
+	}
+	if err := op.stage(ctx); err != nil {
+		return err
+	}
+	if op.req.GetDryRun() {
+		return op.done(op.cluster.Epoch, nil)
+	}
+	decision, err := op.check(ctx)
+	if err != nil {
+		return err
+	}
+	if err := op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "close"}); err != nil {
+		return err
+	}
+	if _, err := op.s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
+		return err
+	}
+	op.s.logger.Info("a restore is decided", "checkpoint", op.req.GetName(), "destination", op.depot.String(), "epoch", decision.GetTableEpoch())
+	// From here on reconcile would finish it too.
+	shards, err := op.s.finishRestore(ctx, decision)
+	if err != nil {
+		return fmt.Errorf("the restore is decided and the scheduler goes on with it: %w", err)
+	}
+	return op.done(rowraft.TableEpoch(decision.GetTableEpoch()), shards)
+}
+
+// each calls f for all shards at once.
+func (op *restoration) each(f func(*feed) error) error {
+	var g errgroup.Group
+	g.SetLimit(maxEnsureCalls)
+	for _, feed := range op.feeds {
+		g.Go(func() error { return f(feed) })
+	}
+	return g.Wait()
+}
+
+// checkEmpty refuses to drop rows that nobody spoke of.
+func (op *restoration) checkEmpty(ctx context.Context) error {
+	var rows atomic.Uint64
+	err := op.each(func(f *feed) error {
+		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+		rows.Add(reply.GetLiveRows())
+		return err
+	})
+	if err == nil && rows.Load() > 0 && !op.req.GetReplace() {
+		err = rowraft.Errorf(rowraft.CodeAlreadyExists, "the cluster holds %d rows, which a restore drops: say so with --replace", rows.Load())
+	}
+	return err
+}
+
+// step sends one step to the shard's leader, whoever that is, until it is taken.
+func (f *feed) step(ctx context.Context, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
+	req.Restore = f.op.id[:]
+	return f.op.s.restoreStep(ctx, f.shard, req)
+}
+
+func (s *Scheduler) restoreStep(ctx context.Context, sh clustermap.Shard, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
+	req.Shard = uint32(sh.ID)
+	err = s.onLeader(ctx, sh, restorePatience, func(conn *grpc.ClientConn) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		reply, err = rowraftv1.NewPartsClient(conn).RestorePart(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("shard %d: %w", sh.ID, err)
+	}
+	return reply, nil
+}
+
+func (f *feed) begin(ctx context.Context) error {
+	begin := &rowraftv1.RestorePartBegin{TableEpoch: uint64(f.op.cluster.Epoch) + 1}
+	for _, t := range f.op.tables {
+		begin.Tables = append(begin.Tables, rpc.SchemaToProto(&t))
+	}
+	_, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}})
+	return err
+}
+
+// add puts records of one slot on their way, cut into blocks that fit a chunk.
+func (f *feed) add(ctx context.Context, b *checkpoint.Block) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.failed != nil {
+		return f.failed
+	}
+	for records := b.Records; ; {
+		n := len(records) / b.RecordBytes
+		n = min(n, max(1, (restoreChunk-len(f.chunk))/b.RecordBytes))
+		block := wire.RestoreBlock{
+			Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, Rows: n, RecordBytes: b.RecordBytes, Records: records[:n*b.RecordBytes],
+		}
+		f.chunk = wire.AppendRestoreBlock(f.chunk, &block)
+		records = records[n*b.RecordBytes:]
+		if len(f.chunk) >= restoreChunk {
+			if err := f.flushLocked(ctx); err != nil {
+				return err
+			}
+		}
+		if len(records) == 0 {
+			return nil
+		}
+	}
+}
+
+func (f *feed) flush(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.failed != nil {
+		return f.failed
+	}
+	return f.flushLocked(ctx)
+}
+
+// flushLocked sends the chunk. REQUIRES: f.mu is held.
+func (f *feed) flushLocked(ctx context.Context) error {
+	if len(f.chunk) == 0 {
+		return nil
+	}
+	rows := &rowraftv1.RestorePartRows{Seq: f.seq + 1, Blocks: f.chunk}
+	if _, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Rows{Rows: rows}}); err != nil {
+		f.failed = err
+		return err
+	}
+	f.seq++
+	f.chunk = nil // a call that was given up may still be reading it
+	return nil
+}
+
+// stage reads every part and brings its rows to the shards that hold their slots
+// here. It returns once all bytes of the checkpoint were found right.
+func (op *restoration) stage(ctx context.Context) error {
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { op.report(stop) })
+	defer wg.Wait()
+	defer close(stop)
+	files := depot.At(op.depot, op.req.GetName())
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(restoreReaders)
+	for i := range op.manifest.Parts {
+		g.Go(func() error {
+			_, err := checkpoint.ReadPart(ctx, files, op.manifest, &op.manifest.Parts[i], op.count, func(b *checkpoint.Block) error {
+				return op.route(ctx, b)
+			})
+			return err
+		})
+	}
+	for _, b := range op.manifest.Blobs {
+		g.Go(func() error {
+			_, err := checkpoint.ReadFile(ctx, files, b.File, op.count)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil || op.req.GetDryRun() {
+		return err
+	}
+	return op.each(func(f *feed) error { return f.flush(op.stream.Context()) })
+}
+
+func (op *restoration) count(n int) { op.read.Add(int64(n)) }
+
+func (op *restoration) route(ctx context.Context, b *checkpoint.Block) error {
+	if !op.wants(b.Table) {
+		return nil
+	}
+	op.counts.Lock()
+	op.counts.staged[b.Table] += uint64(b.Rows)
+	op.counts.Unlock()
+	if op.req.GetDryRun() {
+		return nil
+	}
+	return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, b)
+}
+
+func (op *restoration) report(stop <-chan struct{}) {
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		r := &rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.manifest.Bytes())}
+		if op.stream.Send(r) != nil {
+			return // the caller is gone, and with it the context
+		}
+	}
+}
+
+// check compares what the shards have staged with the sums of the checkpoint, and
+// returns what is to be decided.
+func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error) {
+	d := &rowraftv1.MetaRestore{Id: op.id[:], TableEpoch: uint64(op.cluster.Epoch) + 1, Shards: make([]*rowraftv1.MetaRestoreShard, len(op.feeds))}
+	for _, t := range op.tables {
+		d.Tables = append(d.Tables, rpc.SchemaToProto(&t))
+	}
+	err := op.each(func(f *feed) error {
+		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+		if err != nil {
+			return err
+		}
+		if !reply.GetStaged() || reply.GetNextSeq() != f.seq+1 || reply.GetRows() != f.wantRows || !bytes.Equal(reply.GetDigest(), f.wantDigest[:]) {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d has staged %d rows with digest %x in %d chunks, the checkpoint has %d with %x in %d",
+				f.shard.ID, reply.GetRows(), reply.GetDigest(), max(reply.GetNextSeq(), 1)-1, f.wantRows, f.wantDigest, f.seq)
+		}
+		d.Shards[f.shard.ID] = &rowraftv1.MetaRestoreShard{Shard: uint32(f.shard.ID), Chunks: f.seq, Rows: f.wantRows, Digest: f.wantDigest[:]}
+		return nil
+	})
+	return d, err
+}
+
+// done reports what was restored.
+func (op *restoration) done(epoch rowraft.TableEpoch, shards []*rowraftv1.RestoredShard) error {
+	r := &rowraftv1.RestoreCheckpointReply{
+		Phase: "done", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.manifest.Bytes()), TableEpoch: uint64(epoch), Shards: shards,
+	}
+	for _, t := range op.manifest.Tables {
+		row := &rowraftv1.RestoredTable{Name: t.Schema.Name, Id: uint64(t.Schema.ID), Written: t.Rows}
+		if op.wants(t.Schema.ID) {
+			row.Restored = op.counts.staged[t.Schema.ID]
+		} else {
+			row.Filtered = t.Rows
+		}
+		row.Failed = row.Written - row.Restored - row.Filtered
+		r.Tables = append(r.Tables, row)
+	}
+	return op.stream.Send(r)
+}

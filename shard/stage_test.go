@@ -1,0 +1,132 @@
+package shard
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// restoreEntries are the entries that bring the rows of from to a shard of epoch
+// 1, one block each chunk.
+func restoreEntries(tb testing.TB, from *replica, id wire.RestoreID) (begin []byte, rows [][]byte, end []byte) {
+	tb.Helper()
+	h := wire.EntryHeader{Version: 1, Epoch: 1}
+	rd, err := checkpoint.NewReader(bytes.NewReader(from.snapshot()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	begin = wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Epoch: 2, Tables: rd.Tables()})
+	for {
+		b, err := rd.Next()
+		if err != nil {
+			break
+		}
+		block := wire.RestoreBlock{Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, Rows: b.Rows, RecordBytes: b.RecordBytes, Records: b.Records}
+		rows = append(rows, wire.RestoreRowsEntry(h, id, uint64(len(rows)+1), wire.AppendRestoreBlock(nil, &block)))
+	}
+	d := from.digest()
+	return begin, rows, wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: id, Epoch: 2, Chunks: uint64(len(rows)), Rows: d.Rows, Digest: d.Sum})
+}
+
+func restoreSource(t *testing.T) *replica {
+	from := newReplica(t, Config{})
+	from.create(markTable())
+	from.mustOpen(1, 1)
+	pushOnes(from, 1, 1, 2, 3, 4)
+	pushOnes(from, 2, 2, 3)
+	return from
+}
+
+// TestARestoreServesTheOldTablesUntilItCloses, and then the new ones, to new
+// sessions.
+func TestARestoreServesTheOldTablesUntilItCloses(t *testing.T) {
+	from := restoreSource(t)
+	begin, chunks, end := restoreEntries(t, from, wire.RestoreID{1})
+	r := newReplica(t, Config{})
+	r.create(markTable())
+	r.mustOpen(1, 1)
+	pushOnes(r, 1, 9)
+	before := r.digest()
+	r.apply(begin)
+	for _, c := range chunks {
+		r.apply(c)
+	}
+	if d := r.digest(); d.Sum != before.Sum || d.Rows != 1 {
+		t.Errorf("while the restore is staged: %+v, want what was there before", d)
+	}
+	wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded)
+	wantCode(t, second(r.ExpectMark(wire.MarkID{1})), rowraft.CodeOverloaded)
+	s, ok := r.Stage()
+	if want := from.digest(); !ok || s.Next != uint64(len(chunks)+1) || s.Rows != 4 || s.Digest != want.Sum || s.Err != nil {
+		t.Errorf("stage %+v, %v", s, ok)
+	}
+	pushOnes(r, 2, 9) // the old tables serve
+	if a := r.apply(end); a.Parts[0].Err != nil {
+		t.Fatal(a.Parts[0].Err)
+	}
+	if d, want := r.digest(), from.digest(); d.Sum != want.Sum || d.Rows != want.Rows || r.Epoch() != 2 {
+		t.Errorf("after it closed: %+v in epoch %d, want %+v in 2", d, r.Epoch(), want)
+	}
+	p := push(1, 3, payloadOf(rows{schema: markTable(), keys: []rowraft.Key{1}, values: []float32{1, 1}}))
+	if res := r.parts(p); rowraft.CodeOf(res[0].Err) != rowraft.CodeSessionExpired {
+		t.Errorf("a session from before the restore: %v, want SessionExpired", res[0].Err)
+	}
+	r.mustOpen(1, 1)
+	pushOnes(r, 1, 9)
+	if _, err := r.Snapshot(); err != nil {
+		t.Errorf("no snapshot after the restore: %v", err)
+	}
+}
+
+// TestAReplicaThatRestartsBuildsTheStageAgain from the log behind its snapshot.
+func TestAReplicaThatRestartsBuildsTheStageAgain(t *testing.T) {
+	from := restoreSource(t)
+	begin, chunks, end := restoreEntries(t, from, wire.RestoreID{1})
+	r := newReplica(t, Config{})
+	snapshot := r.snapshot()
+	log := append(append([][]byte{begin}, chunks...), end)
+	for cut := range len(log) {
+		r := newReplica(t, Config{})
+		for _, e := range log[:cut] {
+			r.apply(e)
+		}
+		if err := r.Restore(bytes.NewReader(snapshot)); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := r.Stage(); ok {
+			t.Fatal("a restored snapshot has a stage, and none is ever taken with one")
+		}
+		r.index = 0
+		for _, e := range log {
+			if a := r.apply(e); a.Parts[0].Err != nil {
+				t.Fatal(a.Parts[0].Err)
+			}
+		}
+		if d, want := r.digest(), from.digest(); d.Sum != want.Sum || r.Epoch() != 2 {
+			t.Fatalf("cut at %d: %+v, want %+v", cut, d, want)
+		}
+	}
+}
+
+func TestARestoreThatDoesNotAddUpChangesNothing(t *testing.T) {
+	from := restoreSource(t)
+	begin, chunks, end := restoreEntries(t, from, wire.RestoreID{1})
+	for name, entries := range map[string][][]byte{
+		"a chunk missing":   append(append([][]byte{begin}, chunks[:len(chunks)-1]...), end),
+		"none at all":       {begin, end},
+		"begun anew":        append(append([][]byte{begin}, chunks...), wire.RestoreDropEntry(wire.EntryHeader{Version: 1, Epoch: 1}, wire.RestoreID{1}), begin, end),
+		"another one began": append(append([][]byte{begin}, chunks...), func() []byte { b, _, _ := restoreEntries(t, from, wire.RestoreID{2}); return b }(), end),
+	} {
+		r := newReplica(t, Config{})
+		var last *Applied
+		for _, e := range entries {
+			last = r.apply(e)
+		}
+		if last.Parts[0].Err == nil || r.Epoch() != 1 || len(r.Tables()) != 0 {
+			t.Errorf("%s: it closed (%v), epoch %d", name, last.Parts[0].Err, r.Epoch())
+		}
+	}
+}

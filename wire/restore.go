@@ -1,0 +1,191 @@
+package wire
+
+import "github.com/rowraft/rowraft"
+
+// The entries of a restore (docs/formats/entry.md). Begin opens a stage beside
+// the tables, rows fill it, close puts it in their place, drop forgets it.
+const (
+	EntryRestoreBegin EntryKind = 5
+	EntryRestoreRows  EntryKind = 6
+	EntryRestoreClose EntryKind = 7
+	EntryRestoreDrop  EntryKind = 8
+)
+
+// lastEntryKind is the highest kind that this binary knows.
+const lastEntryKind = EntryRestoreDrop
+
+// RestoreID names one restore.
+type RestoreID [16]byte
+
+// RestoreBegin opens a stage for the tables of a new epoch.
+type RestoreBegin struct {
+	ID     RestoreID
+	Epoch  rowraft.TableEpoch
+	Tables []rowraft.Schema // strictly ascending by ID
+}
+
+// RestoreBlock is records of one slot.
+type RestoreBlock struct {
+	Table       rowraft.TableID
+	Slot        rowraft.Slot
+	Counter     uint64 // of the slot
+	Rows        int
+	RecordBytes int
+	Records     []byte // Rows × RecordBytes
+}
+
+// RestoreClose says what the stage must hold.
+type RestoreClose struct {
+	ID     RestoreID
+	Epoch  rowraft.TableEpoch
+	Chunks uint64
+	Rows   uint64
+	Digest [16]byte // Σ over all rows, little-endian
+}
+
+const (
+	restoreBeginFixed = 32
+	restoreRowsFixed  = 24
+	restoreBlockFixed = 32
+	restoreCloseSize  = 56
+	restoreDropSize   = 16
+)
+
+// RestoreBlockSize is what a block of so many bytes of records takes.
+func RestoreBlockSize(records int) int { return restoreBlockFixed + align8(records) }
+
+func restoreEntry(h EntryHeader, kind EntryKind, size int) []byte {
+	h.Kind, h.Parts = kind, 0
+	b := make([]byte, EntryHeaderSize, EntryHeaderSize+size)
+	PutEntryHeader(b, h)
+	return b
+}
+
+// RestoreBeginEntry returns the entry that opens a stage.
+func RestoreBeginEntry(h EntryHeader, r *RestoreBegin) []byte {
+	b := restoreEntry(h, EntryRestoreBegin, restoreBeginFixed)
+	b = append(b, r.ID[:]...)
+	b = le.AppendUint64(b, uint64(r.Epoch))
+	b = le.AppendUint64(b, uint64(len(r.Tables)))
+	for i := range r.Tables {
+		b = AppendSchema(b, &r.Tables[i])
+	}
+	return b
+}
+
+// ParseRestoreBegin reads the body of such an entry. Errors: CodeCorrupt.
+func ParseRestoreBegin(b []byte) (r RestoreBegin, err error) {
+	if len(b) < restoreBeginFixed {
+		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin has %d bytes, want at least %d", len(b), restoreBeginFixed)
+	}
+	r.ID, r.Epoch = RestoreID(b[:16]), rowraft.TableEpoch(le.Uint64(b[16:]))
+	n := le.Uint64(b[24:])
+	for b = b[restoreBeginFixed:]; len(b) > 0; {
+		var s rowraft.Schema
+		if s, b, err = ParseSchema(b); err != nil {
+			return r, err
+		}
+		if k := len(r.Tables); s.ID == 0 || k > 0 && s.ID <= r.Tables[k-1].ID {
+			return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin: table %s has id %#x, out of order", s.Name, uint64(s.ID))
+		}
+		r.Tables = append(r.Tables, s)
+	}
+	if n != uint64(len(r.Tables)) {
+		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin names %d tables, there are %d", n, len(r.Tables))
+	}
+	return r, nil
+}
+
+// RestoreRowsEntry returns the entry with chunk number seq, from 1, of what
+// AppendRestoreBlock made.
+func RestoreRowsEntry(h EntryHeader, id RestoreID, seq uint64, blocks []byte) []byte {
+	b := restoreEntry(h, EntryRestoreRows, restoreRowsFixed+len(blocks))
+	b = append(b, id[:]...)
+	b = le.AppendUint64(b, seq)
+	return append(b, blocks...)
+}
+
+// AppendRestoreBlock appends one block to a chunk under construction.
+func AppendRestoreBlock(dst []byte, r *RestoreBlock) []byte {
+	dst = le.AppendUint64(dst, uint64(r.Table))
+	dst = le.AppendUint16(dst, uint16(r.Slot))
+	dst = le.AppendUint16(dst, 0)
+	dst = le.AppendUint32(dst, uint32(r.Rows))
+	dst = le.AppendUint64(dst, r.Counter)
+	dst = le.AppendUint32(dst, uint32(r.RecordBytes))
+	dst = le.AppendUint32(dst, 0)
+	dst = append(dst, r.Records...)
+	for range align8(len(r.Records)) - len(r.Records) {
+		dst = append(dst, 0)
+	}
+	return dst
+}
+
+// ParseRestoreRows reads the body of such an entry up to its blocks.
+// Errors: CodeCorrupt.
+func ParseRestoreRows(b []byte) (id RestoreID, seq uint64, blocks []byte, err error) {
+	if len(b) < restoreRowsFixed {
+		return id, 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have %d bytes, want at least %d", len(b), restoreRowsFixed)
+	}
+	return RestoreID(b[:16]), le.Uint64(b[16:]), b[restoreRowsFixed:], nil
+}
+
+// ParseRestoreBlock reads the first block of b; r.Records aliases b.
+// Errors: CodeCorrupt.
+func ParseRestoreBlock(b []byte, r *RestoreBlock) (rest []byte, err error) {
+	if len(b) < restoreBlockFixed {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows end within a block: %d bytes left", len(b))
+	}
+	*r = RestoreBlock{
+		Table: rowraft.TableID(le.Uint64(b)), Slot: rowraft.Slot(le.Uint16(b[8:])), Rows: int(le.Uint32(b[12:])),
+		Counter: le.Uint64(b[16:]), RecordBytes: int(le.Uint32(b[24:])),
+	}
+	size := uint64(r.Rows) * uint64(r.RecordBytes)
+	if r.Slot >= rowraft.NumSlots || le.Uint16(b[10:]) != 0 || le.Uint32(b[28:]) != 0 || r.RecordBytes < 24 || size > uint64(len(b)-restoreBlockFixed) {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have an impossible block: slot %d, %d rows of %d bytes in %d", r.Slot, r.Rows, r.RecordBytes, len(b)-restoreBlockFixed)
+	}
+	end := restoreBlockFixed + align8(int(size))
+	if end > len(b) {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows end within a block")
+	}
+	r.Records = b[restoreBlockFixed : restoreBlockFixed+int(size)]
+	for _, pad := range b[restoreBlockFixed+int(size) : end] {
+		if pad != 0 {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have padding that is not 0")
+		}
+	}
+	return b[end:], nil
+}
+
+// RestoreCloseEntry returns the entry that puts the stage in the tables' place.
+func RestoreCloseEntry(h EntryHeader, r *RestoreClose) []byte {
+	b := restoreEntry(h, EntryRestoreClose, restoreCloseSize)
+	b = append(b, r.ID[:]...)
+	b = le.AppendUint64(b, uint64(r.Epoch))
+	b = le.AppendUint64(b, r.Chunks)
+	b = le.AppendUint64(b, r.Rows)
+	return append(b, r.Digest[:]...)
+}
+
+// ParseRestoreClose reads the body of such an entry. Errors: CodeCorrupt.
+func ParseRestoreClose(b []byte) (r RestoreClose, err error) {
+	if len(b) != restoreCloseSize {
+		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore close has %d bytes, want %d", len(b), restoreCloseSize)
+	}
+	return RestoreClose{
+		ID: RestoreID(b[:16]), Epoch: rowraft.TableEpoch(le.Uint64(b[16:])), Chunks: le.Uint64(b[24:]), Rows: le.Uint64(b[32:]), Digest: [16]byte(b[40:56]),
+	}, nil
+}
+
+// RestoreDropEntry returns the entry that forgets a stage.
+func RestoreDropEntry(h EntryHeader, id RestoreID) []byte {
+	return append(restoreEntry(h, EntryRestoreDrop, restoreDropSize), id[:]...)
+}
+
+// ParseRestoreDrop reads the body of such an entry. Errors: CodeCorrupt.
+func ParseRestoreDrop(b []byte) (id RestoreID, err error) {
+	if len(b) != restoreDropSize {
+		return id, rowraft.Errorf(rowraft.CodeCorrupt, "restore drop has %d bytes, want %d", len(b), restoreDropSize)
+	}
+	return RestoreID(b), nil
+}

@@ -1,0 +1,120 @@
+package wire
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+var (
+	restoreHeader = EntryHeader{Version: 1, LogTime: 5, Epoch: 2}
+	restoreID     = RestoreID{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+	restoreTable  = rowraft.Schema{
+		ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}
+)
+
+// bodyOf reads the golden entry of a kind up to its body.
+func bodyOf(t *testing.T, file string, kind EntryKind) (entry, body []byte) {
+	t.Helper()
+	entry = golden(t, file)
+	h, body, err := ParseEntryHeader(entry)
+	want := restoreHeader
+	want.Kind = kind
+	if err != nil || h != want {
+		t.Fatalf("header %+v, %v; want %+v", h, err, want)
+	}
+	return entry, body
+}
+
+func TestGoldenRestoreBegin(t *testing.T) {
+	entry, body := bodyOf(t, "entry_restore_begin.hex", EntryRestoreBegin)
+	want := RestoreBegin{ID: restoreID, Epoch: 3, Tables: []rowraft.Schema{restoreTable}}
+	got, err := ParseRestoreBegin(body)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("read %+v, %v; want %+v", got, err, want)
+	}
+	if b := RestoreBeginEntry(restoreHeader, &want); !bytes.Equal(b, entry) {
+		t.Errorf("wrote %x\nwant  %x", b, entry)
+	}
+	twice := append(bytes.Clone(body), body[32:]...)
+	twice[24] = 2
+	for name, bad := range map[string][]byte{"cut": body[:31], "a table less": body[:32], "a table twice": twice} {
+		if _, err := ParseRestoreBegin(bad); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+			t.Errorf("%s: %v, want Corrupt", name, err)
+		}
+	}
+}
+
+func TestGoldenRestoreRows(t *testing.T) {
+	entry, body := bodyOf(t, "entry_restore_rows.hex", EntryRestoreRows)
+	id, seq, blocks, err := ParseRestoreRows(body)
+	if err != nil || id != restoreID || seq != 9 {
+		t.Fatalf("id %x, seq %d, %v", id, seq, err)
+	}
+	want := []RestoreBlock{
+		{Table: 10, Slot: 5, Counter: 3, Rows: 1, RecordBytes: 28, Records: []byte{0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x3f}},
+		{Table: 10, Slot: 4095, Counter: 1, RecordBytes: 28, Records: []byte{}},
+	}
+	var built []byte
+	rest := blocks
+	for i := range want {
+		var got RestoreBlock
+		if rest, err = ParseRestoreBlock(rest, &got); err != nil || !reflect.DeepEqual(got, want[i]) {
+			t.Errorf("read %+v, %v; want %+v", got, err, want[i])
+		}
+		built = AppendRestoreBlock(built, &want[i])
+	}
+	if b := RestoreRowsEntry(restoreHeader, id, seq, built); len(rest) != 0 || !bytes.Equal(b, entry) {
+		t.Errorf("wrote %x\nwant  %x", b, entry)
+	}
+	for name, change := range map[string]func(b []byte) []byte{
+		"cut in a block":         func(b []byte) []byte { return b[:40] },
+		"cut in the padding":     func(b []byte) []byte { return b[:60] },
+		"a slot that is none":    func(b []byte) []byte { b[9] = 0x10; return b },
+		"records that are short": func(b []byte) []byte { b[24] = 23; return b },
+		"too many rows":          func(b []byte) []byte { b[12] = 9; return b },
+		"rows beyond all":        func(b []byte) []byte { copy(b[12:], "\xff\xff\xff\xff"); copy(b[24:], "\xff\xff\xff\xff"); return b },
+		"padding":                func(b []byte) []byte { b[63] = 1; return b },
+		"reserved bytes":         func(b []byte) []byte { b[28] = 1; return b },
+	} {
+		var got RestoreBlock
+		if _, err := ParseRestoreBlock(change(bytes.Clone(blocks)), &got); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+			t.Errorf("%s: %v, want Corrupt", name, err)
+		}
+	}
+	if _, _, _, err := ParseRestoreRows(body[:23]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a short body: %v, want Corrupt", err)
+	}
+}
+
+func TestGoldenRestoreCloseAndDrop(t *testing.T) {
+	entry, body := bodyOf(t, "entry_restore_close.hex", EntryRestoreClose)
+	want := RestoreClose{ID: restoreID, Epoch: 3, Chunks: 9, Rows: 1}
+	for i := range want.Digest {
+		want.Digest[i] = byte(0xf0 + i)
+	}
+	got, err := ParseRestoreClose(body)
+	if err != nil || got != want {
+		t.Errorf("read %+v, %v; want %+v", got, err, want)
+	}
+	if b := RestoreCloseEntry(restoreHeader, &want); !bytes.Equal(b, entry) {
+		t.Errorf("wrote %x\nwant  %x", b, entry)
+	}
+	if _, err := ParseRestoreClose(body[1:]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a short close: %v, want Corrupt", err)
+	}
+	entry, body = bodyOf(t, "entry_restore_drop.hex", EntryRestoreDrop)
+	if id, err := ParseRestoreDrop(body); err != nil || id != restoreID {
+		t.Errorf("id %x, %v", id, err)
+	}
+	if b := RestoreDropEntry(restoreHeader, restoreID); !bytes.Equal(b, entry) {
+		t.Errorf("wrote %x\nwant  %x", b, entry)
+	}
+	if _, err := ParseRestoreDrop(body[1:]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a short drop: %v, want Corrupt", err)
+	}
+}
