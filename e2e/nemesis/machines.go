@@ -17,11 +17,9 @@ type Machines interface {
 	// PowerCutAtStep takes a machine down right before the n-th step from now that its
 	// disk does. The channel is closed when that has happened; cancel calls it off.
 	PowerCutAtStep(seed uint64, name string, n int) (down <-chan struct{}, cancel func())
-	// FailLog lets the n-th write or sync of a log from now fail with EIO.
-	FailLog(name string, n int) (undo func())
 	// FillDisk leaves so many bytes free.
 	FillDisk(name string, free int64) (undo func())
-	// SlowLog makes every write to a log take a time more; 0: until undo.
+	// SlowLog makes every write to a log take a time more, until undo.
 	SlowLog(name string, late time.Duration) (undo func() (writes int))
 }
 
@@ -32,10 +30,7 @@ var machineFaults = []fault{
 	{"power-majority", "all but one server lose power at once", powerMajority, stands},
 	{"power-all", "every server loses power at once", powerAll, stands},
 	{"power-step", "a server loses power between two steps of its disk", powerStep, stands},
-	{"disk-error", "a write or sync of a log fails with EIO", diskError, stands},
 	{"disk-full", "the disk of a server has no space left", diskFull, stands},
-	{"disk-hang", "a write to a leader's log does not return", diskHang, stands},
-	{"disk-slow", "every write to a server's log takes 5 to 80 ms more", diskSlow, stands},
 	{"stuck-leader", "a leader is cut off from the others while its log takes its time", stuckLeader, stands},
 }
 
@@ -160,53 +155,14 @@ func (a *act) broken(ctx context.Context, name string, brk func() (undo func()),
 	return a.revive(ctx, name)
 }
 
-func diskError(ctx context.Context, a *act) error {
-	name := a.anyServer()
-	if name == "" {
-		return nil
-	}
-	defer a.release(name)
-	n := 1 + a.rng.IntN(40)
-	return a.broken(ctx, name, func() func() { return a.Machines.FailLog(name, n) }, longestPause)
-}
-
 func diskFull(ctx context.Context, a *act) error {
 	name := a.anyServer()
 	if name == "" {
 		return nil
 	}
 	defer a.release(name)
-	free := int64(a.rng.IntN(200_000))
-	return a.broken(ctx, name, func() func() { return a.Machines.FillDisk(name, free) }, longestPause)
-}
-
-func diskHang(ctx context.Context, a *act) error {
-	shard, l, err := a.leader(ctx)
-	if err != nil || !a.take(l.Server) {
-		return err
-	}
-	defer a.release(l.Server)
-	a.target = l.Server
-	return a.broken(ctx, l.Server, func() func() {
-		undo := a.Machines.SlowLog(l.Server, 0)
-		a.sawNewLeader(ctx, shard, l, leaderSeen)
-		return func() { undo() }
-	}, 2*longestPause)
-}
-
-func diskSlow(ctx context.Context, a *act) error {
-	name := a.anyServer()
-	if name == "" {
-		return nil
-	}
-	defer a.release(name)
-	late := time.Duration(5+a.rng.IntN(75)) * time.Millisecond
-	undo := a.Machines.SlowLog(name, late)
-	a.hold(ctx, 2*shortest, longest)
-	if n := undo(); n > 0 {
-		a.saw("%d writes late by %v", n, late)
-	}
-	return nil
+	free := int64(a.rng.IntN(20_000))
+	return a.broken(ctx, name, func() func() { return a.Machines.FillDisk(name, free) }, 2*longestPause)
 }
 
 // stuckLeader keeps raft's main goroutine in the log, as SIGSTOP keeps a process,

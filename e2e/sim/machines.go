@@ -32,30 +32,60 @@ func (c *Cluster) PowerCutAtStep(seed uint64, name string, n int) (down <-chan s
 	return fell, func() { l.disk.OnStep(nil) }
 }
 
-// FailLog lets the n-th write or sync of a log from now fail with EIO.
-func (c *Cluster) FailLog(name string, n int) (undo func()) {
-	return c.fault(name, vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite, vfs.OpSync}, Path: "log/*", After: n - 1, Times: 1, Err: "EIO"})
-}
-
-// SlowLog makes every write to a log take a time more; 0: until undo.
+// SlowLog makes every write to a log take a time more, until undo.
 func (c *Cluster) SlowLog(name string, late time.Duration) (undo func() (writes int)) {
 	l := c.server(name).current()
-	f := vfs.DiskFault{Name: "slow", Ops: []vfs.Op{vfs.OpLog}, Delay: late, Hang: late == 0}
+	f := vfs.DiskFault{Name: "slow", Ops: []vfs.Op{vfs.OpLog}, Delay: late}
+	if err := l.disk.Set(f); err != nil {
+		panic(fmt.Sprintf("fault %+v: %v", f, err))
+	}
 	before := l.disk.Done()[f.Name]
-	clear := c.fault(name, f)
 	return func() int {
-		clear()
+		l.disk.Clear()
 		return l.disk.Done()[f.Name] - before
 	}
 }
 
-// fault sets a fault on the disk of a life, in the place of any other.
-func (c *Cluster) fault(name string, f vfs.DiskFault) (clear func()) {
-	l := c.server(name).current()
-	if err := l.disk.Set(f); err != nil {
-		panic(fmt.Sprintf("fault %+v: %v", f, err))
+// CanDisk reports that disks can be told to fail.
+func (c *Cluster) CanDisk() bool { return true }
+
+// SetDisk says what is wrong with a server's disk from now on. What is late or hangs
+// does so before a write to a log begins, where nobody waits for a lock.
+func (c *Cluster) SetDisk(name string, faults ...vfs.DiskFault) error {
+	for i := range faults {
+		if f := &faults[i]; f.Hang || f.Delay > 0 {
+			f.Ops, f.Path = []vfs.Op{vfs.OpLog}, ""
+		}
 	}
-	return l.disk.Clear
+	return c.server(name).current().disk.Set(faults...)
+}
+
+// DiskFaults counts the operations that met a fault, over all lives of a server.
+func (c *Cluster) DiskFaults(name string) int {
+	s := c.server(name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hits + s.now.hits()
+}
+
+// hits is how many operations have met a fault.
+func (l *life) hits() (sum int) {
+	for _, n := range l.disk.Done() {
+		sum += n
+	}
+	return sum
+}
+
+// MayEnd says that the present life of a server may end by itself.
+func (c *Cluster) MayEnd(name string) { c.server(name).current().told.Store(true) }
+
+// ExitCode is what a server's last life has ended with: 1 if by itself, −1 if it
+// runs or was killed.
+func (c *Cluster) ExitCode(name string) int {
+	if c.server(name).current().failed.Load() {
+		return 1
+	}
+	return -1
 }
 
 // FillDisk leaves so many bytes free.

@@ -16,11 +16,13 @@ import (
 var (
 	seedCount  = flag.Int("sim.seeds", 0, "how many seeds TestSeeds runs; 0: 8, or 2 under -race")
 	firstSeed  = flag.Uint64("sim.seed", 1, "the first of them")
-	faultsFor  = flag.Duration("sim.for", time.Minute, "how long faults are done, in virtual time")
+	faultsFor  = flag.Duration("sim.for", defaultFor, "how long faults are done, in virtual time")
 	faultKinds = flag.String("sim.faults", "all", "all, or kinds separated by commas")
 	servers    = flag.Int("sim.servers", 0, "servers; 0: 3, every fifth seed 5")
 	verbose    = flag.Bool("sim.v", false, "log every fault")
 )
+
+const defaultFor = time.Minute
 
 // tempDir is memory if there is some, and is kept when the test fails.
 func tempDir(t *testing.T) string {

@@ -28,6 +28,7 @@ type server struct {
 	mu   sync.Mutex
 	now  *life
 	disk *vfs.Mem // of the life that runs, or for the next
+	hits int      // of disk faults, in earlier lives
 }
 
 // life of a server, from start to its end.
@@ -39,6 +40,7 @@ type life struct {
 	err    error         // what it returned
 	told   atomic.Bool   // to end, by a fault or in order
 	over   atomic.Bool   // nothing of it counts any more
+	failed atomic.Bool   // it said that it must not go on
 }
 
 func (s *server) current() *life {
@@ -112,7 +114,10 @@ func (s *server) start(ctx context.Context) error {
 	cfg.Logger = log.logger()
 	cfg.Ready = func(node.Info) { close(ready) }
 	// A process would end in it.
-	cfg.Fatal = func(error) { s.end(l, false, killed) }
+	cfg.Fatal = func(error) {
+		l.failed.Store(true)
+		s.end(l, false, killed)
+	}
 	var run context.Context
 	run, l.cancel = context.WithCancel(context.Background())
 	s.mu.Lock()
@@ -143,6 +148,9 @@ func (s *server) born() (*life, node.Config, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.now != nil {
+		s.hits += s.now.hits()
+	}
 	l := &life{host: s.c.Net.Host(s.name), disk: vfs.NewFaulty(s.disk), ended: make(chan struct{})}
 	cfg, err := s.c.config(s, l)
 	return l, cfg, err
