@@ -12,7 +12,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // A seal travels with each entry in raft.Log.Extensions, from the proposal to the
 // machine of every replica (docs/formats/peer.md): u32 crc32c of the data, u32
-// crc32c of index, term, type and the first. Neither log backend checks what it
+// crc32c of index, term, type, length and the first. Neither log backend checks what it
 // reads back, and a type that flips would leave an entry out.
 const (
 	dataSealBytes = 4 // until the entry has its place in the log
@@ -26,11 +26,12 @@ func sealEntry(data []byte) []byte {
 
 // placeSeal is the second half.
 func placeSeal(l *raft.Log, data []byte) uint32 {
-	var b [17 + dataSealBytes]byte
+	var b [25 + dataSealBytes]byte
 	binary.LittleEndian.PutUint64(b[0:], l.Index)
 	binary.LittleEndian.PutUint64(b[8:], l.Term)
 	b[16] = byte(l.Type)
-	copy(b[17:], data)
+	binary.LittleEndian.PutUint64(b[17:], uint64(len(l.Data))) // zeros behind ff ff ff ff have no effect on a CRC
+	copy(b[25:], data)
 	return crc32.Checksum(b[:], castagnoli)
 }
 

@@ -88,7 +88,7 @@ func TestSnapshotRoundTrip(t *testing.T) {
 func TestSnapshotGoldenBytes(t *testing.T) {
 	const id = "00000000000000000007-0000000003-0001"
 	s, _ := testSnapshotStore(t)
-	if err := os.CopyFS(s.dir, os.DirFS("testdata")); err != nil {
+	if err := os.CopyFS(filepath.Join(s.dir, id), os.DirFS(filepath.Join("testdata", id))); err != nil {
 		t.Fatal(err)
 	}
 	m, b, err := readSnapshot(s, id)
@@ -115,7 +115,7 @@ func TestSnapshotDetectsEveryChangedByte(t *testing.T) {
 		}
 		check := func(what string, i int, b []byte) {
 			s, bad := testSnapshotStore(t)
-			if err := os.CopyFS(s.dir, os.DirFS("testdata")); err != nil {
+			if err := os.CopyFS(filepath.Join(s.dir, id), os.DirFS(filepath.Join("testdata", id))); err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(filepath.Join(s.dir, id, file), b, 0o600); err != nil {

@@ -37,8 +37,8 @@ stage mod-check mod-check
 stage test test-simd
 stage test-plain test-plain
 stage race race
-stage fuzz fuzz FUZZTIME="${FUZZTIME:-5s}"
 stage canaries canaries
+stage fuzz fuzz FUZZTIME="${FUZZTIME:-3s}"
 stage demo demo
 stage chaos chaos
 stage bench-smoke bench-smoke

@@ -80,8 +80,12 @@ func FuzzNumber(f *testing.F) {
 			t.Fatal(err)
 		}
 		var again Number
-		if err := json.Unmarshal(out, &again); err != nil || again != n && !math.IsNaN(float64(n)) {
+		if err := json.Unmarshal(out, &again); err != nil || math.IsNaN(float64(n)) != math.IsNaN(float64(again)) ||
+			math.Abs(float64(again-n)) > 1e-8*math.Abs(float64(n)) { // nine digits are written
 			t.Errorf("%s reads %v, is written as %s and read as %v, %v", text, n, out, again, err)
+		}
+		if twice, err := json.Marshal(again); err != nil || string(twice) != string(out) {
+			t.Errorf("%s is written as %s, then as %s, %v", text, out, twice, err)
 		}
 	})
 }

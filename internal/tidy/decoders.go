@@ -3,6 +3,8 @@ package tidy
 import (
 	"fmt"
 	"go/ast"
+	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -69,31 +71,22 @@ var decoders = map[string]string{
 
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
-	"checkpoint.partCheck.block":              "its bytes are those that Reader has checked",
-	"checkpoint.Digest.Add":                   "a sum, of any 16 bytes",
-	"wire.Body.Key":                           "a place in what ParseSegment has measured",
-	"wire.GetFloats":                          "as many numbers as ParseSegment has measured",
-	"wire.Keys":                               "as many keys as ParseSegment has measured",
-	"shard/rowstore.floats":                   "numbers of a record that has its length",
-	"raftstore.metaReader.u16":                "of decodeMeta",
-	"raftstore.metaReader.u32":                "of decodeMeta",
-	"raftstore.metaReader.u64":                "of decodeMeta",
-	"scheduler.newTableID":                    "random bytes, its own",
-	"cmd/rowraft.number.UnmarshalJSON":        "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.faultFile.read":              "what a test wrote, in builds for tests only",
-	"cmd/rowraft.demoRun.evaluate":            "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.trainerProc.run":             "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.trainerProcs.results":        "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.writeYAML":                   "its own output on the way to YAML",
-	"cmd/rowraft-chaos.leadsIn":               "the log of a server of this test",
-	"cmd/rowraft-chaos.newCheckCmd":           "the configuration of a round that this program wrote",
-	"cmd/rowraft-chaos.newSumCmd":             "results that this program wrote",
-	"e2e/cluster.Cluster.peerSource":          "a server of this test",
-	"e2e/cluster.owners.of":                   "an address of this machine",
-	"e2e/load.Onlooker.Read":                  "a server of this test, by wire.ParseSegment",
-	"e2e/sim.logFile.Write":                   "a server of this test",
-	"e2e/verdict.Read":                        "what a program of this test wrote",
-	"internal/localcluster.Server.awaitReady": "the ready file of a child process",
+	"checkpoint.partCheck.block":       "its bytes are those that Reader has checked",
+	"checkpoint.Digest.Add":            "a sum, of any 16 bytes",
+	"wire.Body.Key":                    "a place in what ParseSegment has measured",
+	"wire.GetFloats":                   "as many numbers as ParseSegment has measured",
+	"wire.Keys":                        "as many keys as ParseSegment has measured",
+	"shard/rowstore.floats":            "numbers of a record that has its length",
+	"raftstore.metaReader.u16":         "of decodeMeta",
+	"raftstore.metaReader.u32":         "of decodeMeta",
+	"raftstore.metaReader.u64":         "of decodeMeta",
+	"scheduler.newTableID":             "random bytes, its own",
+	"cmd/rowraft.number.UnmarshalJSON": "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.faultFile.read":       "what a test wrote, in builds for tests only",
+	"cmd/rowraft.demoRun.evaluate":     "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.trainerProc.run":      "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.trainerProcs.results": "what our own trainer wrote, for the demo's page",
+	"cmd/rowraft.writeYAML":            "its own output on the way to YAML",
 }
 
 // decodes reports whether a call takes bytes apart.
@@ -121,6 +114,9 @@ func decodes(call *ast.CallExpr) bool {
 	return false
 }
 
+// ofTests are the trees that read what programs of this repository wrote for a test.
+var ofTests = under("bench", "e2e", "cmd/rowraft-chaos", "internal/tidy", "internal/localcluster")
+
 // functionName is dir.Func or dir.Type.Method.
 func functionName(f *File, d *ast.FuncDecl) string {
 	name := d.Name.Name
@@ -136,8 +132,7 @@ func functionName(f *File, d *ast.FuncDecl) string {
 	return f.Dir + "." + name
 }
 
-// checkDecoders leaves out bench, this package, and e2e/reference, whose targets
-// hold it against the real thing. It wants a fuzz target for each decoder: those listed exist, with
+// checkDecoders wants a fuzz target for each decoder: those listed exist, with
 // targets that exist, and what looks like one is listed.
 func checkDecoders(r *Repo) []Finding {
 	const rule = "decoders"
@@ -154,7 +149,7 @@ func checkDecoders(r *Repo) []Finding {
 		}
 	}
 	for _, f := range r.Files {
-		if f.Test || f.Generated || under("bench", "internal/tidy", "e2e/reference")(f.Dir) {
+		if f.Test || f.Generated {
 			continue
 		}
 		for _, d := range f.AST.Decls {
@@ -170,7 +165,7 @@ func checkDecoders(r *Repo) []Finding {
 				}
 				continue
 			}
-			if noDecoders[name] != "" {
+			if noDecoders[name] != "" || ofTests(f.Dir) {
 				continue
 			}
 			var at ast.Node
@@ -196,4 +191,22 @@ func checkDecoders(r *Repo) []Finding {
 		}
 	}
 	return out
+}
+
+// CheckCorpora wants committed inputs for every target of decoders below root.
+func CheckCorpora(root string) []string {
+	var bad []string
+	seen := map[string]bool{}
+	for _, target := range sorted(decoders) {
+		dir, name, _ := strings.Cut(target, ".")
+		if seen[target] {
+			continue
+		}
+		seen[target] = true
+		corpus := filepath.Join(root, dir, "testdata", "fuzz", name)
+		if files, err := os.ReadDir(corpus); err != nil || len(files) == 0 {
+			bad = append(bad, fmt.Sprintf("%s has no committed corpus in %s", target, corpus))
+		}
+	}
+	return bad
 }

@@ -412,6 +412,15 @@ func TestVersions(t *testing.T) {
 	}
 }
 
+func TestEveryDecoderHasACorpus(t *testing.T) {
+	for _, bad := range CheckCorpora(root) {
+		t.Error(bad)
+	}
+	if got := CheckCorpora(t.TempDir()); len(got) < 20 {
+		t.Errorf("nothing is there and %d corpora are missed", len(got))
+	}
+}
+
 // GoMLX fails the pointer checks that come with -race.
 func TestRaceRunsWithoutPointerChecksOfGoMLX(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
