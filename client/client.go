@@ -31,7 +31,8 @@ type Options struct {
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
 	// ClientID names this client across restarts; zero: a random one. Of two
-	// clients with one id the later fences the earlier.
+	// clients with one id the later fences the earlier: in each shard from its first
+	// push there on, not before.
 	ClientID rowraft.ClientID
 
 	// DType is the type of numbers on the wire; zero: Float32. BFloat16 halves
