@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	wal "github.com/hashicorp/raft-wal"
 	"github.com/hashicorp/raft-wal/types"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -274,13 +275,19 @@ func FuzzMetaDecode(f *testing.F) {
 // BenchmarkVote is what raft stores when it votes: term, term of the vote,
 // candidate.
 func BenchmarkVote(b *testing.B) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	open := func(backend, dir string) (logBackend, error) {
+		if backend == "wal-bbolt" { // as raft-wal keeps it
+			return wal.Open(dir)
+		}
+		return openBackend(vfs.OS, backend, dir, 1<<20, slog.New(slog.DiscardHandler))
+	}
+	for _, backend := range []string{BackendWAL, "wal-bbolt", BackendBolt} {
 		b.Run("log="+backend, func(b *testing.B) {
 			dir := filepath.Join(b.TempDir(), "log")
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				b.Fatal(err)
 			}
-			s, err := openBackend(vfs.OS, backend, dir, 1<<20, slog.New(slog.DiscardHandler))
+			s, err := open(backend, dir)
 			if err != nil {
 				b.Fatal(err)
 			}
