@@ -1,0 +1,198 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// fakeGroup is the Raft group of one shard: its members, who leads, and a
+// configuration index that every change must name. Every second change or transfer
+// happens and is answered as if nobody knew.
+type fakeGroup struct {
+	mu      sync.Mutex
+	leader  string
+	index   uint64
+	members []*rowraftv1.MemberStatus
+	asked   int
+	changes []string
+}
+
+// fakeNode is the Admin service of one node of the group.
+type fakeNode struct {
+	rowraftv1.UnimplementedAdminServer
+	g  *fakeGroup
+	id string
+}
+
+// lead locks the group for a call of its leader.
+func (n *fakeNode) lead() (unlock func(), err error) {
+	n.g.mu.Lock()
+	if n.g.leader != n.id {
+		n.g.mu.Unlock()
+		return nil, &rowraft.NotLeaderError{Leader: rowraft.NodeID(n.g.leader), Term: 2}
+	}
+	return n.g.mu.Unlock, nil
+}
+
+func (g *fakeGroup) maybe(what string) error {
+	g.changes = append(g.changes, what)
+	if g.asked++; g.asked%2 == 1 {
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "who knows")
+	}
+	return nil
+}
+
+func (n *fakeNode) Members(context.Context, *rowraftv1.MembersRequest) (*rowraftv1.MembersReply, error) {
+	unlock, err := n.lead()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return &rowraftv1.MembersReply{ConfigIndex: n.g.index, Members: n.g.members}, nil
+}
+
+func (n *fakeNode) ChangeMembers(_ context.Context, req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
+	unlock, err := n.lead()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if req.PrevIndex != n.g.index {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "configuration %d, not %d", n.g.index, req.PrevIndex)
+	}
+	n.g.index++
+	what := ""
+	switch c := req.Change.(type) {
+	case *rowraftv1.ChangeMembersRequest_AddLearner:
+		what = "add " + c.AddLearner.Node
+		n.g.members = append(slices.Clone(n.g.members), &rowraftv1.MemberStatus{ReplicaId: c.AddLearner.Id, Node: c.AddLearner.Node, CaughtUp: true})
+	case *rowraftv1.ChangeMembersRequest_Promote:
+		what = "promote"
+		for _, m := range n.g.members {
+			m.Voter = m.Voter || m.ReplicaId == c.Promote
+		}
+	case *rowraftv1.ChangeMembersRequest_Remove:
+		i := slices.IndexFunc(n.g.members, func(m *rowraftv1.MemberStatus) bool { return m.ReplicaId == c.Remove })
+		if n.g.members[i].Node == n.id {
+			return nil, rowraft.Errorf(rowraft.CodePrecondition, "it leads")
+		}
+		what = "remove " + n.g.members[i].Node
+		n.g.members = slices.Delete(slices.Clone(n.g.members), i, i+1)
+	}
+	return &rowraftv1.ChangeMembersReply{}, n.g.maybe(what)
+}
+
+func (n *fakeNode) TransferLeader(_ context.Context, req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
+	unlock, err := n.lead()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	n.g.leader = req.ToNode
+	return &rowraftv1.TransferLeaderReply{}, n.g.maybe("transfer to " + req.ToNode)
+}
+
+// movingCluster is a scheduler that leads a cluster of nodes a to d, and the group
+// of its one shard, on a, b and c and led by a.
+func movingCluster(t *testing.T) (*Scheduler, *fakeLog, *fakeGroup) {
+	t.Helper()
+	s, l := newLeader(t, 4, 1)
+	g := &fakeGroup{leader: "a", index: 1}
+	for _, id := range []string{"a", "b", "c", "d"} {
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv := grpc.NewServer(rpc.ServerOptions(nil)...)
+		rowraftv1.RegisterAdminServer(srv, &fakeNode{g: g, id: id})
+		done := make(chan error, 1)
+		go func() { done <- srv.Serve(lis) }()
+		t.Cleanup(func() { srv.Stop(); <-done })
+		if id == "a" {
+			reconcile(t, s)
+		}
+		register(t, s, id, lis.Addr().String())
+	}
+	reconcile(t, s)
+	for _, r := range s.view.Map().Shards[0].Replicas {
+		g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(r.ID), Node: string(r.Node), Voter: true, CaughtUp: true})
+	}
+	heartbeat(t, s, "d")
+	return s, l, g
+}
+
+// driveTurns gives the moves turns, each under a new leader of the metadata group.
+func driveTurns(t *testing.T, s *Scheduler, l *fakeLog, until func() bool) {
+	t.Helper()
+	for range 50 {
+		if until() {
+			return
+		}
+		var wg sync.WaitGroup
+		s.driveOnce(t.Context(), &wg)
+		wg.Wait()
+		l.elect(s.opts.Self.ID)
+	}
+	t.Fatal("the move does not end")
+}
+
+func TestAMoveSurvivesANewDriverInEveryStep(t *testing.T) {
+	s, l, g := movingCluster(t)
+	reply, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "a", ToNode: "d"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	if got, want := strings.Join(g.changes, ", "), "add d, promote, transfer to d, remove a"; got != want {
+		t.Errorf("the group went through %q, want %q, each once", got, want)
+	}
+	sh := s.view.Map().Shards[0]
+	if on(sh.Replicas) != "dbc" || len(sh.Learners) != 0 || len(sh.Removed) != 1 || g.leader != "d" {
+		t.Errorf("in the end %+v, led by %s", sh, g.leader)
+	}
+	if _, finished := s.machine.moves(); finished[0].id != reply.Move.Id || finished[0].phase != phaseDone {
+		t.Errorf("finished %+v", finished)
+	}
+}
+
+// A call of an earlier leader that comes late may add a replica that has left: it is
+// removed again, and only then, after its server has said so, forgotten.
+func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
+	s, l, g := movingCluster(t)
+	if _, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "b", ToNode: "d"}); err != nil {
+		t.Fatal(err)
+	}
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	sh := s.view.Map().Shards[0]
+	left := sh.Removed[0]
+	g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(left.ID), Node: "b"})
+	g.index++
+	report := func() {
+		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members})
+	}
+	if err := s.buryReplicas(t.Context()); err != nil { // from now on it is known
+		t.Fatal(err)
+	}
+	report()
+	err := s.buryReplicas(t.Context())
+	if n := len(g.members); n != 3 {
+		t.Fatalf("the group has %d members, want 3 (%v)", n, err)
+	}
+	if got := fmt.Sprint(g.changes[len(g.changes)-1]); got != "remove b" {
+		t.Errorf("last change %q", got)
+	}
+	if len(s.view.Map().Shards[0].Removed) != 1 {
+		t.Error("the map has forgotten it before its server said that it is gone")
+	}
+}
