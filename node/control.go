@@ -39,6 +39,7 @@ type control struct {
 
 	mu     sync.Mutex
 	conns  map[string]*grpc.ClientConn
+	closed bool
 	leader rowraft.NodeID // of the metadata group, as last told; "" if unknown
 }
 
@@ -49,6 +50,7 @@ func newControl(n *Node, conf *tls.Config) *control {
 func (c *control) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.closed = true // its goroutines may still call
 	var errs []error
 	for _, conn := range c.conns {
 		errs = append(errs, conn.Close())
@@ -59,6 +61,9 @@ func (c *control) close() error {
 func (c *control) dial(addr string) (rowraftv1.ClusterClient, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return nil, rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")
+	}
 	conn := c.conns[addr]
 	if conn == nil {
 		var err error

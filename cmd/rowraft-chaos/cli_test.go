@@ -30,6 +30,7 @@ func TestUsageErrors(t *testing.T) {
 		args []string
 		want string
 	}{
+		{[]string{"run", "--tier", "A", "--log-backend", "bolt"}, "bolt maps its file"},
 		{[]string{"run", "--tier", "C"}, `--tier "C"`},
 		{[]string{"run", "--for", "1s"}, "--for 1s"},
 		{[]string{"run", "--clients", "0"}, "--clients 0"},

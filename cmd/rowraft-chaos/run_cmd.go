@@ -138,6 +138,12 @@ func (c *config) check() error {
 	if c.Seed == 0 {
 		c.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
+	if c.Tier == "A" {
+		if c.Backend == "bolt" {
+			return usagef("--log-backend bolt: the disks of tier A are in memory, and bolt maps its file")
+		}
+		c.Backend = "wal"
+	}
 	if c.Backend == "" {
 		c.Backend = []string{"wal", "bolt"}[c.Seed%2]
 	}
