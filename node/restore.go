@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -29,7 +28,7 @@ func (s *partService) RestorePart(ctx context.Context, req *rowraftv1.RestorePar
 	}
 	if entry != nil {
 		if _, err := r.propose(ctx, entry); err != nil {
-			return nil, fmt.Errorf("shard %d: %w", r.shard, err)
+			return nil, err
 		}
 	} else if _, err := r.linearize(ctx, 0); err != nil { // a look must not be that of a leader of the past
 		return nil, err

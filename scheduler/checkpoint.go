@@ -33,6 +33,7 @@ const (
 	maxBlobBytes = 4 << 20
 	maxBlobs     = 4096
 	reportEvery  = 200 * time.Millisecond
+	busyPatience = 5 * time.Second
 )
 
 // Checkpoints is the service that makes and restores checkpoints. One operation
@@ -46,14 +47,33 @@ type Checkpoints struct {
 // Checkpoints returns the service.
 func (s *Scheduler) Checkpoints() *Checkpoints { return s.checkpoints }
 
+// acquire makes the caller the operation that runs. It waits a little: the end of
+// a restore before may be under way.
+func (c *Checkpoints) acquire(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	patience := time.NewTimer(busyPatience)
+	defer patience.Stop()
+	for !c.busy.TryLock() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-patience.C:
+			return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
+		}
+	}
+	return nil
+}
+
 // CreateCheckpoint cuts through all shards and writes them.
 func (c *Checkpoints) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
 	_, term, err := c.s.leading()
 	if err != nil {
 		return err
 	}
-	if !c.busy.TryLock() {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
+	if err := c.acquire(stream.Context()); err != nil {
+		return err
 	}
 	defer c.busy.Unlock()
 	op := &creation{s: c.s, term: term, req: req, stream: stream, id: uuid.New(), created: time.Now().UTC()}

@@ -37,8 +37,8 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 	if _, _, err := c.s.leading(); err != nil {
 		return err
 	}
-	if !c.busy.TryLock() {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
+	if err := c.acquire(stream.Context()); err != nil {
+		return err
 	}
 	defer c.busy.Unlock()
 	op := &restoration{s: c.s, req: req, stream: stream, id: uuid.New()}

@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rclone/gofakes3"
+	"github.com/rclone/gofakes3/s3mem"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// TestADecidedRestoreIsFinishedByTheNextLeader kills the leader of the metadata
+// group as soon as it has decided.
+func TestADecidedRestoreIsFinishedByTheNextLeader(t *testing.T) {
+	_, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 2000)
+	c := start(t, localcluster.Options{Servers: 3, Shards: 16}) // many to close
+	var victim *localcluster.Server
+	done := make(chan struct{})
+	for range 10 { // a young cluster may elect another leader before anything is decided
+		done = make(chan struct{})
+		go func() {
+			defer close(done)
+			_, errout, code := c.restore(dest + "/a")
+			t.Logf("exit code %d: %s", code, errout)
+		}()
+		if victim = c.decided(done); victim != nil {
+			break
+		}
+	}
+	if victim == nil {
+		t.Fatal("no restore was decided")
+	}
+	c.killAll([]*localcluster.Server{victim})
+	<-done
+	c.restartAll([]*localcluster.Server{victim})
+	// A checkpoint refuses while shards are of two epochs.
+	again := c.createCheckpoint(dest, "again")
+	if again.Rows() != m.Rows() || again.Epoch != 2 {
+		t.Errorf("%d rows in epoch %d, want %d in 2", again.Rows(), again.Epoch, m.Rows())
+	}
+	for _, s := range c.Servers() {
+		if logHas(t, s, "finished a restore that an earlier call had begun") {
+			t.Logf("server %s finished it", s.Name)
+		}
+	}
+}
+
+// decided returns the server that decides a restore, nil if done is closed before.
+func (c *cluster) decided(done <-chan struct{}) *localcluster.Server {
+	c.t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for ended := false; ; {
+		for _, s := range c.Servers() {
+			if logHas(c.t, s, "a restore is decided") {
+				return s
+			}
+		}
+		if ended {
+			return nil
+		}
+		select {
+		case <-done:
+			ended = true // one more look
+		case <-tick.C:
+		}
+	}
+}
+
+// TestCheckpointsInABucket: real servers write to an S3 server and read it.
+func TestCheckpointsInABucket(t *testing.T) {
+	store := s3mem.New()
+	if err := store.CreateBucket(t.Context(), "bucket"); err != nil {
+		t.Fatal(err)
+	}
+	fake := gofakes3.New(store).Server()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		if q.Get("delimiter") == "" {
+			q.Del("delimiter") // gofakes3 v0.0.11 takes an empty one for one that is there
+			r.URL.RawQuery = q.Encode()
+		}
+		fake.ServeHTTP(w, r)
+	}))
+	defer srv.Close()
+	for name, value := range map[string]string{"AWS_ENDPOINT_URL_S3": srv.URL, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"} {
+		t.Setenv(name, value) // of the servers too
+	}
+	c, _, local := filled(t, localcluster.Options{}, 1000)
+	dest := "s3://bucket/models/ctr"
+	m := c.createCheckpoint(dest, "a")
+	if m.Rows() != local.Rows() {
+		t.Errorf("%d rows in the bucket, %d in the directory", m.Rows(), local.Rows())
+	}
+	if code, out := verifies(t, dest+"/a"); code != 0 || !strings.Contains(out, `"verified": true`) {
+		t.Errorf("verify: exit code %d: %s", code, out)
+	}
+	other := start(t, localcluster.Options{Servers: 1, Shards: 3})
+	if v := other.mustRestore(dest + "/a"); v.Tables[0].Restored != 1000 {
+		t.Errorf("%+v", v)
+	}
+	if got := other.digestOfAll(); got != c.digestOfAll() {
+		t.Error("the restored cluster has another digest than its source")
+	}
+	if got := listed(t, dest); len(got) != 1 || got["a"] != "complete" {
+		t.Errorf("list: %v", got)
+	}
+}

@@ -1,0 +1,142 @@
+package scheduler
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+func restoreOf(id byte, epoch uint64, shards int, tables ...rowraft.Schema) *rowraftv1.MetaRestore {
+	r := &rowraftv1.MetaRestore{Id: bytes.Repeat([]byte{id}, 16), TableEpoch: epoch}
+	for i := range shards {
+		r.Shards = append(r.Shards, &rowraftv1.MetaRestoreShard{Shard: uint32(i), Digest: make([]byte, 16)})
+	}
+	for _, t := range tables {
+		r.Tables = append(r.Tables, rpc.SchemaToProto(&t))
+	}
+	return r
+}
+
+func restoredTable(id rowraft.TableID, name string) rowraft.Schema {
+	return rowraft.Schema{
+		ID: id, Name: name, Kind: rowraft.Sparse, Dim: 2,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}
+}
+
+// withShards is a machine of two shards and one table.
+func withShards(t *testing.T) *machine {
+	t.Helper()
+	m := newMachine(NewView())
+	old := restoredTable(1, "old")
+	shards := []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "a", Node: "n"}}}, {ID: 1, Replicas: []clustermap.Replica{{ID: "b", Node: "n"}}}}
+	for i, c := range []*rowraftv1.MetaCommand{
+		{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: "c"}}},
+		{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: &rowraftv1.Node{Id: "n", Addr: "a", PeerAddr: "p"}}}},
+		{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(2)}}},
+		{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&old)}}},
+	} {
+		if err := applyTo(t, m, rowraft.Index(i+1), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m
+}
+
+func applyTo(t *testing.T, m *machine, index rowraft.Index, c *rowraftv1.MetaCommand) error {
+	t.Helper()
+	entry, err := encodeCommand(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := m.Apply(index, entry)
+	if fatal, ok := result.(*raftstore.FatalError); ok {
+		t.Fatal(fatal)
+	}
+	err, _ = result.(error)
+	return err
+}
+
+func decide(r *rowraftv1.MetaRestore) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: r}}
+}
+
+func end(id byte, closed bool) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: bytes.Repeat([]byte{id}, 16), Closed: closed}}}
+}
+
+func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
+	m := withShards(t)
+	fresh := restoredTable(7, "fresh")
+	index := rowraft.Index(10)
+	step := func(c *rowraftv1.MetaCommand) error { index++; return applyTo(t, m, index, c) }
+	for name, bad := range map[string]*rowraftv1.MetaRestore{
+		"two epochs on":      restoreOf(1, 3, 2, fresh),
+		"the present epoch":  restoreOf(1, 1, 2, fresh),
+		"a shard too few":    restoreOf(1, 2, 1, fresh),
+		"a table twice":      restoreOf(1, 2, 2, fresh, fresh),
+		"a table without id": restoreOf(1, 2, 2, restoredTable(0, "x")),
+	} {
+		if err := step(decide(bad)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%s: %v, want InvalidArgument", name, err)
+		}
+	}
+	if err := step(end(1, false)); err != nil || m.pendingRestore() != nil {
+		t.Errorf("a restore that is not decided: %v", err)
+	}
+	good := restoreOf(1, 2, 2, fresh)
+	for range 2 { // a copy changes nothing
+		if err := step(decide(good)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now := m.view.Map(); now.Epoch != 2 || len(now.Tables) != 1 || now.Tables[0] != fresh {
+		t.Errorf("epoch %d, tables %+v", now.Epoch, now.Tables)
+	}
+	if err := step(decide(restoreOf(2, 3, 2, fresh))); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("another restore meanwhile: %v, want Overloaded", err)
+	}
+	if err := step(end(1, false)); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
+		t.Errorf("may its stages be dropped? %v, want AlreadyExists", err)
+	}
+	// It outlives a restart by snapshot.
+	s, err := m.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if _, err := s.WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	again := newMachine(NewView())
+	if err := again.Restore(&b); err != nil {
+		t.Fatal(err)
+	}
+	if r := again.pendingRestore(); !bytes.Equal(r.GetId(), good.Id) || len(r.GetShards()) != 2 {
+		t.Errorf("after a restart: %v", r)
+	}
+	if err := step(end(9, true)); err != nil || m.pendingRestore() == nil {
+		t.Errorf("the end of another restore ended this one: %v", err)
+	}
+	if err := step(end(1, true)); err != nil || m.pendingRestore() != nil {
+		t.Errorf("it ended: %v, pending %v", err, m.pendingRestore())
+	}
+}
+
+func TestStrayStagesAreThoseOfNoLivingRestore(t *testing.T) {
+	id := func(b byte) []byte { return bytes.Repeat([]byte{b}, 16) }
+	s := &Scheduler{}
+	s.soft.beats = map[rowraft.NodeID]beat{
+		"a": {replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {}}},
+		"b": {replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {StagedRestore: id(2)}, {StagedRestore: []byte("short")}}},
+	}
+	s.noteEnded(id(2))
+	if got := s.strayStages(); len(got) != 1 || !bytes.Equal(got[0], id(1)) {
+		t.Errorf("stray: %x", got)
+	}
+}
