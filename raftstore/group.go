@@ -264,6 +264,7 @@ func (g *Group) startRaft() (err error) {
 	g.glog.started.Store(false)
 	g.glog.failed.Store(false)
 	g.snaps.stopping.Store(false)
+	g.fsm.stopping.Store(false)
 	g.fsm.restarted()
 	n.raft, err = raft.NewRaft(g.raftConfig(n.notify), g.fsm, g.glog, g.glog, g.watch, n.trans)
 	if err != nil {

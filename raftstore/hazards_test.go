@@ -407,6 +407,38 @@ func TestGapStopsTheMachine(t *testing.T) {
 	}
 }
 
+// Raft may drop a batch when it ends, and hand on the next one. That stops nobody:
+// what lies behind the gap comes again after a restart in place.
+func TestGapWhileRaftEnds(t *testing.T) {
+	m := &listMachine{}
+	led := &ledger{}
+	f := newFSM(m, led, func(err error) { t.Error(err) }, func(uint64, uint64) {})
+	var logs []*raft.Log
+	for i := uint64(1); i <= 4; i++ {
+		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: sealEntry([]byte("x"))}
+		if err := placeEntry(l); err != nil {
+			t.Fatal(err)
+		}
+		led.observe(l)
+		logs = append(logs, l)
+	}
+	f.ApplyBatch(logs[:1])
+	f.stopping.Store(true)
+	for _, l := range logs[2:] {
+		if out := f.ApplyBatch([]*raft.Log{l}); out[0] != (fsmFailure{}) {
+			t.Errorf("entry %d behind a gap answered %v", l.Index, out[0])
+		}
+	}
+	if n, _ := m.state(); n != 1 {
+		t.Errorf("%d entries were applied, want those before the gap", n)
+	}
+	f.stopping.Store(false)
+	f.ApplyBatch(logs)
+	if n, _ := m.state(); n != 4 {
+		t.Errorf("%d entries after the restart, want 4", n)
+	}
+}
+
 // holedLog lost an entry in its middle.
 type holedLog struct{ logBackend }
 

@@ -131,6 +131,7 @@ func (n *instance) shutdown(graceful bool) error {
 		waitFor(drained, 2*n.g.store.opts.Profile.Heartbeat+time.Second)
 	}
 	n.g.snaps.stopping.Store(true)
+	n.g.fsm.stopping.Store(true)
 	done := n.raft.Shutdown()
 	n.trans.interrupt()
 	ended := make(chan error, 1)

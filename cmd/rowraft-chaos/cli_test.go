@@ -126,19 +126,19 @@ func TestCheckAgain(t *testing.T) {
 
 func TestGrownServers(t *testing.T) {
 	before := cluster.Usage{Goroutines: 100, Threads: 10, Files: 50, RSSBytes: 50 << 20, DataBytes: 10 << 20}
-	if err := grown(before, before); err != nil {
+	if err := grown(before, before, 2); err != nil {
 		t.Errorf("as before: %v", err)
 	}
 	for what, change := range map[string]func(*cluster.Usage){
-		"goroutines": func(u *cluster.Usage) { u.Goroutines += moreGoroutines + 1 },
+		"goroutines": func(u *cluster.Usage) { u.Goroutines += moreGoroutines + 2*moreGoroutinesPerShard + 1 },
 		"threads":    func(u *cluster.Usage) { u.Threads += moreThreads + 1 },
-		"files":      func(u *cluster.Usage) { u.Files += moreFiles + 1 },
+		"files":      func(u *cluster.Usage) { u.Files += moreFiles + 2*moreFilesPerShard + 1 },
 		"memory":     func(u *cluster.Usage) { u.RSSBytes += moreRSSBytes + 1 },
 		"directory":  func(u *cluster.Usage) { u.DataBytes += moreDataBytes + 1 },
 	} {
 		after := before
 		change(&after)
-		if err := grown(before, after); err == nil || !strings.Contains(err.Error(), what) {
+		if err := grown(before, after, 2); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("too many %s: %v", what, err)
 		}
 	}
