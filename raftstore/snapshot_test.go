@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -66,6 +67,43 @@ func randomBytes(seed uint64, n int) []byte {
 		b[i] = byte(r.Uint32())
 	}
 	return b
+}
+
+// removingDisk lets something happen behind each listing of a directory.
+type removingDisk struct {
+	vfs.FS
+	behind func()
+}
+
+func (d removingDisk) ReadDir(dir string) ([]fs.DirEntry, error) {
+	entries, err := d.FS.ReadDir(dir)
+	d.behind()
+	return entries, err
+}
+
+// A snapshot that is removed while the others are listed is not corrupt.
+func TestSnapshotGoesWhileOthersAreListed(t *testing.T) {
+	s, _ := testSnapshotStore(t)
+	old := writeSnapshot(t, s, 1, 1, []byte("x"))
+	writeSnapshot(t, s, 2, 1, []byte("y"))
+	gone := make(chan error, 1)
+	s.disk = removingDisk{vfs.OS, func() {
+		go func() { gone <- s.hide([]string{old}) }()
+		select {
+		case err := <-gone: // it must not get in between
+			gone <- err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}}
+	if _, err := s.List(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-gone; err != nil {
+		t.Fatal(err)
+	}
+	if s.isBad(old) {
+		t.Error("the snapshot that went away is taken for corrupt")
+	}
 }
 
 func TestSnapshotRoundTrip(t *testing.T) {

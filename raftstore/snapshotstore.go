@@ -47,6 +47,10 @@ type snapshotStore struct {
 	// stopping makes sinks fail, so that raft can end while one is written.
 	stopping atomic.Bool
 
+	// names is held for reading while the directory is listed and its metas are read,
+	// and for writing while names go away: one that goes in between looks corrupt.
+	names sync.RWMutex
+
 	mu  sync.Mutex
 	bad map[string]bool // IDs that failed a check since the start
 }
@@ -86,6 +90,8 @@ type snapMeta struct {
 
 // List returns the good snapshots, newest first.
 func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
+	s.names.RLock()
+	defer s.names.RUnlock()
 	entries, err := s.disk.ReadDir(s.dir)
 	if err != nil {
 		return nil, err
@@ -200,16 +206,26 @@ func (s *snapshotStore) reap() error {
 // remove takes the names of snapshots away, durably, before their files: a crash
 // leaves no half of one under its name.
 func (s *snapshotStore) remove(ids []string) error {
-	for _, id := range ids {
-		if err := s.disk.Rename(filepath.Join(s.dir, id), filepath.Join(s.dir, id+".tmp")); err != nil {
-			return err
-		}
+	if err := s.hide(ids); err != nil {
+		return err
 	}
 	if err := s.disk.SyncDir(s.dir); err != nil {
 		return err
 	}
 	for _, id := range ids {
 		if err := vfs.RemoveAll(s.disk, filepath.Join(s.dir, id+".tmp")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hide gives snapshots names that List leaves out.
+func (s *snapshotStore) hide(ids []string) error {
+	s.names.Lock()
+	defer s.names.Unlock()
+	for _, id := range ids {
+		if err := s.disk.Rename(filepath.Join(s.dir, id), filepath.Join(s.dir, id+".tmp")); err != nil {
 			return err
 		}
 	}
