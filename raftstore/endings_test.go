@@ -67,8 +67,9 @@ func TestLatchIsDurable(t *testing.T) {
 			t.Error("TryLock took what is held")
 		}
 		time.AfterFunc(time.Hour, l.Unlock)
-		l.Lock()
-		l.Unlock()
+		l.Lock() // waits for an hour
+		unlock := l.Unlock
+		unlock()
 		if !l.TryLock() {
 			t.Error("TryLock of what is free")
 		}

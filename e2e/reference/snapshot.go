@@ -50,7 +50,6 @@ type loader struct {
 
 	table      rowraft.TableID // of the last chunk of rows
 	slot, part int
-	recordSize int
 	chunks     uint64
 }
 

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -34,8 +35,11 @@ type Server struct {
 	Dir  string // its data directory
 }
 
+// ErrNoData says that a run has left nothing to replay.
+var ErrNoData = errors.New("no data directories of servers")
+
 // OfRun checks what a run of a load has left below dir: data directories in it or
-// in its directory servers.
+// in its directory servers. ErrNoData if there are none.
 func OfRun(dir string, shards int, ops []history.Op, seen cluster.Sights) (verdict.Verdict, error) {
 	servers, err := findServers(dir)
 	if err != nil {
@@ -66,7 +70,7 @@ func findServers(dir string) ([]Server, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("no data directories of servers in %s", dir)
+		return nil, fmt.Errorf("%w in %s", ErrNoData, dir)
 	}
 	return out, nil
 }

@@ -187,7 +187,8 @@ func TestSameSeedSameDisk(t *testing.T) {
 		}
 		return b.String()
 	}
-	if dump(d.Crash(7)) != dump(d.Crash(7)) {
+	first, again := dump(d.Crash(7)), dump(d.Crash(7))
+	if first != again {
 		t.Error("one seed gave two disks")
 	}
 	if dump(d.Crash(7)) == dump(d.Crash(8)) {
