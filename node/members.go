@@ -80,10 +80,14 @@ func (r *replica) nextLeader(ctx context.Context, self rowraft.NodeID, to rowraf
 	}
 }
 
-// Members tells the members of a shard's group, as its leader sees them.
-func (s *adminService) Members(_ context.Context, req *rowraftv1.MembersRequest) (*rowraftv1.MembersReply, error) {
+// Members tells the members of a shard's group, as its leader sees them. Who asks may
+// go by it and give up a replica that is missing, which only the newest can justify.
+func (s *adminService) Members(ctx context.Context, req *rowraftv1.MembersRequest) (*rowraftv1.MembersReply, error) {
 	r, err := s.leaderOf(req.Shard)
 	if err != nil {
+		return nil, err
+	}
+	if err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
 	m, err := r.group.Members()

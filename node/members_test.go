@@ -152,3 +152,35 @@ func TestTransferIsRefused(t *testing.T) {
 		t.Errorf("%d servers answer as the leader", leaders)
 	}
 }
+
+// A leader that has lost its group does not know yet that it leads no more, and
+// tells nobody who the members are.
+func TestALeaderWithoutItsGroupTellsNoMembers(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	ctx := testContext(t)
+	if _, err := c.dial().CreateTable(ctx, counterSchema("user"), false); err != nil {
+		t.Fatal(err)
+	}
+	var leads int
+	eventually(t, ctx, "one that leads", func() bool {
+		for leads = range 3 {
+			if _, err := c.admin(leads).Members(ctx, &rowraftv1.MembersRequest{}); err == nil {
+				return true
+			}
+		}
+		return false
+	})
+	a := c.admin(leads)
+	var others sync.WaitGroup
+	for i := range 3 {
+		if i != leads {
+			others.Go(func() { c.stopNode(i) })
+		}
+	}
+	others.Wait()
+	alone, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if m, err := a.Members(alone, &rowraftv1.MembersRequest{}); err == nil {
+		t.Errorf("alone it answers %v", m)
+	}
+}

@@ -22,10 +22,14 @@ const (
 	membersPause   = 20 * time.Millisecond
 	changeTimeout  = 5 * time.Second
 	// forgetAfter is how long a leader of the metadata group has known of a removed
-	// replica before it drops it from the map: later than any call of an earlier
-	// leader, which might have added it again.
+	// replica when the group's leader gives the report that lets it be dropped from the
+	// map: later than any call of an earlier leader, which might have added it again.
 	forgetAfter = 2 * stepTimeout
 )
+
+// burial stands among the moves that have a turn for buryReplicas, which may wait for
+// a group that does not answer. Moves count from 1.
+const burial = 0
 
 // driver is the leader's memory of the moves it drives; empty with each new term.
 type driver struct {
@@ -77,8 +81,15 @@ func (s *Scheduler) driveOnce(ctx context.Context, wg *sync.WaitGroup) {
 			})
 		}
 	}
-	if err := s.buryReplicas(ctx); err != nil {
-		s.logger.Debug("replicas that left are not forgotten yet", "err", err)
+	if s.driver.take(burial) {
+		wg.Go(func() {
+			defer s.driver.release(burial)
+			ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+			defer cancel()
+			if err := s.buryReplicas(ctx); err != nil {
+				s.logger.Debug("replicas that left are not forgotten yet", "err", err)
+			}
+		})
 	}
 }
 
@@ -352,7 +363,7 @@ func (s *Scheduler) buryReplicas(ctx context.Context) error {
 			case report == nil || !at.After(known):
 			case reports(report.Members, r.ID):
 				errs = append(errs, s.evict(ctx, sh, r.ID))
-			case time.Since(known) >= forgetAfter && gone(beats[r.Node], r):
+			case at.Sub(known) >= forgetAfter && gone(beats[r.Node], r):
 				c := &rowraftv1.MetaForgetReplica{Shard: uint32(sh.ID), ReplicaId: string(r.ID)}
 				_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetReplica{ForgetReplica: c}})
 				errs = append(errs, err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -194,5 +195,68 @@ func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
 	}
 	if len(s.view.Map().Shards[0].Removed) != 1 {
 		t.Error("the map has forgotten it before its server said that it is gone")
+	}
+}
+
+// A report from before a late call could have come says nothing about it.
+func TestAReplicaIsForgottenOnALateReportOnly(t *testing.T) {
+	s, l, g := movingCluster(t)
+	if _, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "b", ToNode: "d"}); err != nil {
+		t.Fatal(err)
+	}
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	sh := s.view.Map().Shards[0]
+	left, now := sh.Removed[0], time.Now()
+	known := now.Add(-2 * forgetAfter)
+	bury := func(reported time.Time) (forgotten bool) {
+		if _, _, err := s.leading(); err != nil { // in this term from now on
+			t.Fatal(err)
+		}
+		s.driver.mu.Lock()
+		s.driver.removed = map[rowraft.ReplicaID]time.Time{left.ID: known}
+		s.driver.mu.Unlock()
+		s.soft.mu.Lock()
+		s.soft.beats["a"] = beat{at: reported, replicas: []*rowraftv1.ReplicaStatus{
+			{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members},
+		}}
+		s.soft.beats["b"] = beat{at: now, mapVersion: left.Version}
+		s.soft.mu.Unlock()
+		if err := s.buryReplicas(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return len(s.view.Map().Shards[0].Removed) == 0
+	}
+	if bury(known.Add(forgetAfter - 1)) {
+		t.Error("forgotten on a report that a late call may have followed")
+	}
+	if !bury(known.Add(forgetAfter)) {
+		t.Error("not forgotten on a report after all late calls")
+	}
+}
+
+// A group that does not answer for a replica that left holds up no other move.
+func TestABurialHoldsUpNoMove(t *testing.T) {
+	s, l, g := movingCluster(t)
+	if _, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "b", ToNode: "d"}); err != nil {
+		t.Fatal(err)
+	}
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	var wg sync.WaitGroup
+	s.driveOnce(t.Context(), &wg) // from now on it is known
+	wg.Wait()
+	sh := s.view.Map().Shards[0]
+	g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(sh.Removed[0].ID), Node: "b"})
+	heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members})
+
+	g.mu.Lock() // it answers nobody
+	s.driveOnce(t.Context(), &wg)
+	waits := !s.driver.take(burial)
+	g.mu.Unlock()
+	wg.Wait()
+	if !waits {
+		t.Error("the moves had to wait until the group had answered")
+	}
+	if n := len(g.members); n != 3 {
+		t.Errorf("the group has %d members in the end, want 3", n)
 	}
 }
