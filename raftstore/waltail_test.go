@@ -17,7 +17,7 @@ import (
 
 // tailOf returns a log of n batches of one entry, closed, and the bytes of its only
 // segment.
-func tailOf(t *testing.T, disk vfs.FS, n uint64) (name string, data []byte) {
+func tailOf(t testing.TB, disk vfs.FS, n uint64) (name string, data []byte) {
 	t.Helper()
 	b, err := openCrashLog(disk)
 	if err != nil {
@@ -58,7 +58,7 @@ func endOf(data []byte) int {
 	}
 }
 
-func overwrite(t *testing.T, disk vfs.FS, name string, at int, b []byte) {
+func overwrite(t testing.TB, disk vfs.FS, name string, at int, b []byte) {
 	t.Helper()
 	f, err := disk.OpenFile(name, os.O_RDWR)
 	if err != nil {
@@ -182,4 +182,62 @@ func TestLaterBatch(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FuzzLogTail: whatever follows three entries, the log opens with all three or says
+// that it is damaged, and what opens can be written on and opened again.
+func FuzzLogTail(f *testing.F) {
+	entry := frame(segment.FrameEntry, 40, make([]byte, 40))
+	index := frame(segment.FrameIndex, 16, make([]byte, 16))
+	sum := crc32.Checksum(entry, castagnoli)
+	f.Add([]byte{})
+	f.Add(entry)
+	f.Add(append(append([]byte{}, entry...), index...))
+	f.Add(append(append([]byte{}, entry...), frame(segment.FrameCommit, sum, nil)...))
+	f.Add(append(make([]byte, 8), append(frame(segment.FrameCommit, 0, nil), append(entry, frame(segment.FrameCommit, sum, nil)...)...)...))
+	f.Add(frame(segment.FrameEntry, 1<<31, nil))
+	disk := vfs.NewMem()
+	name, data := tailOf(f, disk, 3)
+	end := endOf(data)
+	f.Fuzz(func(t *testing.T, left []byte) {
+		if len(left) > 8<<10 {
+			return
+		}
+		disk := disk.Crash(1) // a copy
+		overwrite(t, disk, name, end, left)
+		b, err := openCrashLog(disk)
+		if err != nil {
+			if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+				t.Errorf("%v, want CodeCorrupt", err)
+			}
+			return
+		}
+		last, err := b.LastIndex()
+		// A whole batch may follow; its entries are looked at when they are read.
+		if err != nil || last < 3 {
+			t.Errorf("last index %d (%v), want at least 3", last, err)
+		}
+		for i := uint64(1); i <= 3; i++ {
+			var l raft.Log
+			if err := b.GetLog(i, &l); err != nil {
+				t.Errorf("entry %d: %v", i, err)
+			}
+		}
+		if err := b.StoreLogs([]*raft.Log{crashEntry(last+1, 1)}); err != nil {
+			t.Error(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+		if b, err = openCrashLog(disk); err != nil {
+			t.Fatal(err)
+		}
+		var l raft.Log
+		if err := b.GetLog(last+1, &l); err != nil {
+			t.Errorf("the entry written on: %v", err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -34,6 +34,9 @@ var decoders = map[string]string{
 	"raftstore.newTransport":              "raftstore.FuzzPeerStream", // raft's own messages
 	"raftstore.decodeMeta":                "raftstore.FuzzMetaDecode",
 	"raftstore.readRegistry":              "raftstore.FuzzRegistry",
+	"raftstore.laterBatch":                "raftstore.FuzzLogTail",
+	"raftstore.lastBatch":                 "raftstore.FuzzLogTail",
+	"raftstore.nextFrame":                 "raftstore.FuzzLogTail",
 	"raftstore.OfflineGroup.State":        "raftstore.FuzzMachineSnapshot",
 	"raftstore.openFrame":                 "raftstore.FuzzRegistry",
 	"raftstore.openRegistry":              "raftstore.FuzzRegistry",
