@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"github.com/rclone/gofakes3/s3mem"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // TestADecidedRestoreIsFinishedByTheNextLeader kills the leader of the metadata
@@ -68,6 +71,31 @@ func (c *cluster) decided(done <-chan struct{}) *localcluster.Server {
 			ended = true // one more look
 		case <-tick.C:
 		}
+	}
+}
+
+// TestARestoreEndsWhatAnotherStaged: nobody goes on with that one, and a begin does
+// not take its place by itself.
+func TestARestoreEndsWhatAnotherStaged(t *testing.T) {
+	_, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 500)
+	c := start(t, localcluster.Options{Servers: 1, Shards: 3})
+	c.createCheckpoint(dest, "before") // by then every shard has a leader
+	conn, err := rpc.Dial(c.Servers()[0].Addr, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for shard := range uint32(3) {
+		req := &rowraftv1.RestorePartRequest{Shard: shard, Restore: bytes.Repeat([]byte{9}, 16), Step: &rowraftv1.RestorePartRequest_Begin{Begin: &rowraftv1.RestorePartBegin{TableEpoch: 2}}}
+		if r, err := rowraftv1.NewPartsClient(conn).RestorePart(deadline(t, 30*time.Second), req); err != nil || !r.GetStaged() {
+			t.Fatalf("shard %d: %v, %v", shard, r, err)
+		}
+	}
+	if v := c.mustRestore(dest + "/a"); v.Epoch != 2 {
+		t.Errorf("%+v", v)
+	}
+	if again := c.createCheckpoint(dest, "again"); again.Rows() != m.Rows() {
+		t.Errorf("%d rows, want %d", again.Rows(), m.Rows())
 	}
 }
 

@@ -103,7 +103,10 @@ func (r *replica) restoreReply(id wire.RestoreID) *rowraftv1.RestorePartReply {
 		reply.LiveRows = d.Rows
 		reply.Digest = d.Sum[:]
 	}
-	if s, ok := r.machine.Stage(); ok && s.ID == id {
+	switch s, ok := r.machine.Stage(); {
+	case ok && s.ID != id:
+		reply.Other = s.ID[:]
+	case ok:
 		reply.Staged, reply.NextSeq, reply.Rows, reply.Digest = true, s.Next, s.Rows, s.Digest[:]
 	}
 	return reply

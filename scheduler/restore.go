@@ -219,9 +219,7 @@ func (f *feed) step(ctx context.Context, req *rowraftv1.RestorePartRequest) (rep
 func (s *Scheduler) restoreStep(ctx context.Context, sh clustermap.Shard, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
 	req.Shard = uint32(sh.ID)
 	err = s.onLeader(ctx, sh, restorePatience, func(conn *grpc.ClientConn) error {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		reply, err = rowraftv1.NewPartsClient(conn).RestorePart(ctx, req)
+		reply, err = restoreCall(ctx, conn, req)
 		return err
 	})
 	if err != nil {
@@ -230,13 +228,32 @@ func (s *Scheduler) restoreStep(ctx context.Context, sh clustermap.Shard, req *r
 	return reply, nil
 }
 
+func restoreCall(ctx context.Context, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return rowraftv1.NewPartsClient(conn).RestorePart(ctx, req)
+}
+
 func (f *feed) begin(ctx context.Context) error {
 	begin := &rowraftv1.RestorePartBegin{TableEpoch: uint64(f.op.cluster.Epoch) + 1}
 	for _, t := range f.op.tables {
 		begin.Tables = append(begin.Tables, rpc.SchemaToProto(&t))
 	}
-	_, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}})
-	return err
+	req := &rowraftv1.RestorePartRequest{Shard: uint32(f.shard.ID), Restore: f.op.id[:], Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}}
+	err := f.op.s.onLeader(ctx, f.shard, restorePatience, func(conn *grpc.ClientConn) error {
+		_, err := restoreCall(ctx, conn, req)
+		if rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+			return err
+		}
+		if dropped := f.op.s.dropOther(ctx, f.op.cluster, conn, req); dropped != nil {
+			return fmt.Errorf("%w; %v", err, dropped)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("shard %d: %w", f.shard.ID, err)
+	}
+	return nil
 }
 
 // add puts records of one slot on their way, cut into blocks that fit a chunk.

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -73,6 +74,18 @@ func (s *Scheduler) dropStages(m *clustermap.Map, id []byte) error {
 		s.noteEnded(id)
 	}
 	return errors.Join(errs...)
+}
+
+// dropOther ends the restore whose stage stands where that of req should begin:
+// one that nobody goes on with, or an earlier leader's.
+func (s *Scheduler) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) error {
+	look := &rowraftv1.RestorePartRequest{Shard: req.GetShard(), Restore: req.GetRestore(), Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}}
+	reply, err := restoreCall(ctx, conn, look)
+	if err != nil || len(reply.GetOther()) == 0 {
+		return err
+	}
+	s.logger.Info("dropping what another restore had staged", "shard", req.GetShard())
+	return s.dropStages(m, reply.GetOther())
 }
 
 // noteEnded remembers a restore whose stages are gone, so that heartbeats from

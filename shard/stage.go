@@ -100,7 +100,8 @@ func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) erro
 	})
 }
 
-// beginStage makes an empty stage in the place of any other.
+// beginStage makes an empty stage. It never takes the place of another one, which
+// may be decided by now: who may drop that is known elsewhere.
 // REQUIRES: m.entry and m.mu are held.
 func (m *Machine) beginStage(b *wire.RestoreBegin) (answer, fatal error) {
 	if b.Epoch <= m.Epoch() {
@@ -108,6 +109,8 @@ func (m *Machine) beginStage(b *wire.RestoreBegin) (answer, fatal error) {
 	}
 	if g := m.mu.stage; g != nil && g.id == b.ID {
 		return nil, nil // a copy of the entry that began it
+	} else if g != nil {
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: restore %x has its stage here, %x waits for its end", m.shard, g.id[:4], b.ID[:4]), nil
 	}
 	names := make(map[string]bool, len(b.Tables))
 	for _, s := range b.Tables {
@@ -116,7 +119,6 @@ func (m *Machine) beginStage(b *wire.RestoreBegin) (answer, fatal error) {
 		}
 		names[s.Name] = true
 	}
-	_ = m.dropStageLocked()
 	g := &stage{id: b.ID, epoch: b.Epoch, state: &state{}, next: 1}
 	for _, s := range b.Tables {
 		if _, err := g.state.addTable(s, m.owned); err != nil {

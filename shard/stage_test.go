@@ -115,10 +115,9 @@ func TestARestoreThatDoesNotAddUpChangesNothing(t *testing.T) {
 	from := restoreSource(t)
 	begin, chunks, end := restoreEntries(t, from, wire.RestoreID{1})
 	for name, entries := range map[string][][]byte{
-		"a chunk missing":   append(append([][]byte{begin}, chunks[:len(chunks)-1]...), end),
-		"none at all":       {begin, end},
-		"begun anew":        append(append([][]byte{begin}, chunks...), wire.RestoreDropEntry(wire.EntryHeader{Version: 1, Epoch: 1}, wire.RestoreID{1}), begin, end),
-		"another one began": append(append([][]byte{begin}, chunks...), func() []byte { b, _, _ := restoreEntries(t, from, wire.RestoreID{2}); return b }(), end),
+		"a chunk missing": append(append([][]byte{begin}, chunks[:len(chunks)-1]...), end),
+		"none at all":     {begin, end},
+		"begun anew":      append(append([][]byte{begin}, chunks...), wire.RestoreDropEntry(wire.EntryHeader{Version: 1, Epoch: 1}, wire.RestoreID{1}), begin, end),
 	} {
 		r := newReplica(t, Config{})
 		var last *Applied
@@ -127,6 +126,29 @@ func TestARestoreThatDoesNotAddUpChangesNothing(t *testing.T) {
 		}
 		if last.Parts[0].Err == nil || r.Epoch() != 1 || len(r.Tables()) != 0 {
 			t.Errorf("%s: it closed (%v), epoch %d", name, last.Parts[0].Err, r.Epoch())
+		}
+	}
+}
+
+// TestALateBeginLeavesTheStageOfAnother alone: that one may be decided already.
+func TestALateBeginLeavesTheStageOfAnother(t *testing.T) {
+	from := restoreSource(t)
+	late, _, _ := restoreEntries(t, from, wire.RestoreID{1})
+	begin, chunks, end := restoreEntries(t, from, wire.RestoreID{2})
+	for cut := range len(chunks) + 1 {
+		r := newReplica(t, Config{})
+		r.apply(begin)
+		for i, c := range chunks {
+			if i == cut {
+				wantCode(t, r.apply(late).Parts[0].Err, rowraft.CodeOverloaded)
+			}
+			r.apply(c)
+		}
+		if cut == len(chunks) {
+			wantCode(t, r.apply(late).Parts[0].Err, rowraft.CodeOverloaded)
+		}
+		if a := r.apply(end); a.Parts[0].Err != nil || r.Epoch() != 2 {
+			t.Errorf("a late begin before chunk %d: it does not close (%v), epoch %d", cut+1, a.Parts[0].Err, r.Epoch())
 		}
 	}
 }

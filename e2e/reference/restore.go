@@ -155,6 +155,9 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 	if m.Stage != nil && m.Stage.ID == r.id {
 		return rowraft.CodeUnknown
 	}
+	if m.Stage != nil {
+		return rowraft.CodeOverloaded
+	}
 	next := New(m.Shard, nil)
 	next.Owned = m.Owned
 	names := map[string]bool{}

@@ -1677,6 +1677,7 @@ type RestorePartReply struct {
 	NextSeq       uint64                 `protobuf:"varint,4,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`          // the chunk that it takes next
 	Rows          uint64                 `protobuf:"varint,5,opt,name=rows,proto3" json:"rows,omitempty"`                               // in the stage
 	Digest        []byte                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`                            // of the stage, or of the tables that serve if there is none; 16 bytes
+	Other         []byte                 `protobuf:"bytes,7,opt,name=other,proto3" json:"other,omitempty"`                              // id of another restore that has its stage here; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1749,6 +1750,13 @@ func (x *RestorePartReply) GetRows() uint64 {
 func (x *RestorePartReply) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
+	}
+	return nil
+}
+
+func (x *RestorePartReply) GetOther() []byte {
+	if x != nil {
+		return x.Other
 	}
 	return nil
 }
@@ -1867,7 +1875,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x11\n" +
 	"\x0fRestorePartDrop\"\x11\n" +
-	"\x0fRestorePartLook\"\xaf\x01\n" +
+	"\x0fRestorePartLook\"\xc5\x01\n" +
 	"\x10RestorePartReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12\x1b\n" +
@@ -1875,7 +1883,8 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x06staged\x18\x03 \x01(\bR\x06staged\x12\x19\n" +
 	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\x12\x12\n" +
 	"\x04rows\x18\x05 \x01(\x04R\x04rows\x12\x16\n" +
-	"\x06digest\x18\x06 \x01(\fR\x06digest2\xcc\x01\n" +
+	"\x06digest\x18\x06 \x01(\fR\x06digest\x12\x14\n" +
+	"\x05other\x18\a \x01(\fR\x05other2\xcc\x01\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
 	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x012\x9f\x01\n" +
