@@ -2,7 +2,9 @@ package raftstore
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -10,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -172,6 +175,46 @@ func TestSnapshotDetectsEveryChangedByte(t *testing.T) {
 			check("cut", -1, good[:i])
 		}
 		check("appended byte", -1, append(bytes.Clone(good), 0))
+	}
+}
+
+// A meta file of a later version stops everything, for an older snapshot would bring
+// back older state; one whose version is damaged is skipped.
+func TestSnapshotMetaOfALaterVersion(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		sealed bool
+		want   rowraft.Code // of List; 0: the older snapshot is left
+	}{
+		{"a flipped bit", false, 0},
+		{"an upgrade", true, rowraft.CodeVersionTooNew},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s, bad := testSnapshotStore(t)
+			old := writeSnapshot(t, s, 1, 1, []byte("x"))
+			id := writeSnapshot(t, s, 2, 1, []byte("y"))
+			path := filepath.Join(s.dir, id, "meta")
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[8] ^= 2 // version 3
+			if tc.sealed {
+				binary.LittleEndian.PutUint32(b[len(b)-4:], crc32.Checksum(b[:len(b)-4], castagnoli))
+			}
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			list, err := s.List()
+			switch {
+			case tc.want != 0:
+				if rowraft.CodeOf(err) != tc.want {
+					t.Errorf("listed %v, %v, want %v", list, err, tc.want)
+				}
+			case err != nil || len(list) != 1 || list[0].ID != old || !slices.Equal(*bad, []string{id}):
+				t.Errorf("listed %v, %v, corrupt %v, want snapshot %s alone", list, err, *bad, old)
+			}
+		})
 	}
 }
 

@@ -265,14 +265,11 @@ func sealFrame(magic string, version uint16, body []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
+// openFrame checks the checksum before the version: magic, length and checksum keep
+// their places in every version, and a flipped bit is no upgrade.
 func openFrame(b []byte, magic string, version uint16) ([]byte, error) {
-	switch {
-	case len(b) < snapHeader+4 || string(b[:8]) != magic:
+	if len(b) < snapHeader+4 || string(b[:8]) != magic {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "not a file of kind %q", magic)
-	case binary.LittleEndian.Uint16(b[8:]) > version:
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "format version %d is newer than this program's %d: upgrade it", binary.LittleEndian.Uint16(b[8:]), version)
-	case binary.LittleEndian.Uint16(b[8:]) == 0:
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "format version 0")
 	}
 	body := b[snapHeader : len(b)-4]
 	if uint64(binary.LittleEndian.Uint32(b[12:])) != uint64(len(body)) {
@@ -280,6 +277,12 @@ func openFrame(b []byte, magic string, version uint16) ([]byte, error) {
 	}
 	if got, want := crc32.Checksum(b[:len(b)-4], castagnoli), binary.LittleEndian.Uint32(b[len(b)-4:]); got != want {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checksum is %08x, want %08x", got, want)
+	}
+	switch v := binary.LittleEndian.Uint16(b[8:]); {
+	case v > version:
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "format version %d is newer than this program's %d: upgrade it", v, version)
+	case v == 0:
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "format version 0")
 	}
 	return body, nil
 }

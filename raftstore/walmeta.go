@@ -68,7 +68,8 @@ func (s *metaStore) Load(dir string) (types.PersistentState, error) {
 		return types.PersistentState{}, err
 	}
 	s.mu.dir = dir
-	f, err := s.disk.OpenFile(filepath.Join(dir, metaName), os.O_RDWR)
+	name := filepath.Join(dir, metaName)
+	raw, err := vfs.ReadFile(s.disk, name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		s.mu.state = metaState{generation: 1}
@@ -76,10 +77,9 @@ func (s *metaStore) Load(dir string) (types.PersistentState, error) {
 	case err != nil:
 		return types.PersistentState{}, err
 	}
-	if err := s.readLocked(f); err != nil {
-		return types.PersistentState{}, errors.Join(fmt.Errorf("%s: %w", f.Name(), err), f.Close())
+	if err := s.takeLocked(raw); err != nil {
+		return types.PersistentState{}, fmt.Errorf("%s: %w", name, err)
 	}
-	s.mu.file = f
 	return s.mu.state.wal, nil
 }
 
@@ -96,12 +96,12 @@ func checkMetaLayout(disk vfs.FS, dir string) error {
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s holds %s, of a development version of rowraft before 0.1 that this one does not read: start the server on an empty directory", dir, metaOldName)
 }
 
-// readLocked takes over the newest state in f and makes sure that it stays.
-func (s *metaStore) readLocked(f vfs.File) error {
-	raw, err := vfs.ReadFile(s.disk, f.Name())
-	if err != nil {
-		return err
-	}
+// takeLocked takes over the newest state in raw, the file's content, and makes sure
+// that it stays. raw may be in memory only, and a sync of the file have no effect: the
+// process that wrote it may have died before its sync, or seen it fail. So the state is
+// written anew; into a new file, because that overwrites neither slot: which of the
+// two the disk holds nobody knows.
+func (s *metaStore) takeLocked(raw []byte) error {
 	size := len(raw) / metaCopies
 	if size < metaMinCopy || size > metaMaxCopy || size%metaMinCopy != 0 || len(raw)%metaCopies != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes long: want 4 copies of a multiple of %d", len(raw), metaMinCopy)
@@ -110,18 +110,11 @@ func (s *metaStore) readLocked(f vfs.File) error {
 	if err != nil {
 		return err
 	}
-	s.mu.copySize, s.mu.slot = size, newest
 	s.mu.state = whole[newest]
-	// What is read here may be in memory only, name included: the process that wrote
-	// it may have died before its sync returned.
-	if err := errors.Join(f.Sync(), s.disk.SyncDir(s.mu.dir)); err != nil {
-		return err
+	if !s.mu.state.intact {
+		s.log.Warn("a copy of the log metadata was torn or damaged, and is replaced", "dir", s.mu.dir, "generation", s.mu.state.generation)
 	}
-	if s.mu.state.intact {
-		return nil
-	}
-	s.log.Warn("a copy of the log metadata was torn or damaged, and is replaced", "file", f.Name(), "generation", s.mu.state.generation)
-	return s.writeLocked(f)
+	return s.replaceLocked(size)
 }
 
 // newestMeta decodes the slots of a file of copies of size bytes, and returns

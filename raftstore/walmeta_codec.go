@@ -3,7 +3,6 @@ package raftstore
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
 	"maps"
 	"math"
 	"slices"
@@ -60,8 +59,7 @@ func timeOf(unixNano uint64) time.Time {
 	return time.Unix(0, int64(unixNano)).UTC()
 }
 
-// decodeMeta reads the frame at the beginning of b. Unlike in other files the
-// checksum comes before the version: a flipped bit must leave the other copy.
+// decodeMeta reads the frame at the beginning of b.
 func decodeMeta(b []byte) (metaState, error) {
 	bad := func(format string, args ...any) (metaState, error) {
 		return metaState{}, rowraft.Errorf(rowraft.CodeCorrupt, "log metadata: "+format, args...)
@@ -73,11 +71,7 @@ func decodeMeta(b []byte) (metaState, error) {
 	if n > uint64(len(b)-snapHeader-4) {
 		return bad("%d bytes of body do not fit", n)
 	}
-	frame := b[:snapHeader+n+4]
-	if crc32.Checksum(frame[:len(frame)-4], castagnoli) != binary.LittleEndian.Uint32(frame[len(frame)-4:]) {
-		return bad("the checksum is wrong")
-	}
-	body, err := openFrame(frame, metaMagic, metaVersion)
+	body, err := openFrame(b[:snapHeader+n+4], metaMagic, metaVersion)
 	if err != nil {
 		return metaState{}, err
 	}
