@@ -17,6 +17,10 @@ import (
 // most, and a full batch of 8,192 rows of dim 16 over one shard fits.
 const partBytes = 1 << 20
 
+// settleTries bounds, in AttemptTimeouts, how long a part is sent again that a server
+// could not tell of.
+const settleTries = 5
+
 // Ack tells of an acknowledged push.
 type Ack struct {
 	Parts int // messages it was cut into
@@ -184,13 +188,17 @@ func (c *Client) start(ctx context.Context, p *part) error {
 	return err
 }
 
-// deliver sends p until the shard answers or the client closes.
+// deliver sends p until the shard answers or the client closes. CodeInternal says that
+// this server cannot tell what became of p: whoever leads next can, so p is sent again,
+// for settleTries times the bound of a try. After that the first such answer stands.
 func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 	var index uint64
 	maybe, tries := false, 0
+	ctx, b := c.ctx, backoff{}
+	var broken error
 	for {
 		m := c.cluster.Load()
-		tryMaybe, err := c.shardCall(c.ctx, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+		tryMaybe, err := c.shardCall(ctx, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
 			tries++
 			var err error
 			index, err = c.sendOnce(ctx, stub, ss, p, uint64(m.SlotsVersion))
@@ -212,6 +220,20 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 			if c.pause(c.ctx, &b, 0) == nil {
 				continue
 			}
+		}
+		if rowraft.CodeOf(err) == rowraft.CodeInternal {
+			if broken == nil {
+				broken = err
+				settle, cancel := context.WithTimeout(c.ctx, settleTries*c.opts.AttemptTimeout)
+				defer cancel()
+				ctx = settle
+			}
+			if c.pause(ctx, &b, 0) == nil {
+				continue
+			}
+		}
+		if broken != nil && ctx.Err() != nil && c.ctx.Err() == nil {
+			err = broken
 		}
 		err = fmt.Errorf("%s to shard %d under number %d: %w", opName(p.op), p.shard, p.seq, err)
 		if maybe && !rowraft.CodeOf(err).MaybeApplied() {

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -83,6 +84,40 @@ func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	}
 	if err := gone.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("pull from a table that is in no map: %v", err)
+	}
+}
+
+// A leader whose machine stops cannot say what became of a push. The next one can.
+func TestAPushThatItsServerCannotTellOfIsSentAgain(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		broken int // answers
+		want   rowraft.Code
+	}{
+		{"then there is another leader", 2, 0},
+		{"for ever", 1 << 30, rowraft.CodeInternal},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var numbers []uint64
+			s := fakeServer{push: func(_ context.Context, req *rowraftv1.PushRequest) error {
+				if numbers = append(numbers, req.Seq); len(numbers) <= tc.broken {
+					return rowraft.Errorf(rowraft.CodeInternal, "the machine has stopped")
+				}
+				return nil
+			}}
+			s.serve(t, 1)
+			c, table := s.dial(t, func(o *Options) { o.AttemptTimeout = 200 * time.Millisecond })
+			_, err := table.Push(patience(t), []rowraft.Key{1}, []float32{1, 1})
+			if tc.want == 0 && err != nil || tc.want != 0 && rowraft.CodeOf(err) != tc.want {
+				t.Errorf("%v after %d tries, want code %d", err, len(numbers), tc.want)
+			}
+			if len(numbers) < 3 || slices.Max(numbers) != 1 {
+				t.Errorf("it was sent as %v, want number 1 three times or more", numbers)
+			}
+			if err := c.Flush(patience(t)); err != nil {
+				t.Errorf("Flush after that: %v", err)
+			}
+		})
 	}
 }
 
