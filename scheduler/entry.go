@@ -49,11 +49,11 @@ func versionOf(m proto.Message) uint32 {
 		switch m.Command.(type) {
 		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
 			return 2
-		case *rowraftv1.MetaCommand_Restore, *rowraftv1.MetaCommand_EndRestore:
+		case *rowraftv1.MetaCommand_BeginRestore, *rowraftv1.MetaCommand_Restore, *rowraftv1.MetaCommand_EndRestore:
 			return 3
 		}
 	case *rowraftv1.MetaState:
-		if m.GetRestore() != nil {
+		if m.GetRestore() != nil || len(m.GetBegunRestore()) > 0 {
 			return 3
 		}
 		if m.GetLastMove() > 0 {

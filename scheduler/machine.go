@@ -101,6 +101,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return s.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo())
 	case *rowraftv1.MetaCommand_ForgetReplica:
 		return nil, s.forgetReplica(rowraft.ShardID(c.ForgetReplica.GetShard()), rowraft.ReplicaID(c.ForgetReplica.GetReplicaId()))
+	case *rowraftv1.MetaCommand_BeginRestore:
+		return nil, s.beginRestore(c.BeginRestore)
 	case *rowraftv1.MetaCommand_Restore:
 		return nil, s.decideRestore(c.Restore)
 	case *rowraftv1.MetaCommand_EndRestore:
@@ -184,7 +186,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore}
+	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -210,7 +212,10 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{index: rowraft.Index(p.GetAppliedIndex()), cluster: *m, lastIncarnation: rowraft.Incarnation(p.GetLastIncarnation()), restore: p.GetRestore()}
+	s := &state{index: rowraft.Index(p.GetAppliedIndex()), cluster: *m, lastIncarnation: rowraft.Incarnation(p.GetLastIncarnation()), restore: p.GetRestore(), begun: p.GetBegunRestore()}
+	if n := len(s.begun); n != 0 && n != 16 {
+		return nil, fmt.Errorf("a restore id of %d bytes", n)
+	}
 	if len(m.Shards) > 0 {
 		s.slots = m.Slots()
 	}

@@ -34,14 +34,15 @@ const (
 // RestoreCheckpoint stages a checkpoint in all shards, decides, and lets them
 // change over.
 func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
-	if _, _, err := c.s.leading(); err != nil {
+	_, term, err := c.s.leading()
+	if err != nil {
 		return err
 	}
 	if err := c.acquire(stream.Context()); err != nil {
 		return err
 	}
 	defer c.busy.Unlock()
-	op := &restoration{s: c.s, req: req, stream: stream, id: uuid.New()}
+	op := &restoration{s: c.s, term: term, req: req, stream: stream, id: uuid.New()}
 	if err := op.plan(stream.Context()); err != nil {
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
@@ -55,6 +56,7 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 // restoration is one restore on its way.
 type restoration struct {
 	s      *Scheduler
+	term   rowraft.Term
 	req    *rowraftv1.RestoreCheckpointRequest
 	stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]
 	id     uuid.UUID
@@ -157,6 +159,10 @@ func (op *restoration) run(ctx context.Context) (err error) {
 				err = errors.Join(err, op.s.dropStages(op.cluster, op.id[:]))
 			}
 		}()
+		begin := &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: op.id[:]}}
+		if _, err := op.s.propose(ctx, &rowraftv1.MetaCommand{Command: begin}); err != nil {
+			return err
+		}
 		if err := op.each(func(f *feed) error { return f.begin(ctx) }); err != nil {
 			return err
 		}
@@ -174,6 +180,9 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if err := op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "close"}); err != nil {
 		return err
 	}
+	if err := op.stillLeads(); err != nil {
+		return err
+	}
 	if _, err := op.s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
 		return err
 	}
@@ -184,6 +193,15 @@ func (op *restoration) run(ctx context.Context) (err error) {
 		return fmt.Errorf("the restore is decided and the scheduler goes on with it: %w", err)
 	}
 	return op.done(rowraft.TableEpoch(decision.GetTableEpoch()), shards)
+}
+
+// stillLeads reports that the term has ended in which the restore was asked for.
+// It saves work; what excludes a late decision is the log.
+func (op *restoration) stillLeads() error {
+	if _, term, err := op.s.leading(); err != nil || term != op.term {
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the restore was staged")
+	}
+	return nil
 }
 
 // each calls f for all shards at once.
@@ -240,7 +258,11 @@ func (f *feed) begin(ctx context.Context) error {
 		begin.Tables = append(begin.Tables, rpc.SchemaToProto(&t))
 	}
 	req := &rowraftv1.RestorePartRequest{Shard: uint32(f.shard.ID), Restore: f.op.id[:], Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}}
+	var lost error
 	err := f.op.s.onLeader(ctx, f.shard, restorePatience, func(conn *grpc.ClientConn) error {
+		if lost = f.op.stillLeads(); lost != nil {
+			return nil // no more tries
+		}
 		_, err := restoreCall(ctx, conn, req)
 		if rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 			return err
@@ -250,7 +272,7 @@ func (f *feed) begin(ctx context.Context) error {
 		}
 		return err
 	})
-	if err != nil {
+	if err = errors.Join(lost, err); err != nil {
 		return fmt.Errorf("shard %d: %w", f.shard.ID, err)
 	}
 	return nil

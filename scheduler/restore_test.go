@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -75,6 +77,9 @@ func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
 	fresh := restoredTable(7, "fresh")
 	index := rowraft.Index(10)
 	step := func(c *rowraftv1.MetaCommand) error { index++; return applyTo(t, m, index, c) }
+	if err := step(begin(1)); err != nil {
+		t.Fatal(err)
+	}
 	for name, bad := range map[string]*rowraftv1.MetaRestore{
 		"two epochs on":      restoreOf(1, 3, 2, fresh),
 		"the present epoch":  restoreOf(1, 1, 2, fresh),
@@ -88,6 +93,9 @@ func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
 	}
 	if err := step(end(1, false)); err != nil || m.pendingRestore() != nil {
 		t.Errorf("a restore that is not decided: %v", err)
+	}
+	if err := step(begin(1)); err != nil {
+		t.Fatal(err)
 	}
 	good := restoreOf(1, 2, 2, fresh)
 	for range 2 { // a copy changes nothing
@@ -105,19 +113,7 @@ func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
 		t.Errorf("may its stages be dropped? %v, want AlreadyExists", err)
 	}
 	// It outlives a restart by snapshot.
-	s, err := m.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b bytes.Buffer
-	if _, err := s.WriteTo(&b); err != nil {
-		t.Fatal(err)
-	}
-	again := newMachine(NewView())
-	if err := again.Restore(&b); err != nil {
-		t.Fatal(err)
-	}
-	if r := again.pendingRestore(); !bytes.Equal(r.GetId(), good.Id) || len(r.GetShards()) != 2 {
+	if r := reloaded(t, m).pendingRestore(); !bytes.Equal(r.GetId(), good.Id) || len(r.GetShards()) != 2 {
 		t.Errorf("after a restart: %v", r)
 	}
 	if err := step(end(9, true)); err != nil || m.pendingRestore() == nil {
@@ -125,6 +121,90 @@ func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
 	}
 	if err := step(end(1, true)); err != nil || m.pendingRestore() != nil {
 		t.Errorf("it ended: %v, pending %v", err, m.pendingRestore())
+	}
+}
+
+func begin(id byte) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
+}
+
+// TestARestoreThatWasGivenUpIsNeverDecided: its stages may be dropped already.
+func TestARestoreThatWasGivenUpIsNeverDecided(t *testing.T) {
+	fresh := restoredTable(7, "fresh")
+	for name, before := range map[string][]*rowraftv1.MetaCommand{
+		"never begun":      nil,
+		"ended":            {begin(1), end(1, false)},
+		"another one came": {begin(1), begin(2)},
+		"decided, closed":  {begin(1), decide(restoreOf(1, 2, 2, fresh)), end(1, true)},
+	} {
+		m := withShards(t)
+		for i, c := range before {
+			if err := applyTo(t, m, rowraft.Index(10+i), c); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		m = reloaded(t, m)
+		epoch := uint64(m.view.Map().Epoch) + 1
+		if err := applyTo(t, m, 20, decide(restoreOf(1, epoch, 2, fresh))); rowraft.CodeOf(err) != rowraft.CodeLeadershipLost || m.pendingRestore() != nil {
+			t.Errorf("%s: %v, want LeadershipLost", name, err)
+		}
+	}
+	m := withShards(t)
+	for i, c := range []*rowraftv1.MetaCommand{begin(1), end(2, false), end(3, true)} {
+		if err := applyTo(t, m, rowraft.Index(10+i), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m = reloaded(t, m)
+	if err := applyTo(t, m, 20, decide(restoreOf(1, 2, 2, fresh))); err != nil {
+		t.Errorf("begun, and others ended: %v", err)
+	}
+	if err := applyTo(t, m, 21, begin(2)); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("another begins before this one is closed: %v, want Overloaded", err)
+	}
+	short := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: []byte{1}}}}
+	if err := applyTo(t, withShards(t), 10, short); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("an id of one byte: %v", err)
+	}
+}
+
+// reloaded is m after a restart by snapshot.
+func reloaded(t *testing.T, m *machine) *machine {
+	t.Helper()
+	again := newMachine(NewView())
+	if err := again.Restore(bytes.NewReader(snapshotBytes(t, m))); err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+func TestGoldenBytesOfRestores(t *testing.T) {
+	entry, err := os.ReadFile(filepath.Join("testdata", "begin_restore.entry"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	want := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: id}}}
+	if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, entry) {
+		t.Errorf("begin_restore encodes to %x (%v), want %x", again, err, entry)
+	}
+	m := newMachine(NewView())
+	if err := applyTo(t, m, 12, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: "c-1"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if fatal := m.Apply(12, entry); fatal != nil {
+		t.Fatal(fatal)
+	}
+	golden, err := os.ReadFile(filepath.Join("testdata", "begun.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := snapshotBytes(t, m); !bytes.Equal(got, golden) {
+		t.Errorf("a restore that is begun encodes to %x, want %x", got, golden)
+	}
+	again := newMachine(NewView())
+	if err := again.Restore(bytes.NewReader(golden)); err != nil || !bytes.Equal(again.state.begun, id) {
+		t.Errorf("the snapshot reads %x, %v", again.state.begun, err)
 	}
 }
 

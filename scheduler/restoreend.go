@@ -46,11 +46,12 @@ func (s *Scheduler) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore)
 	return out, err
 }
 
-// dropStages lets the shards forget a restore, unless it is decided.
+// dropStages gives a restore up, unless it is decided, and lets the shards forget it.
 func (s *Scheduler) dropStages(m *clustermap.Map, id []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), dropPatience)
 	defer cancel()
-	// Through the log: whatever an earlier leader decided is applied here then.
+	// Through the log: what an earlier leader decided is applied here then, and what
+	// is not decided never will be.
 	if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: id}}}); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 			return rowraft.Errorf(rowraft.CodeInternal, "the restore is decided all the same, and the scheduler finishes it")

@@ -9,6 +9,19 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
+// beginRestore makes a restore the only one that may be decided. One that was
+// begun before is given up thereby.
+func (s *state) beginRestore(b *rowraftv1.MetaBeginRestore) error {
+	switch {
+	case len(b.GetId()) != 16:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore id of %d bytes, want 16", len(b.GetId()))
+	case s.restore != nil:
+		return rowraft.Errorf(rowraft.CodeOverloaded, "the restore before is being finished")
+	}
+	s.begun = b.GetId()
+	return nil
+}
+
 // decideRestore makes a restore irrevocable: the cluster's tables are its tables,
 // and the shards follow.
 func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
@@ -21,6 +34,8 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore of %d tables into %d shards: the cluster has %d", len(r.GetTables()), len(r.GetShards()), len(s.cluster.Shards))
 	case rowraft.TableEpoch(r.GetTableEpoch()) != s.cluster.Epoch+1:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore to table epoch %d, the tables are of %d", r.GetTableEpoch(), s.cluster.Epoch)
+	case !bytes.Equal(s.begun, r.GetId()):
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the restore was given up meanwhile, by another leader or another restore")
 	}
 	for i, sh := range r.GetShards() {
 		if int(sh.GetShard()) != i || len(sh.GetDigest()) != 16 {
@@ -38,15 +53,15 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		}
 		tables = append(tables, t)
 	}
-	s.restore = r
+	s.restore, s.begun = r, nil
 	s.cluster.Tables = tables
 	s.cluster.Epoch++
 	s.cluster.Version++
 	return nil
 }
 
-// endRestore forgets a restore that is closed everywhere, or reports one that is
-// decided: its stages must not be dropped.
+// endRestore forgets a restore that is closed everywhere, or gives one up. One that
+// is decided is refused: its stages must not be dropped.
 func (s *state) endRestore(e *rowraftv1.MetaEndRestore) error {
 	mine := s.restore != nil && bytes.Equal(s.restore.GetId(), e.GetId())
 	switch {
@@ -54,6 +69,8 @@ func (s *state) endRestore(e *rowraftv1.MetaEndRestore) error {
 		s.restore = nil
 	case mine:
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "the restore is decided")
+	case bytes.Equal(s.begun, e.GetId()):
+		s.begun = nil
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ type state struct {
 	finished        []move                 // the last ones, oldest first
 	lastMove        uint64                 // highest id given
 	restore         *rowraftv1.MetaRestore // decided, not yet closed in every shard; immutable
+	begun           []byte                 // id of the restore that may be decided; immutable
 }
 
 type job struct {

@@ -53,3 +53,9 @@ def move(id, source, target, phase): return num(1, id) + data(3, source) + data(
 state = (num(1, 77) + data(2, cmap) + data(5, move(4, replica(b"r-1", b"n-1"), replica(b"r-3", b"n-3"), 1))
          + data(6, move(3, replica(b"r-4", b"n-4"), replica(b"r-2", b"n-2"), 5)) + num(7, 4))
 open(os.path.join(here, "moves.snapshot"), "wb").write(frame(b"RRMS", state, 2))
+
+# Version 3: restores.
+begun = bytes(range(1, 17))
+open(os.path.join(here, "begin_restore.entry"), "wb").write(frame(b"RRME", data(22, data(1, begun)), 3))
+cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
+open(os.path.join(here, "begun.snapshot"), "wb").write(frame(b"RRMS", num(1, 12) + data(2, cmap) + data(21, begun), 3))

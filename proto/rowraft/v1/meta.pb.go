@@ -37,6 +37,7 @@ type MetaCommand struct {
 	//	*MetaCommand_ForgetReplica
 	//	*MetaCommand_Restore
 	//	*MetaCommand_EndRestore
+	//	*MetaCommand_BeginRestore
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -178,6 +179,15 @@ func (x *MetaCommand) GetEndRestore() *MetaEndRestore {
 	return nil
 }
 
+func (x *MetaCommand) GetBeginRestore() *MetaBeginRestore {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_BeginRestore); ok {
+			return x.BeginRestore
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -226,6 +236,10 @@ type MetaCommand_EndRestore struct {
 	EndRestore *MetaEndRestore `protobuf:"bytes,21,opt,name=end_restore,json=endRestore,proto3,oneof"`
 }
 
+type MetaCommand_BeginRestore struct {
+	BeginRestore *MetaBeginRestore `protobuf:"bytes,22,opt,name=begin_restore,json=beginRestore,proto3,oneof"`
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -247,6 +261,8 @@ func (*MetaCommand_ForgetReplica) isMetaCommand_Command() {}
 func (*MetaCommand_Restore) isMetaCommand_Command() {}
 
 func (*MetaCommand_EndRestore) isMetaCommand_Command() {}
+
+func (*MetaCommand_BeginRestore) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -848,6 +864,7 @@ type MetaState struct {
 	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first; since version 2
 	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2
 	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
+	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -938,6 +955,59 @@ func (x *MetaState) GetRestore() *MetaRestore {
 	return nil
 }
 
+func (x *MetaState) GetBegunRestore() []byte {
+	if x != nil {
+		return x.BegunRestore
+	}
+	return nil
+}
+
+// MetaBeginRestore is logged before anything is staged: this restore, and no
+// other one, may be decided, until it ends.
+type MetaBeginRestore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaBeginRestore) Reset() {
+	*x = MetaBeginRestore{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaBeginRestore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaBeginRestore) ProtoMessage() {}
+
+func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
+func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *MetaBeginRestore) GetId() []byte {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
 // MetaRestore decides a restore whose stages hold everything: from here on the
 // cluster's tables are these, of this epoch.
 type MetaRestore struct {
@@ -952,7 +1022,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1034,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1047,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -1021,7 +1091,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1103,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1116,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -1077,8 +1147,8 @@ func (x *MetaRestoreShard) GetDigest() []byte {
 	return nil
 }
 
-// MetaEndRestore says that every shard is closed, or, if closed is not set, asks
-// whether the restore was never decided, so that its stages may be dropped.
+// MetaEndRestore says that every shard is closed, or, if closed is not set, gives
+// the restore up unless it is decided: its stages may be dropped then.
 type MetaEndRestore struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1089,7 +1159,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1171,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1184,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -1136,7 +1206,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xc2\x05\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\x87\x06\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -1150,7 +1220,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x0eforget_replica\x18\t \x01(\v2\x1d.rowraft.v1.MetaForgetReplicaH\x00R\rforgetReplica\x123\n" +
 	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreH\x00R\arestore\x12=\n" +
 	"\vend_restore\x18\x15 \x01(\v2\x1a.rowraft.v1.MetaEndRestoreH\x00R\n" +
-	"endRestoreB\t\n" +
+	"endRestore\x12C\n" +
+	"\rbegin_restore\x18\x16 \x01(\v2\x1c.rowraft.v1.MetaBeginRestoreH\x00R\fbeginRestoreB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -1189,7 +1260,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xd8\x02\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xfd\x02\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -1198,7 +1269,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x05moves\x18\x05 \x03(\v2\x10.rowraft.v1.MoveR\x05moves\x127\n" +
 	"\x0efinished_moves\x18\x06 \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x12\x1b\n" +
 	"\tlast_move\x18\a \x01(\x04R\blastMove\x121\n" +
-	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\"\xa5\x01\n" +
+	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\x12#\n" +
+	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\"\"\n" +
+	"\x10MetaBeginRestore\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\fR\x02id\"\xa5\x01\n" +
 	"\vMetaRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
@@ -1226,7 +1300,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -1241,16 +1315,17 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaJob)(nil),              // 10: rowraft.v1.MetaJob
 	(*MetaWorker)(nil),           // 11: rowraft.v1.MetaWorker
 	(*MetaState)(nil),            // 12: rowraft.v1.MetaState
-	(*MetaRestore)(nil),          // 13: rowraft.v1.MetaRestore
-	(*MetaRestoreShard)(nil),     // 14: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 15: rowraft.v1.MetaEndRestore
-	(*Node)(nil),                 // 16: rowraft.v1.Node
-	(*Shard)(nil),                // 17: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 18: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 19: rowraft.v1.Replica
-	(MovePhase)(0),               // 20: rowraft.v1.MovePhase
-	(*Map)(nil),                  // 21: rowraft.v1.Map
-	(*Move)(nil),                 // 22: rowraft.v1.Move
+	(*MetaBeginRestore)(nil),     // 13: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 14: rowraft.v1.MetaRestore
+	(*MetaRestoreShard)(nil),     // 15: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 16: rowraft.v1.MetaEndRestore
+	(*Node)(nil),                 // 17: rowraft.v1.Node
+	(*Shard)(nil),                // 18: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 19: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 20: rowraft.v1.Replica
+	(MovePhase)(0),               // 21: rowraft.v1.MovePhase
+	(*Map)(nil),                  // 22: rowraft.v1.Map
+	(*Move)(nil),                 // 23: rowraft.v1.Move
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -1262,27 +1337,28 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	7,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
 	8,  // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
 	9,  // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	13, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	15, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	16, // 11: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	17, // 12: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	18, // 13: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	19, // 14: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	20, // 15: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	20, // 16: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	11, // 17: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	21, // 18: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	10, // 19: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	22, // 20: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	22, // 21: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	13, // 22: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	18, // 23: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	14, // 24: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	14, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	16, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	13, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	17, // 12: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	18, // 13: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	19, // 14: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	20, // 15: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	21, // 16: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	21, // 17: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	11, // 18: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	22, // 19: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	10, // 20: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	23, // 21: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	23, // 22: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	14, // 23: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	19, // 24: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	15, // 25: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -1303,6 +1379,7 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_ForgetReplica)(nil),
 		(*MetaCommand_Restore)(nil),
 		(*MetaCommand_EndRestore)(nil),
+		(*MetaCommand_BeginRestore)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1310,7 +1387,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
