@@ -196,8 +196,9 @@ func (c *counter) Write(b []byte) (int, error) {
 func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
-	// Another attempt at the cut writes other files: this one may be ending late.
-	file := fmt.Sprintf("shard-%04d-%x", p.r.shard, p.id[:4])
+	// Another checkpoint of this name, and another attempt at the cut, write other
+	// files: this one may be ending late.
+	file := fmt.Sprintf("shard-%04d-%x", p.r.shard, p.id[:8])
 	c := &counter{sum: sha256.New()}
 	done := make(chan error, 1)
 	go func() {

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -173,7 +174,7 @@ func (op *creation) run(ctx context.Context) error {
 	if _, term, err := op.s.leading(); err != nil || term != op.term {
 		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
 	}
-	if err := op.depot.Put(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
+	if err := op.depot.PutNew(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
 		return err
 	}
 	op.s.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
@@ -182,16 +183,35 @@ func (op *creation) run(ctx context.Context) error {
 	})
 }
 
-// cleanUp removes what a failed checkpoint left; its manifest was never there, or
-// goes first.
+// tag stands in the names of all files of this checkpoint: what another leader
+// writes under the same name at the same time has another one.
+func (op *creation) tag() []byte { return op.id[:4] }
+
+// wrote reports whether a file is of this checkpoint, the manifest aside.
+func (op *creation) wrote(e depot.Entry) bool {
+	parts := strings.SplitN(strings.TrimPrefix(e.Name, op.name+"/"), "-", 3)
+	return len(parts) == 3 && strings.HasPrefix(parts[2], hex.EncodeToString(op.tag()))
+}
+
+// cleanUp removes what a failed checkpoint left, and nothing of another one of its
+// name; its manifest was never there, or goes first.
 func (op *creation) cleanUp() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_, _, err := depot.Delete(ctx, op.depot, op.name, false)
-	if rowraft.CodeOf(err) == rowraft.CodeNotFound {
-		return nil
+	found, err := op.depot.List(ctx, op.name)
+	if err != nil {
+		return err
 	}
-	return err
+	var mine []string
+	if m, err := checkpoint.ReadManifest(ctx, depot.At(op.depot, op.name)); err == nil && m.ID == op.id.String() {
+		mine = append(mine, op.name+"/"+checkpoint.ManifestFile)
+	}
+	for _, e := range found {
+		if op.wrote(e) {
+			mine = append(mine, e.Name)
+		}
+	}
+	return op.depot.Remove(ctx, mine...)
 }
 
 // cut opens the parts of all shards, holds them all, and marks them all. Without
@@ -210,6 +230,7 @@ func (op *creation) cut(ctx context.Context) (parts []*partWriter, err error) {
 		}
 	}()
 	mark := uuid.New()
+	copy(mark[:], op.tag()) // it names the files of the parts
 	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
 	defer deadline.Stop()
 	if err := all(parts, func(p *partWriter) error { return p.prepare(ctx, mark) }); err != nil {
@@ -314,7 +335,7 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter) (*checkpo
 	}
 	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int { return strings.Compare(a.GetName(), b.GetName()) })
 	for i, b := range blobs {
-		f := checkpoint.File{Name: fmt.Sprintf("blob-%04d", i), Bytes: int64(len(b.GetContent())), SHA256: sha256.Sum256(b.GetContent())}
+		f := checkpoint.File{Name: fmt.Sprintf("blob-%04d-%x", i, op.tag()), Bytes: int64(len(b.GetContent())), SHA256: sha256.Sum256(b.GetContent())}
 		if err := op.depot.Put(ctx, op.name+"/"+f.Name, b.GetContent()); err != nil {
 			return nil, err
 		}
@@ -324,7 +345,7 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter) (*checkpo
 }
 
 // checkFiles finds out that a directory is not shared by the servers, and removes
-// what an attempt before this one left.
+// what an attempt of its own before this one left.
 func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) error {
 	found, err := op.depot.List(ctx, op.name)
 	if err != nil {
@@ -338,7 +359,7 @@ func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) erro
 	}
 	var left []string
 	for _, e := range found {
-		if !slices.ContainsFunc(m.Files(), func(f checkpoint.File) bool { return op.name+"/"+f.Name == e.Name }) {
+		if op.wrote(e) && !slices.ContainsFunc(m.Files(), func(f checkpoint.File) bool { return op.name+"/"+f.Name == e.Name }) {
 			left = append(left, e.Name)
 		}
 	}

@@ -26,6 +26,9 @@ type Depot interface {
 	Write(ctx context.Context, name string, fill func(io.Writer) error) error
 	// Put makes or replaces a small file, of at least one byte, at one stroke.
 	Put(ctx context.Context, name string, content []byte) error
+	// PutNew is Put of a file that must not be there: CodeAlreadyExists. Of two at
+	// once one succeeds at most.
+	PutNew(ctx context.Context, name string, content []byte) error
 	// Open reads a file. CodeNotFound if there is none.
 	Open(ctx context.Context, name string) (io.ReadCloser, error)
 	// List names every file below the checkpoint name, or below all if name is "".

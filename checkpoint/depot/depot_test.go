@@ -259,6 +259,22 @@ func TestScanAndDelete(t *testing.T) {
 	})
 }
 
+// TestOnlyOneIsNew: a second PutNew changes nothing.
+func TestOnlyOneIsNew(t *testing.T) {
+	depots(t, func(t *testing.T, d Depot) {
+		if err := d.PutNew(t.Context(), "a/MANIFEST", []byte("first")); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, "the second", d.PutNew(t.Context(), "a/MANIFEST", []byte("second")), rowraft.CodeAlreadyExists)
+		if got := content(t, d, "a/MANIFEST"); string(got) != "first" {
+			t.Errorf("it holds %q", got)
+		}
+		if found, err := d.List(t.Context(), "a"); err != nil || len(found) != 1 {
+			t.Errorf("%v, %v", found, err)
+		}
+	})
+}
+
 // manifestFirst fails when anything but the manifest is removed.
 type manifestFirst struct{ Depot }
 

@@ -69,6 +69,30 @@ func (d *Dir) Put(_ context.Context, name string, content []byte) error {
 	return nil
 }
 
+// PutNew implements Depot. A file of its own keeps a second one out meanwhile.
+func (d *Dir) PutNew(ctx context.Context, name string, content []byte) error {
+	taken := rowraft.Errorf(rowraft.CodeAlreadyExists, "%s exists in %s, or is being written", name, d.root)
+	if err := d.mkdir(filepath.Dir(d.path(name))); err != nil {
+		return d.explain(name, err)
+	}
+	claim, err := d.fs.OpenFile(d.path(name+".claim"), os.O_CREATE|os.O_EXCL|os.O_WRONLY)
+	if errors.Is(err, fs.ErrExist) {
+		return taken
+	}
+	if err != nil {
+		return d.explain(name, err)
+	}
+	err = claim.Close()
+	if err == nil {
+		if _, err = d.fs.Stat(d.path(name)); err == nil {
+			err = taken
+		} else if errors.Is(err, fs.ErrNotExist) {
+			err = d.Put(ctx, name, content)
+		}
+	}
+	return errors.Join(err, d.remove(name+".claim"))
+}
+
 // mkdir makes dir, and its entry durable.
 func (d *Dir) mkdir(dir string) error {
 	if _, err := d.fs.Stat(dir); err == nil {

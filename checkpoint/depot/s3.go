@@ -104,6 +104,26 @@ func (s *S3) Put(ctx context.Context, name string, content []byte) error {
 	return s.explain(name, err)
 }
 
+// PutNew implements Depot. A service that does not know the condition may ignore
+// it, so it is asked before, too.
+func (s *S3) PutNew(ctx context.Context, name string, content []byte) error {
+	taken := rowraft.Errorf(rowraft.CodeAlreadyExists, "%s exists in %s", name, s)
+	_, err := s.client.StatObject(ctx, s.bucket, s.prefix+name, minio.StatObjectOptions{})
+	if err == nil {
+		return taken
+	}
+	if minio.ToErrorResponse(err).Code != "NoSuchKey" {
+		return s.explain(name, err)
+	}
+	opts := minio.PutObjectOptions{ContentType: "application/octet-stream"}
+	opts.SetMatchETagExcept("*")
+	_, err = s.client.PutObject(ctx, s.bucket, s.prefix+name, bytes.NewReader(content), int64(len(content)), opts)
+	if minio.ToErrorResponse(err).Code == "PreconditionFailed" {
+		return taken
+	}
+	return s.explain(name, err)
+}
+
 // Open implements Depot.
 func (s *S3) Open(ctx context.Context, name string) (io.ReadCloser, error) {
 	o, err := s.client.GetObject(ctx, s.bucket, s.prefix+name, minio.GetObjectOptions{})

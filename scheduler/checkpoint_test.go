@@ -1,0 +1,68 @@
+package scheduler
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// TestAFailedCheckpointLeavesAnotherOfItsName: the caller lost its leader, and asked
+// the next one for the same name.
+func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
+	req := &rowraftv1.CreateCheckpointRequest{Destination: t.TempDir(), Name: "a"}
+	first, second := &creation{req: req, id: uuid.UUID{1}}, &creation{req: req, id: uuid.UUID{2}}
+	for _, op := range []*creation{first, second} {
+		if err := op.open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files := func(op *creation, content string) *checkpoint.Manifest {
+		m := &checkpoint.Manifest{ID: op.id.String(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion}
+		for _, kind := range []string{"rows", "sums"} {
+			f := checkpoint.File{Name: fmt.Sprintf("shard-0000-%x01020304.%s", op.tag(), kind), Bytes: int64(len(content)), SHA256: sha256.Sum256([]byte(content))}
+			m.Blobs = append(m.Blobs, checkpoint.Blob{Name: kind, File: f})
+			if err := op.depot.Put(t.Context(), "a/"+f.Name, []byte(content)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return m
+	}
+	_ = files(first, "first")
+	m := files(second, "second")
+	if err := second.checkFiles(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.depot.PutNew(t.Context(), "a/"+checkpoint.ManifestFile, []byte("the manifest of the second")); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := first.depot.List(t.Context(), "a"); err != nil || len(found) != 5 {
+		t.Errorf("%v, %v: the second has removed files of the first", found, err)
+	}
+	if err := first.depot.PutNew(t.Context(), "a/"+checkpoint.ManifestFile, []byte("late")); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
+		t.Errorf("the late manifest of the first: %v, want AlreadyExists", err)
+	}
+	if err := first.cleanUp(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := second.depot.List(t.Context(), "a")
+	if err != nil || len(left) != 3 {
+		t.Errorf("%v, %v: want the three files of the second", left, err)
+	}
+	for _, e := range left {
+		if !second.wrote(e) && !strings.HasSuffix(e.Name, "/"+checkpoint.ManifestFile) {
+			t.Errorf("%s is left of the first", e.Name)
+		}
+	}
+	if _, _, err := depot.Delete(t.Context(), second.depot, "a", false); err != nil {
+		t.Error(err)
+	}
+}
