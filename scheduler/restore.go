@@ -180,7 +180,7 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if err := op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "close"}); err != nil {
 		return err
 	}
-	if err := op.stillLeads(); err != nil {
+	if err := errors.Join(op.stillLeads(), op.stillEmpty(ctx)); err != nil {
 		return err
 	}
 	if _, err := op.s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
@@ -226,6 +226,19 @@ func (op *restoration) checkEmpty(ctx context.Context) error {
 		err = rowraft.Errorf(rowraft.CodeAlreadyExists, "the cluster holds %d rows, which a restore drops: say so with --replace", rows.Load())
 	}
 	return err
+}
+
+// stillEmpty looks again before the decision: staging may have taken minutes, in
+// which somebody made a table or pushed. What comes in the milliseconds from here to
+// the close of a shard is dropped.
+func (op *restoration) stillEmpty(ctx context.Context) error {
+	if op.req.GetReplace() {
+		return nil
+	}
+	if !slices.Equal(op.s.view.Map().Tables, op.cluster.Tables) {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables were made while the restore was staged, which it drops: say so with --replace")
+	}
+	return op.checkEmpty(ctx)
 }
 
 // step sends one step to the shard's leader, whoever that is, until it is taken.
