@@ -277,15 +277,18 @@ func TestKillsDuringCreate(t *testing.T) {
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 3000, perPush: 300})
 	l.more(20)
 	dest := t.TempDir()
-	made := 0
-	for round := range 4 {
+	made, most := 0, 20 // checkpoints of a round
+	if raceEnabled {
+		most = 4
+	}
+	for round := range rounds(4) {
 		name := fmt.Sprintf("c%d", round)
 		done := make(chan int, 1)
 		go func() {
 			for i := 0; ; i++ {
 				_, errout, code := c.rowraft(context.Background(), "checkpoint", "create", dest, "--name", fmt.Sprintf("%s-%d", name, i), "--timeout", "60s")
 				t.Logf("%s-%d: exit code %d: %s", name, i, code, errout)
-				if code != 0 || i == 20 {
+				if code != 0 || i == most {
 					done <- code
 					return
 				}
