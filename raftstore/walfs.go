@@ -16,8 +16,7 @@ import (
 // walFS gives raft-wal its files on a vfs.FS. It differs from raft-wal's own disk
 // in two things. A tail that is opened again is synced first (its name was, when the
 // metadata was loaded): the process that wrote it may have died before it was, and
-// its successor reads and answers for what a power loss would still take, and what
-// follows its last whole batch is cut off (cutTail). And a
+// its successor reads and answers for what a power loss would still take. And a
 // removal is not synced: raft-wal never uses a name twice, and removes what its
 // metadata does not name at the next start.
 type walFS struct{ disk vfs.FS }
@@ -68,7 +67,7 @@ func (w walFS) OpenWriter(dir, name string) (types.WritableFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(f.Sync(), cutTail(w.disk, f)); err != nil {
+	if err := f.Sync(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	if canary.Is(canary.SkipFsync) {

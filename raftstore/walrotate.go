@@ -4,16 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"time"
 
 	wal "github.com/hashicorp/raft-wal"
+	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
 )
 
 // rotatingMeta finishes what a crash interrupted in raft-wal v0.4.2: an append that
 // fills a segment seals the file, and only afterwards, in the background, does the
 // metadata say so and name the next one. raft-wal opens what lies between as a log
-// that answers every append with "segment is sealed", for ever.
+// that answers every append with "segment is sealed", for ever. What follows the last
+// whole batch is cut off before raft-wal looks at it (cutTail).
 type rotatingMeta struct {
 	*metaStore
 	filer        types.SegmentFiler
@@ -28,6 +31,11 @@ func (m *rotatingMeta) Load(dir string) (types.PersistentState, error) {
 	tail := p.Segments[len(p.Segments)-1]
 	if !tail.SealTime.IsZero() {
 		return p, nil
+	}
+	if err := cutTail(m.disk, filepath.Join(dir, segment.FileName(tail))); errors.Is(err, fs.ErrNotExist) {
+		return p, nil
+	} else if err != nil {
+		return p, err
 	}
 	last, indexStart, err := m.sealed(tail)
 	if err != nil || indexStart == 0 {
@@ -48,9 +56,6 @@ func (m *rotatingMeta) Load(dir string) (types.PersistentState, error) {
 // its last entry.
 func (m *rotatingMeta) sealed(tail types.SegmentInfo) (last, indexStart uint64, err error) {
 	w, err := m.filer.RecoverTail(tail)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, 0, nil
-	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("recover the tail of the log: %w", err)
 	}

@@ -1,11 +1,13 @@
 package raftstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"os"
 
 	"github.com/hashicorp/raft-wal/segment"
 	"github.com/rowraft/rowraft"
@@ -31,25 +33,27 @@ const (
 //
 // Errors: CodeCorrupt if what stands there cannot be one batch cut short, so that
 // entries that were answered for would be lost; those of the disk.
-func cutTail(disk vfs.FS, f vfs.File) error {
-	info, err := disk.Stat(f.Name())
+func cutTail(disk vfs.FS, name string) (err error) {
+	info, err := disk.Stat(name)
 	if err != nil {
 		return err
 	}
-	size := info.Size()
-	end, err := lastBatch(f, size)
+	f, err := disk.OpenFile(name, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	end, err := lastBatch(f, info.Size())
 	if err != nil {
 		return fmt.Errorf("log segment %s: %w", f.Name(), err)
 	}
-	rest := make([]byte, size-end)
-	if _, err := f.ReadAt(rest, end); err != nil && !errors.Is(err, io.EOF) {
+	used, err := usedUpTo(f, end, info.Size())
+	if err != nil || used == end {
 		return err
 	}
-	for len(rest) > 0 && rest[len(rest)-1] == 0 {
-		rest = rest[:len(rest)-1]
-	}
-	if len(rest) == 0 {
-		return nil
+	rest := make([]byte, used-end)
+	if _, err := f.ReadAt(rest, end); err != nil && !errors.Is(err, io.EOF) {
+		return err
 	}
 	if at := laterBatch(rest); at >= 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "log segment %s is damaged at byte %d: a whole batch of entries follows at byte %d", f.Name(), end, end+int64(at))
@@ -59,6 +63,26 @@ func cutTail(disk vfs.FS, f vfs.File) error {
 	clear(rest)
 	_, err = f.WriteAt(rest, end)
 	return err
+}
+
+// usedUpTo returns where the last byte between from and to ends that is not zero,
+// or from. Most of a segment is preallocated and empty, so it is read in pieces.
+func usedUpTo(f vfs.File, from, to int64) (int64, error) {
+	used, piece := from, make([]byte, min(to-from, 1<<20))
+	for at := from; at < to; {
+		n, err := f.ReadAt(piece[:min(int64(len(piece)), to-at)], at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return 0, err
+		}
+		if n == 0 {
+			break
+		}
+		if left := bytes.TrimRight(piece[:n], "\x00"); len(left) > 0 {
+			used = at + int64(len(left))
+		}
+		at += int64(n)
+	}
+	return used, nil
 }
 
 // lastBatch returns where the last whole batch of a segment ends, 0 if there is none.
