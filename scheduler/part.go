@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -156,13 +155,11 @@ func (p *partWriter) part() (out checkpoint.Part, err error) {
 // not change, or patience ends.
 func (s *Scheduler) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
 	giveUp := time.Now().Add(patience)
-	next := s.leaderOf(sh)
-	wait := 10 * time.Millisecond
-	for attempt := 0; ; attempt++ {
+	for seek := s.seekLeader(sh); ; {
 		err := func() error {
-			addr := s.addrOf(next)
+			addr := s.addrOf(seek.node)
 			if addr == "" {
-				return rowraft.Errorf(rowraft.CodeNoLeader, "the address of node %s is unknown", next)
+				return rowraft.Errorf(rowraft.CodeNoLeader, "the address of node %s is unknown", seek.node)
 			}
 			conn, err := s.conns.get(addr)
 			if err != nil {
@@ -173,20 +170,8 @@ func (s *Scheduler) onLeader(ctx context.Context, sh clustermap.Shard, patience 
 		if err == nil || !rowraft.CodeOf(err).Retryable() || ctx.Err() != nil || time.Now().After(giveUp) {
 			return err
 		}
-		hint, ok := errors.AsType[*rowraft.NotLeaderError](err)
-		if ok && hint.Leader != "" && hint.Leader != next {
-			next = hint.Leader
-			if attempt%4 != 3 { // two replicas may name each other
-				continue
-			}
-		} else {
-			next = sh.Replicas[attempt%len(sh.Replicas)].Node
-		}
-		select {
-		case <-ctx.Done():
+		if !seek.on(ctx, err) {
 			return err
-		case <-time.After(wait + rand.N(wait)):
-			wait = min(2*wait, 250*time.Millisecond)
 		}
 	}
 }

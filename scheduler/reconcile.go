@@ -173,32 +173,18 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 	if err != nil {
 		return err
 	}
-	next := s.leaderOf(sh)
-	wait := 10 * time.Millisecond
-	for attempt := 0; ; attempt++ {
-		err := s.callEnsureTable(ctx, next, sh.ID, t, epoch)
+	for seek := s.seekLeader(sh); ; {
+		err := s.callEnsureTable(ctx, seek.node, sh.ID, t, epoch)
 		if err == nil {
 			s.markEnsured(term, ensuredKey{t.ID, sh.ID})
 			return nil
 		}
-		err = fmt.Errorf("shard %d: table %s: node %s: %w", sh.ID, t.Name, next, err)
+		err = fmt.Errorf("shard %d: table %s: node %s: %w", sh.ID, t.Name, seek.node, err)
 		if !rowraft.CodeOf(err).Retryable() {
 			return err
 		}
-		hint, ok := errors.AsType[*rowraft.NotLeaderError](err)
-		if ok && hint.Leader != "" && hint.Leader != next {
-			next = hint.Leader
-			if attempt%4 != 3 { // two replicas may name each other
-				continue
-			}
-		} else {
-			next = sh.Replicas[attempt%len(sh.Replicas)].Node
-		}
-		select {
-		case <-ctx.Done():
+		if !seek.on(ctx, err) {
 			return err
-		case <-time.After(wait + rand.N(wait)):
-			wait = min(2*wait, 250*time.Millisecond)
 		}
 		// The leadership may have moved meanwhile: another member does it then.
 		if _, now, lerr := s.leading(); lerr != nil || now != term {
@@ -223,6 +209,41 @@ func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
 		}
 	}
 	return sh.Replicas[0].Node
+}
+
+// leaderSeeker looks for the leader of a shard: node is whom to ask next.
+type leaderSeeker struct {
+	shard   clustermap.Shard
+	node    rowraft.NodeID
+	attempt int
+	wait    time.Duration
+}
+
+func (s *Scheduler) seekLeader(sh clustermap.Shard) *leaderSeeker {
+	return &leaderSeeker{shard: sh, node: s.leaderOf(sh), wait: 10 * time.Millisecond}
+}
+
+// on follows the hint that node's answer gave, or else takes the shard's replicas in
+// turn, with a pause. It reports false when ctx ends meanwhile.
+func (k *leaderSeeker) on(ctx context.Context, answer error) bool {
+	attempt := k.attempt
+	k.attempt++
+	hint, ok := errors.AsType[*rowraft.NotLeaderError](answer)
+	if ok && hint.Leader != "" && hint.Leader != k.node {
+		k.node = hint.Leader
+		if attempt%4 != 3 { // two replicas may name each other
+			return true
+		}
+	} else {
+		k.node = k.shard.Replicas[attempt%len(k.shard.Replicas)].Node
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(k.wait + rand.N(k.wait)):
+		k.wait = min(2*k.wait, 250*time.Millisecond)
+		return true
+	}
 }
 
 const ensureCallTimeout = 2 * time.Second
