@@ -231,6 +231,7 @@ func TestTableAgainstModel(t *testing.T) {
 
 		var snap *Snapshot
 		var snapModel *model
+		base := map[rowraft.Slot]uint64{} // counters of the snapshot before; empty for one that is no delta
 		var snapSlot rowraft.Slot
 		var snapBytes []byte
 		rt.Repeat(map[string]func(*rapid.T){
@@ -276,16 +277,24 @@ func TestTableAgainstModel(t *testing.T) {
 						rt.Fatal(err)
 					}
 					snapModel, snapSlot, snapBytes = m.clone(), 0, nil
+					if rapid.Bool().Draw(rt, "whole") {
+						base = map[rowraft.Slot]uint64{}
+					}
 					return
 				}
 				for range rapid.IntRange(1, 3000).Draw(rt, "pieces") {
 					var done bool
-					snapBytes, done = snap.AppendSlot(snapBytes, snapSlot, rapid.SampledFrom([]int{1, 7, 40, 1000}).Draw(rt, "entries"))
+					snapBytes, done = snap.AppendSlotSince(snapBytes, snapSlot, base[snapSlot], rapid.SampledFrom([]int{1, 7, 40, 1000}).Draw(rt, "entries"))
 					if done {
 						snapSlot++
 					}
 					if snapSlot == rowraft.NumSlots {
-						checkSnapshot(rt, snap, snapBytes, snapModel)
+						if len(base) == 0 {
+							checkSnapshot(rt, snap, snapBytes, snapModel)
+						} else {
+							checkDelta(rt, table.RecordBytes(), base, snapBytes, snapModel)
+						}
+						base = snapModel.versions
 						if err := table.EndSnapshot(); err != nil {
 							rt.Fatal(err)
 						}
@@ -322,5 +331,26 @@ func checkSnapshot(rt rapid.TB, snap *Snapshot, records []byte, want *model) {
 		if snap.SlotVersion(slot) != v || into.SlotVersion(slot) != v {
 			rt.Fatalf("slot %d: version counter %d in the snapshot, %d restored, want %d", slot, snap.SlotVersion(slot), into.SlotVersion(slot), v)
 		}
+	}
+}
+
+// checkDelta compares records with the rows of the begin that are newer than base.
+func checkDelta(rt rapid.TB, recordBytes int, base map[rowraft.Slot]uint64, records []byte, want *model) {
+	rt.Helper()
+	rows := map[rowraft.Key]string{}
+	for key, r := range want.rows {
+		if r.version > base[want.slot(key)] {
+			rows[key] = string(want.record(key))
+		}
+	}
+	for n := recordBytes; len(records) > 0; records = records[n:] {
+		key := rowraft.Key(binary.LittleEndian.Uint64(records[keyOffset:]))
+		if got := string(records[:n]); rows[key] != got {
+			rt.Fatalf("key %d: the delta has %x, want %x (once, if it is newer than %d)", key, got, rows[key], base[want.slot(key)])
+		}
+		delete(rows, key)
+	}
+	if len(rows) > 0 {
+		rt.Fatalf("the delta lacks %d rows", len(rows))
 	}
 }

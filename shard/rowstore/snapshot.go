@@ -123,6 +123,12 @@ func (s *Snapshot) ImageBytes() int64 { return s.images.Stats().UsedBytes }
 // was begun is called until it is done before another one is; a slot that is
 // done stays so and appends nothing.
 func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (out []byte, done bool) {
+	return s.AppendSlotSince(dst, slot, 0, maxEntries)
+}
+
+// AppendSlotSince is AppendSlot of the rows whose version is above since, which is
+// the same in all calls for one slot.
+func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, maxEntries int) (out []byte, done bool) {
 	c := &s.cuts[slot]
 	if c.saved {
 		return dst, true
@@ -133,13 +139,16 @@ func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (ou
 	if s.slot != slot {
 		panic(fmt.Sprintf("rowstore: snapshot of slot %d was asked for while slot %d is not done", slot, s.slot))
 	}
+	if since >= c.version {
+		s.pos = len(s.seg) // no row is as new
+	}
 	end := min(s.pos+maxEntries, len(s.seg))
 	for ; s.pos < end; s.pos++ {
 		e := s.seg[s.pos]
 		if e == 0 {
 			continue
 		}
-		if r := s.t.at(slab.Place(uint32(e) - 1)); *r.version() <= c.version {
+		if r := s.t.at(slab.Place(uint32(e) - 1)); *r.version() <= c.version && *r.version() > since {
 			dst = append(dst, s.t.bytes(r)...)
 		}
 	}
@@ -148,7 +157,9 @@ func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (ou
 	}
 	for image := c.image; image != 0; {
 		r := record{s.images.At(slab.Place(image - 1))}
-		dst = append(dst, s.t.bytes(r)...)
+		if *r.version() > since {
+			dst = append(dst, s.t.bytes(r)...)
+		}
 		next := s.nextImage(r)
 		image = *next
 		if image == 0 {
