@@ -87,6 +87,10 @@ soak: build-faults ## chaos for MIN=30 minutes; each run adds a line to docs/rel
 bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
 	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
 
+.PHONY: bench-rowstore
+bench-rowstore: ## the row store by itself, beside Go's map and against its bars (ARGS="--json --only gather", 3 GiB)
+	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh

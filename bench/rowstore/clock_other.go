@@ -1,0 +1,10 @@
+//go:build !linux
+
+package main
+
+import "time"
+
+var started = time.Now()
+
+// threadTime is the time of the clock where threads have no clock of their own.
+func threadTime() time.Duration { return time.Since(started) }
