@@ -34,12 +34,13 @@ const (
 	CodeNotFound       // a named thing other than a table does not exist
 	CodeAlreadyExists  // likewise, exists
 	CodePrecondition   // the cluster is not as the call needs it: look again, then decide; effect: none
+	CodeFenced         // this replica differs from the majority and serves nothing: another one; operator
 )
 
 var codeNames = [...]string{
 	"Unknown", "InvalidArgument", "TableNotFound", "TableExists", "NotLeader", "WrongShard",
 	"NoLeader", "Starting", "Closing", "TooStale", "Overloaded", "LeadershipLost", "Deadline",
-	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition",
+	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition", "Fenced",
 }
 
 func (c Code) String() string {
@@ -53,7 +54,7 @@ func (c Code) String() string {
 // effect. Only then must the client resend it under the same number.
 func (c Code) MaybeApplied() bool {
 	switch c {
-	case CodeUnknown, CodeLeadershipLost, CodeDeadline, CodeSessionExpired, CodeInternal:
+	case CodeUnknown, CodeLeadershipLost, CodeDeadline, CodeSessionExpired, CodeInternal, CodeFenced:
 		return true
 	}
 	return false
@@ -64,7 +65,7 @@ func (c Code) MaybeApplied() bool {
 func (c Code) Retryable() bool {
 	switch c {
 	case CodeUnknown, CodeNotLeader, CodeWrongShard, CodeNoLeader, CodeStarting, CodeClosing,
-		CodeTooStale, CodeOverloaded, CodeLeadershipLost, CodeDeadline:
+		CodeTooStale, CodeOverloaded, CodeLeadershipLost, CodeDeadline, CodeFenced:
 		return true
 	}
 	return false

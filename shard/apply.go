@@ -46,7 +46,7 @@ func (e *FatalError) Code() rowraft.Code { return rowraft.CodeInternal }
 
 // Apply applies a committed entry and returns *Applied, or *FatalError if this
 // replica must stop. Entries up to AppliedIndex have been applied: it ignores
-// them and returns nil.
+// them and returns nil. A fenced replica applies nothing and returns its *FencedError.
 //
 // It keeps no part of entry. One goroutine calls it, in log order.
 func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
@@ -55,6 +55,9 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 	}
 	m.entry.Lock()
 	defer m.entry.Unlock()
+	if fenced := m.Fenced(); fenced != nil {
+		return fenced
+	}
 	a, err := m.applyEntry(index, entry)
 	if err != nil {
 		return m.fail(index, err)
@@ -112,6 +115,8 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
 	case wire.EntryMark:
 		return a, m.applyMark(h, body, a)
+	case wire.EntryProof:
+		return a, m.applyProof(h, index, body, a)
 	case wire.EntryRestoreBegin, wire.EntryRestoreRows, wire.EntryRestoreClose, wire.EntryRestoreDrop:
 		return a, m.applyRestore(h, body, a)
 	}

@@ -44,6 +44,11 @@ type Machine struct {
 	logTime atomic.Uint64
 	epoch   atomic.Uint64
 
+	// What proof entries told (proof.go); in no snapshot.
+	proved  atomic.Uint64 // newest mark at which this replica agreed
+	divided atomic.Uint64 // mark at which no majority agreed; 0: none
+	provers atomic.Bool   // there was a proof entry
+
 	// entry is held while one entry is applied, so that its holder sees the state
 	// at one index.
 	entry sync.Mutex
@@ -61,6 +66,10 @@ type Machine struct {
 		expected *ExpectedMark
 		// stage is what a restore brings, or nil.
 		stage *stage
+		// notes are the digests at the last marks.
+		notes notes
+		// fenced is why this replica is in the minority, or nil. Nothing clears it.
+		fenced *FencedError
 	}
 }
 
@@ -214,6 +223,9 @@ func (st *state) digest() (sum rowstore.Digest, rows uint64) {
 func (m *Machine) usableLocked() error {
 	if m.mu.closed {
 		return rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard)
+	}
+	if m.mu.fenced != nil {
+		return m.mu.fenced
 	}
 	return m.mu.failed
 }

@@ -42,7 +42,11 @@ func (m *Machine) Restore(r io.Reader) error {
 	if m.mu.closed {
 		return errors.Join(rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard), st.close())
 	}
+	if m.mu.fenced != nil {
+		return errors.Join(m.mu.fenced, st.close()) // its disk and rows are evidence
+	}
 	_ = m.dropStageLocked() // a snapshot is taken only where there is none
+	m.forgetProofsLocked()
 	old := m.mu.state
 	m.mu.state, m.mu.snapshot, m.mu.failed = st, nil, nil
 	m.logTime.Store(h.LogTime)

@@ -321,7 +321,7 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 func FuzzParseEntry(f *testing.F) {
-	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex"} {
+	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex"} {
 		f.Add(golden(f, name))
 	}
 	f.Fuzz(func(t *testing.T, entry []byte) {
@@ -343,6 +343,10 @@ func FuzzParseEntry(f *testing.F) {
 		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop:
 			if b := rebuilt(h, rest); b != nil {
 				again, rest = b, nil
+			}
+		case EntryProof:
+			if p, err := ParseProof(rest); err == nil {
+				again, rest = ProofEntry(h, &p), nil
 			}
 		default:
 			for range h.Parts {

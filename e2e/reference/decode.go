@@ -27,6 +27,7 @@ type entry struct {
 	incarnation rowraft.Incarnation
 	schema      rowraft.Schema
 	restore     *restore
+	proof       *proof
 }
 
 type part struct {
@@ -75,6 +76,14 @@ func decodeEntry(b []byte) (*entry, error) {
 			err = corrupt("bytes follow a schema")
 		}
 		e.schema = s
+		return e, err
+	}
+	if e.kind == kindProof {
+		p, err := decodeProof(body)
+		if err == nil && parts != 0 {
+			err = corrupt("a proof with parts")
+		}
+		e.proof = p
 		return e, err
 	}
 	if e.kind < kindMark || e.kind > kindRestoreDrop {

@@ -107,7 +107,9 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 		h.LogTime += sessionTTL / 50
 	}
 	var entry []byte
-	switch rapid.IntRange(0, 9).Draw(t, "kind") {
+	switch rapid.IntRange(0, 10).Draw(t, "kind") {
+	case 10:
+		return wire.ProofEntry(h, drawProof(t, m)) // spoilt, it may fence a replica: TestMinorityIsFenced
 	case 0:
 		entry = wire.OpenSessionEntry(h, drawClient(t), drawIncarnation(t))
 	case 1:
@@ -124,6 +126,19 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 		entry = spoil(t, entry)
 	}
 	return entry
+}
+
+// drawProof draws a proof entry that fences nobody.
+func drawProof(t *rapid.T, m *Machine) *wire.Proof {
+	p := &wire.Proof{Step: wire.ProofStep(rapid.IntRange(1, 3).Draw(t, "step"))}
+	if p.Step == wire.ProofAgreed {
+		p.Mark, p.Rows = m.Applied+1000, 7 // not noted
+		if len(m.notes) > 0 && rapid.Bool().Draw(t, "noted") {
+			n := rapid.SampledFrom(m.notes).Draw(t, "note")
+			p.Mark, p.Rows, p.Digest = n.index, n.rows, n.digest
+		}
+	}
+	return p
 }
 
 func drawClient(t *rapid.T) rowraft.ClientID {

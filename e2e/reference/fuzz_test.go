@@ -69,6 +69,9 @@ func FuzzApply(f *testing.F) {
 	f.Add(wire.CreateTableEntry(h, &smallTables[0]))
 	f.Add([]byte{})
 	f.Add(wire.MarkEntry(h, wire.MarkID{1}))
+	for step := wire.ProofMark; step <= wire.ProofDivided; step++ {
+		f.Add(wire.ProofEntry(h, &wire.Proof{Step: step, Mark: 1, Rows: 2}))
+	}
 	f.Add(wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: wire.RestoreID{1}, Epoch: 2, Tables: smallTables}))
 	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &wire.RestoreBlock{Table: 1, Counter: 1, RecordBytes: 28})))
 	f.Add(wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: wire.RestoreID{1}, Epoch: 2}))

@@ -38,6 +38,7 @@ type Machine struct {
 	Stage    *Stage // of a restore; nil: none
 
 	sum     Sum
+	notes   []note // at the last marks; in no snapshot
 	stopped error
 }
 
@@ -112,6 +113,8 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.open(e.client, e.incarnation)} }))
 	case kindCreateTable:
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.create(e.schema)} }))
+	case kindProof:
+		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyProof(e.proof) }))
 	default:
 		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyRestore(e.kind, e.restore) }))
 	}

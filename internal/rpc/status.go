@@ -39,6 +39,7 @@ var grpcCodes = map[rowraft.Code]codes.Code{
 	rowraft.CodeNotFound:        codes.NotFound,
 	rowraft.CodeAlreadyExists:   codes.AlreadyExists,
 	rowraft.CodePrecondition:    codes.FailedPrecondition,
+	rowraft.CodeFenced:          codes.Unavailable,
 }
 
 // Detail turns an error into the message that carries all of it.

@@ -49,7 +49,7 @@ func TestForeignStatusMayHaveBeenApplied(t *testing.T) {
 }
 
 func TestEveryCodeHasAStatus(t *testing.T) {
-	for c := rowraft.CodeInvalidArgument; c <= rowraft.CodePrecondition; c++ {
+	for c := rowraft.CodeInvalidArgument; c <= rowraft.CodeFenced; c++ {
 		if _, ok := grpcCodes[c]; !ok {
 			t.Errorf("code %v has no gRPC status", c)
 		}

@@ -62,6 +62,7 @@ var decoders = map[string]string{
 	"wire.ParseEntryHeader":               "wire.FuzzParseEntry",
 	"wire.ParseOpenSession":               "wire.FuzzParseEntry",
 	"wire.ParsePart":                      "wire.FuzzParseEntry",
+	"wire.ParseProof":                     "wire.FuzzParseEntry",
 	"wire.ParseRestoreBegin":              "wire.FuzzParseEntry",
 	"wire.ParseRestoreBlock":              "wire.FuzzParseEntry",
 	"wire.ParseRestoreClose":              "wire.FuzzParseEntry",

@@ -1,0 +1,155 @@
+package shard
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+func (r *replica) mark() Digest {
+	r.tb.Helper()
+	r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark}))
+	d, ok := r.Noted(r.index)
+	if now := r.digest(); !ok || d != now {
+		r.tb.Fatalf("noted %+v (%v) at the mark, the digest is %+v", d, ok, now)
+	}
+	return d
+}
+
+func (r *replica) agree(d Digest) *Applied {
+	r.tb.Helper()
+	return r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofAgreed, Mark: d.Index, Rows: d.Rows, Digest: d.Sum}))
+}
+
+func pullOne(r *replica) error {
+	_, _, err := r.Pull(payloadOf(rows{schema: markTable(), flags: wire.FlagNoValues, keys: []rowraft.Key{1}}), false, func(n int) []byte { return make([]byte, n) })
+	return err
+}
+
+func pushedReplica(tb testing.TB) *replica {
+	r := newReplica(tb, Config{})
+	r.create(markTable())
+	r.mustOpen(1, 1)
+	pushOnes(r, 1, 1, 2, 3)
+	return r
+}
+
+// TestAFencedReplicaServesNothing: no pull, digest, snapshot, entry or restore, and
+// the code is one that a client takes elsewhere.
+func TestAFencedReplicaServesNothing(t *testing.T) {
+	r := pushedReplica(t)
+	before := r.snapshot()
+	writing, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writing.Release()
+	good := r.mark()
+	other := good
+	other.Sum[0] ^= 1
+	pushOnes(r, 2, 4)
+	wantCode(t, r.agree(other).Parts[0].Err, rowraft.CodeCorrupt)
+
+	fenced := r.Fenced()
+	if fenced == nil || fenced.Own != good || fenced.Majority != other || fenced.AppliedTo != r.index {
+		t.Fatalf("fenced: %+v, want own %+v, majority %+v", fenced, good, other)
+	}
+	index := r.AppliedIndex()
+	refused := map[string]error{
+		"pull":     pullOne(r),
+		"digest":   second(r.Digest()),
+		"snapshot": second(r.Snapshot()),
+		"mark":     second(r.ExpectMark(wire.MarkID{1})),
+		"writing":  second(writing.WriteTo(new(bytes.Buffer))),
+		"restore":  r.Restore(bytes.NewReader(before)),
+	}
+	applied, _ := r.Apply(r.index+1, wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark})).(error)
+	refused["entry"] = applied
+	for what, err := range refused {
+		if rowraft.CodeOf(err) != rowraft.CodeFenced || !rowraft.CodeOf(err).Retryable() || !rowraft.CodeOf(err).MaybeApplied() {
+			t.Errorf("%s: %v, want Fenced", what, err)
+		}
+	}
+	if errors.As(applied, new(*FatalError)) || r.AppliedIndex() != index {
+		t.Errorf("an entry after the fence: %v at index %d, want none applied after %d", applied, r.AppliedIndex(), index)
+	}
+}
+
+// TestOnlyWhatWasNotedIsJudged: a replica that was restored, or whose notes are too
+// old, has no say; figures of another epoch fence nobody.
+func TestOnlyWhatWasNotedIsJudged(t *testing.T) {
+	wrong := func(d Digest) Digest { d.Rows++; return d }
+	for _, tc := range []struct {
+		name string
+		then func(r *replica)
+	}{
+		{"a snapshot has replaced the rows", func(r *replica) {
+			if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"64 marks came after", func(r *replica) {
+			for range maxNotes {
+				r.mark()
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := pushedReplica(t)
+			d := r.mark()
+			tc.then(r)
+			if err := r.agree(wrong(d)).Parts[0].Err; err != nil || r.Fenced() != nil {
+				t.Errorf("judged by what it has not noted: %v", err)
+			}
+		})
+	}
+	t.Run("another epoch", func(t *testing.T) {
+		r := pushedReplica(t)
+		d := wrong(r.mark())
+		h := r.header()
+		h.Epoch++
+		a := r.apply(wire.ProofEntry(h, &wire.Proof{Step: wire.ProofAgreed, Mark: d.Index, Rows: d.Rows, Digest: d.Sum}))
+		wantCode(t, a.Parts[0].Err, rowraft.CodeSessionExpired)
+		if r.Fenced() != nil {
+			t.Error("fenced by an entry of another epoch")
+		}
+	})
+	t.Run("the oldest of 64", func(t *testing.T) {
+		r := pushedReplica(t)
+		d := r.mark()
+		for range maxNotes - 1 {
+			r.mark()
+		}
+		wantCode(t, r.agree(wrong(d)).Parts[0].Err, rowraft.CodeCorrupt)
+	})
+}
+
+// TestDivisionEnds: a shard is divided until something is agreed, or a snapshot
+// brings other rows. Nothing of the state changes.
+func TestDivisionEnds(t *testing.T) {
+	r := pushedReplica(t)
+	before := r.digest()
+	divide := func() {
+		d := r.mark()
+		r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofDivided, Mark: d.Index}))
+		if r.Divided() != d.Index || r.Proved() == d.Index {
+			t.Fatalf("divided at %d, proved at %d; want divided at %d", r.Divided(), r.Proved(), d.Index)
+		}
+	}
+	divide()
+	d := r.mark()
+	r.agree(d)
+	if r.Divided() != 0 || r.Proved() != d.Index || !r.KnowsProofs() {
+		t.Errorf("agreed at %d: divided at %d, proved at %d", d.Index, r.Divided(), r.Proved())
+	}
+	divide()
+	if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil || r.Divided() != 0 || r.Proved() != 0 {
+		t.Errorf("after a restore (%v): divided at %d, proved at %d", err, r.Divided(), r.Proved())
+	}
+	if after := r.digest(); after.Sum != before.Sum || after.Rows != before.Rows {
+		t.Errorf("proof entries changed the rows: %+v to %+v", before, after)
+	}
+}
