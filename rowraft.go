@@ -199,6 +199,12 @@ type Schema struct {
 	Dim         int // weights per row, 1 … MaxDim
 	Initializer Initializer
 	Optimizer   Optimizer
+
+	// What follows came later; the zero values are what tables were before.
+	Storage   DType     // of the weights: 0 or Float32, or BFloat16
+	Admission Admission // which keys get a row
+	Expire    uint32    // ticks of logged time without a push after which a row goes; 0: never
+	Capacity  Capacity  // how many rows there may be
 }
 
 var tableName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,127}$`)
@@ -220,6 +226,9 @@ func (s *Schema) Validate() error {
 	if err := s.Optimizer.validate(); err != nil {
 		return fmt.Errorf("table %s: %w", s.Name, err)
 	}
+	if err := s.validatePolicies(); err != nil {
+		return fmt.Errorf("table %s: %w", s.Name, err)
+	}
 	return nil
 }
 
@@ -227,7 +236,7 @@ func (s *Schema) Validate() error {
 // everything but the ID is equal.
 func (s Schema) SameShape(o Schema) bool {
 	s.ID = o.ID
-	return s == o
+	return s.Normal() == o.Normal()
 }
 
 func (i *Initializer) validate() error {

@@ -8,15 +8,16 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// Version is the newest format this binary writes and reads.
-const Version = 1
+// Version is the newest format this binary reads. A stream is written as format
+// 1 unless it holds something newer.
+const Version = 2
 
 const (
 	magic      = "ROWRSNAP"
 	headerSize = 64
 
 	chunkHeaderSize = 16
-	rowsHeaderSize  = 32
+	rowsHeaderSize  = 32 // format 1; format 2 has 8 bytes more
 	sessionFixed    = 176
 	refusalSize     = 16
 	trailerSize     = 48
@@ -53,6 +54,9 @@ type Header struct {
 	Applied rowraft.Index // the rows are those after this entry
 	LogTime uint64        // nanoseconds of logged time
 	Epoch   rowraft.TableEpoch
+	// Format is what the stream is written in at least, and was read in. Format 2
+	// has Slot.Removed.
+	Format uint16
 }
 
 // Session is what a shard remembers of one pushing client.
@@ -80,6 +84,7 @@ type Slot struct {
 	Slot        rowraft.Slot
 	Counter     uint64 // the last row version drawn in this slot
 	RecordBytes int    // length of one record
+	Removed     uint64 // the counter when a row was last removed here, 0 if none was; format 2
 }
 
 // Trailer is what the whole stream adds up to.
@@ -92,7 +97,7 @@ type Trailer struct {
 func (h Header) append(dst []byte, tables, sessions int) []byte {
 	at := len(dst)
 	dst = append(dst, magic...)
-	dst = le.AppendUint16(dst, Version)
+	dst = le.AppendUint16(dst, h.Format)
 	dst = le.AppendUint16(dst, clustermap.HashVersion)
 	dst = le.AppendUint32(dst, uint32(h.Shard))
 	dst = le.AppendUint64(dst, uint64(h.Applied))
@@ -125,6 +130,7 @@ func parseHeader(b []byte) (h Header, tables, sessions int, err error) {
 		Applied: rowraft.Index(le.Uint64(b[16:])),
 		LogTime: le.Uint64(b[24:]),
 		Epoch:   rowraft.TableEpoch(le.Uint64(b[32:])),
+		Format:  version,
 	}
 	tables, sessions = int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
 	if version == 0 || hash == 0 || tables > maxTables || sessions > maxSessions || [12]byte(b[48:60]) != [12]byte{} {

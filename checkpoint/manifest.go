@@ -18,8 +18,9 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// ManifestVersion is the newest manifest this binary writes and reads.
-const ManifestVersion = 1
+// ManifestVersion is the newest manifest this binary reads. One that holds
+// nothing newer is written as version 1.
+const ManifestVersion = 2
 
 // ManifestFile is the name of the file that makes a set of files a checkpoint.
 // It is written last.
@@ -177,12 +178,20 @@ func (m *Manifest) Encode() ([]byte, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "encode a manifest: %w", err)
 	}
 	body = append(body, '\n')
-	out := fmt.Appendf(nil, "%s %d %08x %d\n", manifestMagic, ManifestVersion, crc32.Checksum(body, castagnoli), len(body))
+	out := fmt.Appendf(nil, "%s %d %08x %d\n", manifestMagic, m.version(), crc32.Checksum(body, castagnoli), len(body))
 	out = append(out, body...)
 	if _, err := ParseManifest(out); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "the manifest would not be readable: %w", err)
 	}
 	return out, nil
+}
+
+// version is the oldest manifest that knows all of m.
+func (m *Manifest) version() int {
+	if slices.ContainsFunc(m.Tables, func(t TableSum) bool { return t.Schema.Extended() }) {
+		return 2
+	}
+	return 1
 }
 
 func fileToJSON(f File) fileJSON { return fileJSON{f.Name, f.Bytes, hex.EncodeToString(f.SHA256[:])} }
@@ -191,7 +200,7 @@ const manifestMagic = "ROWRAFT-CHECKPOINT"
 
 var (
 	manifestStart = regexp.MustCompile(`^` + manifestMagic + ` ([1-9][0-9]{0,8})[ \n]`)
-	manifestLine  = regexp.MustCompile(`^` + manifestMagic + ` 1 ([0-9a-f]{8}) ([1-9][0-9]{0,8})\n`)
+	manifestLine  = regexp.MustCompile(`^` + manifestMagic + ` [12] ([0-9a-f]{8}) ([1-9][0-9]{0,8})\n`)
 )
 
 // ParseManifest reads a manifest and checks all that it says of itself.
@@ -202,7 +211,8 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	if start == nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: it does not start with %q and a version", manifestMagic)
 	}
-	if v, _ := strconv.Atoi(string(start[1])); v > ManifestVersion {
+	v, _ := strconv.Atoi(string(start[1]))
+	if v > ManifestVersion {
 		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "manifest has format %d; this binary knows up to %d: upgrade it", v, ManifestVersion)
 	}
 	line := manifestLine.FindSubmatch(b)
@@ -231,6 +241,9 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	m, err := j.manifest()
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: %w", err)
+	}
+	if want := m.version(); v != want {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: what it says is format %d, its first line says %d", want, v)
 	}
 	return m, nil
 }

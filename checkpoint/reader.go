@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/wire"
@@ -96,8 +97,11 @@ func (r *Reader) Next() (Block, error) {
 }
 
 func (r *Reader) block() (Block, error) {
-	b := r.buf
-	if len(b) < rowsHeaderSize {
+	b, head := r.buf, rowsHeaderSize
+	if r.header.Format >= 2 {
+		head += 8
+	}
+	if len(b) < head {
 		return Block{}, r.corrupt("a chunk of rows has %d bytes", len(b))
 	}
 	blk := Block{
@@ -108,12 +112,15 @@ func (r *Reader) block() (Block, error) {
 			RecordBytes: int(le.Uint32(b[28:])),
 		},
 		Rows:    int(le.Uint32(b[24:])),
-		Records: b[rowsHeaderSize:],
+		Records: b[head:],
+	}
+	if r.header.Format >= 2 {
+		blk.Removed = le.Uint64(b[rowsHeaderSize:])
 	}
 	part := le.Uint32(b[12:])
 	blk.First = part == 0
 	switch {
-	case blk.Slot.Slot >= rowraft.NumSlots, le.Uint16(b[10:]) != 0, blk.RecordBytes < 8,
+	case blk.Slot.Slot >= rowraft.NumSlots, le.Uint16(b[10:]) != 0, blk.RecordBytes < 8, blk.Removed > blk.Counter,
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
 		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot, blk.Rows, blk.RecordBytes, len(blk.Records))
 	case part == 0 && r.started && !r.last.before(blk.Slot),
@@ -164,6 +171,9 @@ func (r *Reader) readSchemas(n int) error {
 			}
 			r.tables = append(r.tables, s)
 		}
+	}
+	if r.header.Format < 2 && slices.ContainsFunc(r.tables, func(s rowraft.Schema) bool { return s.Extended() }) {
+		return r.corrupt("a table of a later format")
 	}
 	if len(r.tables) != n {
 		return r.corrupt("the header names %d tables, there are %d", n, len(r.tables))

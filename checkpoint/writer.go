@@ -13,8 +13,9 @@ import (
 // Writer writes one stream: NewWriter, then for each (table, slot) in ascending
 // order BeginSlot and any number of Append, then Finish.
 type Writer struct {
-	w     io.Writer
-	bytes int64
+	w      io.Writer
+	bytes  int64
+	format uint16
 
 	buf     []byte // the chunk under construction, its header included
 	slot    Slot
@@ -28,7 +29,13 @@ type Writer struct {
 // NewWriter writes everything that stands before the rows. tables must be
 // ascending by ID and sessions by Client.
 func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session) (*Writer, error) {
-	wr := &Writer{w: w, buf: make([]byte, 0, targetChunk+(64<<10))}
+	h.Format = max(h.Format, 1)
+	for i := range tables {
+		if tables[i].Extended() {
+			h.Format = max(h.Format, 2)
+		}
+	}
+	wr := &Writer{w: w, format: h.Format, buf: make([]byte, 0, targetChunk+(64<<10))}
 	wr.buf = h.append(wr.buf, len(tables), len(sessions))
 	if err := wr.flush(); err != nil {
 		return nil, err
@@ -70,6 +77,9 @@ func (w *Writer) BeginSlot(s Slot) error {
 	}
 	if w.started && !w.slot.before(s) {
 		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d follows table %#x slot %d", uint64(s.Table), s.Slot, uint64(w.slot.Table), w.slot.Slot)
+	}
+	if s.Removed > s.Counter || s.Removed > 0 && w.format < 2 {
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d: rows were removed at %d of %d, in format %d", uint64(s.Table), s.Slot, s.Removed, s.Counter, w.format)
 	}
 	w.slot, w.open, w.started, w.part = s, true, true, 0
 	w.beginRows()
@@ -126,6 +136,9 @@ func (w *Writer) beginRows() {
 	w.buf = le.AppendUint64(w.buf, s.Counter)
 	w.buf = le.AppendUint32(w.buf, 0) // rows, set by endRows
 	w.buf = le.AppendUint32(w.buf, uint32(s.RecordBytes))
+	if w.format >= 2 {
+		w.buf = le.AppendUint64(w.buf, s.Removed)
+	}
 }
 
 func (w *Writer) endRows() error {

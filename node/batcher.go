@@ -151,7 +151,7 @@ func (b *batcher) propose(parts []*waiting, size int) {
 		return
 	}
 	h := b.header()
-	h.Kind, h.Version, h.Parts = wire.EntryParts, wire.EntryVersion, len(parts)
+	h.Kind, h.Version, h.Parts = wire.EntryParts, wire.PlainEntryVersion, len(parts)
 	buf := rpc.Pool.Get(size)
 	entry := (*buf)[:wire.EntryHeaderSize]
 	wire.PutEntryHeader(entry, h)

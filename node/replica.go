@@ -147,7 +147,7 @@ func (r *replica) close() error {
 
 // header is what the batcher's next entry begins with.
 func (r *replica) header() wire.EntryHeader {
-	return wire.EntryHeader{Version: wire.EntryVersion, LogTime: r.clock.now(), Epoch: r.machine.Epoch()}
+	return wire.EntryHeader{Version: wire.PlainEntryVersion, LogTime: r.clock.now(), Epoch: r.machine.Epoch()}
 }
 
 // mustLead reports why this replica cannot answer as the leader.

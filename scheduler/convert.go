@@ -46,5 +46,18 @@ func describe(s rowraft.Schema) string {
 	if o.Kind != rowraft.SGD {
 		opt += fmt.Sprintf(" epsilon %v", o.Epsilon)
 	}
-	return fmt.Sprintf("%s, dim %d, initializer %s (seed %d), optimizer %s", s.Kind, s.Dim, init, i.Seed, opt)
+	text := fmt.Sprintf("%s, dim %d, initializer %s (seed %d), optimizer %s", s.Kind, s.Dim, init, i.Seed, opt)
+	if t := s.StorageType(); t != rowraft.Float32 {
+		text += ", storage " + t.String()
+	}
+	if s.Admission != (rowraft.Admission{}) {
+		text += ", admission " + s.Admission.String()
+	}
+	if s.Expire != 0 {
+		text += fmt.Sprintf(", expiry %d ticks", s.Expire)
+	}
+	if c := s.Capacity; c.Rows != 0 {
+		text += fmt.Sprintf(", capacity %d rows evict %s", c.Rows, c.Evict)
+	}
+	return text
 }

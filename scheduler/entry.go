@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"io"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -16,7 +17,7 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 3 // the newest that this binary reads
+	frameVersion  = 4 // the newest that this binary reads
 	frameBytes    = 16
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
@@ -46,6 +47,9 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 func versionOf(m proto.Message) uint32 {
 	switch m := m.(type) {
 	case *rowraftv1.MetaCommand:
+		if anyExtended(m.GetCreateTable().GetTable()) || anyExtended(m.GetRestore().GetTables()...) {
+			return 4
+		}
 		switch m.Command.(type) {
 		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
 			return 2
@@ -53,6 +57,9 @@ func versionOf(m proto.Message) uint32 {
 			return 3
 		}
 	case *rowraftv1.MetaState:
+		if anyExtended(m.GetMap().GetTables()...) || anyExtended(m.GetRestore().GetTables()...) {
+			return 4
+		}
 		if m.GetRestore() != nil || len(m.GetBegunRestore()) > 0 {
 			return 3
 		}
@@ -61,6 +68,13 @@ func versionOf(m proto.Message) uint32 {
 		}
 	}
 	return 1
+}
+
+// anyExtended reports whether a table has a property of version 4.
+func anyExtended(tables ...*rowraftv1.TableSchema) bool {
+	return slices.ContainsFunc(tables, func(t *rowraftv1.TableSchema) bool {
+		return t.GetStorage() != 0 || t.GetAdmission() != nil || t.GetExpireTicks() != 0 || t.GetCapacity() != nil
+	})
 }
 
 // decodeFrame reads one frame and nothing behind it from r.

@@ -15,10 +15,10 @@ import (
 func TestEntriesThatStopTheReplica(t *testing.T) {
 	table := testTable(9, "t", 1, sgd)
 	part := push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{1}}))
-	h := wire.EntryHeader{Version: wire.EntryVersion, Epoch: 1}
+	h := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 1}
 	good := entryOf(h, part, part)
 	later := bytes.Clone(good)
-	later[4]++
+	later[4] = wire.EntryVersion + 1
 	kind := bytes.Clone(good)
 	kind[2] = 200
 	parts := bytes.Clone(good)

@@ -96,7 +96,7 @@ func newReplica(tb testing.TB, c Config) *replica {
 }
 
 func (r *replica) header() wire.EntryHeader {
-	return wire.EntryHeader{Version: wire.EntryVersion, LogTime: r.now, Epoch: r.Epoch()}
+	return wire.EntryHeader{Version: wire.PlainEntryVersion, LogTime: r.now, Epoch: r.Epoch()}
 }
 
 func entryOf(h wire.EntryHeader, parts ...wire.Part) []byte {

@@ -65,6 +65,17 @@ type TableConfig struct {
 	Beta2              *float32 `yaml:"beta2"`               // adam
 	// Init: embeddings start uniform in [−Init, Init).
 	Init float32 `yaml:"init"`
+
+	Storage   string          `yaml:"storage"`   // of the weights: float32 or bfloat16
+	Admission string          `yaml:"admission"` // all, count:3 or probability:0.1; embeddings only
+	Expire    string          `yaml:"expire"`    // "168h", or seconds; embeddings only
+	Capacity  *CapacityConfig `yaml:"capacity"`  // embeddings only
+}
+
+// CapacityConfig bounds the rows of a table.
+type CapacityConfig struct {
+	Rows  uint64 `yaml:"rows"`
+	Evict string `yaml:"evict"` // lru or lfu
 }
 
 // MaxAuditTrainers is the number of trainers an audit row has room for.
@@ -159,12 +170,18 @@ func (c *Config) Validate() error {
 		if _, err := t.optimizer(); err != nil {
 			return err
 		}
+		if err := t.policies(&rowraft.Schema{}); err != nil {
+			return err
+		}
 		if !(t.LR > 0) {
 			return invalid("lr %v: want > 0", t.LR)
 		}
 	}
 	for _, s := range c.schemas() {
 		if err := s.Validate(); err != nil {
+			return err
+		}
+		if err := s.Unsupported(); err != nil {
 			return err
 		}
 	}
@@ -201,6 +218,28 @@ func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 	return rowraft.Optimizer{}, invalid("optimizer %q: want sgd, adagrad or adam", t.Optimizer)
 }
 
+// policies sets how rows are stored, which keys get one and which lose it.
+func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
+	switch t.Storage {
+	case "", "float32":
+	case "bfloat16":
+		s.Storage = rowraft.BFloat16
+	default:
+		return invalid("storage %q: want float32 or bfloat16", t.Storage)
+	}
+	if s.Admission, err = rowraft.ParseAdmission(t.Admission); err != nil {
+		return err
+	}
+	if s.Expire, err = rowraft.ParseTicks(t.Expire); err != nil {
+		return err
+	}
+	if t.Capacity != nil {
+		s.Capacity.Rows = t.Capacity.Rows
+		s.Capacity.Evict, err = rowraft.ParseEvict(t.Capacity.Evict)
+	}
+	return err
+}
+
 // schemas are the tables of the job: embeddings, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
 	embeddings, _ := c.Embeddings.optimizer()
@@ -212,6 +251,8 @@ func (c *Config) schemas() []rowraft.Schema {
 		Name: c.Job + ".dense", Kind: rowraft.Dense, Dim: denseWidth, Optimizer: dense,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 	}}
+	_ = c.Embeddings.policies(&tables[0])
+	_ = c.Dense.policies(&tables[1])
 	if c.Audit {
 		tables = append(tables, rowraft.Schema{
 			Name: c.Job + ".audit", Kind: rowraft.Sparse, Dim: c.Trainers,

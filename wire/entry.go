@@ -1,13 +1,14 @@
 package wire
 
-import (
-	"math"
+import "github.com/rowraft/rowraft"
 
-	"github.com/rowraft/rowraft"
+// EntryVersion is the newest apply version this binary understands. An entry is
+// written with the oldest one that knows all of it: PlainEntryVersion, unless it
+// holds something of a later one.
+const (
+	EntryVersion      = 2
+	PlainEntryVersion = 1
 )
-
-// EntryVersion is the newest apply version this binary writes and understands.
-const EntryVersion = 1
 
 const (
 	entryMagic  = 0x52 // 'R'
@@ -141,72 +142,4 @@ func ParseOpenSession(body []byte) (client rowraft.ClientID, inc rowraft.Incarna
 		return client, 0, rowraft.Errorf(rowraft.CodeCorrupt, "OpenSession entry has %d bytes, want %d", len(body), SessionSize)
 	}
 	return rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:])), nil
-}
-
-// CreateTableEntry returns the entry that makes a table known to a shard.
-func CreateTableEntry(h EntryHeader, s *rowraft.Schema) []byte {
-	h.Kind, h.Parts = EntryCreateTable, 0
-	b := make([]byte, EntryHeaderSize, EntryHeaderSize+SchemaSize(s))
-	PutEntryHeader(b, h)
-	return AppendSchema(b, s)
-}
-
-const schemaFixed = 56
-
-// SchemaSize returns the encoded length of s, a multiple of 8.
-func SchemaSize(s *rowraft.Schema) int { return align8(schemaFixed + len(s.Name)) }
-
-// AppendSchema appends the encoding of s (docs/formats/entry.md), used in
-// entries and snapshots.
-func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
-	dst = le.AppendUint64(dst, uint64(s.ID))
-	dst = append(dst, byte(s.Kind), byte(s.Initializer.Kind), byte(s.Optimizer.Kind), 0)
-	dst = le.AppendUint32(dst, uint32(s.Dim))
-	dst = le.AppendUint64(dst, s.Initializer.Seed)
-	o := &s.Optimizer
-	for _, f := range [...]float32{s.Initializer.A, s.Initializer.B, o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2} {
-		dst = le.AppendUint32(dst, math.Float32bits(f))
-	}
-	dst = le.AppendUint32(dst, uint32(len(s.Name)))
-	dst = append(dst, s.Name...)
-	for pad := SchemaSize(s) - schemaFixed - len(s.Name); pad > 0; pad-- {
-		dst = append(dst, 0)
-	}
-	return dst
-}
-
-// ParseSchema reads a schema from the start of b and validates it. Errors: CodeCorrupt.
-func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
-	if len(b) < schemaFixed {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema ends after %d bytes, want at least %d", len(b), schemaFixed)
-	}
-	f := func(i int) float32 { return math.Float32frombits(le.Uint32(b[24+4*i:])) }
-	s = rowraft.Schema{
-		ID:          rowraft.TableID(le.Uint64(b)),
-		Kind:        rowraft.TableKind(b[8]),
-		Dim:         int(le.Uint32(b[12:])),
-		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: f(0), B: f(1)},
-		Optimizer:   rowraft.Optimizer{Kind: rowraft.OptimizerKind(b[10]), LR: f(2), InitialAccumulator: f(3), Epsilon: f(4), Beta1: f(5), Beta2: f(6)},
-	}
-	n := uint64(le.Uint32(b[52:]))
-	if b[11] != 0 {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has reserved bytes that are not 0")
-	}
-	if n > 128 || schemaFixed+n > uint64(len(b)) {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has a name of %d bytes, %d are left", n, len(b)-schemaFixed)
-	}
-	s.Name = string(b[schemaFixed : schemaFixed+n])
-	size := SchemaSize(&s)
-	if size > len(b) {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q ends early", s.Name)
-	}
-	for _, pad := range b[schemaFixed+n : size] {
-		if pad != 0 {
-			return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has padding that is not 0", s.Name)
-		}
-	}
-	if err := s.Validate(); err != nil {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "stored schema: %w", err)
-	}
-	return s, b[size:], nil
 }

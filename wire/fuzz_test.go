@@ -18,13 +18,23 @@ func FuzzParseSchema(f *testing.F) {
 	} {
 		b := AppendSchema(nil, &s)
 		f.Add(b)
+		s.Storage = rowraft.BFloat16
+		if s.Kind == rowraft.Sparse {
+			s.Admission, s.Expire = rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.5}, 60
+			s.Capacity = rowraft.Capacity{Rows: 1 << 20, Evict: rowraft.EvictLFU}
+		}
+		f.Add(AppendSchema(nil, &s))
 		f.Add(append(b[:len(b):len(b)], 1, 2, 3))
 		f.Add(b[:len(b)-1])
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, rest, err := ParseSchema(b)
 		if err != nil {
-			wantCode(t, err, rowraft.CodeCorrupt, "")
+			want := rowraft.CodeCorrupt
+			if len(b) >= schemaFixed && b[11] > schemaFormat {
+				want = rowraft.CodeVersionTooNew
+			}
+			wantCode(t, err, want, "")
 			return
 		}
 		if err := s.Validate(); err != nil {

@@ -180,21 +180,79 @@ func TestGoldenOpenSession(t *testing.T) {
 }
 
 func TestGoldenCreateTable(t *testing.T) {
-	want := rowraft.Schema{
-		ID: 0x0123456789abcdef, Name: "users", Kind: rowraft.Sparse, Dim: 16,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 42, A: -0.5, B: 0.5},
-		Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.125, InitialAccumulator: 0.0625, Epsilon: 0x1p-21},
+	for _, tc := range []struct {
+		file    string
+		version uint16
+		want    rowraft.Schema
+	}{
+		{"entry_table.hex", 1, rowraft.Schema{
+			ID: 0x0123456789abcdef, Name: "users", Kind: rowraft.Sparse, Dim: 16,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 42, A: -0.5, B: 0.5},
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.125, InitialAccumulator: 0.0625, Epsilon: 0x1p-21},
+		}},
+		{"entry_table_extended.hex", 2, rowraft.Schema{
+			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Storage: rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}, Expire: 3600,
+			Capacity: rowraft.Capacity{Rows: 1_000_000, Evict: rowraft.EvictLFU},
+		}},
+	} {
+		t.Run(tc.file, func(t *testing.T) {
+			file := golden(t, tc.file)
+			h, body, err := ParseEntryHeader(file)
+			if err != nil || h.Kind != EntryCreateTable || h.Version != tc.version {
+				t.Fatalf("header %+v, %v", h, err)
+			}
+			got, rest, err := ParseSchema(body)
+			if err != nil || got != tc.want || len(rest) != 0 {
+				t.Errorf("schema %+v, %d bytes left, %v", got, len(rest), err)
+			}
+			if got := CreateTableEntry(EntryHeader{Version: PlainEntryVersion, LogTime: 5, Epoch: 1}, &tc.want); !bytes.Equal(got, file) {
+				t.Errorf("written %x\nwant    %x", got, file)
+			}
+		})
 	}
-	file := golden(t, "entry_table.hex")
-	h, body, err := ParseEntryHeader(file)
-	if err != nil || h.Kind != EntryCreateTable {
-		t.Fatalf("header %+v, %v", h, err)
+}
+
+// TestFloat32StorageIsTheOldForm: naming the default changes no byte.
+func TestFloat32StorageIsTheOldForm(t *testing.T) {
+	s := rowraft.Schema{ID: 1, Name: "t", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}}
+	old := AppendSchema(nil, &s)
+	s.Storage = rowraft.Float32
+	if got := AppendSchema(nil, &s); !bytes.Equal(got, old) {
+		t.Errorf("written %x\nwant    %x", got, old)
 	}
-	got, rest, err := ParseSchema(body)
-	if err != nil || got != want || len(rest) != 0 {
-		t.Errorf("schema %+v, %d bytes left, %v", got, len(rest), err)
+}
+
+func TestExtensionsThatAreRefused(t *testing.T) {
+	good := golden(t, "entry_table_extended.hex")[EntryHeaderSize:]
+	const at = 64 // of the extension
+	change := func(i int, b ...byte) []byte {
+		bad := bytes.Clone(good)
+		copy(bad[i:], b)
+		return bad
 	}
-	if got := CreateTableEntry(EntryHeader{Version: 1, LogTime: 5, Epoch: 1}, &want); !bytes.Equal(got, file) {
-		t.Errorf("written %x\nwant    %x", got, file)
+	for _, tc := range []struct {
+		name   string
+		schema []byte
+		code   rowraft.Code
+	}{
+		{"a later format", change(11, 2), rowraft.CodeVersionTooNew},
+		{"cut", good[:len(good)-8], rowraft.CodeCorrupt},
+		{"nothing in it", change(at, make([]byte, 24)...), rowraft.CodeCorrupt},
+		{"float32 by name", change(at, 1), rowraft.CodeCorrupt},
+		{"an unknown storage", change(at, 3), rowraft.CodeCorrupt},
+		{"an unknown admission", change(at+1, 3), rowraft.CodeCorrupt},
+		{"an unknown eviction", change(at+2, 3), rowraft.CodeCorrupt},
+		{"its zero byte", change(at+3, 1), rowraft.CodeCorrupt},
+		{"a probability beside a count", change(at+10, 0x80, 0x3e), rowraft.CodeCorrupt},
+		{"minus zero", change(at+11, 0x80), rowraft.CodeCorrupt},
+		{"a capacity below one row a slot", change(at+16, 1, 0, 0), rowraft.CodeCorrupt},
+		{"a capacity beyond all bounds", change(at+22, 1), rowraft.CodeCorrupt},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, _, err := ParseSchema(tc.schema)
+			wantCode(t, err, tc.code, "schema")
+		})
 	}
 }

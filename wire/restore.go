@@ -63,6 +63,9 @@ func restoreEntry(h EntryHeader, kind EntryKind, size int) []byte {
 
 // RestoreBeginEntry returns the entry that opens a stage.
 func RestoreBeginEntry(h EntryHeader, r *RestoreBegin) []byte {
+	for i := range r.Tables {
+		h.Version = max(h.Version, SchemaVersion(&r.Tables[i]))
+	}
 	b := restoreEntry(h, EntryRestoreBegin, restoreBeginFixed)
 	b = append(b, r.ID[:]...)
 	b = le.AppendUint64(b, uint64(r.Epoch))

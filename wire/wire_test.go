@@ -204,7 +204,7 @@ func TestParseEntryHeaderRefuses(t *testing.T) {
 		{"half a header", good[:31], rowraft.CodeCorrupt},
 		{"another magic", change(good, 0, 'r'), rowraft.CodeCorrupt},
 		{"a later format", change(good, 1, 2), rowraft.CodeVersionTooNew},
-		{"a later apply version", change(good, 4, 2), rowraft.CodeVersionTooNew},
+		{"a later apply version", change(good, 4, EntryVersion+1), rowraft.CodeVersionTooNew},
 		{"a much later apply version", change(good, 4, 0, 1), rowraft.CodeVersionTooNew},
 		{"format 0", change(good, 1, 0), rowraft.CodeCorrupt},
 		{"apply version 0", change(good, 4, 0), rowraft.CodeCorrupt},

@@ -187,6 +187,8 @@ func TestGoldenOutput(t *testing.T) {
 		"table-describe-json": {"table", "describe", "weights", "-o", "json"},
 		"table-create":        {"table", "create", "item", "--dim", "8", "--optimizer", "sgd", "--lr", "1", "--init", "zeros"},
 		"table-create-json":   {"table", "create", "item", "--dim", "8", "--optimizer", "adam", "--lr", "0.001", "-o", "json"},
+		"table-create-policies-json": {"table", "create", "ads", "--dim", "8", "--storage", "bfloat16", "--admit", "count:3", "--expire", "168h",
+			"--capacity", "1000000", "--evict", "lfu", "-o", "json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			to := addr
@@ -236,6 +238,12 @@ func TestWrongUsage(t *testing.T) {
 		{"an argument too few", "", []string{"table", "describe"}, []string{"name of the table"}},
 		{"neither certificates nor --insecure", "", []string{"cluster", "status"}, []string{"--insecure", "--cacert"}},
 		{"a table without a dimension", "", []string{"table", "create", "t", "--insecure"}, []string{"dim 0"}},
+		{"an unknown storage", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--storage", "bfloat"}, []string{"--storage", "did you mean", "bfloat16"}},
+		{"an admission nobody knows", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--admit", "often"}, []string{"--admit", "count:3"}},
+		{"half a second", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--expire", "500ms"}, []string{"--expire", "whole seconds"}},
+		{"a capacity and no eviction", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity", "100000"}, []string{"--evict lru"}},
+		{"an eviction and no capacity", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--evict", "lru"}, []string{"--capacity"}},
+		{"a capacity too small", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity", "100", "--evict", "lru"}, []string{"4096"}},
 		{"a flag of another optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "sgd", "--beta1", "0.5"}, []string{"--beta1", "--optimizer sgd"}},
 		{"an unknown optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "adagard"}, []string{`did you mean "adagrad"`}},
 		{"a server without a directory", "", []string{"server", "--insecure"}, []string{"--data-dir"}},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -35,6 +36,9 @@ type tableFlags struct {
 	mean, dev float32
 	seed      uint64
 	ifMissing bool
+
+	storage, admit, expire, evict string
+	capacity                      uint64
 }
 
 func newTableCreateCmd(g *globals) *cobra.Command {
@@ -44,7 +48,8 @@ func newTableCreateCmd(g *globals) *cobra.Command {
 		Short: "Create a table in every shard",
 		Long:  "Create a table in every shard; it returns once all of them have it. A table's shape never changes afterwards.",
 		Example: `  rowraft table create user_emb --dim 16 --optimizer adagrad --lr 0.05 --init uniform --init-low -0.01 --init-high 0.01
-  rowraft table create weights --kind dense --dim 64 --optimizer adam --lr 0.001 --init zeros --if-not-exists`,
+  rowraft table create weights --kind dense --dim 64 --optimizer adam --lr 0.001 --init zeros --if-not-exists
+  rowraft table create ads --dim 32 --storage bfloat16 --admit count:3 --expire 168h --capacity 100000000 --evict lru`,
 		Args: oneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			schema, err := f.schema(args[0], cmd.Flags().Changed)
@@ -69,6 +74,11 @@ func newTableCreateCmd(g *globals) *cobra.Command {
 	fl.Float32Var(&f.mean, "init-mean", 0, "normal: mean")
 	fl.Float32Var(&f.dev, "init-stddev", 0.01, "normal: standard deviation")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of the initializer")
+	fl.StringVar(&f.storage, "storage", "float32", "float32 or bfloat16: how weights are stored; bfloat16 takes half the memory and rounds each result")
+	fl.StringVar(&f.admit, "admit", "all", "which keys get a row: all, count:N (with the N-th push) or probability:P (with each push)")
+	fl.StringVar(&f.expire, "expire", "", "rows that get no push for so long are removed: a duration (168h) or a number of seconds; default never")
+	fl.Uint64Var(&f.capacity, "capacity", 0, "most rows of the whole table, shared equally by its 4096 slots; 0 for no bound")
+	fl.StringVar(&f.evict, "evict", "", "which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
 	fl.BoolVar(&f.ifMissing, "if-not-exists", false, "accept an existing table of the same shape")
 	return cmd
 }
@@ -128,7 +138,38 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 			return s, usagef("--%s has no meaning with --%s %s", flag, of[0], values[of[0]])
 		}
 	}
+	if err := f.policies(&s); err != nil {
+		return s, err
+	}
 	return s, s.Validate()
+}
+
+// policies sets what says how rows are stored, which keys get one and which lose it.
+func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
+	switch f.storage {
+	case "float32":
+	case "bfloat16":
+		s.Storage = rowraft.BFloat16
+	default:
+		return usagef("--storage %q: want float32 or bfloat16%s", f.storage, didYouMean("", f.storage, []string{"float32", "bfloat16"}))
+	}
+	if s.Admission, err = rowraft.ParseAdmission(f.admit); err != nil {
+		return usagef("--admit: %w", err)
+	}
+	if s.Expire, err = rowraft.ParseTicks(f.expire); err != nil {
+		return usagef("--expire: %w", err)
+	}
+	s.Capacity.Rows = f.capacity
+	if s.Capacity.Evict, err = rowraft.ParseEvict(f.evict); err != nil {
+		return usagef("--evict: %w", err)
+	}
+	switch {
+	case f.capacity > 0 && f.evict == "":
+		return usagef("--capacity needs --evict lru or --evict lfu: which row makes room?")
+	case f.capacity == 0 && f.evict != "":
+		return usagef("--evict %s needs --capacity: when is the table full?", f.evict)
+	}
+	return nil
 }
 
 func (g *globals) createTable(cmd *cobra.Command, schema rowraft.Schema, ifMissing bool) (err error) {
@@ -174,8 +215,18 @@ type tableJSON struct {
 	Dim         uint32          `json:"dim"`
 	Initializer initializerJSON `json:"initializer"`
 	Optimizer   optimizerJSON   `json:"optimizer"`
+	Storage     string          `json:"storage"`
+	Admission   string          `json:"admission"`
+	ExpireS     uint32          `json:"expire_seconds"` // 0: never
+	Capacity    *capacityJSON   `json:"capacity,omitempty"`
 	Rows        uint64          `json:"rows"`
 	MemoryBytes uint64          `json:"memory_bytes"`
+}
+
+// capacityJSON is there if the table has a bound.
+type capacityJSON struct {
+	Rows  uint64 `json:"rows"`
+	Evict string `json:"evict"`
 }
 
 // initializerJSON has the constants of its kind only.
@@ -200,11 +251,28 @@ type optimizerJSON struct {
 func newTableJSON(p *rowraftv1.TableSchema) tableJSON {
 	s := rpc.SchemaFromProto(p)
 	i, o := s.Initializer, s.Optimizer
-	return tableJSON{
+	t := tableJSON{
 		ID: strconv.FormatUint(uint64(s.ID), 10), Name: s.Name, Kind: s.Kind.String(), Dim: p.GetDim(),
 		Initializer: newInitializerJSON(i),
 		Optimizer:   optimizerJSON{o.Kind.String(), o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2},
+		Storage:     s.StorageType().String(), Admission: s.Admission.String(), ExpireS: s.Expire,
 	}
+	if c := s.Capacity; c.Rows > 0 {
+		t.Capacity = &capacityJSON{c.Rows, c.Evict.String()}
+	}
+	return t
+}
+
+// policies tells in words which keys get a row and which lose it.
+func (t *tableJSON) policies() (admission, expiry, capacity string) {
+	expiry, capacity = "never", "no bound"
+	if t.ExpireS > 0 {
+		expiry = "after " + (time.Duration(t.ExpireS) * rowraft.Tick).String() + " without a push"
+	}
+	if c := t.Capacity; c != nil {
+		capacity = fmt.Sprintf("%s rows, then %s makes room", count(c.Rows), c.Evict)
+	}
+	return t.Admission, expiry, capacity
 }
 
 func newInitializerJSON(i rowraft.Initializer) initializerJSON {
@@ -288,13 +356,14 @@ func newTableListCmd(g *globals) *cobra.Command {
 			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
 				header := []string{"TABLE", "KIND", "DIM", "OPTIMIZER", "LR", "INITIALIZER", "ROWS", "BYTES"}
 				if wide {
-					header = append(header, "SEED", "ID")
+					header = append(header, "STORAGE", "ADMISSION", "EXPIRY", "CAPACITY", "SEED", "ID")
 				}
 				out := newTable(w, header, "DIM", "LR", "ROWS", "BYTES")
 				for _, t := range v.Tables {
 					row := table.Row{t.Name, t.Kind, t.Dim, t.Optimizer.Kind, t.Optimizer.LR, t.Initializer, count(t.Rows), size(t.MemoryBytes)}
 					if wide {
-						row = append(row, t.Initializer.Seed, t.ID)
+						admission, expiry, capacity := t.policies()
+						row = append(row, t.Storage, admission, expiry, capacity, t.Initializer.Seed, t.ID)
 					}
 					out.AppendRow(row)
 				}
@@ -350,6 +419,7 @@ type tableShardJSON struct {
 
 func (v tableDetailJSON) print(w io.Writer, _ bool) error {
 	t := v.Table
+	admission, expiry, capacity := t.policies()
 	if err := facts(w,
 		"TABLE", t.Name,
 		"ID", t.ID,
@@ -357,6 +427,10 @@ func (v tableDetailJSON) print(w io.Writer, _ bool) error {
 		"DIM", fmt.Sprint(t.Dim),
 		"OPTIMIZER", t.Optimizer.String(),
 		"INITIALIZER", fmt.Sprintf("%v, seed %s", t.Initializer, t.Initializer.Seed),
+		"STORAGE", t.Storage,
+		"ADMISSION", admission,
+		"EXPIRY", expiry,
+		"CAPACITY", capacity,
 		"ROWS", count(t.Rows),
 		"MEMORY", size(t.MemoryBytes),
 	); err != nil {

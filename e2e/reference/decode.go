@@ -52,7 +52,7 @@ func decodeEntry(b []byte) (*entry, error) {
 		return nil, corrupt("no entry header")
 	}
 	format, version := b[1], le.Uint16(b[4:])
-	if format > 1 || version > 1 {
+	if format > 1 || version > 2 {
 		return nil, tooNew("entry of a later format or apply version")
 	}
 	e := &entry{kind: b[2], logTime: le.Uint64(b[8:]), epoch: rowraft.TableEpoch(le.Uint64(b[16:]))}
@@ -134,16 +134,33 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		Kind: rowraft.OptimizerKind(b[10]), LR: float(b[32:]), InitialAccumulator: float(b[36:]),
 		Epsilon: float(b[40:]), Beta1: float(b[44:]), Beta2: float(b[48:]),
 	}
+	if b[11] > 1 {
+		return s, nil, tooNew("schema with a later extension")
+	}
 	length := uint64(le.Uint32(b[52:]))
 	padded := (56 + length + 7) / 8 * 8
-	if !zero(b[11:12]) || length < 1 || length > 128 || padded > uint64(len(b)) || !zero(b[56+length:padded]) {
+	if length < 1 || length > 128 || padded > uint64(len(b)) || !zero(b[56+length:padded]) {
 		return s, nil, corrupt("impossible schema")
 	}
 	s.Name = string(b[56 : 56+length])
+	extended, rest := b[11] == 1, b[padded:]
+	if extended {
+		if len(rest) < 24 || !zero(rest[3:4]) || zero(rest[:24]) || rest[0] == 1 {
+			return s, nil, corrupt("impossible extension of a schema")
+		}
+		s.Storage = rowraft.DType(rest[0])
+		s.Admission = rowraft.Admission{Kind: rowraft.AdmissionKind(rest[1]), Count: le.Uint32(rest[4:]), Probability: float(rest[8:])}
+		s.Capacity = rowraft.Capacity{Rows: le.Uint64(rest[16:]), Evict: rowraft.EvictKind(rest[2])}
+		s.Expire = le.Uint32(rest[12:])
+		if s.Admission.Probability == 0 && !zero(rest[8:12]) { // −0
+			return s, nil, corrupt("impossible extension of a schema")
+		}
+		rest = rest[24:]
+	}
 	if err := s.Validate(); err != nil {
 		return s, nil, corrupt(err.Error())
 	}
-	return s, b[padded:], nil
+	return s, rest, nil
 }
 
 func zero(b []byte) bool {

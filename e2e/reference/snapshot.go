@@ -47,6 +47,7 @@ func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
 type loader struct {
 	all, rest []byte
 	m         *Machine
+	format    uint16
 
 	table      rowraft.TableID // of the last chunk of rows
 	slot, part int
@@ -62,7 +63,7 @@ func (l *loader) header(slots []rowraft.Slot) (tables, sessions int, err error) 
 	switch {
 	case len(h) < 64 || string(h[:8]) != "ROWRSNAP":
 		return 0, 0, corrupt("snapshot: no header")
-	case le.Uint16(h[8:]) > 1 || le.Uint16(h[10:]) > 1:
+	case le.Uint16(h[8:]) > 2 || le.Uint16(h[10:]) > 1:
 		return 0, 0, tooNew("snapshot of a later format or hash version")
 	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:60]):
 		return 0, 0, corrupt("snapshot: impossible header")
@@ -71,6 +72,7 @@ func (l *loader) header(slots []rowraft.Slot) (tables, sessions int, err error) 
 	l.m.Applied = rowraft.Index(le.Uint64(h[16:]))
 	l.m.LogTime = le.Uint64(h[24:])
 	l.m.Epoch = rowraft.TableEpoch(le.Uint64(h[32:]))
+	l.format = le.Uint16(h[8:])
 	l.rest = h[64:]
 	return int(le.Uint32(h[40:])), int(le.Uint32(h[44:])), nil
 }
@@ -123,6 +125,9 @@ func (l *loader) schemas(want int) error {
 			}
 			if s.ID <= last || names[s.Name] || len(l.m.Tables) == maxTables {
 				return n, corrupt("snapshot: an impossible table")
+			}
+			if l.format == 1 && s.Normal() != (rowraft.Schema{ID: s.ID, Name: s.Name, Kind: s.Kind, Dim: s.Dim, Initializer: s.Initializer, Optimizer: s.Optimizer}) {
+				return n, corrupt("snapshot: a table of a later format")
 			}
 			last, names[s.Name] = s.ID, true
 			l.m.Tables[s.ID] = &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}}
@@ -189,13 +194,17 @@ func (s *Session) refuse(b []byte) bool {
 }
 
 func (l *loader) rows(b []byte) error {
-	if len(b) < 32 {
+	head := 32
+	if l.format == 2 {
+		head = 40
+	}
+	if len(b) < head {
 		return corrupt("snapshot: a chunk of rows ends early")
 	}
 	id, slot, part := rowraft.TableID(le.Uint64(b)), int(le.Uint16(b[8:])), int(le.Uint32(b[12:]))
 	counter, n, size := le.Uint64(b[16:]), int(le.Uint32(b[24:])), int(le.Uint32(b[28:]))
 	t := l.m.Tables[id]
-	if t == nil || slot > 4095 || !zero(b[10:12]) || size != 24+4*(t.Schema.Dim+len(initialState(&t.Schema))) || len(b)-32 != n*size {
+	if t == nil || slot > 4095 || !zero(b[10:12]) || size != 24+4*(t.Schema.Dim+len(initialState(&t.Schema))) || len(b)-head != n*size {
 		return corrupt("snapshot: impossible rows")
 	}
 	if l.m.Owned != nil && !l.m.Owned[rowraft.Slot(slot)] {
@@ -209,7 +218,7 @@ func (l *loader) rows(b []byte) error {
 	l.table, l.slot, l.part = id, slot, part
 	l.chunks++
 	t.Counters[rowraft.Slot(slot)] = counter
-	for rec := b[32:]; len(rec) > 0; rec = rec[size:] {
+	for rec := b[head:]; len(rec) > 0; rec = rec[size:] {
 		key := rowraft.Key(le.Uint64(rec[8:]))
 		r := &Row{Version: le.Uint64(rec[16:])}
 		for at := 24; at < size; at += 4 {

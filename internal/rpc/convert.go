@@ -15,14 +15,22 @@ var backoffConfig = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier:
 // SchemaToProto and SchemaFromProto convert a table's schema; the latter does
 // not validate.
 func SchemaToProto(s *rowraft.Schema) *rowraftv1.TableSchema {
-	return &rowraftv1.TableSchema{
+	p := &rowraftv1.TableSchema{
 		Id: uint64(s.ID), Name: s.Name, Kind: uint32(s.Kind), Dim: uint32(s.Dim),
 		Initializer: &rowraftv1.Initializer{Kind: uint32(s.Initializer.Kind), Seed: s.Initializer.Seed, A: s.Initializer.A, B: s.Initializer.B},
 		Optimizer: &rowraftv1.Optimizer{
 			Kind: uint32(s.Optimizer.Kind), Lr: s.Optimizer.LR, InitialAccumulator: s.Optimizer.InitialAccumulator,
 			Epsilon: s.Optimizer.Epsilon, Beta1: s.Optimizer.Beta1, Beta2: s.Optimizer.Beta2,
 		},
+		Storage: uint32(s.Normal().Storage), ExpireTicks: s.Expire,
 	}
+	if a := s.Admission; a != (rowraft.Admission{}) {
+		p.Admission = &rowraftv1.Admission{Kind: uint32(a.Kind), Count: a.Count, Probability: a.Probability}
+	}
+	if c := s.Capacity; c != (rowraft.Capacity{}) {
+		p.Capacity = &rowraftv1.Capacity{Rows: c.Rows, Evict: uint32(c.Evict)}
+	}
+	return p
 }
 
 func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
@@ -32,15 +40,20 @@ func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
 		}
 		return uint8(v)
 	}
-	i, o := p.GetInitializer(), p.GetOptimizer()
-	return rowraft.Schema{
+	i, o, a, c := p.GetInitializer(), p.GetOptimizer(), p.GetAdmission(), p.GetCapacity()
+	s := rowraft.Schema{
 		ID: rowraft.TableID(p.GetId()), Name: p.GetName(), Kind: rowraft.TableKind(small(p.GetKind())), Dim: int(p.GetDim()),
 		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(small(i.GetKind())), Seed: i.GetSeed(), A: i.GetA(), B: i.GetB()},
 		Optimizer: rowraft.Optimizer{
 			Kind: rowraft.OptimizerKind(small(o.GetKind())), LR: o.GetLr(), InitialAccumulator: o.GetInitialAccumulator(),
 			Epsilon: o.GetEpsilon(), Beta1: o.GetBeta1(), Beta2: o.GetBeta2(),
 		},
+		Storage:   rowraft.DType(small(p.GetStorage())),
+		Admission: rowraft.Admission{Kind: rowraft.AdmissionKind(small(a.GetKind())), Count: a.GetCount(), Probability: a.GetProbability()},
+		Expire:    p.GetExpireTicks(),
+		Capacity:  rowraft.Capacity{Rows: c.GetRows(), Evict: rowraft.EvictKind(small(c.GetEvict()))},
 	}
+	return s.Normal()
 }
 
 // MapToProto and MapFromProto convert a cluster map.

@@ -68,6 +68,7 @@ var decoders = map[string]string{
 	"wire.ParseRestoreClose":              "wire.FuzzParseEntry",
 	"wire.ParseRestoreRows":               "wire.FuzzParseEntry",
 	"wire.ParseSchema":                    "wire.FuzzParseSchema",
+	"wire.parseExtension":                 "wire.FuzzParseSchema",
 	"wire.ParseSegment":                   "wire.FuzzParseSegment",
 	"wire.CheckKeys":                      "wire.FuzzParseSegment",
 	"wire.CheckFinite":                    "wire.FuzzParseSegment",

@@ -59,3 +59,11 @@ begun = bytes(range(1, 17))
 open(os.path.join(here, "begin_restore.entry"), "wb").write(frame(b"RRME", data(22, data(1, begun)), 3))
 cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
 open(os.path.join(here, "begun.snapshot"), "wb").write(frame(b"RRMS", num(1, 12) + data(2, cmap) + data(21, begun), 3))
+
+# Version 4: a table with an extension; 0x3f000000 is 0.5.
+def fixed32(field, n): return varint(field << 3 | 5) + struct.pack("<I", n)
+table = (num(1, 7) + data(2, b"ads") + num(3, 1) + num(4, 16) + data(5, num(1, 1)) + data(6, num(1, 1) + fixed32(2, 0x3F800000))
+         + num(7, 2) + data(8, num(1, 2) + fixed32(3, 0x3F000000)) + num(9, 3600) + data(10, num(1, 4096) + num(2, 1)))
+open(os.path.join(here, "create_extended.entry"), "wb").write(frame(b"RRME", data(4, data(1, table)), 4))
+cmap = data(1, b"c-1") + num(2, 3) + data(7, table) + num(8, 1)
+open(os.path.join(here, "extended.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap), 4))

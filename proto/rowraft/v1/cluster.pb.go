@@ -276,6 +276,10 @@ type TableSchema struct {
 	Dim           uint32                 `protobuf:"varint,4,opt,name=dim,proto3" json:"dim,omitempty"`   // 1 … 4096 weights a row
 	Initializer   *Initializer           `protobuf:"bytes,5,opt,name=initializer,proto3" json:"initializer,omitempty"`
 	Optimizer     *Optimizer             `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
+	Storage       uint32                 `protobuf:"varint,7,opt,name=storage,proto3" json:"storage,omitempty"`                            // of the weights: 0 float32, 2 bfloat16
+	Admission     *Admission             `protobuf:"bytes,8,opt,name=admission,proto3" json:"admission,omitempty"`                         // absent: every key gets a row with its first push
+	ExpireTicks   uint32                 `protobuf:"varint,9,opt,name=expire_ticks,json=expireTicks,proto3" json:"expire_ticks,omitempty"` // seconds of logged time without a push after which a row goes; 0: never
+	Capacity      *Capacity              `protobuf:"bytes,10,opt,name=capacity,proto3" json:"capacity,omitempty"`                          // absent: no bound
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -352,6 +356,148 @@ func (x *TableSchema) GetOptimizer() *Optimizer {
 	return nil
 }
 
+func (x *TableSchema) GetStorage() uint32 {
+	if x != nil {
+		return x.Storage
+	}
+	return 0
+}
+
+func (x *TableSchema) GetAdmission() *Admission {
+	if x != nil {
+		return x.Admission
+	}
+	return nil
+}
+
+func (x *TableSchema) GetExpireTicks() uint32 {
+	if x != nil {
+		return x.ExpireTicks
+	}
+	return 0
+}
+
+func (x *TableSchema) GetCapacity() *Capacity {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+// Admission says which keys of a table get a row.
+type Admission struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`                // 1 count, 2 probability
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`              // kind 1: with which push of a key, 2 … 65535
+	Probability   float32                `protobuf:"fixed32,3,opt,name=probability,proto3" json:"probability,omitempty"` // kind 2: with each push, more than 0, less than 1
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Admission) Reset() {
+	*x = Admission{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Admission) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Admission) ProtoMessage() {}
+
+func (x *Admission) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Admission.ProtoReflect.Descriptor instead.
+func (*Admission) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Admission) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *Admission) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Admission) GetProbability() float32 {
+	if x != nil {
+		return x.Probability
+	}
+	return 0
+}
+
+// Capacity bounds the rows of a table.
+type Capacity struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          uint64                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`   // of the whole table, 4096 … 2^44
+	Evict         uint32                 `protobuf:"varint,2,opt,name=evict,proto3" json:"evict,omitempty"` // who makes room: 1 least recently pushed, 2 least often pushed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Capacity) Reset() {
+	*x = Capacity{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capacity) ProtoMessage() {}
+
+func (x *Capacity) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
+func (*Capacity) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Capacity) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Capacity) GetEvict() uint32 {
+	if x != nil {
+		return x.Evict
+	}
+	return 0
+}
+
 type Initializer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"` // 1 zeros, 2 uniform [a, b), 3 normal (mean a, deviation b)
@@ -364,7 +510,7 @@ type Initializer struct {
 
 func (x *Initializer) Reset() {
 	*x = Initializer{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[3]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -376,7 +522,7 @@ func (x *Initializer) String() string {
 func (*Initializer) ProtoMessage() {}
 
 func (x *Initializer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[3]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -389,7 +535,7 @@ func (x *Initializer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Initializer.ProtoReflect.Descriptor instead.
 func (*Initializer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Initializer) GetKind() uint32 {
@@ -434,7 +580,7 @@ type Optimizer struct {
 
 func (x *Optimizer) Reset() {
 	*x = Optimizer{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[4]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +592,7 @@ func (x *Optimizer) String() string {
 func (*Optimizer) ProtoMessage() {}
 
 func (x *Optimizer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[4]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +605,7 @@ func (x *Optimizer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Optimizer.ProtoReflect.Descriptor instead.
 func (*Optimizer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Optimizer) GetKind() uint32 {
@@ -517,7 +663,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[5]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -529,7 +675,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[5]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -542,7 +688,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Node) GetId() string {
@@ -590,7 +736,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[6]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +748,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[6]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +761,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Replica) GetId() string {
@@ -645,7 +791,7 @@ type Shard struct {
 
 func (x *Shard) Reset() {
 	*x = Shard{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[7]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +803,7 @@ func (x *Shard) String() string {
 func (*Shard) ProtoMessage() {}
 
 func (x *Shard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[7]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +816,7 @@ func (x *Shard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shard.ProtoReflect.Descriptor instead.
 func (*Shard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Shard) GetId() uint32 {
@@ -719,7 +865,7 @@ type RemovedReplica struct {
 
 func (x *RemovedReplica) Reset() {
 	*x = RemovedReplica{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +877,7 @@ func (x *RemovedReplica) String() string {
 func (*RemovedReplica) ProtoMessage() {}
 
 func (x *RemovedReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[8]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +890,7 @@ func (x *RemovedReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedReplica.ProtoReflect.Descriptor instead.
 func (*RemovedReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RemovedReplica) GetReplica() *Replica {
@@ -777,7 +923,7 @@ type Map struct {
 
 func (x *Map) Reset() {
 	*x = Map{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +935,7 @@ func (x *Map) String() string {
 func (*Map) ProtoMessage() {}
 
 func (x *Map) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[9]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +948,7 @@ func (x *Map) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Map.ProtoReflect.Descriptor instead.
 func (*Map) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Map) GetClusterId() string {
@@ -873,7 +1019,7 @@ type LeaderHint struct {
 
 func (x *LeaderHint) Reset() {
 	*x = LeaderHint{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1031,7 @@ func (x *LeaderHint) String() string {
 func (*LeaderHint) ProtoMessage() {}
 
 func (x *LeaderHint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[10]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1044,7 @@ func (x *LeaderHint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderHint.ProtoReflect.Descriptor instead.
 func (*LeaderHint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LeaderHint) GetShard() uint32 {
@@ -932,7 +1078,7 @@ type GetMapRequest struct {
 
 func (x *GetMapRequest) Reset() {
 	*x = GetMapRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +1090,7 @@ func (x *GetMapRequest) String() string {
 func (*GetMapRequest) ProtoMessage() {}
 
 func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1103,7 @@ func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapRequest.ProtoReflect.Descriptor instead.
 func (*GetMapRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetMapRequest) GetKnownVersion() uint64 {
@@ -984,7 +1130,7 @@ type GetMapReply struct {
 
 func (x *GetMapReply) Reset() {
 	*x = GetMapReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1142,7 @@ func (x *GetMapReply) String() string {
 func (*GetMapReply) ProtoMessage() {}
 
 func (x *GetMapReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1155,7 @@ func (x *GetMapReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapReply.ProtoReflect.Descriptor instead.
 func (*GetMapReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetMapReply) GetMap() *Map {
@@ -1036,7 +1182,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1194,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1207,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RegisterNodeRequest) GetClusterId() string {
@@ -1087,7 +1233,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1245,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1258,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RegisterNodeReply) GetMapVersion() uint64 {
@@ -1146,7 +1292,7 @@ type ReplicaStatus struct {
 
 func (x *ReplicaStatus) Reset() {
 	*x = ReplicaStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1304,7 @@ func (x *ReplicaStatus) String() string {
 func (*ReplicaStatus) ProtoMessage() {}
 
 func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1317,7 @@ func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
 func (*ReplicaStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReplicaStatus) GetShard() uint32 {
@@ -1301,7 +1447,7 @@ type MemberStatus struct {
 
 func (x *MemberStatus) Reset() {
 	*x = MemberStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1459,7 @@ func (x *MemberStatus) String() string {
 func (*MemberStatus) ProtoMessage() {}
 
 func (x *MemberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1472,7 @@ func (x *MemberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberStatus.ProtoReflect.Descriptor instead.
 func (*MemberStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MemberStatus) GetReplicaId() string {
@@ -1382,7 +1528,7 @@ type TableStats struct {
 
 func (x *TableStats) Reset() {
 	*x = TableStats{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1394,7 +1540,7 @@ func (x *TableStats) String() string {
 func (*TableStats) ProtoMessage() {}
 
 func (x *TableStats) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1407,7 +1553,7 @@ func (x *TableStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableStats.ProtoReflect.Descriptor instead.
 func (*TableStats) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TableStats) GetTable() uint64 {
@@ -1443,7 +1589,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1601,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1614,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HeartbeatRequest) GetClusterId() string {
@@ -1508,7 +1654,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1666,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1679,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HeartbeatReply) GetMapVersion() uint64 {
@@ -1553,7 +1699,7 @@ type CreateTableRequest struct {
 
 func (x *CreateTableRequest) Reset() {
 	*x = CreateTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1565,7 +1711,7 @@ func (x *CreateTableRequest) String() string {
 func (*CreateTableRequest) ProtoMessage() {}
 
 func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1578,7 +1724,7 @@ func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateTableRequest) GetTable() *TableSchema {
@@ -1606,7 +1752,7 @@ type CreateTableReply struct {
 
 func (x *CreateTableReply) Reset() {
 	*x = CreateTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1764,7 @@ func (x *CreateTableReply) String() string {
 func (*CreateTableReply) ProtoMessage() {}
 
 func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1777,7 @@ func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableReply.ProtoReflect.Descriptor instead.
 func (*CreateTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateTableReply) GetTable() *TableSchema {
@@ -1664,7 +1810,7 @@ type IssueIncarnationRequest struct {
 
 func (x *IssueIncarnationRequest) Reset() {
 	*x = IssueIncarnationRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1822,7 @@ func (x *IssueIncarnationRequest) String() string {
 func (*IssueIncarnationRequest) ProtoMessage() {}
 
 func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1835,7 @@ func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationRequest.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *IssueIncarnationRequest) GetClientId() []byte {
@@ -1708,7 +1854,7 @@ type IssueIncarnationReply struct {
 
 func (x *IssueIncarnationReply) Reset() {
 	*x = IssueIncarnationReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1866,7 @@ func (x *IssueIncarnationReply) String() string {
 func (*IssueIncarnationReply) ProtoMessage() {}
 
 func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1879,7 @@ func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationReply.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *IssueIncarnationReply) GetIncarnation() uint64 {
@@ -1754,7 +1900,7 @@ type JoinJobRequest struct {
 
 func (x *JoinJobRequest) Reset() {
 	*x = JoinJobRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +1912,7 @@ func (x *JoinJobRequest) String() string {
 func (*JoinJobRequest) ProtoMessage() {}
 
 func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +1925,7 @@ func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobRequest.ProtoReflect.Descriptor instead.
 func (*JoinJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *JoinJobRequest) GetJob() string {
@@ -1813,7 +1959,7 @@ type JoinJobReply struct {
 
 func (x *JoinJobReply) Reset() {
 	*x = JoinJobReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +1971,7 @@ func (x *JoinJobReply) String() string {
 func (*JoinJobReply) ProtoMessage() {}
 
 func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +1984,7 @@ func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobReply.ProtoReflect.Descriptor instead.
 func (*JoinJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JoinJobReply) GetRank() uint32 {
@@ -1863,7 +2009,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +2021,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +2034,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 type NodeStatus struct {
@@ -1904,7 +2050,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2062,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2075,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NodeStatus) GetNode() *Node {
@@ -1978,7 +2124,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1990,7 +2136,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2003,7 +2149,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobStatus) GetJob() string {
@@ -2042,7 +2188,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2054,7 +2200,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2067,7 +2213,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StatusReply) GetMap() *Map {
@@ -2134,7 +2280,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2292,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2305,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Move) GetId() uint64 {
@@ -2208,7 +2354,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2366,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2379,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -2269,7 +2415,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2427,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2440,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -2335,7 +2481,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2493,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2506,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -2387,7 +2533,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2545,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2558,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -2438,7 +2584,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2596,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2609,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -2498,14 +2644,26 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aversion\x18\b \x01(\tR\aversion\x12\x12\n" +
 	"\x04join\x18\t \x03(\tR\x04join\x12,\n" +
 	"\bfounders\x18\n" +
-	" \x03(\v2\x10.rowraft.v1.NodeR\bfounders\"\xc7\x01\n" +
+	" \x03(\v2\x10.rowraft.v1.NodeR\bfounders\"\xeb\x02\n" +
 	"\vTableSchema\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\rR\x04kind\x12\x10\n" +
 	"\x03dim\x18\x04 \x01(\rR\x03dim\x129\n" +
 	"\vinitializer\x18\x05 \x01(\v2\x17.rowraft.v1.InitializerR\vinitializer\x123\n" +
-	"\toptimizer\x18\x06 \x01(\v2\x15.rowraft.v1.OptimizerR\toptimizer\"Q\n" +
+	"\toptimizer\x18\x06 \x01(\v2\x15.rowraft.v1.OptimizerR\toptimizer\x12\x18\n" +
+	"\astorage\x18\a \x01(\rR\astorage\x123\n" +
+	"\tadmission\x18\b \x01(\v2\x15.rowraft.v1.AdmissionR\tadmission\x12!\n" +
+	"\fexpire_ticks\x18\t \x01(\rR\vexpireTicks\x120\n" +
+	"\bcapacity\x18\n" +
+	" \x01(\v2\x14.rowraft.v1.CapacityR\bcapacity\"W\n" +
+	"\tAdmission\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12 \n" +
+	"\vprobability\x18\x03 \x01(\x02R\vprobability\"4\n" +
+	"\bCapacity\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\x04R\x04rows\x12\x14\n" +
+	"\x05evict\x18\x02 \x01(\rR\x05evict\"Q\n" +
 	"\vInitializer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\x06R\x04seed\x12\f\n" +
@@ -2711,103 +2869,107 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(MovePhase)(0),                  // 0: rowraft.v1.MovePhase
 	(*HelloRequest)(nil),            // 1: rowraft.v1.HelloRequest
 	(*HelloReply)(nil),              // 2: rowraft.v1.HelloReply
 	(*TableSchema)(nil),             // 3: rowraft.v1.TableSchema
-	(*Initializer)(nil),             // 4: rowraft.v1.Initializer
-	(*Optimizer)(nil),               // 5: rowraft.v1.Optimizer
-	(*Node)(nil),                    // 6: rowraft.v1.Node
-	(*Replica)(nil),                 // 7: rowraft.v1.Replica
-	(*Shard)(nil),                   // 8: rowraft.v1.Shard
-	(*RemovedReplica)(nil),          // 9: rowraft.v1.RemovedReplica
-	(*Map)(nil),                     // 10: rowraft.v1.Map
-	(*LeaderHint)(nil),              // 11: rowraft.v1.LeaderHint
-	(*GetMapRequest)(nil),           // 12: rowraft.v1.GetMapRequest
-	(*GetMapReply)(nil),             // 13: rowraft.v1.GetMapReply
-	(*RegisterNodeRequest)(nil),     // 14: rowraft.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),       // 15: rowraft.v1.RegisterNodeReply
-	(*ReplicaStatus)(nil),           // 16: rowraft.v1.ReplicaStatus
-	(*MemberStatus)(nil),            // 17: rowraft.v1.MemberStatus
-	(*TableStats)(nil),              // 18: rowraft.v1.TableStats
-	(*HeartbeatRequest)(nil),        // 19: rowraft.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),          // 20: rowraft.v1.HeartbeatReply
-	(*CreateTableRequest)(nil),      // 21: rowraft.v1.CreateTableRequest
-	(*CreateTableReply)(nil),        // 22: rowraft.v1.CreateTableReply
-	(*IssueIncarnationRequest)(nil), // 23: rowraft.v1.IssueIncarnationRequest
-	(*IssueIncarnationReply)(nil),   // 24: rowraft.v1.IssueIncarnationReply
-	(*JoinJobRequest)(nil),          // 25: rowraft.v1.JoinJobRequest
-	(*JoinJobReply)(nil),            // 26: rowraft.v1.JoinJobReply
-	(*StatusRequest)(nil),           // 27: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 28: rowraft.v1.NodeStatus
-	(*JobStatus)(nil),               // 29: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 30: rowraft.v1.StatusReply
-	(*Move)(nil),                    // 31: rowraft.v1.Move
-	(*MoveStatus)(nil),              // 32: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 33: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 34: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 35: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 36: rowraft.v1.CancelMoveReply
+	(*Admission)(nil),               // 4: rowraft.v1.Admission
+	(*Capacity)(nil),                // 5: rowraft.v1.Capacity
+	(*Initializer)(nil),             // 6: rowraft.v1.Initializer
+	(*Optimizer)(nil),               // 7: rowraft.v1.Optimizer
+	(*Node)(nil),                    // 8: rowraft.v1.Node
+	(*Replica)(nil),                 // 9: rowraft.v1.Replica
+	(*Shard)(nil),                   // 10: rowraft.v1.Shard
+	(*RemovedReplica)(nil),          // 11: rowraft.v1.RemovedReplica
+	(*Map)(nil),                     // 12: rowraft.v1.Map
+	(*LeaderHint)(nil),              // 13: rowraft.v1.LeaderHint
+	(*GetMapRequest)(nil),           // 14: rowraft.v1.GetMapRequest
+	(*GetMapReply)(nil),             // 15: rowraft.v1.GetMapReply
+	(*RegisterNodeRequest)(nil),     // 16: rowraft.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),       // 17: rowraft.v1.RegisterNodeReply
+	(*ReplicaStatus)(nil),           // 18: rowraft.v1.ReplicaStatus
+	(*MemberStatus)(nil),            // 19: rowraft.v1.MemberStatus
+	(*TableStats)(nil),              // 20: rowraft.v1.TableStats
+	(*HeartbeatRequest)(nil),        // 21: rowraft.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),          // 22: rowraft.v1.HeartbeatReply
+	(*CreateTableRequest)(nil),      // 23: rowraft.v1.CreateTableRequest
+	(*CreateTableReply)(nil),        // 24: rowraft.v1.CreateTableReply
+	(*IssueIncarnationRequest)(nil), // 25: rowraft.v1.IssueIncarnationRequest
+	(*IssueIncarnationReply)(nil),   // 26: rowraft.v1.IssueIncarnationReply
+	(*JoinJobRequest)(nil),          // 27: rowraft.v1.JoinJobRequest
+	(*JoinJobReply)(nil),            // 28: rowraft.v1.JoinJobReply
+	(*StatusRequest)(nil),           // 29: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 30: rowraft.v1.NodeStatus
+	(*JobStatus)(nil),               // 31: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 32: rowraft.v1.StatusReply
+	(*Move)(nil),                    // 33: rowraft.v1.Move
+	(*MoveStatus)(nil),              // 34: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 35: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 36: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 37: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 38: rowraft.v1.CancelMoveReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
-	6,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
-	4,  // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
-	5,  // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
-	7,  // 3: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
-	7,  // 4: rowraft.v1.Shard.learners:type_name -> rowraft.v1.Replica
-	9,  // 5: rowraft.v1.Shard.removed:type_name -> rowraft.v1.RemovedReplica
-	7,  // 6: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
-	6,  // 7: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
-	8,  // 8: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
-	3,  // 9: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
-	10, // 10: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
-	11, // 11: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
-	6,  // 12: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
-	18, // 13: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
-	17, // 14: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
-	16, // 15: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
-	3,  // 16: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
-	3,  // 17: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
-	6,  // 18: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
-	16, // 19: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
-	10, // 20: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	28, // 21: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	29, // 22: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	32, // 23: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	31, // 24: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	7,  // 25: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
-	7,  // 26: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
-	0,  // 27: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	31, // 28: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	31, // 29: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	31, // 30: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
-	1,  // 31: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	12, // 32: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	14, // 33: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	19, // 34: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	21, // 35: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	23, // 36: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	25, // 37: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	27, // 38: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	33, // 39: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	35, // 40: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	2,  // 41: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	13, // 42: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	15, // 43: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	20, // 44: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	22, // 45: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	24, // 46: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	26, // 47: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	30, // 48: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	34, // 49: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	36, // 50: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	41, // [41:51] is the sub-list for method output_type
-	31, // [31:41] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	8,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
+	6,  // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
+	7,  // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
+	4,  // 3: rowraft.v1.TableSchema.admission:type_name -> rowraft.v1.Admission
+	5,  // 4: rowraft.v1.TableSchema.capacity:type_name -> rowraft.v1.Capacity
+	9,  // 5: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
+	9,  // 6: rowraft.v1.Shard.learners:type_name -> rowraft.v1.Replica
+	11, // 7: rowraft.v1.Shard.removed:type_name -> rowraft.v1.RemovedReplica
+	9,  // 8: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
+	8,  // 9: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
+	10, // 10: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
+	3,  // 11: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
+	12, // 12: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
+	13, // 13: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
+	8,  // 14: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
+	20, // 15: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
+	19, // 16: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
+	18, // 17: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
+	3,  // 18: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
+	3,  // 19: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
+	8,  // 20: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
+	18, // 21: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
+	12, // 22: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
+	30, // 23: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	31, // 24: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	34, // 25: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	33, // 26: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	9,  // 27: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	9,  // 28: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	0,  // 29: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	33, // 30: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	33, // 31: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	33, // 32: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	1,  // 33: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	14, // 34: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	16, // 35: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	21, // 36: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	23, // 37: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	25, // 38: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	27, // 39: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	29, // 40: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	35, // 41: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	37, // 42: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	2,  // 43: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	15, // 44: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	17, // 45: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	22, // 46: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	24, // 47: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	26, // 48: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	28, // 49: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	32, // 50: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	36, // 51: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	38, // 52: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	43, // [43:53] is the sub-list for method output_type
+	33, // [33:43] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
@@ -2821,7 +2983,7 @@ func file_rowraft_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
