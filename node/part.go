@@ -212,18 +212,29 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 		cancel()
 		return err
 	}
-	sums := checkpoint.EncodeSums(p.r.shard, snap.Index(), snap.Sums())
+	slots, err := snap.Sums()
+	if err != nil {
+		return err
+	}
+	sums := checkpoint.EncodeSums(p.r.shard, snap.Index(), slots)
 	if err := p.depot.Put(ctx, p.name+"/"+file+".sums", sums); err != nil {
 		return err
 	}
 	sumsHash := sha256.Sum256(sums)
-	digest := snap.Digest()
+	digest, err := snap.Digest()
+	if err != nil {
+		return err
+	}
+	tables, err := snap.Tables()
+	if err != nil {
+		return err
+	}
 	out := &rowraftv1.WritePartDone{
 		Digest: digest[:],
 		Stream: &rowraftv1.CheckpointFile{Name: file + ".rows", Bytes: uint64(c.n.Load()), Sha256: c.sum.Sum(nil)},
 		Sums:   &rowraftv1.CheckpointFile{Name: file + ".sums", Bytes: uint64(len(sums)), Sha256: sumsHash[:]},
 	}
-	for _, t := range snap.Tables() {
+	for _, t := range tables {
 		out.Rows += t.Rows
 		out.Tables = append(out.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows, Digest: t.Digest[:]})
 	}

@@ -214,6 +214,7 @@ func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 		m.mu.Unlock()
 		return PartResult{Err: err}, nil
 	}
+	s = m.mu.own(s)
 	s.LastUsed = now
 	v, err := look(s, p)
 	if v == answered || err != nil {

@@ -60,8 +60,8 @@ type Machine struct {
 		// failed is the fatal error that stopped this replica; rows may be those of
 		// no index, so nothing is served. Only Restore clears it.
 		failed error
-		// snapshot is the one not yet released, or nil.
-		snapshot *Snapshot
+		// snapshots are those not yet released, or nil.
+		snapshots [purposes]*Snapshot
 		// expected is the mark at which the next snapshot is to be taken, or nil.
 		expected *ExpectedMark
 		// stage is what a restore brings, or nil.
@@ -78,6 +78,8 @@ type Machine struct {
 type state struct {
 	tables   []*table // ascending by ID
 	sessions sessions
+	// private are the sessions that no snapshot shares: all of them if it is nil.
+	private map[*checkpoint.Session]bool
 }
 
 // table is a table of the shard. All but rows is immutable and may be read

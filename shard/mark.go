@@ -16,19 +16,22 @@ type ExpectedMark struct {
 	err      error
 }
 
-// ExpectMark makes the machine take a snapshot when it applies the mark id. Until
-// then, or Cancel, it takes no other.
+// ExpectMark makes the machine take a snapshot when it applies the mark id. It may
+// take those of the log before and beside it.
 //
-// Errors: CodeOverloaded if a snapshot is being written or another mark is
-// expected; *FatalError; CodeClosing.
+// Errors: CodeOverloaded if another part is being written, another mark is
+// expected, or a restore is under way; *FatalError; CodeClosing.
 func (m *Machine) ExpectMark(id wire.MarkID) (*ExpectedMark, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.usableLocked(); err != nil {
 		return nil, err
 	}
-	if err := m.snapshotBusyLocked(); err != nil {
+	if err := m.snapshotBusyLocked(forPart); err != nil {
 		return nil, err
+	}
+	if m.mu.expected != nil {
+		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a checkpoint is about to be taken", m.shard)
 	}
 	m.mu.expected = &ExpectedMark{m: m, id: id}
 	return m.mu.expected, nil
@@ -85,5 +88,5 @@ func (m *Machine) takeMark(id wire.MarkID) {
 		return
 	}
 	m.mu.expected = nil
-	e.snapshot, e.err = m.snapshotLocked()
+	e.snapshot, e.err = m.snapshotLocked(forPart)
 }

@@ -2,6 +2,8 @@ package shard
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -38,7 +40,6 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded)
 	wantCode(t, second(r.ExpectMark(wire.MarkID{8})), rowraft.CodeOverloaded)
 	wantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
 	for _, m := range []*replica{r, other} {
@@ -54,8 +55,14 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 	if _, err := s.WriteRows(&stream); err != nil {
 		t.Fatal(err)
 	}
-	sums, tables := s.Sums(), s.Tables()
+	wantCode(t, second(r.ExpectMark(wire.MarkID{8})), rowraft.CodeOverloaded)
+	sums, err1 := s.Sums()
+	tables, err2 := s.Tables()
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
 	s.Release()
+	wantCode(t, second(s.Sums()), rowraft.CodeStarting)
 	got, err := checkpoint.Verify(&stream, nil)
 	if err != nil || got.Sessions != 0 || got.Trailer.Rows != 3 || got.Trailer.Digest != before.Sum || got.Header.Applied != before.Index+2 {
 		t.Errorf("%+v, %v; want 3 rows of digest %x at index %d without sessions", got, err, before.Sum, before.Index+2)
@@ -75,6 +82,89 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 	if _, err := r.Snapshot(); err != nil {
 		t.Errorf("no snapshot after the checkpoint's: %v", err)
 	}
+}
+
+// TestTheLogsSnapshotDoesNotWaitForAPart: a checkpoint may take as long as its
+// destination does, and the log must be cut meanwhile.
+func TestTheLogsSnapshotDoesNotWaitForAPart(t *testing.T) {
+	r := newReplica(t, Config{})
+	r.create(markTable())
+	r.mustOpen(1, 1)
+	pushOnes(r, 1, 1, 2, 3)
+	e, err := r.ExpectMark(wire.MarkID{7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	while := func(what string) {
+		t.Helper()
+		before := r.digest()
+		s, err := r.Snapshot()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded) // of the log there is one
+		pushOnes(r, rowraft.Seq(before.Index), 1, 2, 3, 4)
+		var stream bytes.Buffer
+		if _, err := s.WriteTo(&stream); err != nil {
+			t.Fatal(err)
+		}
+		s.Release()
+		other := newReplica(t, Config{})
+		if err := other.Restore(&stream); err != nil || other.digest() != before {
+			t.Errorf("%s: restored %+v, %v; want %+v", what, other.digest(), err, before)
+		}
+	}
+	while("a mark is expected")
+	before := r.digest()
+	r.apply(wire.MarkEntry(r.header(), wire.MarkID{7}))
+	part, err := e.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	while("a part is written")
+	while("a part is written, again")
+	if sum, err := part.Digest(); err != nil || sum != before.Sum {
+		t.Errorf("the part has digest %x, %v; want %x", sum, err, before.Sum)
+	}
+	var stream bytes.Buffer
+	if _, err := part.WriteRows(&stream); err != nil {
+		t.Fatal(err)
+	}
+	part.Release()
+	if got, err := checkpoint.Verify(&stream, nil); err != nil || got.Trailer.Digest != before.Sum || got.Trailer.Rows != before.Rows {
+		t.Errorf("the part is %+v, %v; want %d rows of digest %x", got.Trailer, err, before.Rows, before.Sum)
+	}
+}
+
+// TestReleaseEndsAWriterThatHangs: whoever waits for a destination that takes
+// nothing can give up, and the writer finds out when it goes on.
+func TestReleaseEndsAWriterThatHangs(t *testing.T) {
+	r := newReplica(t, Config{})
+	r.create(markTable())
+	r.mustOpen(1, 1)
+	pushOnes(r, 1, 1, 2, 3)
+	s, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pr, pw := io.Pipe() // nobody reads
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.WriteTo(pw)
+		ended <- err
+	}()
+	if _, err := pr.Read(make([]byte, 1)); err != nil { // it writes
+		t.Fatal(err)
+	}
+	s.Release()
+	if next, err := r.Snapshot(); err != nil {
+		t.Errorf("a snapshot after the release: %v", err)
+	} else {
+		next.Release()
+	}
+	pushOnes(r, 2, 1, 2)
+	go io.Copy(io.Discard, pr)
+	wantCode(t, <-ended, rowraft.CodeStarting)
 }
 
 func TestAMarkThatNobodyWaitsForAnyMore(t *testing.T) {

@@ -48,7 +48,7 @@ func (m *Machine) Restore(r io.Reader) error {
 	_ = m.dropStageLocked() // a snapshot is taken only where there is none
 	m.forgetProofsLocked()
 	old := m.mu.state
-	m.mu.state, m.mu.snapshot, m.mu.failed = st, nil, nil
+	m.mu.state, m.mu.snapshots, m.mu.failed = st, [purposes]*Snapshot{}, nil
 	m.logTime.Store(h.LogTime)
 	m.epoch.Store(uint64(h.Epoch))
 	m.applied.Store(uint64(h.Applied))
@@ -64,7 +64,7 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 	defer m.entry.Unlock()
 	m.mu.Lock()
 	old := m.mu.state
-	m.mu.state, m.mu.snapshot = &state{}, nil
+	m.mu.state, m.mu.snapshots = &state{}, [purposes]*Snapshot{}
 	m.mu.Unlock()
 	st, err := m.build(rd)
 	m.mu.Lock()

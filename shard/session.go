@@ -41,7 +41,7 @@ func (t *sessions) open(client rowraft.ClientID, inc rowraft.Incarnation, now ui
 	if inc == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "open a session of client %x: incarnation 0; the scheduler issues them from 1", client[:4])
 	}
-	_, s := t.find(client)
+	at, s := t.find(client)
 	switch {
 	case s == nil:
 		if len(*t) >= MaxSessions && !t.evict(now) {
@@ -53,12 +53,14 @@ func (t *sessions) open(client rowraft.ClientID, inc rowraft.Incarnation, now ui
 	case s.Incarnation > inc:
 		return fenced(s, inc)
 	case s.Incarnation < inc:
-		*s = checkpoint.Session{Client: client, Incarnation: inc, LastUsed: now}
+		(*t)[at] = &checkpoint.Session{Client: client, Incarnation: inc, LastUsed: now}
 		return nil
 	case expired(s, now):
 		return tooOld(s)
 	}
-	s.LastUsed = now // a copy of the entry that opened it
+	used := *s // a snapshot may have s
+	used.LastUsed = now
+	(*t)[at] = &used // a copy of the entry that opened it
 	return nil
 }
 
@@ -78,7 +80,7 @@ func (t *sessions) evict(now uint64) bool {
 	return true
 }
 
-// check returns the session a part names, or CodeSessionExpired.
+// check returns the session a part names, to be looked at only, or CodeSessionExpired.
 func (t sessions) check(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) (*checkpoint.Session, error) {
 	_, s := t.find(client)
 	switch {
@@ -178,12 +180,22 @@ func answer(s *checkpoint.Session, n rowraft.Seq, err error) {
 	s.Refused = slices.Insert(s.Refused, i, checkpoint.Refusal{Seq: n, Code: rowraft.CodeOf(err)})
 }
 
-// copies returns copies of all sessions.
-func (t sessions) copies() []checkpoint.Session {
-	out := make([]checkpoint.Session, len(t))
-	for i, s := range t {
-		out[i] = *s
-		out[i].Refused = slices.Clone(s.Refused)
+// shareSessions returns all sessions for a snapshot; from now on they are changed
+// as copies.
+func (st *state) shareSessions() []*checkpoint.Session {
+	st.private = make(map[*checkpoint.Session]bool)
+	return slices.Clone(st.sessions)
+}
+
+// own returns s, or a copy in its place if a snapshot shares it: what may be changed.
+func (st *state) own(s *checkpoint.Session) *checkpoint.Session {
+	if st.private == nil || st.private[s] {
+		return s
 	}
-	return out
+	c := *s
+	c.Refused = slices.Clone(s.Refused)
+	at, _ := st.sessions.find(s.Client)
+	st.sessions[at] = &c
+	st.private[&c] = true
+	return &c
 }

@@ -254,3 +254,55 @@ func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
 		t.Errorf("the number was spent: %+v", got)
 	}
 }
+
+// TestSnapshotHasTheSessionsOfItsBegin: numbers answered, refused and forgotten,
+// incarnations and last uses after the begin are in no snapshot that began before,
+// and in every state after.
+func TestSnapshotHasTheSessionsOfItsBegin(t *testing.T) {
+	p := newPusher(t)
+	foreign := payloadOf(rows{schema: testTable(9, "none", 1, sgd), keys: []rowraft.Key{1}})
+	change := func(seq rowraft.Seq) { // one row, and every way in which a session changes
+		p.now++
+		for c := byte(1); c <= 3; c++ {
+			p.one(c, 1, seq, 0)
+			if got := p.parts(push(c, seq+1, foreign))[0]; rowraft.CodeOf(got.Err) != rowraft.CodeTableNotFound {
+				t.Fatalf("a push to a table that is not there: %+v", got)
+			}
+		}
+		p.one(1, 1, seq+2, seq-1) // forgets what was refused before
+		p.one(2, 1, seq+2, seq+1)
+		p.mustOpen(3, 1) // again
+	}
+	for c := byte(1); c <= 4; c++ {
+		p.mustOpen(c, 1)
+	}
+	change(1)
+	for round := range rowraft.Seq(3) {
+		want := p.snapshot()
+		s, err := p.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(10 + 10*round)
+		p.mustOpen(4, rowraft.Incarnation(2+round))
+		p.mustOpen(byte(5+round), 1)
+		var got bytes.Buffer
+		if _, err := s.WriteTo(&got); err != nil {
+			t.Fatal(err)
+		}
+		s.Release()
+		if !bytes.Equal(got.Bytes(), want) {
+			t.Errorf("round %d: the snapshot shows changes after its begin", round)
+		}
+	}
+	other := newReplica(t, Config{})
+	if err := other.Restore(bytes.NewReader(p.snapshot())); err != nil {
+		t.Fatal(err)
+	}
+	if !sameState(other, p.replica) {
+		t.Error("a replica restored after the changes differs")
+	}
+	if got := p.one(1, 1, 10, 0); !got.Duplicate {
+		t.Errorf("a number answered during a snapshot: %+v", got)
+	}
+}

@@ -11,19 +11,32 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
-// walkEntries bounds how much of a slot is read under one hold of the lock.
-const walkEntries = 2048
+const (
+	// walkBytes and walkEntries bound what is read under one hold of the lock.
+	walkBytes   = 256 << 10
+	walkEntries = 2048
+)
+
+// purpose is what a snapshot is for. There may be one of each: the log's must not
+// wait for that of a checkpoint, which is as slow as where it goes.
+type purpose uint8
+
+const (
+	forLog purpose = iota
+	forPart
+	purposes
+)
 
 // Snapshot is the state at one applied index. One goroutine calls WriteTo, at
-// most once; Release must be called, from any goroutine once WriteTo has
-// returned. Until then the Machine keeps the old image of each row that changes.
+// most once; Release must be called, from any goroutine, and ends a WriteTo that
+// goes on. Until then the Machine keeps the old image of each row that changes.
 type Snapshot struct {
 	m        *Machine
 	st       *state // what it is a snapshot of
+	purpose  purpose
 	header   checkpoint.Header
-	sessions []checkpoint.Session
-	tables   []tableSnapshot // ascending by ID
-	digest   rowstore.Digest
+	sessions []*checkpoint.Session // nobody changes them any more
+	tables   []tableSnapshot       // ascending by ID
 	written  bool
 	released bool // guarded by m.mu
 }
@@ -37,24 +50,22 @@ type tableSnapshot struct {
 // Snapshot fixes the present state for WriteTo. It takes microseconds; Apply
 // goes on while the rows are written.
 //
-// Errors: CodeOverloaded if the snapshot before was not released, or a mark is
-// expected; *FatalError; CodeClosing.
+// Errors: CodeOverloaded if the one before was not released, or a restore is
+// under way; *FatalError; CodeClosing.
 func (m *Machine) Snapshot() (*Snapshot, error) {
 	m.entry.Lock()
 	defer m.entry.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.snapshotLocked()
+	return m.snapshotLocked(forLog)
 }
 
 // snapshotBusyLocked reports why no snapshot can begin.
 // REQUIRES: m.mu is held.
-func (m *Machine) snapshotBusyLocked() error {
+func (m *Machine) snapshotBusyLocked(p purpose) error {
 	switch {
-	case m.mu.snapshot != nil:
+	case m.mu.snapshots[p] != nil:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a snapshot is being written", m.shard)
-	case m.mu.expected != nil:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a checkpoint is about to be taken", m.shard)
 	case m.mu.stage != nil:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a restore is under way, and no snapshot holds half of one", m.shard)
 	}
@@ -63,42 +74,53 @@ func (m *Machine) snapshotBusyLocked() error {
 
 // snapshotLocked is Snapshot.
 // REQUIRES: m.entry is held, and m.mu for writing.
-func (m *Machine) snapshotLocked() (*Snapshot, error) {
+func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	if err := m.usableLocked(); err != nil {
 		return nil, err
 	}
-	if err := m.snapshotBusyLocked(); err != nil {
+	if err := m.snapshotBusyLocked(p); err != nil {
 		return nil, err
 	}
-	s := &Snapshot{m: m, st: m.mu.state, header: m.header(), sessions: m.mu.sessions.copies()}
+	s := &Snapshot{m: m, st: m.mu.state, purpose: p, header: m.header(), sessions: m.mu.shareSessions()}
 	for _, t := range m.mu.tables {
 		snap, err := t.rows.BeginSnapshot()
 		if err != nil {
 			return nil, errors.Join(err, s.endLocked())
 		}
 		s.tables = append(s.tables, tableSnapshot{t.schema, t.rows, snap})
-		s.digest = s.digest.Add(snap.Digest())
 	}
 	if canary.Is(canary.ForgetSessions) {
 		s.sessions = nil
 	}
-	m.mu.snapshot = s
+	m.mu.snapshots[p] = s
 	return s, nil
 }
 
 // Index returns the applied index of the snapshot.
 func (s *Snapshot) Index() rowraft.Index { return s.header.Applied }
 
-// Digest is the sum over all rows of the snapshot; Bytes about what WriteRows
-// will write.
-func (s *Snapshot) Digest() checkpoint.Digest { return s.digest.Bytes() }
+// Epoch returns its table epoch.
+func (s *Snapshot) Epoch() rowraft.TableEpoch { return s.header.Epoch }
 
+// Bytes is about what WriteRows will write.
 func (s *Snapshot) Bytes() int64 {
 	n := int64(0)
 	for _, t := range s.tables {
 		n += int64(t.snap.Rows()) * int64(t.rows.RecordBytes())
 	}
 	return n
+}
+
+// usableLocked reports why the snapshot cannot be read any more.
+// REQUIRES: m.mu is held.
+func (s *Snapshot) usableLocked() error {
+	if err := s.m.usableLocked(); err != nil {
+		return err
+	}
+	if s.released || s.m.mu.state != s.st {
+		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the snapshot was released, or a newer state restored", s.m.shard)
+	}
+	return nil
 }
 
 // TableSnapshot is what a snapshot holds of one table.
@@ -109,17 +131,43 @@ type TableSnapshot struct {
 }
 
 // Tables lists them ascending by ID.
-func (s *Snapshot) Tables() []TableSnapshot {
+//
+// Errors: as WriteTo, as for Digest and Sums.
+func (s *Snapshot) Tables() ([]TableSnapshot, error) {
+	s.m.mu.RLock()
+	defer s.m.mu.RUnlock()
+	if err := s.usableLocked(); err != nil {
+		return nil, err
+	}
 	out := make([]TableSnapshot, len(s.tables))
 	for i, t := range s.tables {
 		out[i] = TableSnapshot{Schema: t.schema, Rows: uint64(t.snap.Rows()), Digest: t.snap.Digest().Bytes()}
 	}
-	return out
+	return out, nil
+}
+
+// Digest is the sum over all rows.
+func (s *Snapshot) Digest() (checkpoint.Digest, error) {
+	s.m.mu.RLock()
+	defer s.m.mu.RUnlock()
+	if err := s.usableLocked(); err != nil {
+		return checkpoint.Digest{}, err
+	}
+	var sum rowstore.Digest
+	for _, t := range s.tables {
+		sum = sum.Add(t.snap.Digest())
+	}
+	return sum.Bytes(), nil
 }
 
 // Sums is what each slot holds, as it was counted while entries were applied;
-// ascending by (table, slot). It must be called before Release.
-func (s *Snapshot) Sums() []checkpoint.SlotSum {
+// ascending by (table, slot).
+func (s *Snapshot) Sums() ([]checkpoint.SlotSum, error) {
+	s.m.mu.RLock()
+	defer s.m.mu.RUnlock()
+	if err := s.usableLocked(); err != nil {
+		return nil, err
+	}
 	var out []checkpoint.SlotSum
 	for _, t := range s.tables {
 		for slot := range rowraft.Slot(rowraft.NumSlots) {
@@ -130,7 +178,7 @@ func (s *Snapshot) Sums() []checkpoint.SlotSum {
 			}
 		}
 	}
-	return out
+	return out, nil
 }
 
 // Release ends the snapshot, written or not. Calling it again does nothing.
@@ -151,19 +199,27 @@ func (s *Snapshot) endLocked() error {
 	if s.m.mu.state != s.st || s.m.mu.closed {
 		return nil // the rows are gone, and the images with them
 	}
-	s.m.mu.snapshot = nil
+	if s.m.mu.snapshots[s.purpose] == s {
+		s.m.mu.snapshots[s.purpose] = nil
+	}
 	var errs []error
 	for _, t := range s.tables {
-		errs = append(errs, t.rows.EndSnapshot())
+		errs = append(errs, t.snap.End())
 	}
 	return errors.Join(errs...)
 }
 
 // WriteTo writes the snapshot in the format of docs/formats/snapshot.md.
 //
-// Errors: that of w; CodeClosing; CodeStarting if a newer snapshot was restored
-// meanwhile. What was written is then no snapshot.
-func (s *Snapshot) WriteTo(w io.Writer) (int64, error) { return s.write(w, s.sessions) }
+// Errors: that of w; CodeClosing; CodeStarting if it was released or a newer
+// snapshot was restored meanwhile. What was written is then no snapshot.
+func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
+	sessions := make([]checkpoint.Session, len(s.sessions))
+	for i, p := range s.sessions {
+		sessions[i] = *p
+	}
+	return s.write(w, sessions)
+}
 
 // WriteRows is WriteTo without sessions: the part of a checkpoint, which they do
 // not outlive.
@@ -182,50 +238,87 @@ func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session) (int64, err
 	if err != nil {
 		return 0, err
 	}
-	var buf []byte
+	var wk walk
 	for i := range s.tables {
-		if buf, err = s.writeTable(out, &s.tables[i], buf); err != nil {
+		if err := s.writeTable(out, &s.tables[i], &wk); err != nil {
 			return out.Bytes(), fmt.Errorf("snapshot table %s: %w", schemas[i].Name, err)
 		}
 	}
-	err = out.Finish(s.digest.Bytes())
+	digest, err := s.Digest()
+	if err == nil {
+		err = out.Finish(digest)
+	}
 	return out.Bytes(), err
 }
 
-func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, buf []byte) ([]byte, error) {
-	recordBytes := t.rows.RecordBytes()
-	for slot := range rowraft.Slot(rowraft.NumSlots) {
-		rows, counter := t.snap.SlotRows(slot), t.snap.SlotVersion(slot)
-		if rows == 0 && counter == 0 {
-			continue
-		}
-		err := out.BeginSlot(checkpoint.Slot{Table: t.schema.ID, Slot: slot, Counter: counter, RecordBytes: recordBytes})
-		for done := false; err == nil && !done; {
-			if buf, done, err = s.walk(t, slot, buf[:0]); err == nil {
-				rows -= len(buf) / recordBytes
-				err = out.Append(buf)
-			}
-		}
-		if err == nil && rows != 0 {
-			err = rowraft.Errorf(rowraft.CodeInternal, "slot %d: %d rows of the snapshot are missing", slot, rows)
-		}
-		if err != nil {
-			return buf, err
-		}
-	}
-	return buf, nil
+// walk is what was read of a table under one hold of the lock.
+type walk struct {
+	pieces []piece
+	buf    []byte
 }
 
-// walk appends the next records of slot to buf.
-func (s *Snapshot) walk(t *tableSnapshot, slot rowraft.Slot, buf []byte) (out []byte, done bool, err error) {
+// piece is records of one slot: those up to end of the buffer.
+type piece struct {
+	slot  checkpoint.Slot
+	first bool
+	rows  int // of the whole slot; of the first piece
+	end   int
+	done  bool
+}
+
+func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk) error {
+	next, inside, missing := rowraft.Slot(0), false, 0
+	for next < rowraft.NumSlots {
+		var err error
+		if next, inside, err = s.walk(t, wk, next, inside); err != nil {
+			return err
+		}
+		from := 0
+		for _, p := range wk.pieces {
+			if p.first {
+				missing = p.rows
+				if err := out.BeginSlot(p.slot); err != nil {
+					return err
+				}
+			}
+			missing -= (p.end - from) / p.slot.RecordBytes
+			if err := out.Append(wk.buf[from:p.end]); err != nil {
+				return err
+			}
+			if p.done && missing != 0 {
+				return rowraft.Errorf(rowraft.CodeInternal, "slot %d: %d rows of the snapshot are missing", p.slot.Slot, missing)
+			}
+			from = p.end
+		}
+	}
+	return nil
+}
+
+// walk reads on from slot next, within which it stopped before if inside, and
+// returns where it stopped.
+func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bool) (rowraft.Slot, bool, error) {
+	wk.pieces, wk.buf = wk.pieces[:0], wk.buf[:0]
+	recordBytes := t.rows.RecordBytes()
+	entries := min(walkEntries, max(1, walkBytes/recordBytes))
 	s.m.mu.RLock()
 	defer s.m.mu.RUnlock()
-	if err := s.m.usableLocked(); err != nil {
-		return buf, false, err
+	if err := s.usableLocked(); err != nil {
+		return next, inside, err
 	}
-	if s.m.mu.state != s.st || s.released {
-		return buf, false, rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a newer state", s.m.shard)
+	for ; next < rowraft.NumSlots && len(wk.buf) < walkBytes; next++ {
+		p := piece{
+			slot:  checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: t.snap.SlotVersion(next), RecordBytes: recordBytes},
+			first: !inside, rows: t.snap.SlotRows(next),
+		}
+		if p.rows == 0 && p.slot.Counter == 0 {
+			continue
+		}
+		wk.buf, p.done = t.snap.AppendSlot(wk.buf, next, entries)
+		p.end = len(wk.buf)
+		wk.pieces = append(wk.pieces, p)
+		if inside = !p.done; inside {
+			break
+		}
 	}
-	out, done = t.snap.AppendSlot(buf, slot, walkEntries)
-	return out, done, nil
+	return next, inside, nil
 }

@@ -221,7 +221,7 @@ func (m *Machine) closeStage(c *wire.RestoreClose) error {
 			m.shard, g.next-1, g.rows, sum.Bytes(), c.Chunks, c.Rows, c.Digest)
 	}
 	old := m.mu.state
-	m.mu.state, m.mu.stage, m.mu.snapshot = g.state, nil, nil
+	m.mu.state, m.mu.stage, m.mu.snapshots = g.state, nil, [purposes]*Snapshot{}
 	m.epoch.Store(uint64(g.epoch))
 	_ = old.close()
 	return nil

@@ -197,14 +197,17 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 		// An earlier key of the chunk may have been this one.
 		r, ok = t.find(c.slot[i], c.tag[i], key)
 	}
-	s := &t.slots[c.slot[i]]
 	if ok {
-		s.digest = s.digest.Sub(t.rowHash(r))
-		if t.snap != nil {
-			return r, t.snap.keep(c.slot[i], c.tag[i], r)
+		if len(t.snaps) > 0 {
+			if err := t.keep(c.slot[i], c.tag[i], r); err != nil {
+				return r, err
+			}
 		}
+		s := &t.slots[c.slot[i]]
+		s.digest = s.digest.Sub(t.rowHash(r))
 		return r, nil
 	}
+	t.touch(c.slot[i])
 	r, err := t.insert(c.slot[i], c.tag[i], key)
 	if err != nil {
 		return r, err

@@ -151,15 +151,16 @@ func BenchmarkBeginSnapshot(b *testing.B) {
 	var begin time.Duration
 	for b.Loop() {
 		start := time.Now()
-		if _, err := t.BeginSnapshot(); err != nil {
+		s, err := t.BeginSnapshot()
+		if err != nil {
 			b.Fatal(err)
 		}
 		begin += time.Since(start)
-		if err := t.EndSnapshot(); err != nil {
+		if err := s.End(); err != nil {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(float64(begin.Microseconds())/float64(b.N), "µs/begin")
+	b.ReportMetric(float64(begin.Nanoseconds())/1e3/float64(b.N), "µs/begin")
 }
 
 // BenchmarkUpdateDuringSnapshot updates while snapshots run one after the other,
@@ -199,7 +200,7 @@ func BenchmarkUpdateDuringSnapshot(b *testing.B) {
 				if slot == rowraft.NumSlots {
 					images += snap.ImageBytes()
 					rounds++
-					if err := t.EndSnapshot(); err != nil {
+					if err := snap.End(); err != nil {
 						b.Fatal(err)
 					}
 					snap = nil

@@ -40,7 +40,8 @@
 // # Concurrency
 //
 // Table has no lock; its owner has one. Pull, Contains, the statistics and the
-// digests read: any number of them may run beside each other and beside one
-// [Snapshot.AppendSlot]. Update, Assign, RestoreRow, RestoreSlotVersion,
-// BeginSnapshot, EndSnapshot and Close need the table for themselves.
+// digests read: any number of them may run beside each other and beside the
+// methods of a [Snapshot], of which one goroutine at a time calls AppendSlot.
+// Update, Assign, RestoreRow, RestoreSlotVersion, BeginSnapshot, Snapshot.End and
+// Close need the table for themselves.
 package rowstore

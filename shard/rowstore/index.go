@@ -110,7 +110,7 @@ func (t *Table) grow(slot rowraft.Slot) error {
 		}
 	}
 	if len(s.seg) > 0 {
-		t.retire(slot, s.seg)
+		t.retire(s.seg)
 	}
 	s.seg = seg
 	return nil

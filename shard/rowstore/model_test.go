@@ -229,11 +229,15 @@ func TestTableAgainstModel(t *testing.T) {
 			return v
 		}
 
-		var snap *Snapshot
-		var snapModel *model
-		base := map[rowraft.Slot]uint64{} // counters of the snapshot before; empty for one that is no delta
-		var snapSlot rowraft.Slot
-		var snapBytes []byte
+		type running struct {
+			*Snapshot
+			begin *model
+			base  map[rowraft.Slot]uint64 // counters of an earlier begin; empty for one that is no delta
+			slot  rowraft.Slot
+			bytes []byte
+		}
+		var snaps [maxSnapshots]*running
+		last := map[rowraft.Slot]uint64{}
 		rt.Repeat(map[string]func(*rapid.T){
 			"update": func(rt *rapid.T) {
 				keys := rapid.SliceOfN(keyGen, 0, 150).Draw(rt, "keys")
@@ -272,33 +276,36 @@ func TestTableAgainstModel(t *testing.T) {
 				}
 			},
 			"snapshot": func(rt *rapid.T) {
-				if snap == nil {
-					if snap, err = table.BeginSnapshot(); err != nil {
+				which := rapid.IntRange(0, maxSnapshots-1).Draw(rt, "which")
+				s := snaps[which]
+				if s == nil {
+					snap, err := table.BeginSnapshot()
+					if err != nil {
 						rt.Fatal(err)
 					}
-					snapModel, snapSlot, snapBytes = m.clone(), 0, nil
-					if rapid.Bool().Draw(rt, "whole") {
-						base = map[rowraft.Slot]uint64{}
+					snaps[which] = &running{Snapshot: snap, begin: m.clone()}
+					if !rapid.Bool().Draw(rt, "whole") {
+						snaps[which].base = last
 					}
 					return
 				}
 				for range rapid.IntRange(1, 3000).Draw(rt, "pieces") {
 					var done bool
-					snapBytes, done = snap.AppendSlotSince(snapBytes, snapSlot, base[snapSlot], rapid.SampledFrom([]int{1, 7, 40, 1000}).Draw(rt, "entries"))
+					s.bytes, done = s.AppendSlotSince(s.bytes, s.slot, s.base[s.slot], rapid.SampledFrom([]int{1, 7, 40, 1000}).Draw(rt, "entries"))
 					if done {
-						snapSlot++
+						s.slot++
 					}
-					if snapSlot == rowraft.NumSlots {
-						if len(base) == 0 {
-							checkSnapshot(rt, snap, snapBytes, snapModel)
+					if s.slot == rowraft.NumSlots {
+						if len(s.base) == 0 {
+							checkSnapshot(rt, s.Snapshot, s.bytes, s.begin)
 						} else {
-							checkDelta(rt, table.RecordBytes(), base, snapBytes, snapModel)
+							checkDelta(rt, table.RecordBytes(), s.base, s.bytes, s.begin)
 						}
-						base = snapModel.versions
-						if err := table.EndSnapshot(); err != nil {
+						last = s.begin.versions
+						if err := s.End(); err != nil {
 							rt.Fatal(err)
 						}
-						snap = nil
+						snaps[which] = nil
 						return
 					}
 				}

@@ -2,11 +2,16 @@ package rowstore
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
 )
+
+// maxSnapshots is how many snapshots of a table run beside each other: the log's
+// must not wait for that of a checkpoint, which is as slow as where it goes.
+const maxSnapshots = 2
 
 // Snapshot is the table as it was when BeginSnapshot ran, read slot by slot
 // while updates go on.
@@ -14,14 +19,13 @@ import (
 // A row whose version is at most its slot's counter at the begin is unchanged
 // since. The first change of such a row, in a slot not saved yet, keeps its
 // image aside; a slot is then its unchanged rows and its images. Nothing is
-// copied at the begin but one cut per slot.
+// copied at the begin: the first change of a slot, or its walk, takes its cut.
 //
 // One goroutine calls AppendSlot; see the package for what may run beside it.
 type Snapshot struct {
-	t      *Table
-	cuts   []cut // by slot
-	digest Digest
-	rows   int
+	t    *Table
+	rows int
+	cuts [rowraft.NumSlots / cutsPerPage]*cutPage // by slot; nil until one of the page is taken
 
 	// An image is a record and, behind it, 1 + the place of the slot's next image.
 	// The images of saved slots are chained to spare and used again: it is written
@@ -35,91 +39,114 @@ type Snapshot struct {
 	slot    rowraft.Slot
 	seg     segment
 	pos     int
-
-	// outgrown are segments that could not be freed because they were being
-	// walked; EndSnapshot frees them.
-	outgrown []segment
 }
 
 // cut is one slot at the begin.
 type cut struct {
+	taken   bool // else the slot is as it was at the begin
+	saved   bool
+	image   uint32 // 1 + place of the last image kept; 0 = none
+	rows    uint32
 	version uint64
 	digest  Digest
-	rows    uint32
-	image   uint32 // 1 + place of the last image kept; 0 = none
-	saved   bool
 }
 
-// BeginSnapshot fixes the table's present state for reading.
+const cutsPerPage = 64
+
+type cutPage [cutsPerPage]cut
+
+// BeginSnapshot fixes the table's present state for reading. The Snapshot's End
+// must be called.
 //
-// Errors: CodeInternal if a snapshot is running.
+// Errors: CodeOverloaded if two snapshots are running.
 func (t *Table) BeginSnapshot() (*Snapshot, error) {
-	if t.snap != nil {
-		return nil, rowraft.Errorf(rowraft.CodeInternal, "table %s: a snapshot is running", t.schema.Name)
+	if len(t.snaps) == maxSnapshots {
+		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "table %s: %d snapshots are running", t.schema.Name, len(t.snaps))
 	}
 	images, err := slab.New(t.slabRecordBytes() + 8)
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
-	if t.cuts == nil {
-		t.cuts = make([]cut, rowraft.NumSlots)
-	}
-	s := &Snapshot{t: t, cuts: t.cuts, rows: t.count, images: images}
-	for i := range s.cuts {
-		if t.Owns(rowraft.Slot(i)) {
-			from := &t.slots[i]
-			s.cuts[i] = cut{version: from.version, digest: from.digest, rows: from.rows}
-			s.digest = s.digest.Add(from.digest)
-		}
-	}
-	t.snap = s
+	s := &Snapshot{t: t, rows: t.count, images: images}
+	t.snaps = append(t.snaps, s)
 	return s, nil
 }
 
-// EndSnapshot ends the running snapshot, complete or not, and frees what it
-// kept; the Snapshot must not be used afterwards. Without one it does nothing.
-func (t *Table) EndSnapshot() error {
-	s := t.snap
-	if s == nil {
+// End ends the snapshot, complete or not, and frees what it kept; it must not be
+// used afterwards, but to call End again, which does nothing.
+func (s *Snapshot) End() error {
+	t := s.t
+	i := slices.Index(t.snaps, s)
+	if i < 0 {
 		return nil
 	}
-	t.snap = nil
-	if s.walking {
-		s.finish()
-	}
-	for _, seg := range s.outgrown {
+	t.snaps = slices.Delete(t.snaps, i, i+1)
+	t.outgrown = slices.DeleteFunc(t.outgrown, func(seg segment) bool {
+		if t.walked(seg) {
+			return false
+		}
 		t.blocks.Free(seg)
-	}
-	s.outgrown, s.cuts = nil, nil
+		return true
+	})
 	if err := s.images.Close(); err != nil {
 		return fmt.Errorf("table %s: end a snapshot: %w", t.schema.Name, err)
 	}
 	return nil
 }
 
+// peek is the cut of slot, taken or not.
+func (s *Snapshot) peek(slot rowraft.Slot) cut {
+	if p := s.cuts[slot/cutsPerPage]; p != nil && p[slot%cutsPerPage].taken {
+		return p[slot%cutsPerPage]
+	}
+	now := &s.t.slots[slot]
+	return cut{rows: now.rows, version: now.version, digest: now.digest}
+}
+
+// take takes the cut of slot, which has not changed since the begin unless it was
+// taken before.
+func (s *Snapshot) take(slot rowraft.Slot) *cut {
+	p := s.cuts[slot/cutsPerPage]
+	if p == nil {
+		p = new(cutPage)
+		s.cuts[slot/cutsPerPage] = p
+	}
+	c := &p[slot%cutsPerPage]
+	if !c.taken {
+		*c = s.peek(slot)
+		c.taken = true
+	}
+	return c
+}
+
 // Rows returns the number of rows at the begin.
 func (s *Snapshot) Rows() int { return s.rows }
 
 // Digest returns the digest of all rows at the begin.
-func (s *Snapshot) Digest() Digest { return s.digest }
+func (s *Snapshot) Digest() (d Digest) {
+	for slot := range rowraft.Slot(rowraft.NumSlots) {
+		d = d.Add(s.peek(slot).digest)
+	}
+	return d
+}
 
 // SlotRows returns the number of rows slot had at the begin.
-func (s *Snapshot) SlotRows(slot rowraft.Slot) int { return int(s.cuts[slot].rows) }
+func (s *Snapshot) SlotRows(slot rowraft.Slot) int { return int(s.peek(slot).rows) }
 
 // SlotVersion returns the version counter of slot at the begin; a restored slot
 // takes it back by RestoreSlotVersion.
-func (s *Snapshot) SlotVersion(slot rowraft.Slot) uint64 { return s.cuts[slot].version }
+func (s *Snapshot) SlotVersion(slot rowraft.Slot) uint64 { return s.peek(slot).version }
 
 // SlotDigest returns the digest of slot at the begin.
-func (s *Snapshot) SlotDigest(slot rowraft.Slot) Digest { return s.cuts[slot].digest }
+func (s *Snapshot) SlotDigest(slot rowraft.Slot) Digest { return s.peek(slot).digest }
 
 // ImageBytes returns the most memory that images of changed rows took so far.
 func (s *Snapshot) ImageBytes() int64 { return s.images.Stats().UsedBytes }
 
 // AppendSlot appends to dst the records of slot as they were at the begin, in
 // no particular order, and returns the longer slice. Between two calls the owner
-// may let updates in: it looks at up to maxEntries (> 0) index entries a call,
-// which bounds the time, and done tells that the slot is complete. A slot that
+// may let updates in: it looks at up to maxEntries (> 0) index entries and then
+// images a call, which bounds the time, and done tells that the slot is complete. A slot that
 // was begun is called until it is done before another one is; a slot that is
 // done stays so and appends nothing.
 func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (out []byte, done bool) {
@@ -129,7 +156,7 @@ func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (ou
 // AppendSlotSince is AppendSlot of the rows whose version is above since, which is
 // the same in all calls for one slot.
 func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, maxEntries int) (out []byte, done bool) {
-	c := &s.cuts[slot]
+	c := s.take(slot)
 	if c.saved {
 		return dst, true
 	}
@@ -143,6 +170,7 @@ func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, 
 		s.pos = len(s.seg) // no row is as new
 	}
 	end := min(s.pos+maxEntries, len(s.seg))
+	maxEntries -= end - s.pos
 	for ; s.pos < end; s.pos++ {
 		e := s.seg[s.pos]
 		if e == 0 {
@@ -155,16 +183,18 @@ func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, 
 	if s.pos < len(s.seg) {
 		return dst, false
 	}
-	for image := c.image; image != 0; {
-		r := record{s.images.At(slab.Place(image - 1))}
+	// The walk has passed every row, so no image is added any more.
+	for ; c.image != 0; maxEntries-- {
+		if maxEntries <= 0 {
+			return dst, false
+		}
+		r := record{s.images.At(slab.Place(c.image - 1))}
 		if *r.version() > since {
 			dst = append(dst, s.t.bytes(r)...)
 		}
-		next := s.nextImage(r)
-		image = *next
-		if image == 0 {
-			*next, s.spare = s.spare, c.image
-		}
+		next, image := s.nextImage(r), c.image
+		c.image = *next
+		*next, s.spare = s.spare, image
 	}
 	s.finish()
 	return dst, true
@@ -172,15 +202,31 @@ func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, 
 
 // finish closes the slot being walked.
 func (s *Snapshot) finish() {
-	s.cuts[s.slot].saved = true
+	s.take(s.slot).saved = true
 	s.walking = false
 	s.seg = nil
 }
 
-// keep saves the image of r, which is about to change, if the snapshot still
-// needs it.
+// touch is called before slot changes: it takes the cuts of the running snapshots.
+func (t *Table) touch(slot rowraft.Slot) {
+	for _, s := range t.snaps {
+		s.take(slot)
+	}
+}
+
+// keep saves the image of r, which is about to change, for the running snapshots
+// that still need it. It includes touch.
+func (t *Table) keep(slot rowraft.Slot, tag uint32, r record) error {
+	for _, s := range t.snaps {
+		if err := s.keep(slot, tag, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *Snapshot) keep(slot rowraft.Slot, tag uint32, r record) error {
-	c := &s.cuts[slot]
+	c := s.take(slot)
 	if c.saved || *r.version() > c.version {
 		return nil
 	}
@@ -224,11 +270,16 @@ func (s *Snapshot) nextImage(r record) *uint32 {
 	return (*uint32)(unsafe.Add(r.p, s.t.slabRecordBytes()))
 }
 
-// retire frees a segment that slot has outgrown, or keeps it for the snapshot
-// that walks it.
-func (t *Table) retire(slot rowraft.Slot, seg segment) {
-	if s := t.snap; s != nil && s.walking && s.slot == slot && &s.seg[0] == &seg[0] {
-		s.outgrown = append(s.outgrown, seg)
+// walked reports whether a running snapshot walks seg.
+func (t *Table) walked(seg segment) bool {
+	return slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && &s.seg[0] == &seg[0] })
+}
+
+// retire frees a segment that a slot has outgrown, or keeps it until the snapshots
+// that walk it have ended.
+func (t *Table) retire(seg segment) {
+	if t.walked(seg) {
+		t.outgrown = append(t.outgrown, seg)
 		return
 	}
 	t.blocks.Free(seg)

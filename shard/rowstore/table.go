@@ -35,9 +35,9 @@ type Table struct {
 	owned  [rowraft.NumSlots / 64]uint64
 	count  int
 
-	snap    *Snapshot // the running one, or nil
-	cuts    []cut     // of the running snapshot; kept for the next one
-	scratch []float32 // one unpacked gradient or value; used by Update and Assign only
+	snaps    []*Snapshot // that are running
+	outgrown []segment   // could not be freed because a snapshot walks them
+	scratch  []float32   // one unpacked gradient or value; used by Update and Assign only
 }
 
 // slotState is one slot of the table.
@@ -91,12 +91,12 @@ func (t *Table) Close() error {
 	if e := t.blocks.Close(); err == nil {
 		err = e
 	}
-	if t.snap != nil {
-		if e := t.snap.images.Close(); err == nil {
+	for _, s := range t.snaps {
+		if e := s.images.Close(); err == nil {
 			err = e
 		}
-		t.snap = nil
 	}
+	t.snaps, t.outgrown = nil, nil
 	t.slots = nil
 	t.count = 0
 	return err
@@ -119,11 +119,11 @@ func (t *Table) SlotRows(s rowraft.Slot) int { return int(t.slots[s].rows) }
 // SlotVersion returns the version of the last change in slot s, 0 if there was none.
 func (t *Table) SlotVersion(s rowraft.Slot) uint64 { return t.slots[s].version }
 
-// Bytes returns the memory mapped for rows, index and a running snapshot.
+// Bytes returns the memory mapped for rows, index and running snapshots.
 func (t *Table) Bytes() int64 {
 	n := t.rows.Stats().MappedBytes + t.blocks.Stats().MappedBytes
-	if t.snap != nil {
-		n += t.snap.images.Stats().MappedBytes
+	for _, s := range t.snaps {
+		n += s.images.Stats().MappedBytes
 	}
 	return n
 }

@@ -199,7 +199,7 @@ func TestPullsBesideSnapshot(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if err := table.EndSnapshot(); err != nil {
+	if err := snap.End(); err != nil {
 		t.Fatal(err)
 	}
 	into := mustNew(t, table.Schema())
@@ -254,7 +254,7 @@ func TestUpdatesWithinASlotBeingSaved(t *testing.T) {
 			if more, done := snap.AppendSlot(nil, slot, 1); len(more) != 0 || !done {
 				t.Errorf("a saved slot appended %d bytes more, done %v", len(more), done)
 			}
-			if err := table.EndSnapshot(); err != nil {
+			if err := snap.End(); err != nil {
 				t.Fatal(err)
 			}
 			checkAgainst(t, table, m)
@@ -274,26 +274,76 @@ func TestSnapshotEndsEarly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := table.BeginSnapshot(); rowraft.CodeOf(err) != rowraft.CodeInternal {
-		t.Errorf("second BeginSnapshot: %v, want CodeInternal", err)
-	}
 	slot, _ := table.locate(keys[0])
 	if _, done := snap.AppendSlot(nil, slot, 10); done {
 		t.Fatal("1000 rows were done within 10 entries")
 	}
 	mustUpdate(t, table, keys, someFloats(2, 12000)) // the walked segment is outgrown
-	if len(snap.outgrown) != 1 || snap.ImageBytes() == 0 {
-		t.Fatalf("%d segments kept for the walk and %d bytes of images, want 1 and some", len(snap.outgrown), snap.ImageBytes())
+	if len(table.outgrown) != 1 || snap.ImageBytes() == 0 {
+		t.Fatalf("%d segments kept for the walk and %d bytes of images, want 1 and some", len(table.outgrown), snap.ImageBytes())
 	}
-	if err := table.EndSnapshot(); err != nil {
+	if err := snap.End(); err != nil {
 		t.Fatal(err)
 	}
 	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].seg)*8); used != want {
 		t.Errorf("index takes %d bytes after the snapshot, want %d for its one segment", used, want)
 	}
-	if err := table.EndSnapshot(); err != nil {
-		t.Errorf("EndSnapshot without a snapshot: %v", err)
+	if err := snap.End(); err != nil {
+		t.Errorf("the second End: %v", err)
 	}
+}
+
+// TestTwoSnapshots: two may run, each is the table at its own begin, and a segment
+// that both walk stays until neither needs it.
+func TestTwoSnapshots(t *testing.T) {
+	const n = 1000
+	schema := testSchema(rowraft.Dense, rowraft.SGD, 4)
+	table, m := mustNew(t, schema), newModel(schema)
+	update := func(from, to int, seed uint64) {
+		g := someFloats(seed, 4*(to-from))
+		var keys []rowraft.Key
+		for k := from; k < to; k++ {
+			keys = append(keys, rowraft.Key(k))
+			m.update(rowraft.Key(k), g[4*(k-from):4*(k-from)+4], 0.1)
+		}
+		mustUpdate(t, table, keys, g)
+	}
+	update(0, n, 1)
+	slot, _ := table.locate(0)
+	var snaps [maxSnapshots]*Snapshot
+	var begins [maxSnapshots]*model
+	var records [maxSnapshots][]byte
+	for i := range snaps {
+		var err error
+		if snaps[i], err = table.BeginSnapshot(); err != nil {
+			t.Fatal(err)
+		}
+		begins[i] = m.clone()
+		update(i, n/2, uint64(2+i))
+	}
+	if _, err := table.BeginSnapshot(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("the third BeginSnapshot: %v, want CodeOverloaded", err)
+	}
+	for i, s := range snaps {
+		records[i], _ = s.AppendSlot(nil, slot, 100)
+	}
+	update(0, 4*n, 9)
+	if len(table.outgrown) == 0 {
+		t.Fatal("the walked segment was not outgrown")
+	}
+	for i, s := range snaps {
+		for done := false; !done; {
+			records[i], done = s.AppendSlot(records[i], slot, 100)
+		}
+		checkSnapshot(t, s, records[i], begins[i])
+		if err := s.End(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].seg)*8); used != want || len(table.outgrown) != 0 {
+		t.Errorf("index takes %d bytes after the snapshots, want %d for its one segment", used, want)
+	}
+	checkAgainst(t, table, m)
 }
 
 func TestRefusals(t *testing.T) {
