@@ -52,6 +52,10 @@ test-simd: test ## the same, under the name verify uses
 test-plain: ## all tests without SIMD
 	GOEXPERIMENT= $(GOTEST) $(PKG)
 
+.PHONY: arm64
+arm64: ## what must have the same bits on every processor, on arm64 under qemu-user; skipped where that does not install
+	scripts/arm64.sh
+
 # -race also checks pointers, and GoMLX's matrix product of v0.1.6 fails that check.
 RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 

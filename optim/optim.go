@@ -85,6 +85,8 @@ func (r *Rule) Update(w, state, g []float32, lr float32) {
 			c1: 1 - t[0], c2: 1 - t[1],
 		})
 	}
+	settle(w)
+	settle(state)
 }
 
 // decay returns b·β, or 0 once that is below 2^-64. 1 − β^t is 1 long before, so

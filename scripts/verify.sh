@@ -36,6 +36,7 @@ stage gen-check gen-check
 stage mod-check mod-check
 stage test test-simd
 stage test-plain test-plain
+stage arm64 arm64
 stage race race
 stage canaries canaries
 stage fuzz fuzz FUZZTIME="${FUZZTIME:-3s}"

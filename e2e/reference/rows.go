@@ -110,6 +110,17 @@ func (r *Row) step(o rowraft.Optimizer, lr float32, g []float32) {
 		}
 		r.Weights[i] = r.Weights[i] - step
 	}
+	settle(r.Weights)
+	settle(r.State)
+}
+
+// settle gives each NaN its bits.
+func settle(numbers []float32) {
+	for i, v := range numbers {
+		if v != v {
+			numbers[i] = math.Float32frombits(0xFFC00000)
+		}
+	}
 }
 
 func (m *Machine) applySegment(op byte, seg segment) {
