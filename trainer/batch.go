@@ -11,7 +11,8 @@ import (
 // work is one batch on its way round. Its buffers are reused; whoever took it
 // from a channel owns it.
 type work struct {
-	step  int64 // from 1
+	step  int64    // from 1
+	after position // in the data, behind it
 	data  *data.Batch
 	batch models.Batch  // shares data's labels and dense numbers
 	keys  []rowraft.Key // unique, ascending

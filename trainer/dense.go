@@ -7,15 +7,16 @@ import (
 
 // denseLayout maps the dense weights, one flat slice, to rows of the dense
 // table: each tensor is cut into rows of denseWidth, the last one padded with
-// zeros that no gradient ever touches. Immutable.
+// zeros that no gradient ever touches. Immutable once the run has begun.
 type denseLayout struct {
+	params  []models.Param
 	keys    []rowraft.Key // of all rows, strictly ascending
-	initial []float32     // flat
+	initial []float32     // flat; Resume puts others in their place
 	sizes   []int         // weights of each tensor
 }
 
 func newDenseLayout(params []models.Param, seed uint64) *denseLayout {
-	l := &denseLayout{initial: make([]float32, models.TotalSize(params))}
+	l := &denseLayout{params: params, initial: make([]float32, models.TotalSize(params))}
 	models.Initial(l.initial, params, seed)
 	for t, p := range params {
 		l.sizes = append(l.sizes, p.Size())

@@ -18,7 +18,8 @@ type Result struct {
 	Trainers    int    `json:"trainers"`
 	Accelerator string `json:"accelerator"`
 
-	Steps             int64  `json:"steps"`
+	Steps             int64  `json:"steps"`           // all, those before a resume too
+	ResumedAtStep     int64  `json:"resumed_at_step"` // 0: from the beginning
 	Examples          int64  `json:"examples"`
 	Seconds           Number `json:"seconds"`
 	ExamplesPerSecond Number `json:"examples_per_second"`
@@ -57,8 +58,8 @@ func (j *Job) result() *Result {
 		Job: j.cfg.Job, Mode: j.cfg.Mode, Data: j.set.Name(), Rank: j.cfg.rank(), Trainers: j.cfg.Trainers,
 		Accelerator: j.accel.Backend,
 		Steps:       j.step, Examples: j.examples, Seconds: Number(seconds),
-		ExamplesPerSecond: Number(float64(j.examples) / seconds),
-		TrainingLoss:      Number(j.running.meanLoss()), TrainingAUC: Number(j.running.auc()),
+		ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds), ResumedAtStep: j.before.step,
+		TrainingLoss: Number(j.running.meanLoss()), TrainingAUC: Number(j.running.auc()),
 		AUC: nan, LogLoss: nan, BestAUC: nan, BestLogLoss: nan,
 		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, PushesUnknown: j.mu.unknown, BatchesSkipped: j.mu.skipped,
 		FinishedAt: time.Now(),

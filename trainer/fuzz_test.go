@@ -89,3 +89,27 @@ func FuzzNumber(f *testing.F) {
 		}
 	})
 }
+
+// FuzzEssence: whatever a state says of the configuration it was made with, it is
+// compared or refused, the same way round and about.
+func FuzzEssence(f *testing.F) {
+	cfg := tinyConfig(1, 0)
+	j, err := NewJob(f.Context(), cfg, newLocal(f), nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	mine := j.essence()
+	f.Add(mine)
+	f.Add([]byte(`{"batch":1,"model":7}`))
+	f.Add([]byte(`{"model":{"dim":{}}}`))
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, was []byte) {
+		err := sameEssence(was, mine)
+		if err != nil && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%v has code %v, want CodeInvalidArgument", err, rowraft.CodeOf(err))
+		}
+		if back := sameEssence(mine, was); (err == nil) != (back == nil) {
+			t.Errorf("%s and %s: %v; the other way %v", was, mine, err, back)
+		}
+	})
+}

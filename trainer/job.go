@@ -41,8 +41,12 @@ type Job struct {
 	running  running
 	step     int64
 	examples int64
+	at       position // behind the last batch that was computed
+	before   counters // of the processes before this one
 
 	skippedInARow int
+
+	gate gate
 
 	mu struct {
 		sync.Mutex
@@ -64,7 +68,7 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 	if observe == nil {
 		observe = func(Event) {}
 	}
-	j := &Job{cfg: cfg, tables: tables, observe: observe}
+	j := &Job{cfg: cfg, tables: tables, observe: observe, gate: gate{turn: make(chan struct{}, 1)}}
 	var err error
 	if j.set, err = cfg.OpenData(); err != nil {
 		return nil, err
@@ -131,6 +135,7 @@ func (j *Job) Run(ctx context.Context) (*Result, error) {
 	j.started = time.Now()
 	j.emit(EventStart, func(e *Event) { e.Message = j.set.Name() })
 	err := j.train(ctx)
+	j.endGate(err, ctx.Err() == nil)
 	j.emit(EventDone, func(e *Event) {
 		if err != nil {
 			e.Message = err.Error()
@@ -148,7 +153,7 @@ func (j *Job) Run(ctx context.Context) (*Result, error) {
 }
 
 func (j *Job) train(ctx context.Context) error {
-	src := &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs()}
+	src := &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step, at: j.at}
 	defer src.close()
 	// Pushes outlive ctx by the grace period, so that those sent are counted.
 	pushes, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -172,6 +177,10 @@ func (j *Job) epochs() int {
 func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
 	w := j.newWork()
 	for ctx.Err() == nil {
+		if p := j.gate.wanted(); p != nil {
+			j.boundary(ctx, p)
+			continue
+		}
 		err := j.read(src, w)
 		if err == io.EOF {
 			return nil
@@ -244,13 +253,19 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src *repeated) error {
 	return readErr
 }
 
-func (j *Job) readAhead(ctx context.Context, src *repeated, free <-chan *work, ready chan<- *work) error {
+func (j *Job) readAhead(ctx context.Context, src *repeated, free chan *work, ready chan<- *work) error {
 	for {
 		var w *work
 		select {
 		case w = <-free:
 		case <-ctx.Done():
 			return nil
+		}
+		for p := j.gate.wanted(); p != nil && ctx.Err() == nil; p = j.gate.wanted() {
+			j.drained(ctx, free, func() { j.boundary(ctx, p) })
+		}
+		if ctx.Err() != nil {
+			return nil // what was asked for its state stays in it
 		}
 		if err := j.read(src, w); err != nil {
 			return err
@@ -263,6 +278,24 @@ func (j *Job) readAhead(ctx context.Context, src *repeated, free <-chan *work, r
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// drained calls f when every item but the caller's is free: what was read is trained,
+// and its push has ended. It does not if ctx ends before.
+func (j *Job) drained(ctx context.Context, free chan *work, f func()) {
+	var idle []*work
+	for range cap(free) - 1 {
+		select {
+		case w := <-free:
+			idle = append(idle, w)
+		case <-ctx.Done():
+			return // the loop ends
+		}
+	}
+	f()
+	for _, w := range idle {
+		free <- w
 	}
 }
 
@@ -282,7 +315,7 @@ func (j *Job) read(src *repeated, w *work) error {
 	if err := src.next(w.data); err != nil {
 		return err
 	}
-	w.step = src.batches
+	w.step, w.after = src.batches, src.at
 	w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
 	return nil
 }
@@ -306,6 +339,7 @@ func (j *Job) compute(w *work) (push bool, err error) {
 		return false, fmt.Errorf("step %d: %w", w.step, err)
 	}
 	j.step++
+	j.at = w.after
 	if reason := notFinite(&w.result); reason != "" {
 		return false, j.skip(w, reason)
 	}

@@ -103,7 +103,7 @@ func (j *Job) eventLocked(kind string, change func(*Event)) Event {
 		j.mu.progress = Event{
 			Step: j.step, Steps: j.steps, Examples: j.examples,
 			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()),
-			ExamplesPerSecond: Number(float64(j.examples) / time.Since(j.started).Seconds()),
+			ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / time.Since(j.started).Seconds()),
 		}
 	}
 	e := j.mu.progress
@@ -115,22 +115,22 @@ func (j *Job) eventLocked(kind string, change func(*Event)) Event {
 	return e
 }
 
-// repeated reads the training part of a set over and over.
+// repeated reads the training part of a set over and over, from at on.
 type repeated struct {
 	set            data.Set
 	rank, trainers int
 	epochs         int // 0: no bound
 	batches        int64
+	at             position // of the next batch
 
-	src   data.Source // nil between epochs
-	epoch int
+	src data.Source // nil between epochs
 }
 
 func (r *repeated) next(b *data.Batch) error {
 	empty := false // the epoch gave no batch
 	for {
 		if r.src == nil {
-			if r.epochs > 0 && r.epoch >= r.epochs {
+			if r.epochs > 0 && r.at.epoch >= int64(r.epochs) {
 				return io.EOF
 			}
 			if empty {
@@ -140,18 +140,24 @@ func (r *repeated) next(b *data.Batch) error {
 			if r.src, err = r.set.Train(r.rank, r.trainers); err != nil {
 				return err
 			}
-			r.epoch++
-			empty = true
+			if err := r.src.Skip(r.at.offset); err == io.EOF {
+				return invalid("%s has fewer than the %d examples that trainer %d of %d has read before", r.set.Name(), r.at.offset, r.rank, r.trainers)
+			} else if err != nil {
+				return err
+			}
+			empty = r.at.offset == 0
 		}
 		err := r.src.Next(b)
 		if err == nil {
 			r.batches++
+			r.at.offset += int64(b.N)
 			return nil
 		}
 		if err != io.EOF {
 			return err
 		}
 		r.close()
+		r.at = position{epoch: r.at.epoch + 1}
 	}
 }
 

@@ -41,6 +41,8 @@ type Source interface {
 	// Next fills b with the next examples, as many as it has room for, and
 	// returns io.EOF when none are left. The last batch may be smaller.
 	Next(b *Batch) error
+	// Skip passes over the next n examples. It returns io.EOF if there are fewer.
+	Skip(n int64) error
 	Close() error
 }
 

@@ -176,19 +176,11 @@ func (s *fileSource) position(c Column, names []string) (int, error) {
 func (s *fileSource) Next(b *Batch) error {
 	b.N = 0
 	for b.N < len(b.Labels) {
-		if s.part.To >= 0 && s.number >= s.part.To {
-			break
-		}
-		line, err := s.line()
+		line, number, err := s.mine()
 		if err == io.EOF {
 			break
 		} else if err != nil {
 			return err
-		}
-		number := s.number
-		s.number++
-		if number < s.part.From || (number-s.part.From)%int64(s.part.Trainers) != int64(s.part.Rank) {
-			continue
 		}
 		if b.N == 0 {
 			b.First = number
@@ -200,6 +192,34 @@ func (s *fileSource) Next(b *Batch) error {
 	}
 	if b.N == 0 {
 		return io.EOF
+	}
+	return nil
+}
+
+// mine returns the next line of the part, and the number of its example.
+func (s *fileSource) mine() (line []byte, number int64, err error) {
+	for {
+		if s.part.To >= 0 && s.number >= s.part.To {
+			return nil, 0, io.EOF
+		}
+		line, err := s.line()
+		if err != nil {
+			return nil, 0, err
+		}
+		number := s.number
+		s.number++
+		if number >= s.part.From && (number-s.part.From)%int64(s.part.Trainers) == int64(s.part.Rank) {
+			return line, number, nil
+		}
+	}
+}
+
+// Skip implements [Source]. It reads the lines, and takes none apart.
+func (s *fileSource) Skip(n int64) error {
+	for ; n > 0; n-- {
+		if _, _, err := s.mine(); err != nil {
+			return err
+		}
 	}
 	return nil
 }

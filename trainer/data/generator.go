@@ -190,6 +190,16 @@ func (s *generated) Next(b *Batch) error {
 	return nil
 }
 
+// Skip implements [Source]. It takes no time: each example is drawn from its number.
+func (s *generated) Skip(n int64) error {
+	last := s.number + (n-1)*int64(s.part.Trainers)
+	if n > 0 && s.part.To >= 0 && last >= s.part.To {
+		return io.EOF
+	}
+	s.number += n * int64(s.part.Trainers)
+	return nil
+}
+
 // example fills dense and s.ranks and returns the label and its probability.
 func (s *generated) example(dense []float32) (label float32, p float64) {
 	g := s.g

@@ -1,0 +1,61 @@
+package data
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Skipping n examples leaves the same ones as reading n, of any part of any source.
+func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
+	var text strings.Builder
+	for i := range 37 {
+		fmt.Fprintf(&text, "%d,v%d\n", i%2, i)
+	}
+	s := schema(t, "header: false\nlabel: {position: 1}\ncategorical: [{position: 2, name: c}]\n")
+	file, err := OpenFile(write(t, "x.csv", text.String()), s, 0.1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := DefaultGenerator()
+	cfg.Examples, cfg.Categorical, cfg.Keys = 33, 2, 50
+	generator, err := NewGenerator(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range []Set{file, generator} {
+		for _, part := range []Part{{Rank: 0, Trainers: 1}, {Rank: 1, Trainers: 3}, {Rank: 2, Trainers: 3}} {
+			open := func() Source {
+				src, err := set.Train(part.Rank, part.Trainers)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return src
+			}
+			whole := all(t, open(), set.Shape(), 5)
+			for n := range whole.N + 2 {
+				src := open()
+				err := src.Skip(int64(n))
+				if n > whole.N {
+					if err != io.EOF {
+						t.Errorf("%s, %+v: skip %d of %d: %v, want EOF", set.Name(), part, n, whole.N, err)
+					}
+					src.Close()
+					continue
+				}
+				if err != nil {
+					t.Fatalf("%s, %+v: skip %d of %d: %v", set.Name(), part, n, whole.N, err)
+				}
+				rest := all(t, src, set.Shape(), 4)
+				c := set.Shape().Categorical
+				if rest.N != whole.N-n || !slices.Equal(rest.Keys, whole.Keys[n*c:whole.N*c]) || !slices.Equal(rest.Labels[:rest.N], whole.Labels[n:whole.N]) {
+					t.Errorf("%s, %+v: after %d of %d examples come %d others: %v", set.Name(), part, n, whole.N, rest.N, []rowraft.Key(rest.Keys))
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/state"
+)
+
+// gate is where the loop stops between two batches when somebody asks for its
+// state. One asks at a time.
+type gate struct {
+	turn chan struct{} // capacity 1: full from a request until its release
+
+	mu    sync.Mutex
+	asked *pause
+	ended bool // the loop has; state and err stay
+	state *state.State
+	err   error
+}
+
+// pause is one request.
+type pause struct {
+	reached chan struct{} // closed when state or err is set
+	release chan struct{} // closed by who asked
+	state   *state.State
+	err     error
+}
+
+// Pause stops the run at its next batch boundary: every batch that was read is
+// trained, every push acknowledged, and nothing is read or pushed until release is
+// called, or the run's own context ends. It returns the state there, which nobody
+// changes afterwards; that of the end if the run is over.
+//
+// Safe for concurrent use; a second call waits for the release of the first. The
+// error is that of the run, if it failed, or that of ctx.
+func (j *Job) Pause(ctx context.Context) (s *state.State, release func(), err error) {
+	select {
+	case j.gate.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+	p := j.gate.ask()
+	var once sync.Once
+	release = func() {
+		once.Do(func() {
+			close(p.release)
+			<-j.gate.turn
+		})
+	}
+	select {
+	case <-p.reached:
+	case <-ctx.Done():
+		if j.gate.withdraw(p) {
+			release()
+			return nil, nil, ctx.Err()
+		}
+	}
+	if p.err != nil {
+		release()
+		return nil, nil, p.err
+	}
+	return p.state, release, nil
+}
+
+func (g *gate) ask() *pause {
+	p := &pause{reached: make(chan struct{}), release: make(chan struct{})}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended {
+		p.state, p.err = g.state, g.err
+		close(p.reached)
+		return p
+	}
+	g.asked = p
+	return p
+}
+
+// withdraw takes a request back; it reports false if it has been answered.
+func (g *gate) withdraw(p *pause) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	mine := g.asked == p
+	if mine {
+		g.asked = nil
+	}
+	return mine
+}
+
+// wanted returns the request that waits for the loop, nil if there is none.
+func (g *gate) wanted() *pause {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.asked
+}
+
+// stand answers p with s or err and waits until it is released, or ctx ends.
+func (g *gate) stand(ctx context.Context, p *pause, s *state.State, err error) {
+	g.mu.Lock()
+	mine := g.asked == p // else it was withdrawn
+	if mine {
+		g.asked = nil
+		p.state, p.err = s, err
+		close(p.reached)
+	}
+	g.mu.Unlock()
+	if !mine || err != nil {
+		return
+	}
+	select {
+	case <-p.release:
+	case <-ctx.Done():
+	}
+}
+
+// end answers everybody from now on with the state of the end.
+func (g *gate) end(s *state.State, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ended, g.state, g.err = true, s, err
+	if p := g.asked; p != nil {
+		g.asked = nil
+		p.state, p.err = s, err
+		close(p.reached)
+	}
+}
+
+// boundary is called by the loop between two batches, when nothing is under way.
+func (j *Job) boundary(ctx context.Context, p *pause) {
+	if err := j.failed(); err != nil {
+		j.gate.stand(ctx, p, nil, err)
+		return
+	}
+	j.gate.stand(ctx, p, j.state(false), nil)
+}
+
+// endGate is called when the loop is over, with its error.
+func (j *Job) endGate(err error, ended bool) {
+	if err = errors.Join(err, j.failed()); err != nil {
+		j.gate.end(nil, rowraft.Errorf(rowraft.CodeOf(err), "the trainer has failed: %w", err))
+		return
+	}
+	j.gate.end(j.state(ended), nil)
+}

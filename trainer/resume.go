@@ -1,0 +1,147 @@
+package trainer
+
+import (
+	"encoding/json"
+	"maps"
+	"path/filepath"
+	"reflect"
+	"slices"
+
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/state"
+)
+
+// position is how far a trainer is in its share of the data.
+type position struct {
+	epoch  int64 // passes finished
+	offset int64 // examples read in the present one
+}
+
+// essence is what of a configuration decides what is trained: a run that is to go
+// on exactly must have the same. How long to train, how to wait, where the cluster
+// is, may change.
+type essence struct {
+	Job        string                `json:"job"`
+	DType      string                `json:"dtype"`
+	Mode       string                `json:"mode"`
+	Seed       uint64                `json:"seed"`
+	Trainers   int                   `json:"trainers"`
+	Batch      int                   `json:"batch"`
+	File       string                `json:"data.file,omitempty"` // its name, wherever it lies
+	Examples   int64                 `json:"data.examples"`       // of the training part, 0: no end
+	Generator  *data.GeneratorConfig `json:"generator,omitempty"`
+	Model      ModelConfig           `json:"model"`
+	Embeddings TableConfig           `json:"embeddings"`
+	Dense      TableConfig           `json:"dense"`
+	Audit      bool                  `json:"audit"`
+}
+
+func (j *Job) essence() []byte {
+	c := &j.cfg
+	e := essence{
+		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
+		Generator: c.Generator, Model: c.Model, Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
+	}
+	if c.Data.File != "" {
+		e.File = filepath.Base(c.Data.File)
+	}
+	b, err := json.Marshal(e)
+	if err != nil {
+		panic(err) // numbers are finite: Validate has seen them
+	}
+	return b
+}
+
+// state is the state at a batch boundary. REQUIRES: nothing is under way.
+func (j *Job) state(ended bool) *state.State {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s := &state.State{
+		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Ended: ended,
+		Step: j.step, Examples: j.examples, Skipped: j.mu.skipped, Acknowledged: j.mu.acknowledged,
+		Config:    j.essence(),
+		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch, Offset: j.at.offset}},
+	}
+	at := 0
+	for i, p := range j.layout.params {
+		n := j.layout.sizes[i]
+		s.Tensors = append(s.Tensors, state.Tensor{Kind: state.InitialWeights, Name: p.Name, Shape: p.Shape, Values: j.layout.initial[at : at+n]})
+		at += n
+	}
+	return s
+}
+
+// Resume makes the run go on where s was taken. Call it before Run.
+//
+// Errors: CodeInvalidArgument if s is the state of another job or trainer, or of
+// another configuration; it names what differs.
+func (j *Job) Resume(s *state.State) error {
+	if s.Job != j.cfg.Job || s.Rank != j.cfg.rank() || s.Trainers != j.cfg.Trainers {
+		return invalid("this is trainer %d of %d of job %s, the state is that of trainer %d of %d of job %s",
+			j.cfg.rank(), j.cfg.Trainers, j.cfg.Job, s.Rank, s.Trainers, s.Job)
+	}
+	if err := sameEssence(s.Config, j.essence()); err != nil {
+		return err
+	}
+	if len(s.Positions) != 1 || s.Positions[0].Part != s.Rank || s.Positions[0].Parts != s.Trainers {
+		return invalid("the state has positions in other parts of the data: %v", s.Positions)
+	}
+	initial := make([]float32, 0, len(j.layout.initial))
+	for _, p := range j.layout.params {
+		i := slices.IndexFunc(s.Tensors, func(t state.Tensor) bool { return t.Kind == state.InitialWeights && t.Name == p.Name })
+		if i < 0 || !slices.Equal(s.Tensors[i].Shape, p.Shape) {
+			return invalid("the state has no tensor %s of the shape %v", p.Name, p.Shape)
+		}
+		initial = append(initial, s.Tensors[i].Values...)
+	}
+	if len(s.Tensors) != len(j.layout.params) {
+		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.params))
+	}
+	j.layout.initial = initial
+	j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset}
+	j.step, j.examples = s.Step, s.Examples
+	j.before = counters{step: s.Step, examples: s.Examples}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.mu.sent, j.mu.acknowledged, j.mu.skipped = s.Acknowledged, s.Acknowledged, s.Skipped
+	return nil
+}
+
+// counters are what had been done before this process.
+type counters struct{ step, examples int64 }
+
+// sameEssence names the first field in which two configurations differ.
+func sameEssence(was, is []byte) error {
+	var a, b map[string]any
+	if err := json.Unmarshal(was, &a); err != nil {
+		return invalid("the configuration in the state: %w", err)
+	}
+	if err := json.Unmarshal(is, &b); err != nil {
+		return invalid("the configuration: %w", err)
+	}
+	return sameFields("", a, b)
+}
+
+func sameFields(prefix string, a, b map[string]any) error {
+	keys := slices.Collect(maps.Keys(a))
+	for k := range b {
+		if _, ok := a[k]; !ok {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		x, xok := a[k].(map[string]any)
+		y, yok := b[k].(map[string]any)
+		if xok && yok {
+			if err := sameFields(prefix+k+".", x, y); err != nil {
+				return err
+			}
+			continue
+		}
+		if !reflect.DeepEqual(a[k], b[k]) {
+			return invalid("%s%s was %v when the checkpoint was made, and is %v: a run goes on with the configuration that it had", prefix, k, a[k], b[k])
+		}
+	}
+	return nil
+}

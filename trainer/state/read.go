@@ -1,0 +1,164 @@
+package state
+
+import (
+	"bufio"
+	"errors"
+	"hash"
+	"hash/crc32"
+	"io"
+	"math"
+	"slices"
+
+	"github.com/rowraft/rowraft"
+)
+
+// chunkValues is how many numbers are converted at a time, and what a damaged
+// length can make a reader allocate beyond what it has read.
+const chunkValues = 64 << 10
+
+func corrupt(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeCorrupt, "trainer state: "+format, args...)
+}
+
+// reader sums up what it reads.
+type reader struct {
+	r   *bufio.Reader
+	sum hash.Hash32
+}
+
+// take reads n bytes; they are few, or were announced by a sum that was right.
+func (r *reader) take(n int) ([]byte, error) {
+	b := make([]byte, n)
+	if _, err := io.ReadFull(r.r, b); err != nil {
+		return nil, cut(err)
+	}
+	_, _ = r.sum.Write(b) // never fails
+	return b, nil
+}
+
+// cut keeps the error of a medium and makes the end of a file Corrupt.
+func cut(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return corrupt("it ends too early")
+	}
+	return err
+}
+
+// Read reads a state and the end behind it.
+//
+// Errors: CodeCorrupt, CodeVersionTooNew, those of src.
+func Read(src io.Reader) (*State, error) {
+	r := &reader{bufio.NewReaderSize(src, 256<<10), crc32.New(castagnoli)}
+	s, positions, tensors, err := r.header()
+	if err != nil {
+		return nil, err
+	}
+	for range positions {
+		b, err := r.take(24)
+		if err != nil {
+			return nil, err
+		}
+		s.Positions = append(s.Positions, Position{
+			Part: int(le.Uint32(b)), Parts: int(le.Uint32(b[4:])), Epoch: int64(le.Uint64(b[8:])), Offset: int64(le.Uint64(b[16:])),
+		})
+	}
+	for range tensors {
+		t, err := r.tensor()
+		if err != nil {
+			return nil, err
+		}
+		s.Tensors = append(s.Tensors, t)
+	}
+	want := r.sum.Sum32()
+	b, err := r.take(4)
+	if err != nil {
+		return nil, err
+	}
+	if le.Uint32(b) != want {
+		return nil, corrupt("checksum %08x, want %08x", le.Uint32(b), want)
+	}
+	if _, err := r.r.ReadByte(); err != io.EOF {
+		if err == nil {
+			err = corrupt("bytes follow its end")
+		}
+		return nil, err
+	}
+	if err := s.check(); err != nil {
+		return nil, corrupt("%w", err)
+	}
+	return s, nil
+}
+
+// header reads all that has a length in the first 72 bytes.
+func (r *reader) header() (s *State, positions, tensors uint32, err error) {
+	b, err := r.take(10)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	if string(b[:8]) != magic {
+		return nil, 0, 0, corrupt("magic %q, want %q", b[:8], magic)
+	}
+	if v := le.Uint16(b[8:]); v > Version {
+		return nil, 0, 0, rowraft.Errorf(rowraft.CodeVersionTooNew, "trainer state: format %d, this binary knows %d", v, Version)
+	} else if v < 1 {
+		return nil, 0, 0, corrupt("format 0")
+	}
+	rest, err := r.take(headerBytes - 10)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	b = append(b, rest...)
+	if got, want := le.Uint32(b[68:]), crc32.Checksum(b[:68], castagnoli); got != want {
+		return nil, 0, 0, corrupt("checksum %08x of its header, want %08x", got, want)
+	}
+	flags, job, config := le.Uint16(b[10:]), le.Uint32(b[56:]), le.Uint32(b[60:])
+	positions, tensors = le.Uint32(b[20:]), le.Uint32(b[64:])
+	if flags&^flagEnded != 0 || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
+		return nil, 0, 0, corrupt("flags %x, %d and %d bytes of text, %d positions, %d tensors", flags, job, config, positions, tensors)
+	}
+	s = &State{
+		Rank: int(le.Uint32(b[12:])), Trainers: int(le.Uint32(b[16:])), Ended: flags&flagEnded != 0,
+		Step: int64(le.Uint64(b[24:])), Examples: int64(le.Uint64(b[32:])), Skipped: int64(le.Uint64(b[40:])), Acknowledged: int64(le.Uint64(b[48:])),
+	}
+	text, err := r.take(int(job + config))
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	s.Job, s.Config = string(text[:job]), text[job:]
+	return s, positions, tensors, nil
+}
+
+func (r *reader) tensor() (t Tensor, err error) {
+	b, err := r.take(8)
+	if err != nil {
+		return t, err
+	}
+	name, dims := le.Uint16(b[2:]), le.Uint32(b[4:])
+	if dims > maxDims || name > maxTensor {
+		return t, corrupt("a tensor with %d dimensions and a name of %d bytes", dims, name)
+	}
+	t.Kind = Kind(le.Uint16(b))
+	if b, err = r.take(8*int(dims) + int(name)); err != nil {
+		return t, err
+	}
+	for i := range dims {
+		t.Shape = append(t.Shape, int(le.Uint64(b[8*i:])))
+	}
+	t.Name = string(b[8*dims:])
+	left, err := t.size()
+	if err != nil {
+		return t, corrupt("%w", err)
+	}
+	for left > 0 {
+		n := int(min(left, chunkValues))
+		if b, err = r.take(4 * n); err != nil {
+			return t, err
+		}
+		t.Values = slices.Grow(t.Values, n)
+		for i := range n {
+			t.Values = append(t.Values, math.Float32frombits(le.Uint32(b[4*i:])))
+		}
+		left -= int64(n)
+	}
+	return t, nil
+}

@@ -1,0 +1,205 @@
+package state
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Version is the newest format that this binary writes and reads.
+const Version = 1
+
+const (
+	magic       = "ROWTRAIN"
+	headerBytes = 72
+	flagEnded   = 1
+
+	maxJob       = 128
+	maxConfig    = 64 << 10
+	maxPositions = 1 << 16
+	maxTensors   = 1 << 16
+	maxTensor    = 256 // bytes of a name
+	maxDims      = 8
+	maxValues    = 1 << 40
+)
+
+var (
+	le         = binary.LittleEndian
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+)
+
+// State is one trainer at a batch boundary.
+type State struct {
+	Job            string
+	Rank, Trainers int
+	Ended          bool // the trainer had done all that it was to do
+	Step           int64
+	Examples       int64
+	Skipped        int64 // batches
+	Acknowledged   int64 // pushes
+	Config         []byte
+	Positions      []Position
+	Tensors        []Tensor
+}
+
+// Position is a place in one part of the data.
+type Position struct {
+	Part, Parts int
+	Epoch       int64 // passes finished
+	Offset      int64 // examples of the part read in the present pass
+}
+
+// Kind says what a tensor is.
+type Kind uint16
+
+// Kinds of tensors.
+const (
+	InitialWeights Kind = 1 // a table holds what training added
+	Weights        Kind = 2
+	OptimizerState Kind = 3
+)
+
+// Tensor is one dense tensor; Values are row-major.
+type Tensor struct {
+	Kind   Kind
+	Name   string
+	Shape  []int
+	Values []float32
+}
+
+// BlobName is the name of a trainer's state among the blobs of a checkpoint.
+func BlobName(job string, rank int) string { return fmt.Sprintf("trainer/%s/%d", job, rank) }
+
+// Size is the number of bytes that WriteTo writes.
+func (s *State) Size() int64 {
+	n := headerBytes + len(s.Job) + len(s.Config) + 24*len(s.Positions) + 4
+	for _, t := range s.Tensors {
+		n += 8 + 8*len(t.Shape) + len(t.Name) + 4*len(t.Values)
+	}
+	return int64(n)
+}
+
+// WriteTo writes s. A state that the format has no room for is CodeInvalidArgument.
+func (s *State) WriteTo(dst io.Writer) (int64, error) {
+	if err := s.check(); err != nil {
+		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer state: %w", err)
+	}
+	sum := crc32.New(castagnoli)
+	out := bufio.NewWriterSize(dst, 256<<10)
+	w := io.MultiWriter(out, sum)
+	head := s.header()
+	for _, p := range s.Positions {
+		head = le.AppendUint32(head, uint32(p.Part))
+		head = le.AppendUint32(head, uint32(p.Parts))
+		head = le.AppendUint64(head, uint64(p.Epoch))
+		head = le.AppendUint64(head, uint64(p.Offset))
+	}
+	if _, err := w.Write(head); err != nil {
+		return 0, err
+	}
+	for i := range s.Tensors {
+		if err := s.Tensors[i].write(w); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := out.Write(le.AppendUint32(nil, sum.Sum32())); err != nil {
+		return 0, err
+	}
+	return s.Size(), out.Flush()
+}
+
+func (s *State) header() []byte {
+	flags := uint16(0)
+	if s.Ended {
+		flags = flagEnded
+	}
+	b := append(make([]byte, 0, headerBytes+len(s.Job)+len(s.Config)+24*len(s.Positions)), magic...)
+	b = le.AppendUint16(b, Version)
+	b = le.AppendUint16(b, flags)
+	b = le.AppendUint32(b, uint32(s.Rank))
+	b = le.AppendUint32(b, uint32(s.Trainers))
+	b = le.AppendUint32(b, uint32(len(s.Positions)))
+	for _, n := range []int64{s.Step, s.Examples, s.Skipped, s.Acknowledged} {
+		b = le.AppendUint64(b, uint64(n))
+	}
+	for _, n := range []int{len(s.Job), len(s.Config), len(s.Tensors)} {
+		b = le.AppendUint32(b, uint32(n))
+	}
+	b = le.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return append(append(b, s.Job...), s.Config...)
+}
+
+func (t *Tensor) write(w io.Writer) error {
+	b := le.AppendUint16(nil, uint16(t.Kind))
+	b = le.AppendUint16(b, uint16(len(t.Name)))
+	b = le.AppendUint32(b, uint32(len(t.Shape)))
+	for _, d := range t.Shape {
+		b = le.AppendUint64(b, uint64(d))
+	}
+	if _, err := w.Write(append(b, t.Name...)); err != nil {
+		return err
+	}
+	buf := make([]byte, 0, chunkValues*4)
+	for v := t.Values; len(v) > 0; {
+		n := min(len(v), chunkValues)
+		buf = buf[:0]
+		for _, x := range v[:n] {
+			buf = le.AppendUint32(buf, math.Float32bits(x))
+		}
+		if _, err := w.Write(buf); err != nil {
+			return err
+		}
+		v = v[n:]
+	}
+	return nil
+}
+
+// check reports the first thing in s that the page does not allow.
+func (s *State) check() error {
+	switch {
+	case s.Rank < 0 || s.Rank >= s.Trainers || s.Trainers > math.MaxInt32:
+		return fmt.Errorf("rank %d of %d trainers", s.Rank, s.Trainers)
+	case len(s.Job) < 1 || len(s.Job) > maxJob:
+		return fmt.Errorf("a job's name of %d bytes, want 1 to %d", len(s.Job), maxJob)
+	case len(s.Config) > maxConfig || len(s.Positions) > maxPositions || len(s.Tensors) > maxTensors:
+		return fmt.Errorf("%d bytes of configuration, %d positions, %d tensors", len(s.Config), len(s.Positions), len(s.Tensors))
+	case s.Step < 0 || s.Examples < 0 || s.Skipped < 0 || s.Acknowledged < 0 || s.Skipped > s.Step:
+		return fmt.Errorf("%d steps, %d examples, %d batches skipped, %d pushes", s.Step, s.Examples, s.Skipped, s.Acknowledged)
+	}
+	for _, p := range s.Positions {
+		if p.Part < 0 || p.Part >= p.Parts || p.Parts > math.MaxInt32 || p.Epoch < 0 || p.Offset < 0 {
+			return fmt.Errorf("position %d of epoch %d in part %d of %d", p.Offset, p.Epoch, p.Part, p.Parts)
+		}
+	}
+	for i := range s.Tensors {
+		t := &s.Tensors[i]
+		n, err := t.size()
+		if err != nil {
+			return err
+		}
+		if n != int64(len(t.Values)) {
+			return fmt.Errorf("tensor %s has %d values, its shape says %d", t.Name, len(t.Values), n)
+		}
+	}
+	return nil
+}
+
+// size is the number of values that the shape asks for.
+func (t *Tensor) size() (int64, error) {
+	if t.Kind < InitialWeights || t.Kind > OptimizerState || len(t.Name) < 1 || len(t.Name) > maxTensor || len(t.Shape) > maxDims {
+		return 0, fmt.Errorf("a tensor of kind %d with %d dimensions and a name of %d bytes", t.Kind, len(t.Shape), len(t.Name))
+	}
+	n := int64(1)
+	for _, d := range t.Shape {
+		if d < 0 || d > 0 && n > maxValues/int64(d) {
+			return 0, fmt.Errorf("tensor %s has the shape %v", t.Name, t.Shape)
+		}
+		n *= int64(d)
+	}
+	return n, nil
+}

@@ -1,0 +1,182 @@
+package state
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"hash/crc32"
+	"math"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/allocs"
+)
+
+// golden is what testdata/golden.py says in its own words.
+func golden() *State {
+	return &State{
+		Job: "ctr", Rank: 1, Trainers: 3, Step: 1000, Examples: 511488, Skipped: 1, Acknowledged: 999,
+		Config: []byte(`{"batch":512}`), Positions: []Position{{Part: 1, Parts: 3, Epoch: 2, Offset: 4096}},
+		Tensors: []Tensor{
+			{Kind: InitialWeights, Name: "bias", Shape: []int{2}, Values: []float32{0.5, -1}},
+			{Kind: OptimizerState, Name: "step", Values: []float32{7}},
+		},
+	}
+}
+
+func goldenBytes(t testing.TB) []byte {
+	t.Helper()
+	text, err := os.ReadFile("testdata/state.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func encode(t testing.TB, s *State) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	n, err := s.WriteTo(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n != int64(b.Len()) || n != s.Size() {
+		t.Fatalf("WriteTo says %d bytes, Size %d, there are %d", n, s.Size(), b.Len())
+	}
+	return b.Bytes()
+}
+
+func TestGoldenBytes(t *testing.T) {
+	want := goldenBytes(t)
+	if got := encode(t, golden()); !bytes.Equal(got, want) {
+		t.Errorf("written:\n%x\nwant, from the page:\n%x", got, want)
+	}
+	got, err := Read(iotest.OneByteReader(bytes.NewReader(want)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, golden()) {
+		t.Errorf("read %+v, want %+v", got, golden())
+	}
+}
+
+func TestLargeTensorsSurvive(t *testing.T) {
+	s := golden()
+	s.Ended, s.Config, s.Positions = true, []byte{}, nil
+	big := make([]float32, 3*chunkValues+17)
+	for i := range big {
+		big[i] = math.Float32frombits(uint32(i) * 2654435761) // NaNs too
+	}
+	s.Tensors = []Tensor{{Kind: Weights, Name: "w", Shape: []int{1, len(big)}, Values: big}}
+	got, err := Read(bytes.NewReader(encode(t, s)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range got.Tensors[0].Values {
+		if math.Float32bits(x) != math.Float32bits(big[i]) {
+			t.Fatalf("value %d is %x, want %x", i, math.Float32bits(x), math.Float32bits(big[i]))
+		}
+	}
+	if len(got.Tensors[0].Values) != len(big) || !got.Ended {
+		t.Errorf("%d values, ended %v", len(got.Tensors[0].Values), got.Ended)
+	}
+}
+
+func TestEveryChangedByteIsFound(t *testing.T) {
+	b := goldenBytes(t)
+	for i := range b {
+		for _, flip := range []byte{1, 0x80} {
+			bad := bytes.Clone(b)
+			bad[i] ^= flip
+			if _, err := Read(bytes.NewReader(bad)); err == nil {
+				t.Errorf("byte %d changed by %#x: no error", i, flip)
+			} else if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && !(c == rowraft.CodeVersionTooNew && (i == 8 || i == 9)) {
+				t.Errorf("byte %d changed by %#x: %v (%v)", i, flip, err, c)
+			}
+		}
+	}
+	for n := range b {
+		if _, err := Read(bytes.NewReader(b[:n])); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+			t.Errorf("the first %d bytes: %v, want Corrupt", n, err)
+		}
+	}
+	if _, err := Read(bytes.NewReader(append(bytes.Clone(b), 0))); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a byte behind the end: %v, want Corrupt", err)
+	}
+}
+
+// A reader that fails is not a damaged file.
+func TestErrorsOfTheMediumStay(t *testing.T) {
+	broken := errors.New("broken")
+	if _, err := Read(iotest.ErrReader(broken)); !errors.Is(err, broken) || rowraft.CodeOf(err) == rowraft.CodeCorrupt {
+		t.Errorf("%v, want the reader's own error", err)
+	}
+}
+
+func TestWhatDoesNotFitIsNotWritten(t *testing.T) {
+	for name, change := range map[string]func(*State){
+		"a rank beyond the trainers": func(s *State) { s.Rank = 3 },
+		"no name":                    func(s *State) { s.Job = "" },
+		"more skipped than steps":    func(s *State) { s.Skipped = 1001 },
+		"a part beyond the parts":    func(s *State) { s.Positions[0].Part = 3 },
+		"fewer values than its shape says": func(s *State) {
+			s.Tensors[0].Values = s.Tensors[0].Values[:1]
+		},
+		"a shape beyond all bounds": func(s *State) { s.Tensors[0].Shape = []int{1 << 30, 1 << 30} },
+		"a kind without meaning":    func(s *State) { s.Tensors[0].Kind = 4 },
+	} {
+		s := golden()
+		change(s)
+		var b bytes.Buffer
+		if _, err := s.WriteTo(&b); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || b.Len() > 0 {
+			t.Errorf("%s: %v and %d bytes, want InvalidArgument and none", name, err, b.Len())
+		}
+	}
+}
+
+// reseal makes the sums of b right again, so that what lies behind them is reached.
+func reseal(b []byte) []byte {
+	if len(b) < headerBytes+4 {
+		return b
+	}
+	b = bytes.Clone(b)
+	le.PutUint32(b[68:], crc32.Checksum(b[:68], castagnoli))
+	le.PutUint32(b[len(b)-4:], crc32.Checksum(b[:len(b)-4], castagnoli))
+	return b
+}
+
+// FuzzRead: what is read is written as the same bytes; what is refused is Corrupt
+// or VersionTooNew; neither takes memory beyond what was there.
+func FuzzRead(f *testing.F) {
+	f.Add(goldenBytes(f))
+	f.Add(encode(f, &State{Job: "a", Trainers: 1, Ended: true}))
+	endless := bytes.Clone(goldenBytes(f))
+	le.PutUint64(endless[72+3+13+24+8:], 1<<39)
+	f.Add(endless)
+	f.Fuzz(func(t *testing.T, in []byte) {
+		for _, b := range [][]byte{in, reseal(in)} {
+			var s *State
+			var err error
+			if n := allocs.Bytes(func() { s, err = Read(bytes.NewReader(b)) }); n > 2<<20+64*uint64(len(b)) {
+				t.Errorf("%d bytes made it allocate %d", len(b), n)
+			}
+			if err != nil {
+				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
+					t.Errorf("%v has code %v", err, c)
+				}
+				continue
+			}
+			if again := encode(t, s); !bytes.Equal(again, b) {
+				t.Errorf("read from\n%x, written as\n%x", b, again)
+			}
+		}
+	})
+}
