@@ -217,8 +217,6 @@ func (s *Schema) validatePolicies() error {
 func (s *Schema) Unsupported() error {
 	what := ""
 	switch {
-	case s.StorageType() != Float32:
-		what = "storage " + s.StorageType().String()
 	case s.Admission != Admission{}:
 		what = "admission " + s.Admission.String()
 	case s.Expire != 0:

@@ -236,7 +236,7 @@ func (c *partCheck) begin(s Slot) error {
 	switch {
 	case !ok:
 		return rowraft.Errorf(rowraft.CodeCorrupt, "it has rows of table %#x, which the manifest does not name", uint64(s.Table))
-	case s.RecordBytes < recordNumbers+4*t.schema.Dim:
+	case s.RecordBytes < recordNumbers+t.schema.WeightBytes():
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: records of %d bytes are too short for dim %d", t.schema.Name, s.RecordBytes, t.schema.Dim)
 	case !c.held[s.Slot]:
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d is not one of shard %d", t.schema.Name, s.Slot, c.p.Shard)

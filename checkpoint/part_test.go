@@ -37,7 +37,7 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 	tb.Helper()
 	schemas := []rowraft.Schema{
 		{ID: 10, Name: "s", Kind: rowraft.Sparse, Dim: 2, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
-		{ID: 11, Name: "d", Kind: rowraft.Dense, Dim: 3, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
+		{ID: 11, Name: "d", Kind: rowraft.Dense, Dim: 3, Storage: rowraft.BFloat16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
 	}
 	records := map[SlotSum][][]byte{} // by table and slot alone
 	for i := range keys {
@@ -47,7 +47,7 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 				key = rowraft.DenseKey(uint32(i%3), uint64(i))
 			}
 			at := SlotSum{Table: s.ID, Slot: clustermap.SlotOf(s.ID, s.Kind, key)}
-			rec := make([]byte, 24+4*s.Dim)
+			rec := make([]byte, 24+s.WeightBytes())
 			le.PutUint64(rec[8:], uint64(key))
 			le.PutUint64(rec[16:], uint64(len(records[at])+1))
 			le.PutUint32(rec[24:], uint32(i))

@@ -29,13 +29,16 @@ func TestParity(t *testing.T) {
 	}{
 		{"adagrad", "adagrad", 120, false},
 		{"adagrad, every leader killed", "adagrad", 120, true},
-		{"sgd", "sgd", 40, false},
+		{"sgd, weights in bfloat16", "sgd", 40, false},
 		{"adam", "adam", 40, false},
 		{"adam, every leader killed", "adam", 60, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := &cluster{Cluster: c.Cluster, t: t}
 			cfg := smallJob(fmt.Sprintf("parity%d", time.Now().UnixNano()), tc.optimizer, tc.steps)
+			if tc.optimizer == "sgd" {
+				cfg.Embeddings.Storage, cfg.Dense.Storage = "bfloat16", "bfloat16"
+			}
 			cl := c.dial(client.Options{})
 			remote := &recorder{Tables: trainer.NewCluster(cl)}
 			if tc.kill {

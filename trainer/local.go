@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // Local is Tables inside the process: the same initializers and update rules as
@@ -53,6 +55,9 @@ func NewLocal(shards int, ids map[string]rowraft.TableID) (*Local, error) {
 func (l *Local) EnsureTable(_ context.Context, s rowraft.Schema) (rowraft.Schema, error) {
 	if err := s.Validate(); err != nil {
 		return s, err
+	}
+	if s.Admission != (rowraft.Admission{}) || s.Expire != 0 || s.Capacity != (rowraft.Capacity{}) {
+		return s, invalid("table %s: a table inside the process keeps every row: no admission, expiry or capacity", s.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,6 +118,7 @@ func (l *Local) Pull(_ context.Context, segs []Segment) error {
 				copy(dst, t.rows[at:])
 			} else {
 				optim.Init(t.schema.Initializer, t.schema.ID, key, dst)
+				t.round(dst)
 			}
 		}
 	}
@@ -141,9 +147,20 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 		for k, key := range s.Keys {
 			row := t.row(key)
 			t.rule.Update(row[:s.Dim], row[s.Dim:], s.Values[k*s.Dim:(k+1)*s.Dim], lr)
+			t.round(row[:s.Dim])
 		}
 	}
 	return nil
+}
+
+// round makes weights what the table stores.
+func (t *localTable) round(w []float32) {
+	if t.schema.StorageType() != rowraft.BFloat16 {
+		return
+	}
+	for i, v := range w {
+		w[i] = math.Float32frombits(uint32(wire.BFloat16(v)) << 16)
+	}
 }
 
 // row returns the record of key, which it creates if need be.
@@ -152,6 +169,7 @@ func (t *localTable) row(key rowraft.Key) []float32 {
 	if !ok {
 		at = len(t.rows)
 		optim.Init(t.schema.Initializer, t.schema.ID, key, t.fresh[:t.schema.Dim])
+		t.round(t.fresh[:t.schema.Dim])
 		t.rule.InitState(t.fresh[t.schema.Dim:])
 		t.rows = append(t.rows, t.fresh...)
 		t.places[key] = at

@@ -33,6 +33,7 @@ var schemas = func() []rowraft.Schema {
 	dense.Kind = rowraft.Dense
 	normal := testTable(30, "adam", 7, adam)
 	normal.Initializer = rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 3, A: 1, B: 0.5}
+	normal.Storage = rowraft.BFloat16
 	impostor := testTable(99, "sgd", 4, sgd)
 	wider := testTable(10, "sgd", 9, sgd)
 	return []rowraft.Schema{testTable(10, "sgd", 1, sgd), testTable(20, "adagrad", 16, adagrad), normal, dense, impostor, wider}

@@ -175,21 +175,16 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 // stageBlock adds the rows of one block; m is the machine of a stage.
 func (m *Machine) stageBlock(k block) rowraft.Code {
 	t := m.Tables[k.table]
-	if t == nil || k.size != 24+4*(t.Schema.Dim+len(initialState(&t.Schema))) {
+	if t == nil || k.size != recordSize(&t.Schema) {
 		return rowraft.CodeCorrupt
 	}
 	owned := func(s rowraft.Slot) bool { return m.Owned == nil || m.Owned[s] }
 	strangers := false
 	for _, rec := range k.records {
-		key := rowraft.Key(le.Uint64(rec[8:]))
-		r := &Row{Version: le.Uint64(rec[16:])}
-		for at := 24; at < k.size; at += 4 {
-			r.Weights = append(r.Weights, float(rec[at:]))
-		}
-		r.Weights, r.State = r.Weights[:t.Schema.Dim:t.Schema.Dim], r.Weights[t.Schema.Dim:]
+		key, r := parseRecord(&t.Schema, rec)
 		slot := slotOf(&t.Schema, key)
 		switch {
-		case r.Version == 0:
+		case r == nil || r.Version == 0:
 			return rowraft.CodeCorrupt
 		case !owned(slot):
 			return rowraft.CodeWrongShard

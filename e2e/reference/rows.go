@@ -14,6 +14,41 @@ type Row struct {
 	Weights []float32
 	// State is what the optimizer keeps, in the order of docs/formats/snapshot.md.
 	State []float32
+
+	half bool // the weights are stored as bfloat16
+}
+
+// recordSize is the length of a record of a table.
+func recordSize(s *rowraft.Schema) int {
+	weights := 4 * s.Dim
+	if s.Storage == rowraft.BFloat16 {
+		weights = (2*s.Dim + 3) / 4 * 4
+	}
+	return 24 + weights + 4*len(initialState(s))
+}
+
+// parseRecord reads a record of recordSize bytes; nil if it is none of s.
+func parseRecord(s *rowraft.Schema, rec []byte) (rowraft.Key, *Row) {
+	r := &Row{Version: le.Uint64(rec[16:]), half: s.Storage == rowraft.BFloat16}
+	key, rest := rowraft.Key(le.Uint64(rec[8:])), rec[24:]
+	for range s.Dim {
+		if r.half {
+			r.Weights = append(r.Weights, math.Float32frombits(uint32(le.Uint16(rest))<<16))
+			rest = rest[2:]
+		} else {
+			r.Weights = append(r.Weights, float(rest))
+			rest = rest[4:]
+		}
+	}
+	if pad := len(rest) % 4; !zero(rest[:pad]) {
+		return key, nil
+	} else {
+		rest = rest[pad:]
+	}
+	for ; len(rest) > 0; rest = rest[4:] {
+		r.State = append(r.State, float(rest))
+	}
+	return key, r
 }
 
 // mix64, slotOf: docs/formats/hash.md.
@@ -35,6 +70,30 @@ func slotOf(s *rowraft.Schema, key rowraft.Key) rowraft.Slot {
 // InitialWeights returns the weights of a key that was never pushed:
 // docs/formats/rules.md.
 func InitialWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
+	w := drawWeights(s, key)
+	round(s, w)
+	return w
+}
+
+// round makes weights what their table can store: docs/formats/rules.md.
+func round(s *rowraft.Schema, w []float32) {
+	if s.Storage != rowraft.BFloat16 {
+		return
+	}
+	for i, v := range w {
+		bits := uint64(math.Float32bits(v))
+		half, up := bits>>16, bits&0xFFFF
+		switch {
+		case v != v:
+			half |= 0x40
+		case up > 0x8000 || up == 0x8000 && half%2 == 1:
+			half++
+		}
+		w[i] = math.Float32frombits(uint32(half << 16))
+	}
+}
+
+func drawWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
 	w := make([]float32, s.Dim)
 	i := s.Initializer
 	h := mix64(mix64(mix64(i.Seed+gamma)^uint64(s.ID)) ^ uint64(key))
@@ -132,7 +191,7 @@ func (m *Machine) applySegment(op byte, seg segment) {
 	for i, key := range seg.keys {
 		r := t.Rows[key]
 		if r == nil {
-			r = &Row{Weights: InitialWeights(&t.Schema, key), State: initialState(&t.Schema)}
+			r = &Row{half: t.Schema.Storage == rowraft.BFloat16, Weights: InitialWeights(&t.Schema, key), State: initialState(&t.Schema)}
 			t.Rows[key] = r
 		} else {
 			m.sum = m.sum.minus(r.hash(key))
@@ -142,6 +201,7 @@ func (m *Machine) applySegment(op byte, seg segment) {
 		} else {
 			r.step(t.Schema.Optimizer, lr, seg.rows[i])
 		}
+		round(&t.Schema, r.Weights)
 		slot := slotOf(&t.Schema, key)
 		t.Counters[slot]++
 		r.Version = t.Counters[slot]
@@ -154,7 +214,14 @@ func (r *Row) record(key rowraft.Key) []byte {
 	b := le.AppendUint64(nil, uint64(key))
 	b = le.AppendUint64(b, r.Version)
 	for _, v := range r.Weights {
-		b = le.AppendUint32(b, math.Float32bits(v))
+		if r.half {
+			b = le.AppendUint16(b, uint16(math.Float32bits(v)>>16))
+		} else {
+			b = le.AppendUint32(b, math.Float32bits(v))
+		}
+	}
+	for len(b)%4 != 0 {
+		b = append(b, 0)
 	}
 	for _, v := range r.State {
 		b = le.AppendUint32(b, math.Float32bits(v))

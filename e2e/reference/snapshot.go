@@ -204,7 +204,7 @@ func (l *loader) rows(b []byte) error {
 	id, slot, part := rowraft.TableID(le.Uint64(b)), int(le.Uint16(b[8:])), int(le.Uint32(b[12:]))
 	counter, n, size := le.Uint64(b[16:]), int(le.Uint32(b[24:])), int(le.Uint32(b[28:]))
 	t := l.m.Tables[id]
-	if t == nil || slot > 4095 || !zero(b[10:12]) || size != 24+4*(t.Schema.Dim+len(initialState(&t.Schema))) || len(b)-head != n*size {
+	if t == nil || slot > 4095 || !zero(b[10:12]) || size != recordSize(&t.Schema) || len(b)-head != n*size {
 		return corrupt("snapshot: impossible rows")
 	}
 	if l.m.Owned != nil && !l.m.Owned[rowraft.Slot(slot)] {
@@ -219,13 +219,8 @@ func (l *loader) rows(b []byte) error {
 	l.chunks++
 	t.Counters[rowraft.Slot(slot)] = counter
 	for rec := b[head:]; len(rec) > 0; rec = rec[size:] {
-		key := rowraft.Key(le.Uint64(rec[8:]))
-		r := &Row{Version: le.Uint64(rec[16:])}
-		for at := 24; at < size; at += 4 {
-			r.Weights = append(r.Weights, float(rec[at:]))
-		}
-		r.Weights, r.State = r.Weights[:t.Schema.Dim:t.Schema.Dim], r.Weights[t.Schema.Dim:]
-		if int(slotOf(&t.Schema, key)) != slot || t.Rows[key] != nil || r.Version < 1 || r.Version > counter {
+		key, r := parseRecord(&t.Schema, rec[:size])
+		if r == nil || int(slotOf(&t.Schema, key)) != slot || t.Rows[key] != nil || r.Version < 1 || r.Version > counter {
 			return corrupt("snapshot: a row that cannot be here")
 		}
 		t.Rows[key] = r

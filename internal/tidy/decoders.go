@@ -86,6 +86,7 @@ var noDecoders = map[string]string{
 	"wire.GetFloats":                   "as many numbers as ParseSegment has measured",
 	"wire.Keys":                        "as many keys as ParseSegment has measured",
 	"shard/rowstore.floats":            "numbers of a record that has its length",
+	"shard/rowstore.convert":           "numbers of a record that has its length",
 	"raftstore.metaReader.u16":         "of decodeMeta",
 	"raftstore.metaReader.u32":         "of decodeMeta",
 	"raftstore.metaReader.u64":         "of decodeMeta",

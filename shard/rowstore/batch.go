@@ -106,7 +106,7 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	}
 	var c chunk
 	rowBytes := t.dim * dt.Size()
-	touched := headerBytes + 4*t.dim
+	touched := t.stateAt
 	for base := 0; base < len(keys); base += chunkKeys {
 		part := keys[base:min(base+chunkKeys, len(keys))]
 		t.lookup(&c, part, touched)
@@ -118,7 +118,7 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 				t.putInitial(out, dt, key)
 				continue
 			}
-			putFloats(out, dt, t.numbers(r)[:t.dim])
+			convert(out, dt, t.weights(r), t.storage)
 			if present != nil {
 				present[(base+i)/8] |= 1 << ((base + i) % 8)
 			}
@@ -133,6 +133,9 @@ func (t *Table) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
 	for first := 0; first < t.dim; first += len(part) {
 		w := part[:min(len(part), t.dim-first)]
 		optim.InitFrom(t.schema.Initializer, t.schema.ID, key, first, w)
+		if t.storage == rowraft.BFloat16 {
+			roundAll(w)
+		}
 		putFloats(dst[first*dt.Size():], dt, w)
 	}
 }
@@ -149,8 +152,8 @@ func (t *Table) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
 // CodeOverloaded if the system gives no memory, after an unknown part of the
 // rows changed: the replica must stop and be restored.
 func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr float32) error {
-	return t.change(keys, grads, dt, func(numbers, g []float32) {
-		t.rule.Update(numbers[:t.dim:t.dim], numbers[t.dim:], g, lr)
+	return t.change(keys, grads, dt, func(w, state, g []float32) {
+		t.rule.Update(w, state, g, lr)
 	})
 }
 
@@ -158,13 +161,12 @@ func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr fl
 // and gives them the next version of their slot. The optimizer state stays.
 // All else is as in Update.
 func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) error {
-	return t.change(keys, values, dt, func(numbers, v []float32) {
-		copy(numbers[:t.dim], v)
-	})
+	return t.change(keys, values, dt, func(w, _, v []float32) { copy(w, v) })
 }
 
-// change calls do with the numbers of each row and those of the argument.
-func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func(numbers, arg []float32)) error {
+// change calls do with the numbers of each row and those of the argument. The
+// weights are rounded to the type they are stored in when do returns.
+func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func(w, state, arg []float32)) error {
 	if err := t.check(keys, len(arg), dt); err != nil {
 		return err
 	}
@@ -181,7 +183,9 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func
 			if err != nil {
 				return err
 			}
-			do(t.numbers(r), values)
+			w := floats(t.weights(r), t.storage, t.wide)
+			do(w, t.state(r), values)
+			t.store(r, w)
 			t.seal(c.slot[i], r)
 		}
 	}
@@ -212,10 +216,20 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 	if err != nil {
 		return r, err
 	}
-	numbers := t.numbers(r)
-	optim.Init(t.schema.Initializer, t.schema.ID, key, numbers[:t.dim])
-	t.rule.InitState(numbers[t.dim:])
+	w := t.wide
+	optim.Init(t.schema.Initializer, t.schema.ID, key, w)
+	stored := t.weights(r)
+	clear(stored[len(stored)-4:]) // the padding, if there is any
+	putFloats(stored, t.storage, w)
+	t.rule.InitState(t.state(r))
 	return r, nil
+}
+
+// store puts the weights of r back that floats gave out.
+func (t *Table) store(r record, w []float32) {
+	if t.storage == rowraft.BFloat16 { // float32 was changed in place
+		putFloats(t.weights(r), t.storage, w)
+	}
 }
 
 // seal ends a change: next version, hash into the digest.

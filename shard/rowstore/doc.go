@@ -12,7 +12,7 @@
 //	4      | 4         | admission counter, 0 for now
 //	8      | 8         | key
 //	16     | 8         | version
-//	24     | 4·dim     | weights, float32
+//	24     | 4·dim     | weights, float32; of a bfloat16 table 2·dim, padded to 4
 //	…      | 4·state   | optimizer state, float32
 //
 // The same bytes are what a snapshot stores and [Table.RestoreRow] takes.

@@ -51,7 +51,24 @@ func (m *model) slot(key rowraft.Key) rowraft.Slot {
 func (m *model) initial(key rowraft.Key) []float32 {
 	w := make([]float32, m.schema.Dim)
 	optim.Init(m.schema.Initializer, m.schema.ID, key, w)
+	m.round(w)
 	return w
+}
+
+// round makes w what the table can store: the nearer of the two bfloat16 around
+// each number, by the distances themselves.
+func (m *model) round(w []float32) {
+	if m.schema.Storage != rowraft.BFloat16 {
+		return
+	}
+	for i, v := range w {
+		down := math.Float32bits(v) &^ 0xFFFF
+		below, above := math.Float32frombits(down), math.Float32frombits(down+1<<16)
+		toBelow, toAbove := math.Abs(float64(v)-float64(below)), math.Abs(float64(above)-float64(v))
+		if w[i] = below; toAbove < toBelow || toAbove == toBelow && down>>16%2 == 1 {
+			w[i] = above
+		}
+	}
 }
 
 func (m *model) weights(key rowraft.Key) []float32 {
@@ -78,6 +95,7 @@ func (m *model) change(key rowraft.Key, f func(w, state []float32)) {
 		}
 	}
 	f(r.numbers[:dim], r.numbers[dim:])
+	m.round(r.numbers[:dim])
 	slot := m.slot(key)
 	m.versions[slot]++
 	r.version = m.versions[slot]
@@ -119,7 +137,13 @@ func (m *model) record(key rowraft.Key) []byte {
 	b := make([]byte, 8)
 	b = binary.LittleEndian.AppendUint64(b, uint64(key))
 	b = binary.LittleEndian.AppendUint64(b, r.version)
-	return appendFloats(b, r.numbers)
+	if m.schema.Storage != rowraft.BFloat16 {
+		return appendFloats(b, r.numbers)
+	}
+	for _, v := range r.numbers[:m.schema.Dim] {
+		b = binary.LittleEndian.AppendUint16(b, uint16(math.Float32bits(v)>>16))
+	}
+	return appendFloats(append(b, make([]byte, len(b)%4)...), r.numbers[m.schema.Dim:])
 }
 
 // digests hashes every row from scratch.
@@ -206,6 +230,7 @@ func TestTableAgainstModel(t *testing.T) {
 		opt := rapid.SampledFrom([]rowraft.OptimizerKind{rowraft.SGD, rowraft.Adagrad, rowraft.Adam}).Draw(rt, "optimizer")
 		dim := rapid.SampledFrom([]int{1, 3, 8, 16, 70}).Draw(rt, "dim")
 		schema := testSchema(kind, opt, dim)
+		schema.Storage = rapid.SampledFrom([]rowraft.DType{0, rowraft.Float32, rowraft.BFloat16}).Draw(rt, "storage")
 		table, err := New(Options{Schema: schema})
 		if err != nil {
 			rt.Fatal(err)

@@ -26,6 +26,28 @@ func floats(b []byte, dt rowraft.DType, dst []float32) []float32 {
 	return dst
 }
 
+// convert writes the numbers of src, of type from and perhaps padded, to dst as
+// type to; dst tells how many.
+func convert(dst []byte, to rowraft.DType, src []byte, from rowraft.DType) {
+	switch {
+	case from == to:
+		copy(dst, src)
+	case from == rowraft.BFloat16:
+		for i := range len(dst) / 4 {
+			binary.LittleEndian.PutUint32(dst[4*i:], uint32(binary.LittleEndian.Uint16(src[2*i:]))<<16)
+		}
+	default:
+		putFloats(dst, to, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(src))), len(dst)/2))
+	}
+}
+
+// roundAll rounds numbers to what they would be as bfloat16.
+func roundAll(v []float32) {
+	for i := range v {
+		v[i] = math.Float32frombits(uint32(bfloat16(v[i])) << 16)
+	}
+}
+
 // putFloats writes src to dst as dt.
 func putFloats(dst []byte, dt rowraft.DType, src []float32) {
 	if dt == rowraft.BFloat16 {

@@ -20,6 +20,9 @@ func (t *Table) RestoreRow(rec []byte) error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of %d bytes: want %d for dim %d with %s",
 			t.schema.Name, len(rec), t.RecordBytes(), t.dim, t.schema.Optimizer.Kind)
 	}
+	if pad := 2 * t.dim; t.storage == rowraft.BFloat16 && t.dim%2 == 1 && rec[headerBytes+pad]|rec[headerBytes+pad+1] != 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record has padding that is not 0", t.schema.Name)
+	}
 	key := rowraft.Key(binary.LittleEndian.Uint64(rec[keyOffset:]))
 	version := binary.LittleEndian.Uint64(rec[versionOffset:])
 	slot, tag := t.locate(key)

@@ -25,6 +25,8 @@ type Table struct {
 	schema   rowraft.Schema
 	rule     optim.Rule
 	dim      int
+	storage  rowraft.DType // of the weights
+	stateAt  int           // offset of the optimizer state in a record
 	stateLen int
 	hashSeed uint64 // the part of clustermap.Hash that depends on the table alone
 	dense    bool
@@ -38,6 +40,7 @@ type Table struct {
 	snaps    []*Snapshot // that are running
 	outgrown []segment   // could not be freed because a snapshot walks them
 	scratch  []float32   // one unpacked gradient or value; used by Update and Assign only
+	wide     []float32   // weights that are not stored as float32, unpacked; likewise
 }
 
 // slotState is one slot of the table.
@@ -67,11 +70,14 @@ func New(o Options) (*Table, error) {
 		schema:   o.Schema,
 		rule:     rule,
 		dim:      o.Schema.Dim,
+		storage:  o.Schema.StorageType(),
+		stateAt:  headerBytes + o.Schema.WeightBytes(),
 		stateLen: rule.StateLen(o.Schema.Dim),
 		hashSeed: clustermap.TableSeed(o.Schema.ID),
 		dense:    o.Schema.Kind == rowraft.Dense,
 		slots:    make([]slotState, rowraft.NumSlots),
 		scratch:  make([]float32, o.Schema.Dim),
+		wide:     make([]float32, o.Schema.Dim),
 	}
 	t.rows, err = slab.New(t.slabRecordBytes())
 	if err != nil {
@@ -130,7 +136,7 @@ func (t *Table) Bytes() int64 {
 
 // RecordBytes returns the size of a row's record: what Snapshot appends per row
 // and RestoreRow takes.
-func (t *Table) RecordBytes() int { return headerBytes + 4*(t.dim+t.stateLen) }
+func (t *Table) RecordBytes() int { return t.stateAt + 4*t.stateLen }
 
 // slabRecordBytes is RecordBytes rounded up, so that keys and versions stay aligned.
 func (t *Table) slabRecordBytes() int { return (t.RecordBytes() + 7) &^ 7 }
@@ -154,9 +160,14 @@ func (r record) version() *uint64     { return (*uint64)(unsafe.Add(r.p, version
 // bytes is the whole record as a snapshot stores it.
 func (t *Table) bytes(r record) []byte { return unsafe.Slice((*byte)(r.p), t.RecordBytes()) }
 
-// numbers is weights and optimizer state.
-func (t *Table) numbers(r record) []float32 {
-	return unsafe.Slice((*float32)(unsafe.Add(r.p, headerBytes)), t.dim+t.stateLen)
+// weights is the weights as they are stored, padding included.
+func (t *Table) weights(r record) []byte {
+	return unsafe.Slice((*byte)(unsafe.Add(r.p, headerBytes)), t.stateAt-headerBytes)
+}
+
+// state is the optimizer state.
+func (t *Table) state(r record) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Add(r.p, t.stateAt)), t.stateLen)
 }
 
 // hashed is what the digest covers: key, version, numbers.

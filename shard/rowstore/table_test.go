@@ -503,8 +503,8 @@ func TestRecordGolden(t *testing.T) {
 	if !ok {
 		t.Fatal("the golden record's key is not in the table")
 	}
-	if *r.version() != 5 || fmt.Sprint(table.numbers(r)) != "[1 -2 0.5 4 9 16]" {
-		t.Errorf("golden record reads as version %d, numbers %v", *r.version(), table.numbers(r))
+	if got := fmt.Sprint(floats(table.weights(r), rowraft.Float32, make([]float32, 3)), table.state(r)); *r.version() != 5 || got != "[1 -2 0.5] [4 9 16]" {
+		t.Errorf("golden record reads as version %d, numbers %s", *r.version(), got)
 	}
 	if b := table.Digest().Bytes(); DigestOf(b) != table.Digest() {
 		t.Errorf("DigestOf(Bytes()) differs")
