@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// chunkRows is how many rows change under one hold of the lock, so that pulls
-// get in between.
+// chunkRows is how many rows change under one hold of the lock, so that a
+// snapshot gets in between. Pulls do not wait for it.
 const chunkRows = 1024
 
 // Applied is what Apply returns for an entry that the state machine understood.
@@ -75,6 +75,7 @@ func (m *Machine) fail(index rowraft.Index, err error) error {
 	defer m.mu.Unlock()
 	if m.mu.failed == nil {
 		m.mu.failed = &FatalError{Shard: m.shard, Index: index, Err: err}
+		m.publishLocked()
 	}
 	return m.mu.failed
 }
@@ -133,6 +134,7 @@ func (m *Machine) change(h wire.EntryHeader, a *Applied, do func(st *state, now 
 	if answer == nil {
 		answer, fatal = do(m.mu.state, now)
 	}
+	m.publishLocked() // tables may have come or gone
 	a.Parts = []PartResult{{Err: answer}}
 	return fatal
 }

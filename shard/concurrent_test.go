@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bytes"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -172,4 +173,55 @@ func TestPullsBesideRestores(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+// TestApplyDoesNotWaitForPulls: a pull that stands still in the middle of its keys
+// (here: its hold on the rows) delays no entry: rows change, come, segments grow,
+// sessions open, tables are made. A restore waits for it, and only that.
+func TestApplyDoesNotWaitForPulls(t *testing.T) {
+	table := testTable(1, "t", 4, sgd)
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 3*chunkRows)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	r.parts(push(1, 1, payloadOf(rows{schema: table, keys: keys})))
+	stream := r.snapshot()
+	digest := r.digest()
+
+	r.life.RLock() // as pullChunk holds it
+	for seq := rowraft.Seq(2); seq < 20; seq++ {
+		for i := range keys {
+			keys[i] = rowraft.Key(i * int(seq))
+		}
+		if err := r.parts(push(1, seq, payloadOf(rows{schema: table, keys: keys})))[0].Err; err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.mustOpen(2, 1)
+	r.create(testTable(2, "u", 4, sgd))
+	ask := payloadOf(rows{schema: table, keys: keys, flags: wire.FlagNoValues})
+	if _, _, err := r.Pull(ask, false, alloc); err != nil {
+		t.Fatal(err)
+	}
+	restored := make(chan error)
+	go func() { restored <- r.Restore(bytes.NewReader(stream)) }()
+	for r.life.TryRLock() { // until the restore waits for the lock
+		r.life.RUnlock()
+		runtime.Gosched()
+	}
+	select {
+	case err := <-restored:
+		t.Fatalf("the restore did not wait for the pull: %v", err)
+	default:
+	}
+	r.life.RUnlock()
+	if err := <-restored; err != nil {
+		t.Fatal(err)
+	}
+	if got := r.digest(); got != digest {
+		t.Errorf("restored to %+v, want %+v", got, digest)
+	}
 }

@@ -22,4 +22,7 @@
 //     copy of it arrives later gets the same code, and never takes effect.
 //  5. A pull sees whole rows. It may see part of a push: there is no atomicity
 //     over rows.
+//  6. A pull delays no entry, however long it takes. Only Close, and an entry or
+//     snapshot that replaces all tables, waits for those under way, for a chunk
+//     of keys each.
 package shard

@@ -31,8 +31,8 @@ type Config struct {
 // and Restore, one at a time and in log order. Any goroutine may call all else
 // until Close returns. Machine starts no goroutine of its own.
 //
-// Lock order: entry, then mu. Neither is held across I/O, a channel operation
-// or a call out of this package and the ones below.
+// Lock order: entry, then mu, then life. None is held across I/O, a channel
+// operation or a call out of this package and the ones below.
 type Machine struct {
 	shard rowraft.ShardID
 	owned *ownedSlots // immutable
@@ -52,6 +52,15 @@ type Machine struct {
 	// entry is held while one entry is applied, so that its holder sees the state
 	// at one index.
 	entry sync.Mutex
+
+	// view is what pulls read, without mu: rows change beside them. It is replaced
+	// under mu whenever what it says changes.
+	view atomic.Pointer[view]
+
+	// life is held for reading while rows of a view are read, a chunk of keys at a
+	// time, and for writing to wait for such readers before rows are freed. Nobody
+	// waits for it while rows change.
+	life sync.RWMutex
 
 	mu struct {
 		sync.RWMutex
@@ -82,8 +91,34 @@ type state struct {
 	private map[*checkpoint.Session]bool
 }
 
+// view is what can be read of a Machine. It is immutable, but for the rows.
+type view struct {
+	state  *state // to compare; its fields belong to mu
+	tables []*table
+	err    error // why nothing can be read
+}
+
+// publishLocked makes the present state that which is read.
+// REQUIRES: m.mu is held for writing.
+func (m *Machine) publishLocked() {
+	m.view.Store(&view{state: m.mu.state, tables: slices.Clone(m.mu.tables), err: m.usableLocked()})
+}
+
+// replaceLocked makes st the state of the Machine, runs done, and frees the old
+// state when no reader uses it any more. Whoever reads after done has run reads st.
+// REQUIRES: m.entry is held, and m.mu for writing.
+func (m *Machine) replaceLocked(st *state, done func()) error {
+	old := m.mu.state
+	m.mu.state = st
+	m.life.Lock()
+	m.publishLocked()
+	done()
+	m.life.Unlock()
+	return old.close()
+}
+
 // table is a table of the shard. All but rows is immutable and may be read
-// without a lock.
+// without a lock; rows are pulled from under life.
 type table struct {
 	schema rowraft.Schema
 	seed   uint64 // clustermap.TableSeed
@@ -112,6 +147,7 @@ func New(c Config) (*Machine, error) {
 		}
 	}
 	m.mu.state = &state{}
+	m.publishLocked()
 	m.epoch.Store(uint64(max(c.Epoch, 1)))
 	return m, nil
 }
@@ -126,6 +162,9 @@ func (m *Machine) Close() error {
 		return nil
 	}
 	m.mu.closed = true
+	m.life.Lock()
+	m.publishLocked()
+	m.life.Unlock()
 	return errors.Join(m.dropStageLocked(), m.mu.state.close())
 }
 
@@ -233,8 +272,13 @@ func (m *Machine) usableLocked() error {
 }
 
 // table returns the table, or nil if it does not exist.
-func (st *state) table(id rowraft.TableID) *table {
-	i, ok := slices.BinarySearchFunc(st.tables, id, func(t *table, id rowraft.TableID) int {
+func (st *state) table(id rowraft.TableID) *table { return findTable(st.tables, id) }
+
+func (v *view) table(id rowraft.TableID) *table { return findTable(v.tables, id) }
+
+// findTable looks in tables, which ascend by ID.
+func findTable(tables []*table, id rowraft.TableID) *table {
+	i, ok := slices.BinarySearchFunc(tables, id, func(t *table, id rowraft.TableID) int {
 		switch {
 		case t.schema.ID < id:
 			return -1
@@ -246,7 +290,7 @@ func (st *state) table(id rowraft.TableID) *table {
 	if !ok {
 		return nil
 	}
-	return st.tables[i]
+	return tables[i]
 }
 
 // addTable makes an empty table. The caller checked that neither ID nor name is taken.

@@ -28,10 +28,10 @@ func (m *Machine) Pull(payload []byte, presence bool, alloc func(size int) []byt
 	if err != nil {
 		return nil, 0, err
 	}
-	m.mu.RLock()
-	st := m.mu.state
+	m.life.RLock() // a restore changes both at once
+	st := m.view.Load().state
 	applied = m.AppliedIndex()
-	m.mu.RUnlock()
+	m.life.RUnlock()
 	reply = alloc(size)[:size]
 	out := reply
 	for len(payload) > 0 {
@@ -92,7 +92,7 @@ func (m *Machine) replySize(payload []byte, presence bool) (int, error) {
 }
 
 // pullSegment fills out with the rows of ask's keys, chunkRows under one hold of
-// the lock, so that Apply gets in between.
+// m.life, so that a restore gets in between.
 func (m *Machine) pullSegment(st *state, seg wire.Segment, ask, out wire.Body) error {
 	var scratch [chunkRows]rowraft.Key
 	rowBytes := seg.Dim * seg.DType.Size()
@@ -111,15 +111,16 @@ func (m *Machine) pullSegment(st *state, seg wire.Segment, ask, out wire.Body) e
 }
 
 func (m *Machine) pullChunk(st *state, seg wire.Segment, keys []rowraft.Key, values, present []byte) error {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if err := m.usableLocked(); err != nil {
-		return err
+	m.life.RLock()
+	defer m.life.RUnlock()
+	v := m.view.Load()
+	if v.err != nil {
+		return v.err
 	}
-	if m.mu.state != st {
+	if v.state != st {
 		return rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read", m.shard)
 	}
-	t := st.table(seg.Table)
+	t := v.table(seg.Table)
 	if t == nil {
 		return m.notFound(seg.Table)
 	}

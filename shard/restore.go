@@ -47,13 +47,13 @@ func (m *Machine) Restore(r io.Reader) error {
 	}
 	_ = m.dropStageLocked() // a snapshot is taken only where there is none
 	m.forgetProofsLocked()
-	old := m.mu.state
-	m.mu.state, m.mu.snapshots, m.mu.failed = st, [purposes]*Snapshot{}, nil
-	m.logTime.Store(h.LogTime)
-	m.epoch.Store(uint64(h.Epoch))
-	m.applied.Store(uint64(h.Applied))
+	m.mu.snapshots, m.mu.failed = [purposes]*Snapshot{}, nil
 	// An error can only mean that memory was not given back; the new state stands.
-	_ = old.close()
+	_ = m.replaceLocked(st, func() {
+		m.logTime.Store(h.LogTime)
+		m.epoch.Store(uint64(h.Epoch))
+		m.applied.Store(uint64(h.Applied))
+	})
 	return nil
 }
 
@@ -63,22 +63,27 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 	m.entry.Lock()
 	defer m.entry.Unlock()
 	m.mu.Lock()
-	old := m.mu.state
-	m.mu.state, m.mu.snapshots = &state{}, [purposes]*Snapshot{}
+	m.mu.snapshots = [purposes]*Snapshot{}
+	closed := m.replaceLocked(&state{}, func() {})
 	m.mu.Unlock()
 	st, err := m.build(rd)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.mu.state = st
-	if err != nil {
-		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, old.close()))
+	if err == nil {
+		m.mu.failed = nil
 	}
 	h := rd.Header()
-	m.mu.failed = nil
-	m.logTime.Store(h.LogTime)
-	m.epoch.Store(uint64(h.Epoch))
-	m.applied.Store(uint64(h.Applied))
-	return old.close()
+	_ = m.replaceLocked(st, func() {
+		if err == nil {
+			m.logTime.Store(h.LogTime)
+			m.epoch.Store(uint64(h.Epoch))
+			m.applied.Store(uint64(h.Applied))
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, closed))
+	}
+	return closed
 }
 
 // build reads all of rd into a new state. The state is not nil even if there is

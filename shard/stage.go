@@ -220,9 +220,8 @@ func (m *Machine) closeStage(c *wire.RestoreClose) error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: the restore brought %d chunks with %d rows of digest %x, want %d with %d of %x",
 			m.shard, g.next-1, g.rows, sum.Bytes(), c.Chunks, c.Rows, c.Digest)
 	}
-	old := m.mu.state
-	m.mu.state, m.mu.stage, m.mu.snapshots = g.state, nil, [purposes]*Snapshot{}
-	m.epoch.Store(uint64(g.epoch))
-	_ = old.close()
+	m.mu.stage, m.mu.snapshots = nil, [purposes]*Snapshot{}
+	// An error can only mean that memory was not given back.
+	_ = m.replaceLocked(g.state, func() { m.epoch.Store(uint64(g.epoch)) })
 	return nil
 }

@@ -111,11 +111,9 @@ func (t *table) checkDim(seg wire.Segment) error {
 	return nil
 }
 
-// find returns the table with id; its rows may be used under m.mu only.
+// find returns the table with id; its rows may be changed under m.mu only.
 func (m *Machine) find(id rowraft.TableID) (*table, error) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if t := m.mu.table(id); t != nil {
+	if t := m.view.Load().table(id); t != nil {
 		return t, nil
 	}
 	return nil, m.notFound(id)

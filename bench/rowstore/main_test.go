@@ -12,7 +12,7 @@ import (
 // the other groups out.
 func TestRunPrintsFigures(t *testing.T) {
 	var out bytes.Buffer
-	missed, err := run([]string{"--rows", "100000", "--rounds", "1", "--only", "create|apply", "--json"}, &out)
+	missed, err := run([]string{"--rows", "100000", "--rounds", "1", "--only", "create|bytes", "--json"}, &out)
 	if err != nil || missed != 0 {
 		t.Fatalf("%d missed without --check, %v", missed, err)
 	}
@@ -22,7 +22,7 @@ func TestRunPrintsFigures(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &f); err != nil {
 			t.Fatalf("line %q: %v", line, err)
 		}
-		if f.Value <= 0 || !strings.HasPrefix(f.Name, "create/") && !strings.HasPrefix(f.Name, "apply/") {
+		if f.Value <= 0 || !strings.HasPrefix(f.Name, "create/") && !strings.HasPrefix(f.Name, "bytes/") {
 			t.Errorf("unexpected figure %+v", f)
 		}
 		names++

@@ -2,6 +2,7 @@ package slab
 
 import (
 	"math/bits"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
@@ -26,7 +27,8 @@ type Blocks struct {
 	chunks  []chunk
 	heads   [maxOrder + 1]uint32 // 1 + leaf of the first free block of an order; 0 = none
 	large   map[unsafe.Pointer]region
-	used    int64
+
+	mapped, used atomic.Int64 // Stats
 }
 
 // chunk is one huge page of leaves. state[l] is 1 + the order of the free block
@@ -68,7 +70,7 @@ func (b *Blocks) Alloc(n int) ([]uint64, error) {
 	}
 	words := unsafe.Slice((*uint64)(b.at(leaf)), n)
 	clear(words)
-	b.used += int64(n) * 8
+	b.used.Add(int64(n) * 8)
 	return words, nil
 }
 
@@ -79,10 +81,11 @@ func (b *Blocks) Free(words []uint64) {
 			words[i] = 0xDBDBDBDBDBDBDBDB
 		}
 	}
-	b.used -= int64(len(words)) * 8
+	b.used.Add(-int64(len(words)) * 8)
 	p := unsafe.Pointer(unsafe.SliceData(words))
 	if r, ok := b.large[p]; ok {
 		delete(b.large, p)
+		b.mapped.Add(-int64(r.committed))
 		// The only failure is a bad address, which would be a bug of this file.
 		if err := r.release(); err != nil {
 			panic("slab: " + err.Error())
@@ -103,16 +106,9 @@ func (b *Blocks) Free(words []uint64) {
 	b.link(leaf, order)
 }
 
-// Stats returns the memory held.
+// Stats returns the memory held. It may run beside everything but Close.
 func (b *Blocks) Stats() Stats {
-	st := Stats{UsedBytes: b.used}
-	for i := range b.regions {
-		st.MappedBytes += int64(b.regions[i].committed)
-	}
-	for _, r := range b.large {
-		st.MappedBytes += int64(r.committed)
-	}
-	return st
+	return Stats{MappedBytes: b.mapped.Load(), UsedBytes: b.used.Load()}
 }
 
 // Close gives all memory back. b is empty afterwards and may be used again.
@@ -123,7 +119,9 @@ func (b *Blocks) Close() error {
 			err = rowraft.Errorf(rowraft.CodeInternal, "row memory: unmap: %w", e)
 		}
 	}
-	*b = Blocks{}
+	b.regions, b.chunks, b.heads, b.large = nil, nil, [maxOrder + 1]uint32{}, nil
+	b.mapped.Store(0)
+	b.used.Store(0)
 	return err
 }
 
@@ -132,7 +130,8 @@ func (b *Blocks) allocLarge(n int) ([]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.commit(n * 8); err != nil {
+	more, err := r.commit(n * 8)
+	if err != nil {
 		_ = r.release() // the first error says more
 		return nil, err
 	}
@@ -140,7 +139,8 @@ func (b *Blocks) allocLarge(n int) ([]uint64, error) {
 		b.large = make(map[unsafe.Pointer]region)
 	}
 	b.large[r.base] = r
-	b.used += int64(n) * 8
+	b.mapped.Add(int64(more))
+	b.used.Add(int64(n) * 8)
 	return unsafe.Slice((*uint64)(r.base), n), nil
 }
 
@@ -157,9 +157,11 @@ func (b *Blocks) addChunk() error {
 	}
 	r := &b.regions[i/perRegion]
 	within := i % perRegion * hugePage
-	if err := r.commit(within + hugePage); err != nil {
+	more, err := r.commit(within + hugePage)
+	if err != nil {
 		return err
 	}
+	b.mapped.Add(int64(more))
 	b.chunks = append(b.chunks, chunk{base: unsafe.Add(r.base, within), state: new([chunkLeaves]uint8)})
 	b.link(uint32(i)<<maxOrder, maxOrder)
 	return nil

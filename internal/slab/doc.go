@@ -11,6 +11,6 @@
 //  1. A record or block keeps its address from Alloc to Free.
 //  2. Who allocates frees. A pointer into a slab must not be used after Free or
 //     Close; built with the tag invariant, freed places are poisoned.
-//  3. No method is safe beside Alloc, Free or Close; readers of records and At
-//     may run beside each other.
+//  3. One goroutine at a time may Alloc, Free or Close. At of a place that is
+//     allocated, and Stats, may run beside Alloc and Free.
 package slab

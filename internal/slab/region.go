@@ -18,14 +18,14 @@ type region struct {
 	committed int
 }
 
-// commit makes at least the first n bytes usable.
+// commit makes at least the first n bytes usable and returns how many became so.
 //
 // The first huge page is committed in doubling steps and not advised to be
 // huge: most tables of a node are large, but a bias or a small tensor should
 // cost kilobytes.
-func (r *region) commit(n int) error {
+func (r *region) commit(n int) (more int, err error) {
 	if n <= r.committed {
-		return nil
+		return 0, nil
 	}
 	want := max(r.committed*2, 64<<10)
 	for want < n && want < hugePage {
@@ -36,8 +36,9 @@ func (r *region) commit(n int) error {
 	}
 	want = min(want, r.reserved)
 	if err := r.enable(r.committed, want); err != nil {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "row memory: map %d more bytes: %w", want-r.committed, err)
+		return 0, rowraft.Errorf(rowraft.CodeOverloaded, "row memory: map %d more bytes: %w", want-r.committed, err)
 	}
+	more = want - r.committed
 	r.committed = want
-	return nil
+	return more, nil
 }

@@ -3,6 +3,8 @@ package slab
 import (
 	"math"
 	"math/bits"
+	"slices"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
@@ -28,8 +30,13 @@ type Slab struct {
 	shift       uint // records per region = 1 << shift
 	regions     []region
 	next        uint64 // places below were handed out at least once
-	used        int64
 	free        uint32 // 1 + a freed place, whose first 4 bytes go on likewise; 0 = none
+
+	// bases is where the regions begin. It is replaced as a whole before a place of
+	// a new region is handed out.
+	bases atomic.Pointer[[]unsafe.Pointer]
+
+	mapped, used atomic.Int64 // Stats
 }
 
 // New returns an empty slab of records of recordBytes, a positive multiple of 8.
@@ -37,10 +44,12 @@ func New(recordBytes int) (*Slab, error) {
 	if recordBytes <= 0 || recordBytes%8 != 0 || recordBytes > regionBytes {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "slab of %d-byte records: want a positive multiple of 8 up to %d", recordBytes, regionBytes)
 	}
-	return &Slab{
+	s := &Slab{
 		recordBytes: recordBytes,
 		shift:       uint(bits.Len(uint(regionBytes/recordBytes)) - 1),
-	}, nil
+	}
+	s.bases.Store(new([]unsafe.Pointer))
+	return s, nil
 }
 
 // RecordBytes returns the size of a record.
@@ -54,7 +63,7 @@ func (s *Slab) Alloc() (Place, error) {
 	if s.free != 0 {
 		p := Place(s.free - 1)
 		s.free = *(*uint32)(s.At(p))
-		s.used++
+		s.used.Add(1)
 		return p, nil
 	}
 	if s.next >= MaxPlaces {
@@ -63,20 +72,32 @@ func (s *Slab) Alloc() (Place, error) {
 	p := Place(s.next)
 	i := int(p >> s.shift)
 	if i == len(s.regions) {
-		size := (s.recordBytes<<s.shift + hugePage - 1) &^ (hugePage - 1)
-		r, err := reserve(size)
-		if err != nil {
+		if err := s.addRegion(); err != nil {
 			return 0, err
 		}
-		s.regions = append(s.regions, r)
 	}
 	within := int(p) & (1<<s.shift - 1)
-	if err := s.regions[i].commit((within + 1) * s.recordBytes); err != nil {
+	more, err := s.regions[i].commit((within + 1) * s.recordBytes)
+	if err != nil {
 		return 0, err
 	}
+	if more > 0 {
+		s.mapped.Add(int64(more))
+	}
 	s.next++
-	s.used++
+	s.used.Add(1)
 	return p, nil
+}
+
+func (s *Slab) addRegion() error {
+	r, err := reserve((s.recordBytes<<s.shift + hugePage - 1) &^ (hugePage - 1))
+	if err != nil {
+		return err
+	}
+	s.regions = append(s.regions, r)
+	bases := append(slices.Clone(*s.bases.Load()), r.base)
+	s.bases.Store(&bases)
+	return nil
 }
 
 // Free gives a place back.
@@ -89,28 +110,29 @@ func (s *Slab) Free(p Place) {
 	}
 	*(*uint32)(s.At(p)) = s.free
 	s.free = uint32(p) + 1
-	s.used--
+	s.used.Add(-1)
 }
 
-// At returns the address of the record at p, which must be allocated.
+// At returns the address of the record at p, which must be allocated. It may run
+// beside Alloc and Free of other places by a goroutine that has seen p handed
+// out.
 func (s *Slab) At(p Place) unsafe.Pointer {
 	within := uintptr(p) & (1<<s.shift - 1)
-	return unsafe.Add(s.regions[p>>s.shift].base, within*uintptr(s.recordBytes))
+	return unsafe.Add((*s.bases.Load())[p>>s.shift], within*uintptr(s.recordBytes))
 }
 
-// Stats returns the memory held.
+// Stats returns the memory held. It may run beside everything but Close.
 func (s *Slab) Stats() Stats {
-	st := Stats{UsedBytes: s.used * int64(s.recordBytes)}
-	for i := range s.regions {
-		st.MappedBytes += int64(s.regions[i].committed)
-	}
-	return st
+	return Stats{MappedBytes: s.mapped.Load(), UsedBytes: s.used.Load() * int64(s.recordBytes)}
 }
 
 // Close gives all memory back. The slab is empty afterwards and may be used again.
 func (s *Slab) Close() error {
 	err := releaseAll(s.regions)
-	s.regions, s.next, s.used, s.free = nil, 0, 0, 0
+	s.regions, s.next, s.free = nil, 0, 0
+	s.bases.Store(new([]unsafe.Pointer))
+	s.mapped.Store(0)
+	s.used.Store(0)
 	return err
 }
 

@@ -34,7 +34,7 @@ func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
 	for i, key := range keys {
 		slot, tag := t.locate(key)
 		c.slot[i], c.tag[i] = slot, tag
-		seg := t.slots[slot].seg
+		seg := t.slots[slot].root.load()
 		if len(seg) == 0 {
 			c.addr[i] = unsafe.Pointer(&noRow)
 			continue
@@ -43,7 +43,7 @@ func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
 	}
 	prefetch(&c.addr[0], len(keys), 0, 8)
 	for i := range keys {
-		seg := t.slots[c.slot[i]].seg
+		seg := t.slots[c.slot[i]].root.load()
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(seg) == 0 {
 			continue
@@ -104,6 +104,9 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 		}
 		clear(present)
 	}
+	t.lock.RLock()
+	defer t.lock.RUnlock()
+	defer t.grace.leave(t.grace.enter())
 	var c chunk
 	rowBytes := t.dim * dt.Size()
 	touched := t.stateAt
@@ -113,12 +116,10 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 		for i, key := range part {
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
-			r, ok := t.record(&c, i, key)
-			if !ok {
+			if !t.read(&c, i, key, out, dt) {
 				t.putInitial(out, dt, key)
 				continue
 			}
-			convert(out, dt, t.weights(r), t.storage)
 			if present != nil {
 				present[(base+i)/8] |= 1 << ((base + i) % 8)
 			}
@@ -170,6 +171,9 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func
 	if err := t.check(keys, len(arg), dt); err != nil {
 		return err
 	}
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	t.reclaim()
 	var c chunk
 	rowBytes := t.dim * dt.Size()
 	touched := t.RecordBytes()
@@ -193,8 +197,8 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func
 }
 
 // open returns the record of keys[i], about to change: its hash is out of the
-// digest, and a snapshot that still needs it has its image. A missing row is
-// created from the initializer.
+// digest, a snapshot that still needs it has its image, and readers wait for
+// seal. A missing row is created from the initializer.
 func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 	r, ok := t.record(c, i, key)
 	if !ok {
@@ -209,6 +213,7 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 		}
 		s := &t.slots[c.slot[i]]
 		s.digest = s.digest.Sub(t.rowHash(r))
+		r.setBusy()
 		return r, nil
 	}
 	t.touch(c.slot[i])
@@ -236,12 +241,15 @@ func (t *Table) store(r record, w []float32) {
 func (t *Table) seal(slot rowraft.Slot, r record) {
 	s := &t.slots[slot]
 	s.version++
-	*r.version() = s.version
+	r.setVersion(s.version)
 	s.digest = s.digest.Add(t.rowHash(r))
 }
 
 // Contains reports whether key has a row. The slot of key must be owned.
 func (t *Table) Contains(key rowraft.Key) bool {
+	t.lock.RLock()
+	defer t.lock.RUnlock()
+	defer t.grace.leave(t.grace.enter())
 	slot, tag := t.locate(key)
 	_, ok := t.find(slot, tag, key)
 	return ok

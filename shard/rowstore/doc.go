@@ -39,9 +39,44 @@
 //
 // # Concurrency
 //
-// Table has no lock; its owner has one. Pull, Contains, the statistics and the
-// digests read: any number of them may run beside each other and beside the
-// methods of a [Snapshot], of which one goroutine at a time calls AppendSlot.
-// Update, Assign, RestoreRow, RestoreSlotVersion, BeginSnapshot, Snapshot.End and
-// Close need the table for themselves.
+// Pull, Contains and Rows may run at any time, beside each other and
+// beside all else but Close; they take no lock and keep nobody waiting. The rest
+// has one owner at a time: the writer (Update, Assign, RestoreRow,
+// RestoreSlotVersion, BeginSnapshot, Snapshot.End, Close), or readers of what it
+// left between two calls (digests, slots, memory, the methods of a
+// [Snapshot], of which one goroutine at a time calls AppendSlot).
+//
+// # Readers
+//
+// Records lie off the Go heap and are copied while they may be changing, so a
+// reader proves that what it copied was whole, or copies again:
+//
+//	writer                                  reader
+//	w1  version = old | busy                r1  v = version; busy: wait; gone: look again
+//	    fence: stores before stores         r2  copy the weights
+//	w2  change the record                       fence: loads before loads
+//	w3  version = next                      r3  version = v? else from r1
+//
+// w1, w3, r1 and r3 are atomic. If r2 read something that w2 stored, then r3 comes
+// behind w1 in the order of that word, because w1 is before w2 and r2 before r3;
+// so it finds busy or something later, never v: a slot's counter only rises, and
+// a place holds one key for as long as a reader can know it (below). If r2 missed
+// something of a change whose w3 is what r1 read, w3 would be before w2 or r2
+// before r1; w3 is a release and r1 an acquire, so neither is. On amd64 loads keep
+// their order and stores theirs, whatever their width, and the atomics hold the
+// compiler; the fences are empty. On arm64 w3 is STLR and r1 LDAR, but neither
+// orders what follows a store or precedes a load: the fences are DMB ISHST and
+// DMB ISHLD. Any other machine, and the race detector where records lie on the Go
+// heap (not Linux), uses a lock of readers and writer instead: rowLock.
+//
+// An index entry is stored after its record is busy and has its key, and loaded
+// as an acquire, so whoever finds it sees that much. A segment is published whole,
+// by its root. What is taken out of the index, an outgrown segment or the place of
+// a deleted row, is used again only when no reader is left that entered before:
+// see grace. A row whose place was retired reads as gone, and the reader looks in
+// the index again.
+//
+// A writer that changes a record brackets it by open and seal: open marks it busy
+// when the digest and the snapshots have had the old one, seal gives it the next
+// version.
 package rowstore

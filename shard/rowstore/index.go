@@ -1,6 +1,10 @@
 package rowstore
 
 import (
+	"math/bits"
+	"sync/atomic"
+	"unsafe"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/slab"
@@ -22,6 +26,27 @@ func (t *Table) locate(key rowraft.Key) (rowraft.Slot, uint32) {
 // an entry is tag<<32 | place+1, and 0 is empty.
 type segment []uint64
 
+// root is where a slot's segment begins, published by the writer and loaded by
+// readers beside it: a pointer whose last bits, which a block's address has not,
+// are the logarithm of the length. nil is no segment.
+type root struct{ p atomic.Pointer[byte] }
+
+const rootBits = 63 // of the 127 that a block's alignment leaves free
+
+func (r *root) load() segment {
+	p := r.p.Load()
+	if p == nil {
+		return nil
+	}
+	order := uintptr(unsafe.Pointer(p)) & rootBits
+	return unsafe.Slice((*uint64)(unsafe.Add(unsafe.Pointer(p), -order)), 1<<order)
+}
+
+func (r *root) store(s segment) {
+	order := bits.TrailingZeros(uint(len(s)))
+	r.p.Store((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(s)), order)))
+}
+
 // minSegment is the first size of a segment: two cache lines.
 const minSegment = 16
 
@@ -35,7 +60,7 @@ func full(rows uint32, n int) bool { return uint64(rows+1)*5 > uint64(n)*4 }
 func (s segment) next(i, tag uint32) (p slab.Place, after uint32, ok bool) {
 	mask := uint32(len(s) - 1)
 	for {
-		e := s[i&mask]
+		e := atomic.LoadUint64(&s[i&mask])
 		if e == 0 {
 			return 0, 0, false
 		}
@@ -46,19 +71,20 @@ func (s segment) next(i, tag uint32) (p slab.Place, after uint32, ok bool) {
 	}
 }
 
-// put adds an entry. REQUIRES: there is room.
+// put adds an entry; a reader that finds it sees the record as it was before.
+// REQUIRES: there is room.
 func (s segment) put(e uint64) {
 	mask := uint32(len(s) - 1)
 	i := uint32(e>>32) & mask
 	for s[i] != 0 {
 		i = (i + 1) & mask
 	}
-	s[i] = e
+	atomic.StoreUint64(&s[i], e)
 }
 
 // find returns the record of key in slot, if there is one.
 func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bool) {
-	seg := t.slots[slot].seg
+	seg := t.slots[slot].root.load()
 	if len(seg) == 0 {
 		return record{}, false
 	}
@@ -75,11 +101,11 @@ func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bo
 	}
 }
 
-// insert makes an uninitialized record for key, which must not have one, and
-// enters it into the index.
+// insert makes a busy, uninitialized record for key, which must not have one,
+// and enters it into the index.
 func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
 	s := &t.slots[slot]
-	if full(s.rows, len(s.seg)) {
+	if full(s.rows, len(s.root.load())) {
 		if err := t.grow(slot); err != nil {
 			return record{}, err
 		}
@@ -88,30 +114,33 @@ func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, 
 	if err != nil {
 		return record{}, err
 	}
-	s.seg.put(uint64(tag)<<32 | uint64(p) + 1)
-	s.rows++
-	t.count++
 	r := t.at(p)
 	*(*uint64)(r.p) = 0 // counters
 	r.setKey(key)
+	*r.version() = 0
+	r.setBusy()
+	s.root.load().put(uint64(tag)<<32 | uint64(p) + 1)
+	s.rows++
+	t.count.Add(1)
 	return r, nil
 }
 
 // grow doubles the segment of slot.
 func (t *Table) grow(slot rowraft.Slot) error {
 	s := &t.slots[slot]
-	seg, err := t.blocks.Alloc(max(minSegment, 2*len(s.seg)))
+	old := s.root.load()
+	seg, err := t.blocks.Alloc(max(minSegment, 2*len(old)))
 	if err != nil {
 		return err
 	}
-	for _, e := range s.seg {
+	for _, e := range old {
 		if e != 0 {
 			segment(seg).put(e)
 		}
 	}
-	if len(s.seg) > 0 {
-		t.retire(s.seg)
+	s.root.store(seg)
+	if len(old) > 0 {
+		t.outgrow(old)
 	}
-	s.seg = seg
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 // part of rec.
 //
 // Errors, and then nothing changed: CodeCorrupt if the record has another
-// length than this table's, has version 0 or is of a key that has a row already;
+// length than this table's, has an impossible version or is of a key that has a row already;
 // CodeWrongShard if the slot of its key is not owned; CodeOverloaded if the
 // system gives no memory.
 func (t *Table) RestoreRow(rec []byte) error {
@@ -27,8 +27,8 @@ func (t *Table) RestoreRow(rec []byte) error {
 	version := binary.LittleEndian.Uint64(rec[versionOffset:])
 	slot, tag := t.locate(key)
 	switch {
-	case version == 0:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of key %d has version 0", t.schema.Name, key)
+	case version == 0 || version&busy != 0:
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of key %d has version %d", t.schema.Name, key, version)
 	case !t.Owns(slot):
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold", t.schema.Name, key, slot)
 	}
@@ -39,7 +39,9 @@ func (t *Table) RestoreRow(rec []byte) error {
 	if err != nil {
 		return err
 	}
-	copy(t.bytes(r), rec)
+	copy(t.bytes(r)[:versionOffset], rec)
+	copy(t.bytes(r)[headerBytes:], rec[headerBytes:])
+	r.setVersion(version)
 	s := &t.slots[slot]
 	s.version = max(s.version, version)
 	s.digest = s.digest.Add(t.rowHash(r))

@@ -67,7 +67,7 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
-	s := &Snapshot{t: t, rows: t.count, images: images}
+	s := &Snapshot{t: t, rows: t.Rows(), images: images}
 	t.snaps = append(t.snaps, s)
 	return s, nil
 }
@@ -85,7 +85,7 @@ func (s *Snapshot) End() error {
 		if t.walked(seg) {
 			return false
 		}
-		t.blocks.Free(seg)
+		t.retire(seg)
 		return true
 	})
 	if err := s.images.Close(); err != nil {
@@ -161,7 +161,7 @@ func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, 
 		return dst, true
 	}
 	if !s.walking {
-		s.walking, s.slot, s.seg, s.pos = true, slot, s.t.slots[slot].seg, 0
+		s.walking, s.slot, s.seg, s.pos = true, slot, s.t.slots[slot].root.load(), 0
 	}
 	if s.slot != slot {
 		panic(fmt.Sprintf("rowstore: snapshot of slot %d was asked for while slot %d is not done", slot, s.slot))
@@ -275,12 +275,12 @@ func (t *Table) walked(seg segment) bool {
 	return slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && &s.seg[0] == &seg[0] })
 }
 
-// retire frees a segment that a slot has outgrown, or keeps it until the snapshots
-// that walk it have ended.
-func (t *Table) retire(seg segment) {
+// outgrow retires a segment that a slot has outgrown, or keeps it until the
+// snapshots that walk it have ended.
+func (t *Table) outgrow(seg segment) {
 	if t.walked(seg) {
 		t.outgrown = append(t.outgrown, seg)
 		return
 	}
-	t.blocks.Free(seg)
+	t.retire(seg)
 }

@@ -3,6 +3,7 @@ package rowstore
 import (
 	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
@@ -35,7 +36,11 @@ type Table struct {
 	blocks slab.Blocks // index segments
 	slots  []slotState // indexed by rowraft.Slot; pages of slots not owned are never touched
 	owned  [rowraft.NumSlots / 64]uint64
-	count  int
+	count  atomic.Int64
+
+	grace   grace
+	retired [2]retired // by the last bit of the epoch
+	lock    rowLock
 
 	snaps    []*Snapshot // that are running
 	outgrown []segment   // could not be freed because a snapshot walks them
@@ -45,7 +50,7 @@ type Table struct {
 
 // slotState is one slot of the table.
 type slotState struct {
-	seg     segment
+	root    root
 	rows    uint32
 	version uint64 // of the last change
 	digest  Digest
@@ -104,7 +109,8 @@ func (t *Table) Close() error {
 	}
 	t.snaps, t.outgrown = nil, nil
 	t.slots = nil
-	t.count = 0
+	t.retired = [2]retired{}
+	t.count.Store(0)
 	return err
 }
 
@@ -117,7 +123,7 @@ func (t *Table) Owns(s rowraft.Slot) bool {
 }
 
 // Rows returns the number of rows.
-func (t *Table) Rows() int { return t.count }
+func (t *Table) Rows() int { return int(t.count.Load()) }
 
 // SlotRows returns the number of rows of slot s.
 func (t *Table) SlotRows(s rowraft.Slot) int { return int(t.slots[s].rows) }

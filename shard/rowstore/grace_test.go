@@ -1,0 +1,97 @@
+package rowstore
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+// TestGraceWaitsForReaders: what was retired is freed when the readers that were
+// there have left, and no sooner; readers that came later do not count.
+func TestGraceWaitsForReaders(t *testing.T) {
+	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
+	retire := func() {
+		seg, err := table.blocks.Alloc(minSegment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		table.retire(seg)
+	}
+	held := func() int { return int(table.blocks.Stats().UsedBytes) / (8 * minSegment) }
+
+	retire()
+	table.reclaim()
+	table.reclaim()
+	if held() != 0 {
+		t.Fatalf("%d segments held without a reader, want 0", held())
+	}
+	old := table.grace.enter()
+	retire()
+	for range 5 {
+		table.reclaim()
+	}
+	if held() != 1 {
+		t.Fatalf("%d segments held beside a reader that may look at one, want 1", held())
+	}
+	young := table.grace.enter() // entered after one epoch ended
+	retire()
+	table.grace.leave(old)
+	table.reclaim()
+	table.reclaim()
+	if held() != 1 {
+		t.Fatalf("%d segments held beside a reader that may look at the second, want 1", held())
+	}
+	table.grace.leave(young)
+	table.reclaim()
+	table.reclaim()
+	if held() != 0 {
+		t.Fatalf("%d segments held after all readers have left, want 0", held())
+	}
+}
+
+// TestGraceBesideReaders: a writer publishes objects, retires the one before and
+// marks it freed after the grace; no reader ever holds a freed one.
+func TestGraceBesideReaders(t *testing.T) {
+	type object struct{ freed atomic.Bool }
+	var g grace
+	var current atomic.Pointer[object]
+	current.Store(new(object))
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for !done.Load() {
+				e := g.enter()
+				o := current.Load()
+				for range 20 {
+					if o.freed.Load() {
+						t.Error("a reader holds what was freed")
+						done.Store(true)
+					}
+				}
+				g.leave(e)
+			}
+		})
+	}
+	var waiting [2][]*object
+	freed := 0
+	for n := 0; n < 1_000_000 && freed < 20_000 && !done.Load(); n++ {
+		old := current.Swap(new(object))
+		e := g.epoch.Load()
+		waiting[e&1] = append(waiting[e&1], old)
+		if e, ok := g.advance(); ok {
+			for _, o := range waiting[e&1] {
+				o.freed.Store(true)
+				freed++
+			}
+			waiting[e&1] = nil
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	if freed == 0 {
+		t.Error("nothing was ever freed")
+	}
+}
