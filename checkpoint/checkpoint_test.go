@@ -81,6 +81,17 @@ var goldenStream = func() stream {
 	return s
 }()
 
+// goldenDelta is what stands in testdata/delta.hex.
+var goldenDelta = func() stream {
+	s := goldenStream
+	s.header.Delta, s.header.Format, s.sessions = true, 2, nil
+	s.blocks = []block{
+		{Slot{Table: 10, Slot: 5, Counter: 9, RecordBytes: 28, Removed: 1}, 1, goldenStream.blocks[0].records[:28]},
+		{Slot{Table: 10, Slot: 6, Counter: 3, RecordBytes: 28, Removed: 3, Whole: true}, 0, ""},
+	}
+	return s
+}()
+
 func read(r io.Reader) (s stream, err error) {
 	rd, err := NewReader(r)
 	if err != nil {
@@ -126,16 +137,35 @@ func mustWrite(tb testing.TB, s stream) []byte {
 }
 
 func TestGoldenSnapshot(t *testing.T) {
-	want := golden(t)
-	got, err := read(iotest.OneByteReader(bytes.NewReader(want)))
-	if err != nil {
-		t.Fatal(err)
+	for file, holds := range map[string]stream{"snapshot.hex": goldenStream, "delta.hex": goldenDelta} {
+		want := goldenFile(t, file)
+		got, err := read(iotest.OneByteReader(bytes.NewReader(want)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got, holds) {
+			t.Errorf("%s: read  %+v\nwant %+v", file, got, holds)
+		}
+		if written := mustWrite(t, holds); !bytes.Equal(written, want) {
+			t.Errorf("%s: written %x\nwant    %x", file, written, want)
+		}
 	}
-	if !reflect.DeepEqual(got, goldenStream) {
-		t.Errorf("read  %+v\nwant %+v", got, goldenStream)
-	}
-	if written := mustWrite(t, goldenStream); !bytes.Equal(written, want) {
-		t.Errorf("written %x\nwant    %x", written, want)
+}
+
+func TestImpossibleFieldsOfDeltas(t *testing.T) {
+	const rows = 160 + 16
+	for name, change := range map[string]func(b []byte){
+		"a format 1 that is a delta":   func(b []byte) { b[8] = 1 },
+		"a format 2 that is none":      func(b []byte) { b[48] = 0 },
+		"another flag of the header":   func(b []byte) { b[48] = 3 },
+		"reserved bytes of the header": func(b []byte) { b[52] = 1 },
+		"another flag of the rows":     func(b []byte) { b[rows+10] = 2 },
+		"a flag in the second byte":    func(b []byte) { b[rows+11] = 1 },
+	} {
+		bad := goldenFile(t, "delta.hex")
+		change(bad)
+		_, err := read(bytes.NewReader(sums(bad)))
+		wantCode(t, name, err, rowraft.CodeCorrupt)
 	}
 }
 
@@ -396,6 +426,7 @@ func TestVerify(t *testing.T) {
 func FuzzReader(f *testing.F) {
 	f.Add(golden(f))
 	f.Add(golden(f)[:200])
+	f.Add(goldenFile(f, "delta.hex"))
 	f.Add(mustWrite(f, stream{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := read(bytes.NewReader(b)); err != nil && rowraft.CodeOf(err) == rowraft.CodeUnknown {

@@ -54,10 +54,14 @@ type Header struct {
 	Applied rowraft.Index // the rows are those after this entry
 	LogTime uint64        // nanoseconds of logged time
 	Epoch   rowraft.TableEpoch
+	Delta   bool // it lacks rows that another stream has; format 2
 	// Format is what the stream is written in at least, and was read in. Format 2
 	// has Slot.Removed.
 	Format uint16
 }
+
+// flagDelta stands in the header.
+const flagDelta = 1
 
 // Session is what a shard remembers of one pushing client.
 type Session struct {
@@ -85,7 +89,11 @@ type Slot struct {
 	Counter     uint64 // the last row version drawn in this slot
 	RecordBytes int    // length of one record
 	Removed     uint64 // the counter when a row was last removed here, 0 if none was; format 2
+	Whole       bool   // in a delta: these are all rows of the slot
 }
+
+// flagWhole stands in the header of rows.
+const flagWhole = 1
 
 // Trailer is what the whole stream adds up to.
 type Trailer struct {
@@ -96,6 +104,10 @@ type Trailer struct {
 
 func (h Header) append(dst []byte, tables, sessions int) []byte {
 	at := len(dst)
+	flags := uint32(0)
+	if h.Delta {
+		flags = flagDelta
+	}
 	dst = append(dst, magic...)
 	dst = le.AppendUint16(dst, h.Format)
 	dst = le.AppendUint16(dst, clustermap.HashVersion)
@@ -105,7 +117,8 @@ func (h Header) append(dst []byte, tables, sessions int) []byte {
 	dst = le.AppendUint64(dst, uint64(h.Epoch))
 	dst = le.AppendUint32(dst, uint32(tables))
 	dst = le.AppendUint32(dst, uint32(sessions))
-	dst = append(dst, make([]byte, 12)...)
+	dst = le.AppendUint32(dst, flags)
+	dst = append(dst, make([]byte, 8)...)
 	return le.AppendUint32(dst, crc32.Checksum(dst[at:], castagnoli))
 }
 
@@ -131,9 +144,11 @@ func parseHeader(b []byte) (h Header, tables, sessions int, err error) {
 		LogTime: le.Uint64(b[24:]),
 		Epoch:   rowraft.TableEpoch(le.Uint64(b[32:])),
 		Format:  version,
+		Delta:   le.Uint32(b[48:]) == flagDelta,
 	}
 	tables, sessions = int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
-	if version == 0 || hash == 0 || tables > maxTables || sessions > maxSessions || [12]byte(b[48:60]) != [12]byte{} {
+	if version == 0 || hash == 0 || tables > maxTables || sessions > maxSessions ||
+		[8]byte(b[52:60]) != [8]byte{} || le.Uint32(b[48:]) != 0 && !(h.Delta && version >= 2) {
 		return h, 0, 0, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: the header has impossible fields")
 	}
 	return h, tables, sessions, nil

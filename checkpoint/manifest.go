@@ -40,28 +40,38 @@ type Manifest struct {
 	Epoch    rowraft.TableEpoch
 	Map      rowraft.MapVersion
 	HeldFor  time.Duration // the longest that a push waited for the cut
+	Parent   *Parent       // what it is a delta to; nil: it is full
 	Tables   []TableSum    // ascending by ID
 	Parts    []Part        // ascending by shard
 	Blobs    []Blob        // ascending by name
 	HashVers uint16
 }
 
-// TableSum is one table and what all parts hold of it.
-type TableSum struct {
-	Schema rowraft.Schema
-	Rows   uint64
-	Digest Digest
+// Parent names the checkpoint that a delta is a delta to. It lies beside it.
+type Parent struct {
+	Name string
+	ID   string
 }
 
-// Part is one shard at one applied index.
+// TableSum is one table and what there was of it at the cut.
+type TableSum struct {
+	Schema  rowraft.Schema
+	Rows    uint64
+	Digest  Digest
+	Written uint64 // rows in the streams: all, or those that a delta has
+}
+
+// Part is one shard at one applied index. Rows and Digest are of all that it held,
+// in a delta too.
 type Part struct {
 	Shard   rowraft.ShardID
 	Applied rowraft.Index // that of the mark entry
 	Slots   []rowraft.Slot
 	Rows    uint64
 	Digest  Digest
-	Stream  File // a snapshot (docs/formats/snapshot.md)
-	Sums    File // rows and digest of each slot
+	Written uint64 // rows in Stream
+	Stream  File   // a snapshot (docs/formats/snapshot.md)
+	Sums    File   // rows and digest of each slot
 }
 
 // File is one file of a checkpoint.
@@ -83,6 +93,15 @@ func (m *Manifest) Rows() uint64 {
 	n := uint64(0)
 	for _, p := range m.Parts {
 		n += p.Rows
+	}
+	return n
+}
+
+// Written is the sum over all parts.
+func (m *Manifest) Written() uint64 {
+	n := uint64(0)
+	for _, p := range m.Parts {
+		n += p.Written
 	}
 	return n
 }
@@ -120,15 +139,17 @@ type (
 		HashVersion uint16      `json:"hash_version"`
 		HeldNs      int64       `json:"held_ns"`
 		Parent      string      `json:"parent"`
+		ParentID    string      `json:"parent_id,omitempty"`
 		Tables      []tableJSON `json:"tables"`
 		Parts       []partJSON  `json:"parts"`
 		Blobs       []blobJSON  `json:"blobs"`
 	}
 	tableJSON struct {
-		Name   string `json:"name"`
-		Rows   uint64 `json:"rows"`
-		Digest string `json:"digest"`
-		Schema string `json:"schema"`
+		Name    string  `json:"name"`
+		Rows    uint64  `json:"rows"`
+		Digest  string  `json:"digest"`
+		Written *uint64 `json:"written,omitempty"`
+		Schema  string  `json:"schema"`
 	}
 	partJSON struct {
 		Shard   uint32   `json:"shard"`
@@ -136,6 +157,7 @@ type (
 		Slots   string   `json:"slots"`
 		Rows    uint64   `json:"rows"`
 		Digest  string   `json:"digest"`
+		Written *uint64  `json:"written,omitempty"`
 		Stream  fileJSON `json:"stream"`
 		Sums    fileJSON `json:"sums"`
 	}
@@ -159,15 +181,21 @@ func (m *Manifest) Encode() ([]byte, error) {
 		MapVersion: uint64(m.Map), HashVersion: m.HashVers, HeldNs: int64(m.HeldFor),
 		Tables: []tableJSON{}, Parts: []partJSON{}, Blobs: []blobJSON{},
 	}
+	written := func(uint64) *uint64 { return nil }
+	if m.Parent != nil {
+		j.Parent, j.ParentID = m.Parent.Name, m.Parent.ID
+		written = func(n uint64) *uint64 { return &n }
+	}
 	for _, t := range m.Tables {
 		j.Tables = append(j.Tables, tableJSON{
-			Name: t.Schema.Name, Rows: t.Rows, Digest: hex.EncodeToString(t.Digest[:]), Schema: hex.EncodeToString(wire.AppendSchema(nil, &t.Schema)),
+			Name: t.Schema.Name, Rows: t.Rows, Digest: hex.EncodeToString(t.Digest[:]), Written: written(t.Written),
+			Schema: hex.EncodeToString(wire.AppendSchema(nil, &t.Schema)),
 		})
 	}
 	for _, p := range m.Parts {
 		j.Parts = append(j.Parts, partJSON{
 			Shard: uint32(p.Shard), Applied: uint64(p.Applied), Slots: formatSlots(p.Slots), Rows: p.Rows, Digest: hex.EncodeToString(p.Digest[:]),
-			Stream: fileToJSON(p.Stream), Sums: fileToJSON(p.Sums),
+			Written: written(p.Written), Stream: fileToJSON(p.Stream), Sums: fileToJSON(p.Sums),
 		})
 	}
 	for _, b := range m.Blobs {
@@ -188,7 +216,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 
 // version is the oldest manifest that knows all of m.
 func (m *Manifest) version() int {
-	if slices.ContainsFunc(m.Tables, func(t TableSum) bool { return t.Schema.Extended() }) {
+	if m.Parent != nil || slices.ContainsFunc(m.Tables, func(t TableSum) bool { return t.Schema.Extended() }) {
 		return 2
 	}
 	return 1
@@ -235,8 +263,8 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	if rest, err := io.ReadAll(dec.Buffered()); err != nil || len(bytes.TrimSpace(rest)) > 0 {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: bytes follow its JSON")
 	}
-	if j.HashVersion > clustermap.HashVersion || j.Parent != "" {
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "manifest: hash version %d, parent %q: this binary knows hash version %d and no deltas: upgrade it", j.HashVersion, j.Parent, clustermap.HashVersion)
+	if j.HashVersion > clustermap.HashVersion {
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "manifest: hash version %d: this binary knows up to %d: upgrade it", j.HashVersion, clustermap.HashVersion)
 	}
 	m, err := j.manifest()
 	if err != nil {
@@ -260,6 +288,12 @@ func (j *manifestJSON) manifest() (*Manifest, error) {
 		ID: j.ID, Created: created.UTC(), Binary: j.Binary, Cluster: rowraft.ClusterID(j.Cluster), Epoch: rowraft.TableEpoch(j.Epoch),
 		Map: rowraft.MapVersion(j.MapVersion), HashVers: j.HashVersion, HeldFor: time.Duration(j.HeldNs),
 	}
+	if j.Parent != "" || j.ParentID != "" {
+		if err := CheckName(j.Parent); err != nil || j.ParentID == "" || j.ParentID == j.ID {
+			return nil, fmt.Errorf("its parent is %q with id %s", j.Parent, j.ParentID)
+		}
+		m.Parent = &Parent{Name: j.Parent, ID: j.ParentID}
+	}
 	for _, t := range j.Tables {
 		if err := m.addTable(t); err != nil {
 			return nil, fmt.Errorf("table %s: %w", t.Name, err)
@@ -278,6 +312,16 @@ func (j *manifestJSON) manifest() (*Manifest, error) {
 		m.Blobs = append(m.Blobs, Blob{b.Name, f})
 	}
 	return m, m.checkSums()
+}
+
+var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$`)
+
+// CheckName reports a name that no checkpoint can have, as CodeInvalidArgument.
+func CheckName(name string) error {
+	if !checkpointName.MatchString(name) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint name %q: want a letter or digit, then up to 99 letters, digits, '_', '.' or '-'", name)
+	}
+	return nil
 }
 
 var blobName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,255}$`)
@@ -310,8 +354,9 @@ func (m *Manifest) addTable(t tableJSON) error {
 	case slices.ContainsFunc(m.Tables, func(o TableSum) bool { return o.Schema.Name == s.Name }):
 		return fmt.Errorf("two tables have this name")
 	}
-	m.Tables = append(m.Tables, TableSum{Schema: s, Rows: t.Rows, Digest: digest})
-	return nil
+	written, err := m.written(t.Written, t.Rows)
+	m.Tables = append(m.Tables, TableSum{Schema: s, Rows: t.Rows, Digest: digest, Written: written})
+	return err
 }
 
 func (m *Manifest) addPart(p partJSON) error {
@@ -320,6 +365,9 @@ func (m *Manifest) addPart(p partJSON) error {
 	}
 	out := Part{Shard: rowraft.ShardID(p.Shard), Applied: rowraft.Index(p.Applied), Rows: p.Rows}
 	var err error
+	if out.Written, err = m.written(p.Written, p.Rows); err != nil {
+		return err
+	}
 	if out.Digest, err = parseDigest(p.Digest); err != nil {
 		return err
 	}
@@ -336,10 +384,21 @@ func (m *Manifest) addPart(p partJSON) error {
 	return nil
 }
 
+// written is how many of rows a delta has; it has a number of its own.
+func (m *Manifest) written(n *uint64, rows uint64) (uint64, error) {
+	switch {
+	case m.Parent == nil && n == nil:
+		return rows, nil
+	case m.Parent == nil || n == nil || *n > rows:
+		return 0, fmt.Errorf("of its %d rows an impossible number is written", rows)
+	}
+	return *n, nil
+}
+
 // checkSums compares what stands twice, and that each slot stands once.
 func (m *Manifest) checkSums() error {
 	var held [rowraft.NumSlots]bool
-	var rows, tableRows uint64
+	var rows, tableRows, tableWritten uint64
 	var sum, tableSum Digest
 	slots := 0
 	names := map[string]bool{ManifestFile: true}
@@ -362,13 +421,14 @@ func (m *Manifest) checkSums() error {
 	}
 	for _, t := range m.Tables {
 		tableRows += t.Rows
+		tableWritten += t.Written
 		tableSum = tableSum.Add(t.Digest)
 	}
 	if slots != rowraft.NumSlots {
 		return fmt.Errorf("its parts hold %d slots of %d", slots, rowraft.NumSlots)
 	}
-	if rows != tableRows || sum != tableSum {
-		return fmt.Errorf("its parts hold %d rows (digest %x), its tables %d (digest %x)", rows, sum, tableRows, tableSum)
+	if rows != tableRows || sum != tableSum || m.Written() != tableWritten {
+		return fmt.Errorf("its parts hold %d rows (digest %x) and have %d, its tables %d (digest %x) and %d", rows, sum, m.Written(), tableRows, tableSum, tableWritten)
 	}
 	return nil
 }

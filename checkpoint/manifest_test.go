@@ -52,29 +52,67 @@ func goldenManifest() *Manifest {
 				ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1,
 				Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 			},
-			Rows: 3, Digest: Digest{5},
+			Rows: 3, Digest: Digest{5}, Written: 3,
 		}},
 		Parts: []Part{
-			{Shard: 0, Applied: 7, Slots: slotRange(0, 2047), Rows: 1, Digest: all, Stream: File{"shard-0000.rows", 300, repeated(0)}, Sums: File{"shard-0000.sums", 76, repeated(0x11)}},
-			{Shard: 1, Applied: 9, Slots: slotRange(2048, 4095), Rows: 2, Digest: Digest{6}, Stream: File{"shard-0001.rows", 330, repeated(0x22)}, Sums: File{"shard-0001.sums", 116, repeated(0x33)}},
+			{Shard: 0, Applied: 7, Slots: slotRange(0, 2047), Rows: 1, Digest: all, Written: 1, Stream: File{"shard-0000.rows", 300, repeated(0)}, Sums: File{"shard-0000.sums", 76, repeated(0x11)}},
+			{Shard: 1, Applied: 9, Slots: slotRange(2048, 4095), Rows: 2, Digest: Digest{6}, Written: 2, Stream: File{"shard-0001.rows", 330, repeated(0x22)}, Sums: File{"shard-0001.sums", 116, repeated(0x33)}},
 		},
 		Blobs: []Blob{{"trainer/ctr/0", File{"blob-0000", 20, repeated(0x44)}}},
 	}
 }
 
+// goldenDeltaManifest is what stands in testdata/manifest-delta.txt.
+func goldenDeltaManifest() *Manifest {
+	m := goldenManifest()
+	m.Parent = &Parent{Name: "nightly-1", ID: "7a9c3f10-2f57-4a43-8f0e-2a1b3c4d5e6f"}
+	m.Tables[0].Written, m.Parts[0].Written, m.Parts[1].Written = 1, 0, 1
+	return m
+}
+
 func TestGoldenManifest(t *testing.T) {
-	want := goldenManifestBytes(t)
-	got, err := ParseManifest(want)
+	for file, m := range map[string]*Manifest{"manifest.txt": goldenManifest(), "manifest-delta.txt": goldenDeltaManifest()} {
+		want, err := os.ReadFile("testdata/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := ParseManifest(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got, m) {
+			t.Errorf("%s: read  %+v\nwant %+v", file, got, m)
+		}
+		written, err := m.Encode()
+		if err != nil || !bytes.Equal(written, want) {
+			t.Errorf("%s: wrote %s, %v\nwant  %s", file, written, err, want)
+		}
+	}
+}
+
+func TestDeltasThatContradictThemselves(t *testing.T) {
+	good, err := os.ReadFile("testdata/manifest-delta.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(got, goldenManifest()) {
-		t.Errorf("read  %+v\nwant %+v", got, goldenManifest())
+	body := string(good[bytes.IndexByte(good, '\n')+1:])
+	for _, tc := range []struct{ name, old, new string }{
+		{"no parent", `"parent": "nightly-1"`, `"parent": ""`},
+		{"a parent that leads elsewhere", `"parent": "nightly-1"`, `"parent": "../x"`},
+		{"a parent without an id", ` "parent_id": "7a9c3f10-2f57-4a43-8f0e-2a1b3c4d5e6f",`, ``},
+		{"its own parent", `7a9c3f10-2f57-4a43-8f0e-2a1b3c4d5e6f`, `0b8ee3a2-5a43-4b53-9d31-6f4e0f3d8a11`},
+		{"more rows than there are", `"written": 0`, `"written": 2`},
+		{"no count of a part", `   "written": 0,` + "\n", ``},
+		{"other rows in the tables", "\"written\": 1,\n   \"schema\"", "\"written\": 2,\n   \"schema\""},
+	} {
+		if !strings.Contains(body, tc.old) {
+			t.Fatalf("the golden manifest has no %s", tc.old)
+		}
+		_, err := ParseManifest(resealAs(2, strings.Replace(body, tc.old, tc.new, 1)))
+		wantCode(t, tc.name, err, rowraft.CodeCorrupt)
 	}
-	written, err := goldenManifest().Encode()
-	if err != nil || !bytes.Equal(written, want) {
-		t.Errorf("wrote %s, %v\nwant  %s", written, err, want)
-	}
+	_, err = ParseManifest(resealAs(1, body))
+	wantCode(t, "a delta of format 1", err, rowraft.CodeCorrupt)
 }
 
 func TestEveryFlippedBitOfAManifestIsFound(t *testing.T) {
@@ -96,8 +134,10 @@ func TestEveryFlippedBitOfAManifestIsFound(t *testing.T) {
 }
 
 // reseal gives a body its first line.
-func reseal(body string) []byte {
-	return []byte(fmt.Sprintf("ROWRAFT-CHECKPOINT 1 %08x %d\n%s", crc32.Checksum([]byte(body), castagnoli), len(body), body))
+func reseal(body string) []byte { return resealAs(1, body) }
+
+func resealAs(format int, body string) []byte {
+	return fmt.Appendf(nil, "ROWRAFT-CHECKPOINT %d %08x %d\n%s", format, crc32.Checksum([]byte(body), castagnoli), len(body), body)
 }
 
 func TestManifestsThatContradictThemselves(t *testing.T) {
@@ -126,7 +166,9 @@ func TestManifestsThatContradictThemselves(t *testing.T) {
 		{"upper-case hex", `"digest": "ffff`, `"digest": "FFFF`, rowraft.CodeCorrupt},
 		{"something behind the JSON", "\n}\n", "\n}\n{}\n", rowraft.CodeCorrupt},
 		{"a later hash", `"hash_version": 1`, `"hash_version": 2`, rowraft.CodeVersionTooNew},
-		{"a delta", `"parent": ""`, `"parent": "x"`, rowraft.CodeVersionTooNew},
+		{"a full one with a parent", `"parent": ""`, `"parent": "x"`, rowraft.CodeCorrupt},
+		{"a full one with the id of a parent", `"parent": ""`, `"parent": "", "parent_id": "y"`, rowraft.CodeCorrupt},
+		{"a full one with a count of a delta", `"slots": "0-2047",`, `"slots": "0-2047", "written": 1,`, rowraft.CodeCorrupt},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if !strings.Contains(body, tc.old) {
@@ -235,12 +277,21 @@ func TestImpossibleSumsWithAGoodChecksum(t *testing.T) {
 func FuzzManifest(f *testing.F) {
 	good := goldenManifestBytes(f)
 	f.Add(good[bytes.IndexByte(good, '\n')+1:])
+	delta, err := os.ReadFile("testdata/manifest-delta.txt")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(delta[bytes.IndexByte(delta, '\n')+1:])
 	f.Add([]byte(`{"id":"x","created":"2026-11-21T06:00:00Z","cluster":"c","epoch":1,"hash_version":1,"parts":[{"slots":"0-4095"}]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if m, err := ParseManifest(body); err == nil {
 			t.Fatalf("a manifest without its first line was read: %+v", m)
 		}
-		m, err := ParseManifest(reseal(string(body)))
+		format := 1
+		if bytes.Contains(body, []byte(`"parent_id"`)) {
+			format = 2
+		}
+		m, err := ParseManifest(resealAs(format, string(body)))
 		if err != nil {
 			return
 		}

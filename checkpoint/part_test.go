@@ -100,8 +100,12 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 		}
 		name := fmt.Sprintf("shard-%04d", shard)
 		files[name+".rows"], files[name+".sums"] = stream.Bytes(), EncodeSums(p.Shard, 7, sums)
+		p.Written = p.Rows
 		p.Stream, p.Sums = fileOf(name+".rows", files[name+".rows"]), fileOf(name+".sums", files[name+".sums"])
 		m.Parts = append(m.Parts, p)
+	}
+	for i := range m.Tables {
+		m.Tables[i].Written = m.Tables[i].Rows
 	}
 	files["blob-0000"] = []byte("position 17")
 	m.Blobs = []Blob{{"trainer/0", fileOf("blob-0000", files["blob-0000"])}}
@@ -114,11 +118,11 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 }
 
 func verify(files memFiles, read func(int)) (TableRows, error) {
-	m, err := ReadManifest(context.Background(), files)
+	c, err := OpenChain(context.Background(), func(string) Files { return files }, "a")
 	if err != nil {
 		return nil, err
 	}
-	return VerifyCheckpoint(context.Background(), files, m, read)
+	return c.Verify(context.Background(), read)
 }
 
 func TestVerifyReadsEveryByte(t *testing.T) {
@@ -174,7 +178,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 			m, files := testCheckpoint(t, 12)
 			files[stream] = rewrite(t, files[stream], tc.change)
 			m.Parts[1].Stream = fileOf(stream, files[stream])
-			_, err := VerifyCheckpoint(context.Background(), files, m, nil)
+			_, err := Chain{{"a", files, m}}.Verify(context.Background(), nil)
 			wantCode(t, tc.name, err, rowraft.CodeCorrupt)
 			if !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want something about %q", err, tc.want)
@@ -190,7 +194,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 		list = append(list, SlotSum{Table: 11, Slot: 4095, Counter: 1})
 		files[sums] = EncodeSums(1, 7, list)
 		m.Parts[1].Sums = fileOf(sums, files[sums])
-		_, err = VerifyCheckpoint(context.Background(), files, m, nil)
+		_, err = Chain{{"a", files, m}}.Verify(context.Background(), nil)
 		wantCode(t, "a slot", err, rowraft.CodeCorrupt)
 	})
 	t.Run("the sums of another index", func(t *testing.T) {
@@ -198,7 +202,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 		_, _, list, _ := ParseSums(files[sums])
 		files[sums] = EncodeSums(1, 8, list)
 		m.Parts[1].Sums = fileOf(sums, files[sums])
-		_, err := VerifyCheckpoint(context.Background(), files, m, nil)
+		_, err := Chain{{"a", files, m}}.Verify(context.Background(), nil)
 		wantCode(t, "index", err, rowraft.CodeCorrupt)
 	})
 }

@@ -110,6 +110,7 @@ func (r *Reader) block() (Block, error) {
 			Slot:        rowraft.Slot(le.Uint16(b[8:])),
 			Counter:     le.Uint64(b[16:]),
 			RecordBytes: int(le.Uint32(b[28:])),
+			Whole:       le.Uint16(b[10:]) == flagWhole,
 		},
 		Rows:    int(le.Uint32(b[24:])),
 		Records: b[head:],
@@ -120,7 +121,7 @@ func (r *Reader) block() (Block, error) {
 	part := le.Uint32(b[12:])
 	blk.First = part == 0
 	switch {
-	case blk.Slot.Slot >= rowraft.NumSlots, le.Uint16(b[10:]) != 0, blk.RecordBytes < 8, blk.Removed > blk.Counter,
+	case blk.Slot.Slot >= rowraft.NumSlots, le.Uint16(b[10:]) != 0 && !(blk.Whole && r.header.Delta), blk.RecordBytes < 8, blk.Removed > blk.Counter,
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
 		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot, blk.Rows, blk.RecordBytes, len(blk.Records))
 	case part == 0 && r.started && !r.last.before(blk.Slot),

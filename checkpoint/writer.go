@@ -35,6 +35,9 @@ func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Sessio
 			h.Format = max(h.Format, 2)
 		}
 	}
+	if h.Delta {
+		h.Format = max(h.Format, 2)
+	}
 	wr := &Writer{w: w, format: h.Format, buf: make([]byte, 0, targetChunk+(64<<10))}
 	wr.buf = h.append(wr.buf, len(tables), len(sessions))
 	if err := wr.flush(); err != nil {
@@ -131,7 +134,11 @@ func (w *Writer) beginRows() {
 	s := &w.slot
 	w.buf = le.AppendUint64(w.buf, uint64(s.Table))
 	w.buf = le.AppendUint16(w.buf, uint16(s.Slot))
-	w.buf = le.AppendUint16(w.buf, 0)
+	flags := uint16(0)
+	if s.Whole {
+		flags = flagWhole
+	}
+	w.buf = le.AppendUint16(w.buf, flags)
 	w.buf = le.AppendUint32(w.buf, w.part)
 	w.buf = le.AppendUint64(w.buf, s.Counter)
 	w.buf = le.AppendUint32(w.buf, 0) // rows, set by endRows

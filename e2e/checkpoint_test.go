@@ -74,11 +74,11 @@ func savedRows(t testing.TB, dest, name, table string) map[rowraft.Key][]float32
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := depot.At(d, name)
-	m, err := checkpoint.ReadManifest(t.Context(), files)
+	chain, err := depot.Chain(t.Context(), d, name)
 	if err != nil {
 		t.Fatal(err)
 	}
+	m := chain.Manifest()
 	i := slices.IndexFunc(m.Tables, func(s checkpoint.TableSum) bool { return s.Schema.Name == table })
 	if i < 0 {
 		t.Fatalf("the checkpoint has no table %s", table)
@@ -86,7 +86,7 @@ func savedRows(t testing.TB, dest, name, table string) map[rowraft.Key][]float32
 	schema := m.Tables[i].Schema
 	rows := make(map[rowraft.Key][]float32)
 	for i := range m.Parts {
-		_, err := checkpoint.ReadPart(t.Context(), files, m, &m.Parts[i], nil, func(b *checkpoint.Block) error {
+		_, err := chain.ReadPart(t.Context(), i, nil, func(b *checkpoint.Block) error {
 			for rec := b.Records; b.Table == schema.ID && len(rec) > 0; rec = rec[b.RecordBytes:] {
 				w := make([]float32, schema.Dim)
 				for i := range w {

@@ -62,7 +62,8 @@ type restoration struct {
 	id     uuid.UUID
 
 	depot    depot.Depot
-	manifest *checkpoint.Manifest
+	chain    checkpoint.Chain
+	manifest *checkpoint.Manifest // of the newest of the chain
 	cluster  *clustermap.Map
 	tables   []rowraft.Schema // to be restored, ascending by ID
 	feeds    []*feed          // by shard
@@ -96,10 +97,10 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 	if op.depot, err = depot.Open(op.req.GetDestination()); err != nil {
 		return err
 	}
-	files := depot.At(op.depot, op.req.GetName())
-	if op.manifest, err = checkpoint.ReadManifest(ctx, files); err != nil {
+	if op.chain, err = depot.Chain(ctx, op.depot, op.req.GetName()); err != nil {
 		return err
 	}
+	op.manifest = op.chain.Manifest()
 	if op.cluster = op.s.view.Map(); op.cluster == nil || len(op.cluster.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
@@ -113,7 +114,7 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 		op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 	}
 	for i := range op.manifest.Parts {
-		sums, err := checkpoint.ReadSums(ctx, files, op.manifest, &op.manifest.Parts[i], nil)
+		sums, err := checkpoint.ReadSums(ctx, op.chain[0].Files, op.manifest, &op.manifest.Parts[i], nil)
 		if err != nil {
 			return err
 		}
@@ -349,12 +350,11 @@ func (op *restoration) stage(ctx context.Context) error {
 	wg.Go(func() { op.report(stop) })
 	defer wg.Wait()
 	defer close(stop)
-	files := depot.At(op.depot, op.req.GetName())
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(restoreReaders)
 	for i := range op.manifest.Parts {
 		g.Go(func() error {
-			_, err := checkpoint.ReadPart(ctx, files, op.manifest, &op.manifest.Parts[i], op.count, func(b *checkpoint.Block) error {
+			_, err := op.chain.ReadPart(ctx, i, op.count, func(b *checkpoint.Block) error {
 				return op.route(ctx, b)
 			})
 			return err
@@ -362,7 +362,7 @@ func (op *restoration) stage(ctx context.Context) error {
 	}
 	for _, b := range op.manifest.Blobs {
 		g.Go(func() error {
-			_, err := checkpoint.ReadFile(ctx, files, b.File, op.count)
+			_, err := checkpoint.ReadFile(ctx, op.chain[0].Files, b.File, op.count)
 			return err
 		})
 	}
@@ -396,7 +396,7 @@ func (op *restoration) report(stop <-chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		r := &rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.manifest.Bytes())}
+		r := &rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes())}
 		if op.stream.Send(r) != nil {
 			return // the caller is gone, and with it the context
 		}
@@ -428,7 +428,7 @@ func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error
 // done reports what was restored.
 func (op *restoration) done(epoch rowraft.TableEpoch, shards []*rowraftv1.RestoredShard) error {
 	r := &rowraftv1.RestoreCheckpointReply{
-		Phase: "done", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.manifest.Bytes()), TableEpoch: uint64(epoch), Shards: shards,
+		Phase: "done", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes()), TableEpoch: uint64(epoch), Shards: shards,
 	}
 	for _, t := range op.manifest.Tables {
 		row := &rowraftv1.RestoredTable{Name: t.Schema.Name, Id: uint64(t.Schema.ID), Written: t.Rows}

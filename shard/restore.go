@@ -27,6 +27,9 @@ func (m *Machine) Restore(r io.Reader) error {
 	if h.Shard != m.shard {
 		return rowraft.Errorf(rowraft.CodeIdentity, "restore shard %d: the snapshot is of shard %d", m.shard, h.Shard)
 	}
+	if h.Delta {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "restore shard %d: the stream is a delta, which lacks rows", m.shard)
+	}
 	if canary.Is(canary.RestoreInPlace) {
 		return m.restoreInPlace(rd)
 	}

@@ -42,9 +42,10 @@ type Snapshot struct {
 }
 
 type tableSnapshot struct {
-	schema rowraft.Schema
-	rows   *rowstore.Table
-	snap   *rowstore.Snapshot
+	schema  rowraft.Schema
+	rows    *rowstore.Table
+	snap    *rowstore.Snapshot
+	written uint64 // rows
 }
 
 // Snapshot fixes the present state for WriteTo. It takes microseconds; Apply
@@ -87,7 +88,7 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.endLocked())
 		}
-		s.tables = append(s.tables, tableSnapshot{t.schema, t.rows, snap})
+		s.tables = append(s.tables, tableSnapshot{schema: t.schema, rows: t.rows, snap: snap})
 	}
 	if canary.Is(canary.ForgetSessions) {
 		s.sessions = nil
@@ -125,12 +126,13 @@ func (s *Snapshot) usableLocked() error {
 
 // TableSnapshot is what a snapshot holds of one table.
 type TableSnapshot struct {
-	Schema rowraft.Schema
-	Rows   uint64
-	Digest checkpoint.Digest
+	Schema  rowraft.Schema
+	Rows    uint64
+	Digest  checkpoint.Digest
+	Written uint64 // rows that were written so far
 }
 
-// Tables lists them ascending by ID.
+// Tables lists them ascending by ID. It is not called while the rows are written.
 //
 // Errors: as WriteTo, as for Digest and Sums.
 func (s *Snapshot) Tables() ([]TableSnapshot, error) {
@@ -141,7 +143,7 @@ func (s *Snapshot) Tables() ([]TableSnapshot, error) {
 	}
 	out := make([]TableSnapshot, len(s.tables))
 	for i, t := range s.tables {
-		out[i] = TableSnapshot{Schema: t.schema, Rows: uint64(t.snap.Rows()), Digest: t.snap.Digest().Bytes()}
+		out[i] = TableSnapshot{Schema: t.schema, Rows: uint64(t.snap.Rows()), Digest: t.snap.Digest().Bytes(), Written: t.written}
 	}
 	return out, nil
 }
@@ -218,14 +220,25 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	for i, p := range s.sessions {
 		sessions[i] = *p
 	}
-	return s.write(w, sessions)
+	return s.write(w, sessions, nil)
 }
 
 // WriteRows is WriteTo without sessions: the part of a checkpoint, which they do
 // not outlive.
-func (s *Snapshot) WriteRows(w io.Writer) (int64, error) { return s.write(w, nil) }
+func (s *Snapshot) WriteRows(w io.Writer) (int64, error) { return s.write(w, nil, nil) }
 
-func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session) (int64, error) {
+// Base is what a delta is a delta to: the counter that a slot had there, 0 if none.
+type Base func(rowraft.TableID, rowraft.Slot) uint64
+
+// WriteDelta is WriteRows of what is newer than base (docs/formats/checkpoint.md).
+//
+// Errors: CodeInvalidArgument if a slot had a higher counter there.
+func (s *Snapshot) WriteDelta(w io.Writer, base Base) (int64, error) {
+	s.header.Delta = true
+	return s.write(w, nil, base)
+}
+
+func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, base Base) (int64, error) {
 	if s.written {
 		return 0, rowraft.Errorf(rowraft.CodeInternal, "shard %d: a snapshot was written twice", s.m.shard)
 	}
@@ -238,13 +251,16 @@ func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session) (int64, err
 	if err != nil {
 		return 0, err
 	}
-	var wk walk
+	wk := walk{base: base}
 	for i := range s.tables {
 		if err := s.writeTable(out, &s.tables[i], &wk); err != nil {
 			return out.Bytes(), fmt.Errorf("snapshot table %s: %w", schemas[i].Name, err)
 		}
 	}
-	digest, err := s.Digest()
+	digest := wk.digest
+	if base == nil {
+		digest, err = s.Digest()
+	}
 	if err == nil {
 		err = out.Finish(digest)
 	}
@@ -255,6 +271,9 @@ func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session) (int64, err
 type walk struct {
 	pieces []piece
 	buf    []byte
+
+	base   Base              // nil: all rows
+	digest checkpoint.Digest // with a base: of the rows written so far
 }
 
 // piece is records of one slot: those up to end of the buffer.
@@ -282,10 +301,14 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 				}
 			}
 			missing -= (p.end - from) / p.slot.RecordBytes
+			t.written += uint64((p.end - from) / p.slot.RecordBytes)
+			for rec := wk.buf[from:p.end]; wk.base != nil && len(rec) > 0; rec = rec[p.slot.RecordBytes:] {
+				wk.digest = wk.digest.Add(checkpoint.RecordDigest(rec[:p.slot.RecordBytes]))
+			}
 			if err := out.Append(wk.buf[from:p.end]); err != nil {
 				return err
 			}
-			if p.done && missing != 0 {
+			if p.done && (missing < 0 || missing > 0 && (wk.base == nil || p.slot.Whole)) {
 				return rowraft.Errorf(rowraft.CodeInternal, "slot %d: %d rows of the snapshot are missing", p.slot.Slot, missing)
 			}
 			from = p.end
@@ -313,7 +336,14 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 		if p.rows == 0 && p.slot.Counter == 0 {
 			continue
 		}
-		wk.buf, p.done = t.snap.AppendSlot(wk.buf, next, entries)
+		since, err := wk.since(t, &p.slot)
+		if err != nil {
+			return next, inside, err
+		}
+		wk.buf, p.done = t.snap.AppendSlotSince(wk.buf, next, since, entries)
+		if since == p.slot.Counter {
+			continue // as it was
+		}
 		p.end = len(wk.buf)
 		wk.pieces = append(wk.pieces, p)
 		if inside = !p.done; inside {
@@ -321,4 +351,20 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 		}
 	}
 	return next, inside, nil
+}
+
+// since tells above which version rows of a slot are written, and marks the slot if
+// that is all of them.
+func (wk *walk) since(t *tableSnapshot, slot *checkpoint.Slot) (uint64, error) {
+	if wk.base == nil || !t.rows.Owns(slot.Slot) {
+		return 0, nil
+	}
+	base := wk.base(slot.Table, slot.Slot)
+	if base > slot.Counter {
+		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "slot %d is at version %d, and at %d in what this would be a delta to: that is not of its past", slot.Slot, slot.Counter, base)
+	}
+	if slot.Whole = base == 0; slot.Whole {
+		return 0, nil
+	}
+	return base, nil
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -61,15 +60,8 @@ func Open(url string) (Depot, error) {
 	return NewDir(vfs.OS, filepath.Clean(dir)), nil
 }
 
-var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$`)
-
 // CheckName reports a name that no checkpoint can have, as CodeInvalidArgument.
-func CheckName(name string) error {
-	if !checkpointName.MatchString(name) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint name %q: want a letter or digit, then up to 99 letters, digits, '_', '.' or '-'", name)
-	}
-	return nil
-}
+func CheckName(name string) error { return checkpoint.CheckName(name) }
 
 // Split cuts DESTINATION/NAME at its last slash.
 func Split(url string) (destination, name string, err error) {
@@ -82,6 +74,11 @@ func Split(url string) (destination, name string, err error) {
 
 // At are the files of one checkpoint, as package checkpoint reads them.
 func At(d Depot, name string) checkpoint.Files { return files{d, name} }
+
+// Chain opens a checkpoint of d with what it stands on.
+func Chain(ctx context.Context, d Depot, name string) (checkpoint.Chain, error) {
+	return checkpoint.OpenChain(ctx, func(name string) checkpoint.Files { return At(d, name) }, name)
+}
 
 type files struct {
 	d    Depot

@@ -146,7 +146,7 @@ Exit code 3 says that the checkpoint is damaged.
 			started := time.Now()
 			bar := newMeter(cmd.ErrOrStderr(), "verify")
 			defer bar.done()
-			m, rows, err := verifyCheckpoint(cmd, d, name, bar)
+			chain, rows, err := verifyCheckpoint(cmd, d, name, bar)
 			bar.done()
 			if err != nil {
 				err = fmt.Errorf("checkpoint %s: %w", args[0], err)
@@ -155,20 +155,20 @@ Exit code 3 says that the checkpoint is damaged.
 				}
 				return err
 			}
+			m := chain.Manifest()
 			return g.showVerified(cmd, newCheckpointJSON(name, m.Bytes(), m, nil), rows, time.Since(started))
 		},
 	}
 }
 
-func verifyCheckpoint(cmd *cobra.Command, d depot.Depot, name string, bar *meter) (*checkpoint.Manifest, checkpoint.TableRows, error) {
-	files := depot.At(d, name)
-	m, err := checkpoint.ReadManifest(cmd.Context(), files)
+func verifyCheckpoint(cmd *cobra.Command, d depot.Depot, name string, bar *meter) (checkpoint.Chain, checkpoint.TableRows, error) {
+	chain, err := depot.Chain(cmd.Context(), d, name)
 	if err != nil {
 		return nil, nil, err
 	}
-	bar.set(0, m.Bytes())
-	rows, err := checkpoint.VerifyCheckpoint(cmd.Context(), files, m, bar.add)
-	return m, rows, err
+	bar.set(0, chain.Bytes())
+	rows, err := chain.Verify(cmd.Context(), bar.add)
+	return chain, rows, err
 }
 
 func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, rows checkpoint.TableRows, took time.Duration) error {

@@ -81,6 +81,7 @@ var decoders = map[string]string{
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
 	"checkpoint.partCheck.block":       "its bytes are those that Reader has checked",
+	"checkpoint.merge.block":           "likewise",
 	"checkpoint.Digest.Add":            "a sum, of any 16 bytes",
 	"wire.Body.Key":                    "a place in what ParseSegment has measured",
 	"wire.GetFloats":                   "as many numbers as ParseSegment has measured",

@@ -1,0 +1,172 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/rowraft/rowraft"
+)
+
+// MaxDeltas is how many deltas may stand on one full checkpoint.
+const MaxDeltas = 16
+
+// Link is one checkpoint of a chain.
+type Link struct {
+	Name     string
+	Files    Files
+	Manifest *Manifest
+}
+
+// Chain is a checkpoint and, if it is a delta, what it stands on: the newest
+// first, the last one full.
+type Chain []Link
+
+// OpenChain reads the manifests of the checkpoint name and of those that it stands
+// on. at are the files of a checkpoint of that name in the same place.
+//
+// Errors: CodeNotFound if one is missing, or another one has its name; those of
+// ReadManifest.
+func OpenChain(ctx context.Context, at func(name string) Files, name string) (Chain, error) {
+	files := at(name)
+	m, err := ReadManifest(ctx, files)
+	if err != nil {
+		return nil, err
+	}
+	c := Chain{{name, files, m}}
+	for m.Parent != nil {
+		if len(c) > MaxDeltas {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s stands on more than %d deltas", name, MaxDeltas)
+		}
+		delta, parent := c[len(c)-1], m.Parent
+		files = at(parent.Name)
+		if m, err = ReadManifest(ctx, files); rowraft.CodeOf(err) == rowraft.CodeNotFound {
+			return nil, rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s, which is missing: %w", delta.Name, parent.Name, err)
+		} else if err != nil {
+			return nil, fmt.Errorf("checkpoint %s is a delta to %s: %w", delta.Name, parent.Name, err)
+		}
+		if m.ID != parent.ID {
+			return nil, rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s with id %s, which is missing: the one of that name has id %s", delta.Name, parent.Name, parent.ID, m.ID)
+		}
+		if d := delta.Manifest; m.Cluster != d.Cluster || m.Epoch != d.Epoch {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s is of cluster %s, table epoch %d, and its parent %s of %s, %d", delta.Name, d.Cluster, d.Epoch, parent.Name, m.Cluster, m.Epoch)
+		}
+		c = append(c, Link{parent.Name, files, m})
+	}
+	return c, nil
+}
+
+// Manifest is that of the newest, which says what the chain holds.
+func (c Chain) Manifest() *Manifest { return c[0].Manifest }
+
+// Bytes is how much a reader of all of it reads: every part of every link, and the
+// blobs of the newest.
+func (c Chain) Bytes() int64 {
+	n := int64(0)
+	for i := range c.Manifest().Parts {
+		for j, l := range c.plan(i) {
+			for _, k := range l.streams {
+				n += c[j].Manifest.Parts[k].Stream.Bytes
+			}
+			for _, k := range l.sums {
+				n += c[j].Manifest.Parts[k].Sums.Bytes
+			}
+		}
+	}
+	for _, b := range c.Manifest().Blobs {
+		n += b.File.Bytes
+	}
+	return n
+}
+
+// planned is what is read of one link for one part of the newest: the streams with
+// its slots, and the sums of these and of what the link above has in its streams.
+type planned struct{ streams, sums []int }
+
+// plan finds the parts to read for part i. A link whose shards had other slots has
+// parts that are read for several.
+func (c Chain) plan(i int) []planned {
+	slots := c.Manifest().Parts[i].Slots
+	checked := slots
+	out := make([]planned, len(c))
+	for j, l := range c {
+		out[j] = planned{l.Manifest.partsOf(slots), l.Manifest.partsOf(checked)}
+		checked = nil
+		for _, k := range out[j].streams {
+			checked = append(checked, l.Manifest.Parts[k].Slots...)
+		}
+	}
+	return out
+}
+
+// partsOf lists the parts that hold any of slots.
+func (m *Manifest) partsOf(slots []rowraft.Slot) (parts []int) {
+	var asked [rowraft.NumSlots]bool
+	for _, s := range slots {
+		asked[s] = true
+	}
+	for i := range m.Parts {
+		if slices.ContainsFunc(m.Parts[i].Slots, func(s rowraft.Slot) bool { return asked[s] }) {
+			parts = append(parts, i)
+		}
+	}
+	return parts
+}
+
+// ReadPart reads part i of the newest, merged with what it stands on, and calls
+// rows with each block, whose records are valid during the call; it returns what
+// the slots hold. Every record has been found to belong to its slot; that a slot
+// is complete and right is known when the next one begins, and that the files are
+// only when ReadPart returns without an error.
+//
+// Memory: a chunk of each stream, the keys of one slot that deltas have, and the
+// sums of the parts. read is told of each read of bytes and may be nil.
+//
+// Errors: CodeCorrupt, CodeVersionTooNew; those of files and of rows.
+func (c Chain) ReadPart(ctx context.Context, i int, read func(int), rows func(*Block) error) (sums []SlotSum, err error) {
+	m := &merge{ctx: ctx, want: c.Manifest(), rows: rows, seen: make(map[uint64]uint8)}
+	defer func() { err = errors.Join(err, m.close()) }()
+	if sums, err = m.open(c, i, read); err != nil {
+		return nil, err
+	}
+	for _, s := range sums {
+		if err := m.slot(s); err != nil {
+			return nil, err
+		}
+	}
+	return sums, m.end()
+}
+
+// Verify reads every byte of the chain that is needed and reports the first thing
+// wrong: checksums, the place of each row, the digest of each slot recomputed from
+// its rows as they are merged, row counts. It needs no cluster.
+func (c Chain) Verify(ctx context.Context, read func(int)) (TableRows, error) {
+	m, files := c.Manifest(), c[0].Files
+	rows := make(TableRows)
+	digests := make(map[rowraft.TableID]Digest)
+	for i := range m.Parts {
+		sums, err := c.ReadPart(ctx, i, read, func(*Block) error { return nil })
+		if err != nil {
+			return rows, fmt.Errorf("shard %d: %w", m.Parts[i].Shard, err)
+		}
+		for _, s := range sums {
+			rows[s.Table] += uint64(s.Rows)
+			digests[s.Table] = digests[s.Table].Add(s.Digest)
+		}
+	}
+	for _, t := range m.Tables {
+		if rows[t.Schema.ID] != t.Rows || digests[t.Schema.ID] != t.Digest {
+			return rows, rowraft.Errorf(rowraft.CodeCorrupt, "table %s: its parts hold %d rows with digest %x, the manifest names %d with %x", t.Schema.Name, rows[t.Schema.ID], digests[t.Schema.ID], t.Rows, t.Digest)
+		}
+	}
+	for _, b := range m.Blobs {
+		if _, err := ReadFile(ctx, files, b.File, read); err != nil {
+			return rows, fmt.Errorf("blob %s: %w", b.Name, err)
+		}
+	}
+	return rows, nil
+}
+
+// TableRows counts the rows of each table.
+type TableRows map[rowraft.TableID]uint64

@@ -1,0 +1,278 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/clustermap"
+)
+
+// deltaCluster is two shards that are saved and trained on.
+type deltaCluster struct {
+	rt      *rapid.T
+	shards  []*replica
+	slots   [][]rowraft.Slot
+	tables  []rowraft.Schema
+	seq     rowraft.Seq
+	saved   map[string]savedFiles
+	counter map[string]map[slotOf]uint64 // at each checkpoint
+}
+
+type savedFiles map[string][]byte
+
+func (f savedFiles) Open(_ context.Context, name string) (io.ReadCloser, error) {
+	b, ok := f[name]
+	if !ok {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "no %s", name)
+	}
+	return io.NopCloser(bytes.NewReader(b)), nil
+}
+
+type slotOf struct {
+	table rowraft.TableID
+	slot  rowraft.Slot
+}
+
+func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
+	c := &deltaCluster{
+		rt: rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
+		tables: []rowraft.Schema{testTable(1, "a", 2, adagrad), testTable(2, "b", 1, sgd)},
+	}
+	c.tables[1].Kind = rowraft.Dense // many rows share a slot
+	for shard := range 2 {
+		var slots []rowraft.Slot
+		for s := shard; s < rowraft.NumSlots; s += 2 {
+			slots = append(slots, rowraft.Slot(s))
+		}
+		m, err := New(Config{Shard: rowraft.ShardID(shard), Slots: slots})
+		if err != nil {
+			rt.Fatal(err)
+		}
+		rt.Cleanup(func() {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		r := &replica{Machine: m, tb: t, now: 1}
+		r.create(c.tables...)
+		r.mustOpen(1, 1)
+		c.shards, c.slots = append(c.shards, r), append(c.slots, slots)
+	}
+	return c
+}
+
+// push gives some keys of both tables a gradient.
+func (c *deltaCluster) push(keys []int) {
+	c.seq++
+	for i, r := range c.shards {
+		var segments []rows
+		for _, s := range c.tables {
+			seg := rows{schema: s}
+			for _, k := range keys {
+				key := rowraft.Key(k)
+				if s.Kind == rowraft.Dense {
+					key = rowraft.DenseKey(uint32(k%5), uint64(k))
+				}
+				if _, ok := slices.BinarySearch(c.slots[i], clustermap.SlotOf(s.ID, s.Kind, key)); ok {
+					seg.keys = append(seg.keys, key)
+				}
+			}
+			slices.Sort(seg.keys)
+			if seg.keys = slices.Compact(seg.keys); len(seg.keys) > 0 {
+				segments = append(segments, seg)
+			}
+		}
+		if len(segments) == 0 {
+			continue
+		}
+		if res := r.parts(push(1, c.seq, payloadOf(segments...))); res[0].Err != nil {
+			c.rt.Fatal(res[0].Err)
+		}
+	}
+}
+
+// during pushes while something is written.
+type during struct {
+	bytes.Buffer
+	each func()
+}
+
+func (d *during) Write(b []byte) (int, error) {
+	d.each()
+	return d.Buffer.Write(b)
+}
+
+// save writes a checkpoint; whatever is pushed meanwhile is not in it.
+func (c *deltaCluster) save(name, parent string, meanwhile func()) {
+	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1}
+	var base func(rowraft.TableID, rowraft.Slot) uint64
+	if parent != "" {
+		m.Parent = &checkpoint.Parent{Name: parent, ID: "id-" + parent}
+		base = func(t rowraft.TableID, s rowraft.Slot) uint64 { return c.counter[parent][slotOf{t, s}] }
+	}
+	files := savedFiles{}
+	counters := map[slotOf]uint64{}
+	file := func(name string, b []byte) checkpoint.File {
+		files[name] = b
+		return checkpoint.File{Name: name, Bytes: int64(len(b)), SHA256: sha256.Sum256(b)}
+	}
+	var snaps []*Snapshot
+	for _, r := range c.shards {
+		snap, err := r.Snapshot()
+		if err != nil {
+			c.rt.Fatal(err)
+		}
+		defer snap.Release()
+		snaps = append(snaps, snap)
+	}
+	for i, snap := range snaps {
+		out := &during{each: meanwhile}
+		var err error
+		if base == nil {
+			_, err = snap.WriteRows(out)
+		} else {
+			_, err = snap.WriteDelta(out, base)
+		}
+		if err != nil {
+			c.rt.Fatal(err)
+		}
+		digest, err1 := snap.Digest()
+		sums, err2 := snap.Sums()
+		tables, err3 := snap.Tables()
+		if err := errors.Join(err1, err2, err3); err != nil {
+			c.rt.Fatal(err)
+		}
+		p := checkpoint.Part{Shard: rowraft.ShardID(i), Applied: snap.Index(), Slots: c.slots[i], Digest: digest, Stream: file(fmt.Sprintf("%d.rows", i), out.Bytes())}
+		for _, s := range sums {
+			counters[slotOf{s.Table, s.Slot}] = s.Counter
+		}
+		p.Sums = file(fmt.Sprintf("%d.sums", i), checkpoint.EncodeSums(p.Shard, p.Applied, sums))
+		for k, t := range tables {
+			p.Rows, p.Written = p.Rows+t.Rows, p.Written+t.Written
+			if len(m.Tables) == k {
+				m.Tables = append(m.Tables, checkpoint.TableSum{Schema: t.Schema})
+			}
+			sum := &m.Tables[k]
+			sum.Rows, sum.Written, sum.Digest = sum.Rows+t.Rows, sum.Written+t.Written, sum.Digest.Add(t.Digest)
+		}
+		m.Parts = append(m.Parts, p)
+	}
+	raw, err := m.Encode()
+	if err != nil {
+		c.rt.Fatal(err)
+	}
+	files[checkpoint.ManifestFile] = raw
+	c.saved[name], c.counter[name] = files, counters
+}
+
+// read returns every record of a chain by table and key, and how many were written
+// for it.
+func (c *deltaCluster) read(name string) (map[string]string, uint64) {
+	chain, err := checkpoint.OpenChain(context.Background(), func(n string) checkpoint.Files { return c.saved[n] }, name)
+	if err != nil {
+		c.rt.Fatal(err)
+	}
+	if _, err := chain.Verify(context.Background(), nil); err != nil {
+		c.rt.Fatalf("%s: %v", name, err)
+	}
+	out := map[string]string{}
+	for i := range chain.Manifest().Parts {
+		_, err := chain.ReadPart(context.Background(), i, nil, func(b *checkpoint.Block) error {
+			for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
+				out[fmt.Sprintf("%d/%x", b.Table, rec[8:16])] = string(rec[:b.RecordBytes])
+			}
+			return nil
+		})
+		if err != nil {
+			c.rt.Fatal(err)
+		}
+	}
+	return out, chain.Manifest().Written()
+}
+
+// TestDeltasMergeToTheState saves shards that are trained on, full once and then as
+// deltas, each beside a full one of the same moment, and while pushes go on.
+func TestDeltasMergeToTheState(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		c := newDeltaCluster(t, rt)
+		keys := rapid.SliceOfN(rapid.IntRange(0, 300), 1, 40)
+		parent := ""
+		for n := range rapid.IntRange(2, 4).Draw(rt, "checkpoints") {
+			for range rapid.IntRange(0, 3).Draw(rt, "pushes") {
+				c.push(keys.Draw(rt, "keys"))
+			}
+			whole, name := fmt.Sprintf("whole%d", n), fmt.Sprintf("c%d", n)
+			c.save(whole, "", func() {})
+			want, all := c.read(whole)
+			some, left := keys.Draw(rt, "meanwhile"), 20
+			c.save(name, parent, func() {
+				if left--; left > 0 {
+					c.push(some)
+				}
+			})
+			got, written := c.read(name)
+			if !maps.Equal(got, want) {
+				rt.Fatalf("checkpoint %d: the chain holds %d rows, the full one %d, and not the same", n, len(got), len(want))
+			}
+			if parent != "" {
+				was, _ := c.read(parent)
+				if changed := changes(was, want); written != changed || written > all {
+					rt.Fatalf("checkpoint %d: %d rows were written, %d had changed", n, written, changed)
+				}
+			}
+			parent = name
+		}
+	})
+}
+
+// changes counts the rows that are new or not what they were.
+func changes(was, is map[string]string) (n uint64) {
+	for k, rec := range is {
+		if was[k] != rec {
+			n++
+		}
+	}
+	return n
+}
+
+func TestADeltaToTheFutureIsRefused(t *testing.T) {
+	r := newReplica(t, Config{})
+	r.create(markTable())
+	r.mustOpen(1, 1)
+	pushOnes(r, 1, 1, 2, 3)
+	snap, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Release()
+	_, err = snap.WriteDelta(io.Discard, func(rowraft.TableID, rowraft.Slot) uint64 { return 9 })
+	wantCode(t, err, rowraft.CodeInvalidArgument)
+}
+
+func TestADeltaIsNoSnapshotOfAShard(t *testing.T) {
+	r := newReplica(t, Config{})
+	r.create(markTable())
+	r.mustOpen(1, 1)
+	pushOnes(r, 1, 1, 2, 3)
+	snap, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Release()
+	var b bytes.Buffer
+	if _, err := snap.WriteDelta(&b, func(rowraft.TableID, rowraft.Slot) uint64 { return 0 }); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, newReplica(t, Config{}).Restore(&b), rowraft.CodeCorrupt)
+}
