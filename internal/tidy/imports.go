@@ -27,6 +27,7 @@ var tree = map[string]int{
 	"shard/rowstore": 3,
 	"checkpoint":     3, // and checkpoint/depot
 	"internal/rpc":   3,
+	"tablefile":      3,
 
 	"wire":       2,
 	"clustermap": 2,
@@ -122,6 +123,11 @@ var borders = []border{
 		why:     "one group per server, no deadlines, 4 MB messages, heartbeats behind bulk data",
 		library: under("github.com/Jille/raft-grpc-transport"),
 		inside:  filesIn(),
+	},
+	{
+		why:     "files of other programs' formats are read and written in tablefile: parquet-go makes a binary 10 MB larger",
+		library: under("github.com/parquet-go"),
+		inside:  filesIn("tablefile"),
 	},
 	{
 		why:     "hashicorp/raft stays behind raftstore: a group is opaque to its users",

@@ -1,0 +1,100 @@
+package tablefile
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/parquet-go/parquet-go"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/allocs"
+	"github.com/rowraft/rowraft/internal/vfs"
+)
+
+func testdata(tb testing.TB, name string) []byte {
+	tb.Helper()
+	b, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+// fuzzFile opens and checks a file of any bytes. It wants an error with a code, or
+// rows that are the same after they were written and read again; and no more
+// memory than most.
+func fuzzFile(t *testing.T, disk *vfs.Mem, path string, most uint64) {
+	var got rows
+	var err error
+	dim := 0
+	used := allocs.Bytes(func() {
+		var r *Reader
+		if r, err = Open(path, "", ReadOptions{Disk: disk}); err != nil {
+			return
+		}
+		defer r.Close()
+		if dim = r.Info().Dim; r.Info().Rows > 1<<16 {
+			return // a small file with many rows: sound, and slow
+		}
+		if err = Check(t.Context(), r, nil); err == nil {
+			got, err = read(r, 10)
+		}
+	})
+	if used > most {
+		t.Errorf("%d bytes were allocated, want at most %d", used, most)
+	}
+	if rowraft.CodeOf(err) == rowraft.CodeUnknown && err != nil {
+		t.Fatalf("an error without a code: %v", err)
+	}
+	if n := disk.Open(); n > 0 {
+		t.Fatalf("%d files are open", n)
+	}
+	if err != nil || dim == 0 || len(got.keys) == 0 {
+		return
+	}
+	write(t, path, testMeta(dim), got, WriteOptions{Disk: disk, Overwrite: true})
+	again, err := read(open(t, path, ReadOptions{Disk: disk}), 7)
+	if err != nil || !slices.Equal(again.keys, got.keys) || !sameBits(again.values, got.values) {
+		t.Fatalf("other rows after they were written again: %v", err)
+	}
+}
+
+func FuzzSafetensors(f *testing.F) {
+	f.Add(testdata(f, "golden.safetensors"))
+	f.Add(safetensorsFile("{"+vector2+","+ids2+"}", 40))
+	f.Add(safetensorsFile("{}", 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		disk := vfs.NewMem()
+		writeFile(t, disk, "x.safetensors", b)
+		fuzzFile(t, disk, "x.safetensors", 32<<20+100*uint64(len(b)))
+	})
+}
+
+func FuzzNPY(f *testing.F) {
+	f.Add(testdata(f, "golden.npy"), testdata(f, "golden.ids.npy"))
+	f.Add(npyFile(f4, 24), npyFile(u8, 16))
+	f.Add([]byte{}, []byte{})
+	f.Fuzz(func(t *testing.T, vectors, ids []byte) {
+		disk := vfs.NewMem()
+		writeFile(t, disk, "x.npy", vectors)
+		writeFile(t, disk, "x.ids.npy", ids)
+		fuzzFile(t, disk, "x.npy", 32<<20+100*uint64(len(vectors)+len(ids)))
+	})
+}
+
+// FuzzParquet feeds the library, too, and what keeps it from believing lengths.
+func FuzzParquet(f *testing.F) {
+	two := float32(2)
+	one := uint64(1)
+	f.Add(parquetFile(f, []plainRow{{1, []float32{1, 2}}, {2, []float32{3, 4}}}))
+	f.Add(parquetFile(f, []signedRow{{-1, "a", []float64{1, 2}}}, parquet.Compression(&parquet.Zstd), parquet.DataPageVersion(1)))
+	f.Add(parquetFile(f, []nullRow{{&one, []*float32{&two}}}, parquet.DefaultEncoding(&parquet.RLEDictionary), parquet.Compression(&parquet.Snappy)))
+	f.Add(parquetFile(f, []plainRow{}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		disk := vfs.NewMem()
+		writeFile(t, disk, "x.parquet", b)
+		// A page may say that it has maxPageBytes or maxPageValues, and levels of both kinds.
+		fuzzFile(t, disk, "x.parquet", 4*maxPageBytes+1000*uint64(len(b)))
+	})
+}
