@@ -26,8 +26,11 @@ const (
 	maxHold = 5 * time.Second
 	// partReportEvery is how often a part that is written says how far it is.
 	partReportEvery = 200 * time.Millisecond
-	// snapshotPatience is how long a checkpoint waits for a snapshot of the log's.
+	// snapshotPatience is how long a checkpoint waits for the part of one before.
 	snapshotPatience = time.Minute
+	// partPatience is how long a destination may take nothing: the end of a large
+	// file, a sync or what S3 calls completing, takes long and looks the same.
+	partPatience = 5 * time.Minute
 )
 
 // partService is the side of a shard in checkpoints and restores.
@@ -62,7 +65,8 @@ type part struct {
 	r        *replica
 	id       wire.MarkID
 	depot    depot.Depot
-	name     string // of the checkpoint
+	name     string             // of the checkpoint
+	epoch    rowraft.TableEpoch // the scheduler was told
 	expected *shard.ExpectedMark
 }
 
@@ -91,8 +95,9 @@ func (s *partService) prepare(stream partStream) (*part, error) {
 	if err := p.expect(stream.Context()); err != nil {
 		return nil, err
 	}
+	p.epoch = p.r.machine.Epoch()
 	err = stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{
-		Prepared: &rowraftv1.WritePartPrepared{TableEpoch: uint64(p.r.machine.Epoch())},
+		Prepared: &rowraftv1.WritePartPrepared{TableEpoch: uint64(p.epoch)},
 	}})
 	if err != nil {
 		p.expected.Cancel()
@@ -100,7 +105,7 @@ func (s *partService) prepare(stream partStream) (*part, error) {
 	return p, err
 }
 
-// expect waits until no snapshot is being written.
+// expect waits until no part is being written.
 func (p *part) expect(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotPatience)
 	defer cancel()
@@ -150,6 +155,10 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 	snap, err := p.expected.Snapshot()
 	if err != nil {
 		return nil, err
+	}
+	if snap.Epoch() != p.epoch {
+		snap.Release()
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "a restore to table epoch %d was finished during the cut, which began in %d", snap.Epoch(), p.epoch)
 	}
 	held := h.release()
 	p.r.log.Info("checkpoint: the shard is cut", "checkpoint", p.name, "index", uint64(index), "held", held.String())
@@ -208,27 +217,27 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 			return err
 		})
 	}()
-	if err := report(stream, c, done); err != nil {
+	stalled := func() error {
+		return rowraft.Errorf(rowraft.CodeDeadline, "%s took nothing of the part for %v", p.depot, partPatience)
+	}
+	if err := report(c, done, partPatience, stalled, func(n int64) error {
+		return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Progress{Progress: &rowraftv1.WritePartProgress{Bytes: uint64(n)}}})
+	}); err != nil {
 		cancel()
 		return err
 	}
-	slots, err := snap.Sums()
-	if err != nil {
+	slots, err1 := snap.Sums()
+	digest, err2 := snap.Digest()
+	tables, err3 := snap.Tables()
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
+	snap.Release() // what comes may hang, too
 	sums := checkpoint.EncodeSums(p.r.shard, snap.Index(), slots)
 	if err := p.depot.Put(ctx, p.name+"/"+file+".sums", sums); err != nil {
 		return err
 	}
 	sumsHash := sha256.Sum256(sums)
-	digest, err := snap.Digest()
-	if err != nil {
-		return err
-	}
-	tables, err := snap.Tables()
-	if err != nil {
-		return err
-	}
 	out := &rowraftv1.WritePartDone{
 		Digest: digest[:],
 		Stream: &rowraftv1.CheckpointFile{Name: file + ".rows", Bytes: uint64(c.n.Load()), Sha256: c.sum.Sum(nil)},
@@ -242,21 +251,25 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 }
 
 // report sends how far the writer is until it ends, and returns what it ended with.
-// After a failure to send it waits for the writer all the same, so that nothing
-// uses the snapshot any more.
-func report(stream partStream, c *counter, done <-chan error) error {
+// After a failure to send it waits for the writer all the same. A destination that
+// takes nothing for patience is given up, and its writer left behind: it ends when
+// the destination answers.
+func report(c *counter, done <-chan error, patience time.Duration, stalled func() error, send func(int64) error) error {
 	tick := time.NewTicker(partReportEvery)
 	defer tick.Stop()
 	var broken error
-	for {
+	for last, since := c.n.Load(), time.Now(); ; {
 		select {
 		case err := <-done:
 			return errors.Join(err, broken)
-		case <-tick.C:
+		case now := <-tick.C:
+			if n := c.n.Load(); n != last {
+				last, since = n, now
+			} else if now.Sub(since) > patience {
+				return errors.Join(stalled(), broken)
+			}
 			if broken == nil {
-				broken = stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Progress{
-					Progress: &rowraftv1.WritePartProgress{Bytes: uint64(c.n.Load())},
-				}})
+				broken = send(last)
 			}
 		}
 	}
