@@ -1,7 +1,12 @@
 package node
 
 import (
+	"errors"
 	"fmt"
+	"runtime"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -13,7 +18,16 @@ import (
 // A server that restarts goes through old maps before it gets to the newest. So an
 // old map must do no harm: what it does not list yet is kept, and a replica that left
 // is not started again, since raftstore remembers all that did.
+//
+// Replicas that start read their snapshots and logs, so they do it beside each other.
 func (n *Node) followReplicas(m *clustermap.Map) error {
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	err := n.startReplicas(m, &g)
+	return errors.Join(err, g.Wait())
+}
+
+func (n *Node) startReplicas(m *clustermap.Map, g *errgroup.Group) error {
 	for _, s := range m.Shards {
 		for _, r := range s.Removed {
 			if r.Node == n.self.ID {
@@ -30,14 +44,19 @@ func (n *Node) followReplicas(m *clustermap.Map) error {
 		if segment == 0 {
 			segment = segmentSize(m, r.Node)
 		}
-		rep, err := openReplica(n.store, m, s, r, segment, n.log)
-		if err != nil {
-			return err
-		}
-		n.mu.Lock()
-		n.replicas[s.ID] = rep
-		n.mu.Unlock()
-		n.log.Info("runs a replica", "shard", uint32(s.ID), "replica", string(r.ID), "mapVersion", uint64(m.Version))
+		g.Go(func() error {
+			begin := time.Now()
+			rep, err := openReplica(n.store, m, s, r, segment, n.log)
+			if err != nil {
+				return err
+			}
+			n.mu.Lock()
+			n.replicas[s.ID] = rep
+			n.mu.Unlock()
+			n.log.Info("runs a replica", "shard", uint32(s.ID), "replica", string(r.ID), "mapVersion", uint64(m.Version),
+				"applied", uint64(rep.machine.AppliedIndex()), "after", time.Since(begin).String())
+			return nil
+		})
 	}
 	return nil
 }

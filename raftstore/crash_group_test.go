@@ -170,7 +170,7 @@ func TestCrashAtEachStepOfAGroup(t *testing.T) {
 		"raftstore.walFS":                             log,
 		"raftstore.(*snapshotSink)":                   "TestCrashAtEachStepOfSnapshots has it",
 		"raftstore.openSnapshotStore":                 "TestCrashAtEachStepOfSnapshots has it",
-		"raftstore.(*Store).openGroupLocked: syncdir": twice,
+		"raftstore.(*Store).claimLocked: syncdir": twice,
 		"raftstore.(*groupLife)":                      "Open syncs it too",
 		"raftstore.Open: syncdir /":                   "the data directory is durable before; it comes with MkdirAll",
 	})

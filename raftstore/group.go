@@ -74,7 +74,7 @@ func (l latch) TryLock() bool {
 
 // openGroup opens log and snapshots and starts raft. fresh says that the
 // directory was made just now.
-// REQUIRES: s.mu is held.
+// REQUIRES: the group is claimed.
 func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh bool) (_ *Group, err error) {
 	g := &Group{
 		store: s, cfg: cfg, dir: dir,
@@ -130,7 +130,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 }
 
 // prepare founds a new group, or checks that the files of an old one agree.
-// REQUIRES: s.mu is held.
+// REQUIRES: the group is claimed.
 func (g *Group) prepare(s *Store, rec groupRecord, fresh bool) error {
 	if fresh {
 		if g.cfg.Bootstrap != nil {
@@ -138,7 +138,7 @@ func (g *Group) prepare(s *Store, rec groupRecord, fresh bool) error {
 				return err
 			}
 		}
-		return s.activateLocked(g.cfg.ID, rec)
+		return s.activate(g.cfg.ID, rec)
 	}
 	has, err := raft.HasExistingState(g.glog, g.glog, g.snaps)
 	if err != nil {

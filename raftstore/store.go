@@ -33,10 +33,13 @@ type Store struct {
 	stop chan struct{}
 	wg   sync.WaitGroup
 
+	// opening counts the groups that are on their way into groups.
+	opening sync.WaitGroup
+
 	mu struct {
 		sync.Mutex
 		registry *registry
-		groups   map[string]*Group
+		groups   map[string]*Group // nil: it is being opened
 		closed   bool
 	}
 }
@@ -77,7 +80,8 @@ func Open(opts Options) (*Store, error) {
 
 var groupName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,63}$`)
 
-// StartGroup opens a group and starts its raft.
+// StartGroup opens a group and starts its raft, which restores its newest snapshot.
+// Several groups may be started beside each other.
 //
 // Errors: CodeInvalidArgument; CodeAlreadyExists if it runs already; CodeIdentity
 // if its directory does not belong to cfg.Replica or was lost; CodeCorrupt if log
@@ -90,21 +94,23 @@ func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 	if err := s.validateGroup(&cfg); err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.closed {
-		return nil, errClosing
-	}
-	if s.mu.groups[cfg.ID] != nil {
-		return nil, rowraft.Errorf(rowraft.CodeAlreadyExists, "group %s is running", cfg.ID)
-	}
-	g, err := s.openGroupLocked(cfg)
+	rec, fresh, err := s.claim(&cfg)
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w", cfg.ID, err)
 	}
-	s.mu.groups[cfg.ID] = g
+	defer s.opening.Done()
+	g, err := openGroup(s, cfg, s.groupDir(cfg.ID), rec, fresh)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		delete(s.mu.groups, cfg.ID)
+		return nil, fmt.Errorf("group %s: %w", cfg.ID, err)
+	}
+	s.mu.groups[cfg.ID] = g // if the store closes, it waits for this
 	return g, nil
 }
+
+func (s *Store) groupDir(id string) string { return filepath.Join(s.opts.Dir, "groups", id) }
 
 var errClosing = rowraft.Errorf(rowraft.CodeClosing, "the raft store is closing")
 
@@ -141,39 +147,51 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 	return nil
 }
 
-// openGroupLocked brings the directory of a group into being or checks that it is
-// what the registry remembers, then starts the group.
+// claim keeps others from starting or removing the group, and brings its directory
+// into being or checks that it is what the registry remembers. Without an error the
+// caller calls opening.Done.
+func (s *Store) claim(cfg *GroupConfig) (rec groupRecord, fresh bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return rec, false, errClosing
+	}
+	if _, taken := s.mu.groups[cfg.ID]; taken {
+		return rec, false, rowraft.Errorf(rowraft.CodeAlreadyExists, "it is running")
+	}
+	if rec, fresh, err = s.claimLocked(cfg); err == nil {
+		s.mu.groups[cfg.ID] = nil
+		s.opening.Add(1)
+	}
+	return rec, fresh, err
+}
+
+// claimLocked looks after the directory for claim.
 // REQUIRES: s.mu is held.
-func (s *Store) openGroupLocked(cfg GroupConfig) (*Group, error) {
-	dir := filepath.Join(s.opts.Dir, "groups", cfg.ID)
+func (s *Store) claimLocked(cfg *GroupConfig) (rec groupRecord, fresh bool, err error) {
+	dir := s.groupDir(cfg.ID)
 	disk, reg := s.opts.FS, s.mu.registry
 	rec, known := reg.file.Groups[cfg.ID]
 	switch {
 	case known && rec.State == stateActive && !rec.removed(cfg.Replica):
-		if err := checkActive(disk, &rec, &cfg, dir); err != nil {
-			return nil, err
-		}
-		return openGroup(s, cfg, dir, rec, false)
+		return rec, false, checkActive(disk, &rec, cfg, dir)
 	case rec.removed(cfg.Replica):
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
+		return rec, false, rowraft.Errorf(rowraft.CodeIdentity, "replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
 	case !known:
 		if _, err := s.opts.FS.Stat(dir); err == nil {
-			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s exists but the registry does not know it: it is from another store", dir)
+			return rec, false, rowraft.Errorf(rowraft.CodeIdentity, "%s exists but the registry does not know it: it is from another store", dir)
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
+			return rec, false, err
 		}
 	}
 	rec = groupRecord{Replica: cfg.Replica, Backend: cfg.Backend, State: stateCreating, Founded: cfg.Bootstrap != nil, Removed: rec.Removed}
 	if err := reg.set(cfg.ID, rec); err != nil {
-		return nil, err
+		return rec, false, err
 	}
 	if err := vfs.RemoveAll(disk, dir); err != nil {
-		return nil, err
+		return rec, false, err
 	}
-	if err := vfs.MkdirAll(disk, filepath.Join(dir, "log")); err != nil {
-		return nil, err
-	}
-	return openGroup(s, cfg, dir, rec, true)
+	return rec, true, vfs.MkdirAll(disk, filepath.Join(dir, "log"))
 }
 
 // checkActive is the amnesia guard: a replica that voted or acknowledged must not
@@ -200,8 +218,9 @@ func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) er
 }
 
 // activate records that raft is about to run on the directory of a new group.
-// REQUIRES: s.mu is held.
-func (s *Store) activateLocked(id string, rec groupRecord) error {
+func (s *Store) activate(id string, rec groupRecord) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	rec.State = stateActive
 	return s.mu.registry.set(id, rec)
 }
@@ -224,8 +243,8 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if g := s.mu.groups[id]; g != nil && g.cfg.Replica == replica {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "replica %s of group %s was started again meanwhile", replica, id)
+	if g, taken := s.mu.groups[id]; taken && (g == nil || g.cfg.Replica == replica) {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "remove replica %s: a replica of group %s is being started", replica, id)
 	}
 	rec, known := s.mu.registry.file.Groups[id]
 	mine := !known || rec.Replica == replica
@@ -288,6 +307,9 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.mu.closed = true
+	s.mu.Unlock()
+	s.opening.Wait()
+	s.mu.Lock()
 	groups := make([]*Group, 0, len(s.mu.groups))
 	for _, g := range s.mu.groups {
 		groups = append(groups, g)
@@ -330,7 +352,9 @@ func (s *Store) reserveBytes() int64 {
 	defer s.mu.Unlock()
 	segments := int64(0)
 	for _, g := range s.mu.groups {
-		segments += 2 * int64(g.cfg.SegmentSizeBytes)
+		if g != nil {
+			segments += 2 * int64(g.cfg.SegmentSizeBytes)
+		}
 	}
 	return max(s.opts.DiskReserveBytes, segments)
 }

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"runtime/pprof"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -21,22 +23,25 @@ func newBenchCmd(g *globals) *cobra.Command {
 	var asJSON bool
 	var cpuProfile string
 	cmd := &cobra.Command{
-		Use:   "bench pull|push",
-		Short: "Measure pulls or pushes, on a cluster or on servers of its own",
+		Use:   "bench pull|push|restart",
+		Short: "Measure pulls, pushes or restarts, on a cluster or on servers of its own",
 		Long: `Measure the rate of pulls or pushes. Without --endpoints it starts its own servers as
 processes on loopback and removes them and their data afterwards; with --endpoints it
 creates a table named bench.… there and leaves it.
+
+restart loads all rows, pushes for --seconds, kills one of its own servers, or --kill all,
+and measures the time until it serves and has what the leaders had.
 
 Each connection sends one call of --batch distinct keys after the other. A push is
 counted when it is acknowledged: on the disks of a majority, and applied.`,
 		Example: `  rowraft bench pull --rows 1000000 --dim 16 --conns 4
   rowraft bench push --replicas 3 --optimizer adagrad --keys zipf --json`,
-		ValidArgs: []string{"pull", "push"},
-		Args:      oneArg("pull or push"),
+		ValidArgs: []string{"pull", "push", "restart"},
+		Args:      oneArg("pull, push or restart"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.op = args[0]
-			if cfg.op != "pull" && cfg.op != "push" {
-				return usagef("bench %q: want pull or push", cfg.op)
+			if !slices.Contains(cmd.ValidArgs, cfg.op) {
+				return usagef("bench %q: want one of %s", cfg.op, strings.Join(cmd.ValidArgs, ", "))
 			}
 			if cmd.Flags().Changed("endpoints") {
 				if _, err := g.clientTLS(); err != nil {
@@ -49,7 +54,7 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 				return err
 			}
 			defer stop()
-			r, err := bench(cmd.Context(), cfg, cmd.ErrOrStderr())
+			r, err := benchOp(cmd.Context(), cfg, cmd.ErrOrStderr())
 			if err != nil {
 				return fmt.Errorf("bench %s: %w", cfg.op, err)
 			}
@@ -75,11 +80,22 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 	fl.IntVar(&cfg.replicas, "replicas", 3, "own servers to start, each with a replica of every shard")
 	fl.IntVar(&cfg.shards, "shards", 1, "shards of the own servers")
 	fl.StringVar(&cfg.backend, "log-backend", "wal", "log of the own servers: wal or bolt")
+	fl.StringVar(&cfg.kill, "kill", "one", "restart: which own servers to kill, one or all")
 	fl.StringVar(&cfg.profile, "profile", "default", "timers of the own servers: fast, default or dense")
 	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
 	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
 	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "", "write a CPU profile of the first own server, loading included, to this file")
 	return cmd
+}
+
+// printer is what a benchmark found.
+type printer interface{ print(io.Writer) error }
+
+func benchOp(ctx context.Context, cfg benchConfig, progress io.Writer) (printer, error) {
+	if cfg.op == "restart" {
+		return benchRestart(ctx, cfg, progress)
+	}
+	return bench(ctx, cfg, progress)
 }
 
 func startProfile(path string) (stop func(), err error) {

@@ -26,7 +26,7 @@ import (
 
 // benchConfig is one benchmark: what is asked of the servers, and which servers.
 type benchConfig struct {
-	op        string // "pull" or "push"
+	op        string // "pull", "push" or "restart"
 	optimizer string
 	rows      int
 	dim       int
@@ -44,6 +44,7 @@ type benchConfig struct {
 	shards    int
 	backend   string
 	profile   string
+	kill      string // of a restart: "one" or "all"
 	// serverProfile is where a CPU profile of the first own server goes; "": none.
 	serverProfile string
 	tls           client.Options // its TLS files only
@@ -158,7 +159,8 @@ func benchCluster(ctx context.Context, cfg benchConfig) (*localcluster.Cluster, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
-	args := []string{"--log-level", "warn"}
+	// What is measured shares its disk with who knows what, and must not end over it.
+	args := []string{"--log-level", "warn", "--disk-stall-limit", "10s"}
 	if cfg.serverProfile != "" {
 		args = append(args, "--cpu-profile", localcluster.PerServer(dir, ".prof"))
 	}
