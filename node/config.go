@@ -50,6 +50,10 @@ type Config struct {
 	// 0: 64 MiB, less with more than 8 shards on a server.
 	LogSegmentBytes int
 
+	// ProofEvery is how often, while rows change, the leader of a shard compares its
+	// replicas; 0: 5 s, negative: never.
+	ProofEvery time.Duration
+
 	TLS      rpc.TLSFiles
 	Insecure bool // plaintext, on loopback only
 
@@ -60,6 +64,9 @@ type Config struct {
 	// disk hangs. A process should end in it, since an orderly stop waits for that
 	// disk; if it returns, or is nil, Run stops in order and returns the error.
 	Fatal func(error)
+
+	// tamper changes what a replica applies; nil but in tests and canaries.
+	tamper func(r *replica, index rowraft.Index, entry []byte) []byte
 }
 
 // Info tells who a ready server is.
@@ -107,6 +114,12 @@ func (c *Config) setDefaults() error {
 	}
 	if c.PeerAdvertise == "" {
 		c.PeerAdvertise = c.PeerListener.Addr().String()
+	}
+	if c.ProofEvery == 0 {
+		c.ProofEvery = 5 * time.Second
+	}
+	if c.tamper == nil {
+		c.tamper = sabotage()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -59,6 +59,14 @@ func (c *control) close() error {
 }
 
 func (c *control) dial(addr string) (rowraftv1.ClusterClient, error) {
+	conn, err := c.conn(addr)
+	if err != nil {
+		return nil, err
+	}
+	return rowraftv1.NewClusterClient(conn), nil
+}
+
+func (c *control) conn(addr string) (*grpc.ClientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -72,7 +80,7 @@ func (c *control) dial(addr string) (rowraftv1.ClusterClient, error) {
 		}
 		c.conns[addr] = conn
 	}
-	return rowraftv1.NewClusterClient(conn), nil
+	return conn, nil
 }
 
 // schedulers lists where the metadata group may be reached: its leader as last
@@ -281,7 +289,7 @@ func (n *Node) replicaStatus() []*rowraftv1.ReplicaStatus {
 	for i, r := range replicas {
 		out[i] = r.status()
 	}
-	return out
+	return append(out, n.fencedStatus()...)
 }
 
 func (r *replica) status() *rowraftv1.ReplicaStatus {
@@ -298,6 +306,10 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 		if m.Replica == r.id && !m.Voter && st.Role == string(raftstore.RoleFollower) {
 			st.Role = roleLearner
 		}
+	}
+	st.ProvedIndex, st.DividedIndex = uint64(r.machine.Proved()), uint64(r.machine.Divided())
+	if e := r.machine.Fenced(); e != nil {
+		st.Fenced, st.Error = e.Error(), e.Error()
 	}
 	r.reportMembers(st)
 	if id, ok := r.machine.StageID(); ok {

@@ -46,13 +46,17 @@ func (n *Node) startReplicas(m *clustermap.Map, g *errgroup.Group) error {
 		}
 		g.Go(func() error {
 			begin := time.Now()
-			rep, err := openReplica(n.store, m, s, r, segment, n.log)
+			if fenced, err := n.staysFenced(s.ID, r.ID); err != nil || fenced {
+				return err
+			}
+			rep, err := openReplica(n.store, m, s, r, segment, n.cfg.tamper, n.log)
 			if err != nil {
 				return err
 			}
 			n.mu.Lock()
 			n.replicas[s.ID] = rep
 			n.mu.Unlock()
+			n.watchers.Go(func() { n.watch(rep) })
 			n.log.Info("runs a replica", "shard", uint32(s.ID), "replica", string(r.ID), "mapVersion", uint64(m.Version),
 				"applied", uint64(rep.machine.AppliedIndex()), "after", time.Since(begin).String())
 			return nil
@@ -81,6 +85,9 @@ func (n *Node) removeReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error 
 	// Again even so: a crash may have come before the data was gone.
 	if err := n.store.RemoveReplica(groupName(shard), id); err != nil {
 		return fmt.Errorf("delete replica %s of shard %d, which left: %w", id, shard, err)
+	}
+	if err := n.forgetFence(shard, id); err != nil {
+		return fmt.Errorf("forget that replica %s of shard %d was fenced: %w", id, shard, err)
 	}
 	if !known {
 		n.log.Info("deleted a replica that left", "shard", uint32(shard), "replica", string(id))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
 )
 
@@ -21,7 +22,7 @@ func follower(t *testing.T) *Node {
 		t.Fatal(err)
 	}
 	n := &Node{
-		cfg: Config{DataDir: t.TempDir(), LogSegmentBytes: 1 << 20}, log: slog.New(slog.DiscardHandler),
+		cfg: Config{FS: vfs.OS, DataDir: t.TempDir(), LogSegmentBytes: 1 << 20}, log: slog.New(slog.DiscardHandler),
 		self: clustermap.Node{ID: "me"}, replicas: make(map[rowraft.ShardID]*replica),
 	}
 	n.store, err = raftstore.Open(raftstore.Options{

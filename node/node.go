@@ -50,7 +50,10 @@ type Node struct {
 
 	mu       sync.RWMutex
 	replicas map[rowraft.ShardID]*replica
+	fenced   map[rowraft.ShardID]fencedReplica // that do not run
 	ready    bool
+
+	watchers sync.WaitGroup // one a replica that runs
 
 	cluster atomic.Pointer[clustermap.Map] // that the replicas follow
 
@@ -85,7 +88,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica)}
+	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
 	if n.identity, err = identity.Open(cfg.FS, cfg.DataDir); err != nil {
@@ -313,6 +316,9 @@ func (n *Node) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, err
 	}
 	r := n.replica(id)
 	if r == nil {
+		if f, ok := n.fencedReplica(id); ok {
+			return nil, f.err()
+		}
 		return nil, &rowraft.NotLeaderError{Shard: id}
 	}
 	if epoch > uint64(r.machine.Epoch()) {
@@ -343,6 +349,7 @@ func (n *Node) closeReplicas() error {
 		})
 	}
 	wg.Wait()
+	n.watchers.Wait()
 	return errors.Join(errs...)
 }
 

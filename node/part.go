@@ -89,7 +89,7 @@ func (s *partService) prepare(stream partStream) (*part, error) {
 	if p.r, err = s.n.replicaFor(step.GetShard(), anyMapVersion, 0); err != nil {
 		return nil, err
 	}
-	if err := p.r.mustLead(); err != nil {
+	if err := p.r.mustServe(); err != nil {
 		return nil, err
 	}
 	if err := p.expect(stream.Context()); err != nil {

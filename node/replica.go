@@ -36,18 +36,34 @@ type replica struct {
 	// sessions, tables or reads: it may not know them yet.
 	leading atomic.Uint64
 
+	// written is the bytes of applied entries but for proofs.
+	written atomic.Uint64
+	tamper  func(r *replica, index rowraft.Index, entry []byte) []byte // nil but in tests and canaries
+	proof   prover
+	fenced  chan struct{} // closed when the machine is fenced
+	fence   sync.Once
+
 	opened chan struct{}   // closed when group and batch are set
 	ctx    context.Context // ends in close
 	cancel context.CancelFunc
 }
 
 // stateMachine gives the shard's machine the shape raftstore wants.
-type stateMachine struct{ *shard.Machine }
+type stateMachine struct {
+	*shard.Machine
+	r *replica
+}
 
 func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
+	if m.r.tamper != nil {
+		entry = m.r.tamper(m.r, index, entry)
+	}
 	result := m.Machine.Apply(index, entry)
-	if fatal, ok := result.(*shard.FatalError); ok {
-		return &raftstore.FatalError{Err: fatal}
+	switch a := result.(type) {
+	case *shard.FatalError:
+		return &raftstore.FatalError{Err: a}
+	case *shard.Applied:
+		m.r.applied(entry)
 	}
 	return result
 }
@@ -61,13 +77,13 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 }
 
 // openReplica starts the group of one shard as the map describes it.
-func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int, log *slog.Logger) (*replica, error) {
+func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int, tamper func(*replica, rowraft.Index, []byte) []byte, log *slog.Logger) (*replica, error) {
 	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID)})
 	if err != nil {
 		return nil, err
 	}
 	r := &replica{
-		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}),
+		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: tamper,
 		log: log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -82,7 +98,7 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 	r.group, err = store.StartGroup(raftstore.GroupConfig{
 		ID:        groupName(s.ID),
 		Replica:   self.ID,
-		Machine:   stateMachine{machine},
+		Machine:   stateMachine{machine, r},
 		Bootstrap: founders,
 		OnLeader:  r.onLeader,
 
@@ -152,6 +168,11 @@ func (r *replica) header() wire.EntryHeader {
 
 // mustLead reports why this replica cannot answer as the leader.
 func (r *replica) mustLead() error {
+	select {
+	case <-r.fenced:
+		return r.machine.Fenced()
+	default:
+	}
 	node, term, me := r.group.Leader()
 	switch {
 	case me && r.leading.Load() == uint64(term):
@@ -167,7 +188,7 @@ func (r *replica) mustLead() error {
 // push logs one part and returns the index at which it is visible. It owns
 // p.Payload.
 func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
-	if err := r.mustLead(); err != nil {
+	if err := r.mustServe(); err != nil {
 		return 0, false, err
 	}
 	if err := r.gate.enter(ctx, p.Size()); err != nil {
@@ -280,7 +301,7 @@ func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizab
 	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
 		return r.machine.Pull(payload, presence, rpc.Pool.Bytes)
 	}
-	if err := r.mustLead(); err != nil {
+	if err := r.mustServe(); err != nil {
 		return nil, 0, err
 	}
 	if linearizable {

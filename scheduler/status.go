@@ -149,6 +149,10 @@ func shardProblems(sh clustermap.Shard, nodes map[rowraft.NodeID]*rowraftv1.Node
 		switch {
 		case st == nil:
 			add("the replica on %s has not reported yet.", nodeLabel(n.Node))
+		case st.Fenced != "":
+			add("replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", nodeLabel(n.Node), strings.TrimSuffix(st.Fenced, "."))
+		case st.DividedIndex != 0:
+			add("replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so nobody serves it (seen by %s).", st.DividedIndex, nodeLabel(n.Node))
 		case st.Error != "" || st.Role == roleStopped:
 			add("the replica on %s has stopped: %s.", nodeLabel(n.Node), strings.TrimSuffix(st.Error, "."))
 		case leader != nil && leader.CommitIndex > st.AppliedIndex+maxLag:

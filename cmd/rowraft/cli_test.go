@@ -254,6 +254,8 @@ func TestWrongUsage(t *testing.T) {
 		{"a list where none belongs", "name: {a: b}\n", []string{"server", "--config", config}, []string{"line 1", "plain value"}},
 		{"no shard to transfer", "", []string{"shard", "transfer-leader"}, []string{"SHARD", "rowraft shard list"}},
 		{"a shard that is no number", "", []string{"shard", "transfer-leader", "first"}, []string{`"first"`, "rowraft shard list"}},
+		{"no shard to compare", "", []string{"shard", "digest"}, []string{"SHARD", "--all"}},
+		{"all shards and one", "", []string{"shard", "digest", "1", "--all"}, []string{"--all"}},
 		{"a move from nowhere", "", []string{"shard", "move", "1", "--to", "n4"}, []string{"--from"}},
 		{"a missing file", "", []string{"server", "--config", config + ".no"}, []string{config + ".no"}},
 	} {

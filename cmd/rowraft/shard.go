@@ -14,7 +14,7 @@ import (
 )
 
 func newShardCmd(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas, move them, and say who leads"}
+	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas, compare and move them, and say who leads"}
 	tableName := ""
 	list := &cobra.Command{
 		Use:   "list",
@@ -37,7 +37,7 @@ func newShardCmd(g *globals) *cobra.Command {
 		},
 	}
 	list.Flags().StringVar(&tableName, "table", "", "count the rows and bytes of this table only")
-	cmd.AddCommand(list, newTransferLeaderCmd(g), newMoveCmd(g), newMovesCmd(g), newCancelMoveCmd(g))
+	cmd.AddCommand(list, newDigestCmd(g), newTransferLeaderCmd(g), newMoveCmd(g), newMovesCmd(g), newCancelMoveCmd(g))
 	return cmd
 }
 
@@ -50,7 +50,7 @@ type shardsJSON struct {
 
 type shardJSON struct {
 	Shard       uint32        `json:"shard"`
-	State       string        `json:"state"` // ok, no-leader, degraded, catching-up
+	State       string        `json:"state"` // ok, no-leader, divided, degraded, catching-up
 	Leader      string        `json:"leader"`
 	Term        uint64        `json:"term"`
 	CommitIndex uint64        `json:"commit_index"`
@@ -76,6 +76,9 @@ type replicaJSON struct {
 	Rows        uint64 `json:"rows"`
 	MemoryBytes uint64 `json:"memory_bytes"`
 	LogBytes    uint64 `json:"log_bytes"`
+	Proved      uint64 `json:"proved_index"`  // newest mark at which it had the rows of the majority
+	Divided     uint64 `json:"divided_index"` // mark at which no majority had the same rows; 0: none
+	Fenced      bool   `json:"fenced"`
 	Error       string `json:"error"`
 }
 
@@ -140,6 +143,7 @@ func newReplicaJSON(r *rowraftv1.StatusReply, rep *rowraftv1.Replica, only uint6
 			}
 			out.Role, out.Term, out.CommitIndex, out.Applied = st.GetRole(), st.GetTerm(), st.GetCommitIndex(), st.GetAppliedIndex()
 			out.Rows, out.MemoryBytes, out.LogBytes, out.Error = st.GetRows(), st.GetMemoryBytes(), st.GetLogBytes(), st.GetError()
+			out.Proved, out.Divided, out.Fenced = st.GetProvedIndex(), st.GetDividedIndex(), st.GetFenced() != ""
 			if only == 0 {
 				continue
 			}
@@ -170,7 +174,9 @@ func (s *shardJSON) summarize() {
 			s.MaxLag = max(s.MaxLag, r.Lag)
 		}
 		switch {
-		case s.State == "no-leader":
+		case s.State == "no-leader" || s.State == "divided":
+		case r.Divided > 0:
+			s.State = "divided"
 		case r.ServerState != "up" || r.Role == "" || r.Error != "":
 			s.State = "degraded"
 		case r.Lag > catchingUp && s.State == "ok":

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -72,8 +73,8 @@ func (v *transferJSON) print(w io.Writer, _ bool) error {
 	return err
 }
 
-// transferRetry is the pause before the leader is looked for again.
-const transferRetry = 50 * time.Millisecond
+// leaderRetry is the pause before the leader is looked for again.
+const leaderRetry = 50 * time.Millisecond
 
 // transferLeader finds the leader of a shard and asks it to hand over, again
 // while what stands in the way may pass. Handing over twice does no harm.
@@ -83,34 +84,45 @@ func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
+	var reply *rowraftv1.TransferLeaderReply
+	m, err := c.onLeader(ctx, shard, 5*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		reply, err = rowraftv1.NewAdminClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &transferJSON{
+		Schema: jsonSchema, Shard: shard, From: nameIn(m.GetMap(), reply.FromNode), To: nameIn(m.GetMap(), reply.ToNode),
+		Term: reply.Term, Seconds: float64(reply.TookNs) / 1e9,
+	}, nil
+}
+
+// onLeader makes a call on the leader of a shard, which may take so long, and looks for it again while what
+// stands in the way may pass. It returns the map that it went by.
+func (c *cluster) onLeader(ctx context.Context, shard uint32, patience time.Duration, call func(context.Context, *grpc.ClientConn) error) (*rowraftv1.GetMapReply, error) {
 	for {
-		var m *rowraftv1.GetMapReply
-		if m, err = c.newestMap(ctx); err == nil {
+		m, err := c.newestMap(ctx)
+		if err == nil {
 			if int(shard) >= len(m.GetMap().GetShards()) {
 				return nil, usagef("shard %d does not exist: the cluster has %d, from 0 on", shard, len(m.GetMap().GetShards()))
 			}
-			var reply *rowraftv1.TransferLeaderReply
-			if reply, err = c.askToTransfer(ctx, m, shard, to); err == nil {
-				return &transferJSON{
-					Schema: jsonSchema, Shard: shard, From: nameIn(m.GetMap(), reply.FromNode), To: nameIn(m.GetMap(), reply.ToNode),
-					Term: reply.Term, Seconds: float64(reply.TookNs) / 1e9,
-				}, nil
-			}
+			err = c.tryReplicas(ctx, m, shard, patience, call)
 		}
-		if !rowraft.CodeOf(err).Retryable() {
-			return nil, err
+		if err == nil || !rowraft.CodeOf(err).Retryable() {
+			return m, err
 		}
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w (gave up: %w)", err, ctx.Err())
-		case <-time.After(transferRetry):
+		case <-time.After(leaderRetry):
 		}
 	}
 }
 
-// askToTransfer asks the leader that m hints at, then whoever it names, then the
+// tryReplicas asks the leader that m hints at, then whoever it names, then the
 // other replicas.
-func (c *cluster) askToTransfer(ctx context.Context, m *rowraftv1.GetMapReply, shard uint32, to string) (reply *rowraftv1.TransferLeaderReply, err error) {
+func (c *cluster) tryReplicas(ctx context.Context, m *rowraftv1.GetMapReply, shard uint32, patience time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
 	var order []string
 	for _, h := range m.GetLeaders() {
 		if h.GetShard() == shard {
@@ -121,7 +133,7 @@ func (c *cluster) askToTransfer(ctx context.Context, m *rowraftv1.GetMapReply, s
 		order = append(order, r.GetNode())
 	}
 	asked := make(map[string]bool)
-	err = rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: no replica could be asked", shard)
+	err := rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: no replica could be asked", shard)
 	for i := 0; i < len(order); i++ {
 		addr := addrIn(m.GetMap(), order[i])
 		if asked[addr] || addr == "" {
@@ -130,20 +142,20 @@ func (c *cluster) askToTransfer(ctx context.Context, m *rowraftv1.GetMapReply, s
 		asked[addr] = true
 		conn, derr := c.conn(addr)
 		if derr != nil {
-			return nil, derr
+			return derr
 		}
-		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-		reply, err = rowraftv1.NewAdminClient(conn).TransferLeader(attempt, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
+		attempt, cancel := context.WithTimeout(ctx, patience)
+		err = call(attempt, conn)
 		cancel()
 		nl, moved := errors.AsType[*rowraft.NotLeaderError](err)
 		switch {
 		case err == nil || !rowraft.CodeOf(err).Retryable():
-			return reply, err
+			return err
 		case moved && nl.Leader != "":
 			order = append(order[:i+1], append([]string{string(nl.Leader)}, order[i+1:]...)...)
 		}
 	}
-	return nil, err
+	return err
 }
 
 func addrIn(m *rowraftv1.Map, node string) string {

@@ -14,12 +14,14 @@ type Name string
 
 // Each is caught by what stands beside it in scripts/canaries.sh.
 const (
-	AckBeforeCommit   Name = "ack-before-commit"   // a push is acknowledged once it is proposed
-	ForgetSessions    Name = "forget-sessions"     // snapshots leave the sessions out
-	SkipFsync         Name = "skip-fsync"          // the log is written and not synced
-	StaleReads        Name = "stale-reads"         // a linearizable read believes that it leads
-	MapOrder          Name = "map-order"           // apply updates rows in a map's order
-	RestoreInPlace    Name = "restore-in-place"    // a snapshot is read into the living state
-	PipelinedAppends  Name = "pipelined-appends"   // AppendEntries are pipelined (hashicorp/raft #612)
-	HeartbeatFastPath Name = "heartbeat-fast-path" // heartbeats bypass raft's main goroutine (#695)
+	AckBeforeCommit    Name = "ack-before-commit"   // a push is acknowledged once it is proposed
+	ForgetSessions     Name = "forget-sessions"     // snapshots leave the sessions out
+	SkipFsync          Name = "skip-fsync"          // the log is written and not synced
+	StaleReads         Name = "stale-reads"         // a linearizable read believes that it leads
+	MapOrder           Name = "map-order"           // apply updates rows in a map's order
+	RestoreInPlace     Name = "restore-in-place"    // a snapshot is read into the living state
+	PipelinedAppends   Name = "pipelined-appends"   // AppendEntries are pipelined (hashicorp/raft #612)
+	FollowerMisapplies Name = "follower-misapplies" // a follower applies one gradient wrongly
+	LeaderMisapplies   Name = "leader-misapplies"   // a leader does
+	HeartbeatFastPath  Name = "heartbeat-fast-path" // heartbeats bypass raft's main goroutine (#695)
 )

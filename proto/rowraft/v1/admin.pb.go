@@ -21,6 +21,415 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ProofVerdict is what a comparison of replicas comes to.
+type ProofVerdict int32
+
+const (
+	ProofVerdict_PROOF_VERDICT_UNSPECIFIED ProofVerdict = 0
+	ProofVerdict_PROOF_VERDICT_AGREED      ProofVerdict = 1 // a majority of the voters has the same rows
+	ProofVerdict_PROOF_VERDICT_DIVIDED     ProofVerdict = 2 // all have answered, and no majority has
+	ProofVerdict_PROOF_VERDICT_UNDECIDED   ProofVerdict = 3 // who could decide has not answered
+)
+
+// Enum value maps for ProofVerdict.
+var (
+	ProofVerdict_name = map[int32]string{
+		0: "PROOF_VERDICT_UNSPECIFIED",
+		1: "PROOF_VERDICT_AGREED",
+		2: "PROOF_VERDICT_DIVIDED",
+		3: "PROOF_VERDICT_UNDECIDED",
+	}
+	ProofVerdict_value = map[string]int32{
+		"PROOF_VERDICT_UNSPECIFIED": 0,
+		"PROOF_VERDICT_AGREED":      1,
+		"PROOF_VERDICT_DIVIDED":     2,
+		"PROOF_VERDICT_UNDECIDED":   3,
+	}
+)
+
+func (x ProofVerdict) Enum() *ProofVerdict {
+	p := new(ProofVerdict)
+	*p = x
+	return p
+}
+
+func (x ProofVerdict) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ProofVerdict) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (ProofVerdict) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_admin_proto_enumTypes[0]
+}
+
+func (x ProofVerdict) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ProofVerdict.Descriptor instead.
+func (ProofVerdict) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+type NotedDigestRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	MarkIndex     uint64                 `protobuf:"varint,2,opt,name=mark_index,json=markIndex,proto3" json:"mark_index,omitempty"` // log index of the mark; 0: only says who answers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NotedDigestRequest) Reset() {
+	*x = NotedDigestRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NotedDigestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NotedDigestRequest) ProtoMessage() {}
+
+func (x *NotedDigestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NotedDigestRequest.ProtoReflect.Descriptor instead.
+func (*NotedDigestRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *NotedDigestRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *NotedDigestRequest) GetMarkIndex() uint64 {
+	if x != nil {
+		return x.MarkIndex
+	}
+	return 0
+}
+
+type NotedDigestReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ReplicaId     string                 `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	Noted         bool                   `protobuf:"varint,2,opt,name=noted,proto3" json:"noted,omitempty"` // false: the mark is too old, or a snapshot has replaced the rows since
+	Rows          uint64                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // 16 bytes, little-endian sum over all slots
+	Fenced        string                 `protobuf:"bytes,5,opt,name=fenced,proto3" json:"fenced,omitempty"` // why the replica is fenced, "" if it is not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NotedDigestReply) Reset() {
+	*x = NotedDigestReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NotedDigestReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NotedDigestReply) ProtoMessage() {}
+
+func (x *NotedDigestReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NotedDigestReply.ProtoReflect.Descriptor instead.
+func (*NotedDigestReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *NotedDigestReply) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+func (x *NotedDigestReply) GetNoted() bool {
+	if x != nil {
+		return x.Noted
+	}
+	return false
+}
+
+func (x *NotedDigestReply) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *NotedDigestReply) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *NotedDigestReply) GetFenced() string {
+	if x != nil {
+		return x.Fenced
+	}
+	return ""
+}
+
+type ProveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveRequest) Reset() {
+	*x = ProveRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveRequest) ProtoMessage() {}
+
+func (x *ProveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
+func (*ProveRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ProveRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+type ProveReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MarkIndex     uint64                 `protobuf:"varint,1,opt,name=mark_index,json=markIndex,proto3" json:"mark_index,omitempty"` // log index that the digests belong to
+	Verdict       ProofVerdict           `protobuf:"varint,2,opt,name=verdict,proto3,enum=rowraft.v1.ProofVerdict" json:"verdict,omitempty"`
+	Rows          uint64                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`    // of the majority
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // likewise
+	Replicas      []*ProvedReplica       `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveReply) Reset() {
+	*x = ProveReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveReply) ProtoMessage() {}
+
+func (x *ProveReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveReply.ProtoReflect.Descriptor instead.
+func (*ProveReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ProveReply) GetMarkIndex() uint64 {
+	if x != nil {
+		return x.MarkIndex
+	}
+	return 0
+}
+
+func (x *ProveReply) GetVerdict() ProofVerdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return ProofVerdict_PROOF_VERDICT_UNSPECIFIED
+}
+
+func (x *ProveReply) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *ProveReply) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *ProveReply) GetReplicas() []*ProvedReplica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+type ProvedReplica struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ReplicaId     string                 `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Voter         bool                   `protobuf:"varint,3,opt,name=voter,proto3" json:"voter,omitempty"`
+	Leader        bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
+	Noted         bool                   `protobuf:"varint,5,opt,name=noted,proto3" json:"noted,omitempty"`
+	Rows          uint64                 `protobuf:"varint,6,opt,name=rows,proto3" json:"rows,omitempty"`
+	Digest        []byte                 `protobuf:"bytes,7,opt,name=digest,proto3" json:"digest,omitempty"`
+	Fenced        string                 `protobuf:"bytes,8,opt,name=fenced,proto3" json:"fenced,omitempty"`
+	Error         string                 `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"` // why it has not answered
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProvedReplica) Reset() {
+	*x = ProvedReplica{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProvedReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProvedReplica) ProtoMessage() {}
+
+func (x *ProvedReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProvedReplica.ProtoReflect.Descriptor instead.
+func (*ProvedReplica) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ProvedReplica) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+func (x *ProvedReplica) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ProvedReplica) GetVoter() bool {
+	if x != nil {
+		return x.Voter
+	}
+	return false
+}
+
+func (x *ProvedReplica) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+func (x *ProvedReplica) GetNoted() bool {
+	if x != nil {
+		return x.Noted
+	}
+	return false
+}
+
+func (x *ProvedReplica) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *ProvedReplica) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *ProvedReplica) GetFenced() string {
+	if x != nil {
+		return x.Fenced
+	}
+	return ""
+}
+
+func (x *ProvedReplica) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type TransferLeaderRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -31,7 +440,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -43,7 +452,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -56,7 +465,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *TransferLeaderRequest) GetShard() uint32 {
@@ -85,7 +494,7 @@ type TransferLeaderReply struct {
 
 func (x *TransferLeaderReply) Reset() {
 	*x = TransferLeaderReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -97,7 +506,7 @@ func (x *TransferLeaderReply) String() string {
 func (*TransferLeaderReply) ProtoMessage() {}
 
 func (x *TransferLeaderReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -110,7 +519,7 @@ func (x *TransferLeaderReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderReply.ProtoReflect.Descriptor instead.
 func (*TransferLeaderReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TransferLeaderReply) GetFromNode() string {
@@ -150,7 +559,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -162,7 +571,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -175,7 +584,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MembersRequest) GetShard() uint32 {
@@ -195,7 +604,7 @@ type MembersReply struct {
 
 func (x *MembersReply) Reset() {
 	*x = MembersReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +616,7 @@ func (x *MembersReply) String() string {
 func (*MembersReply) ProtoMessage() {}
 
 func (x *MembersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +629,7 @@ func (x *MembersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersReply.ProtoReflect.Descriptor instead.
 func (*MembersReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MembersReply) GetConfigIndex() uint64 {
@@ -253,7 +662,7 @@ type ChangeMembersRequest struct {
 
 func (x *ChangeMembersRequest) Reset() {
 	*x = ChangeMembersRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -265,7 +674,7 @@ func (x *ChangeMembersRequest) String() string {
 func (*ChangeMembersRequest) ProtoMessage() {}
 
 func (x *ChangeMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -278,7 +687,7 @@ func (x *ChangeMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMembersRequest.ProtoReflect.Descriptor instead.
 func (*ChangeMembersRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ChangeMembersRequest) GetShard() uint32 {
@@ -361,7 +770,7 @@ type ChangeMembersReply struct {
 
 func (x *ChangeMembersReply) Reset() {
 	*x = ChangeMembersReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +782,7 @@ func (x *ChangeMembersReply) String() string {
 func (*ChangeMembersReply) ProtoMessage() {}
 
 func (x *ChangeMembersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +795,7 @@ func (x *ChangeMembersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMembersReply.ProtoReflect.Descriptor instead.
 func (*ChangeMembersReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ChangeMembersReply) GetConfigIndex() uint64 {
@@ -414,7 +823,7 @@ type EnsureTableRequest struct {
 
 func (x *EnsureTableRequest) Reset() {
 	*x = EnsureTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -426,7 +835,7 @@ func (x *EnsureTableRequest) String() string {
 func (*EnsureTableRequest) ProtoMessage() {}
 
 func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -439,7 +848,7 @@ func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableRequest.ProtoReflect.Descriptor instead.
 func (*EnsureTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EnsureTableRequest) GetShard() uint32 {
@@ -472,7 +881,7 @@ type EnsureTableReply struct {
 
 func (x *EnsureTableReply) Reset() {
 	*x = EnsureTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +893,7 @@ func (x *EnsureTableReply) String() string {
 func (*EnsureTableReply) ProtoMessage() {}
 
 func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +906,7 @@ func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableReply.ProtoReflect.Descriptor instead.
 func (*EnsureTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EnsureTableReply) GetAppliedIndex() uint64 {
@@ -515,7 +924,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -527,7 +936,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -540,7 +949,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 type NodeStatusReply struct {
@@ -559,7 +968,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +980,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +993,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeStatusReply) GetClusterId() string {
@@ -653,7 +1062,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +1074,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +1087,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -706,7 +1115,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +1127,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +1140,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -760,7 +1169,39 @@ var File_rowraft_v1_admin_proto protoreflect.FileDescriptor
 const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16rowraft/v1/admin.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"F\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"I\n" +
+	"\x12NotedDigestRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
+	"\n" +
+	"mark_index\x18\x02 \x01(\x04R\tmarkIndex\"\x8b\x01\n" +
+	"\x10NotedDigestReply\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x14\n" +
+	"\x05noted\x18\x02 \x01(\bR\x05noted\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\x12\x16\n" +
+	"\x06fenced\x18\x05 \x01(\tR\x06fenced\"$\n" +
+	"\fProveRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\"\xc2\x01\n" +
+	"\n" +
+	"ProveReply\x12\x1d\n" +
+	"\n" +
+	"mark_index\x18\x01 \x01(\x04R\tmarkIndex\x122\n" +
+	"\averdict\x18\x02 \x01(\x0e2\x18.rowraft.v1.ProofVerdictR\averdict\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\x125\n" +
+	"\breplicas\x18\x05 \x03(\v2\x19.rowraft.v1.ProvedReplicaR\breplicas\"\xe0\x01\n" +
+	"\rProvedReplica\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
+	"\x05voter\x18\x03 \x01(\bR\x05voter\x12\x16\n" +
+	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x14\n" +
+	"\x05noted\x18\x05 \x01(\bR\x05noted\x12\x12\n" +
+	"\x04rows\x18\x06 \x01(\x04R\x04rows\x12\x16\n" +
+	"\x06digest\x18\a \x01(\fR\x06digest\x12\x16\n" +
+	"\x06fenced\x18\b \x01(\tR\x06fenced\x12\x14\n" +
+	"\x05error\x18\t \x01(\tR\x05error\"F\n" +
 	"\x15TransferLeaderRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x17\n" +
 	"\ato_node\x18\x02 \x01(\tR\x06toNode\"x\n" +
@@ -813,12 +1254,19 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\vDigestReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x12\n" +
-	"\x04rows\x18\x03 \x01(\x04R\x04rows2\xc6\x03\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows*\x7f\n" +
+	"\fProofVerdict\x12\x1d\n" +
+	"\x19PROOF_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14PROOF_VERDICT_AGREED\x10\x01\x12\x19\n" +
+	"\x15PROOF_VERDICT_DIVIDED\x10\x02\x12\x1b\n" +
+	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xce\x04\n" +
 	"\x05Admin\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12H\n" +
 	"\n" +
 	"NodeStatus\x12\x1d.rowraft.v1.NodeStatusRequest\x1a\x1b.rowraft.v1.NodeStatusReply\x12<\n" +
-	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12T\n" +
+	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12K\n" +
+	"\vNotedDigest\x12\x1e.rowraft.v1.NotedDigestRequest\x1a\x1c.rowraft.v1.NotedDigestReply\x129\n" +
+	"\x05Prove\x12\x18.rowraft.v1.ProveRequest\x1a\x16.rowraft.v1.ProveReply\x12T\n" +
 	"\x0eTransferLeader\x12!.rowraft.v1.TransferLeaderRequest\x1a\x1f.rowraft.v1.TransferLeaderReply\x12?\n" +
 	"\aMembers\x12\x1a.rowraft.v1.MembersRequest\x1a\x18.rowraft.v1.MembersReply\x12Q\n" +
 	"\rChangeMembers\x12 .rowraft.v1.ChangeMembersRequest\x1a\x1e.rowraft.v1.ChangeMembersReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
@@ -835,48 +1283,61 @@ func file_rowraft_v1_admin_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_admin_proto_rawDescData
 }
 
-var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_rowraft_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_rowraft_v1_admin_proto_goTypes = []any{
-	(*TransferLeaderRequest)(nil), // 0: rowraft.v1.TransferLeaderRequest
-	(*TransferLeaderReply)(nil),   // 1: rowraft.v1.TransferLeaderReply
-	(*MembersRequest)(nil),        // 2: rowraft.v1.MembersRequest
-	(*MembersReply)(nil),          // 3: rowraft.v1.MembersReply
-	(*ChangeMembersRequest)(nil),  // 4: rowraft.v1.ChangeMembersRequest
-	(*ChangeMembersReply)(nil),    // 5: rowraft.v1.ChangeMembersReply
-	(*EnsureTableRequest)(nil),    // 6: rowraft.v1.EnsureTableRequest
-	(*EnsureTableReply)(nil),      // 7: rowraft.v1.EnsureTableReply
-	(*NodeStatusRequest)(nil),     // 8: rowraft.v1.NodeStatusRequest
-	(*NodeStatusReply)(nil),       // 9: rowraft.v1.NodeStatusReply
-	(*DigestRequest)(nil),         // 10: rowraft.v1.DigestRequest
-	(*DigestReply)(nil),           // 11: rowraft.v1.DigestReply
-	(*MemberStatus)(nil),          // 12: rowraft.v1.MemberStatus
-	(*Replica)(nil),               // 13: rowraft.v1.Replica
-	(*TableSchema)(nil),           // 14: rowraft.v1.TableSchema
-	(*ReplicaStatus)(nil),         // 15: rowraft.v1.ReplicaStatus
+	(ProofVerdict)(0),             // 0: rowraft.v1.ProofVerdict
+	(*NotedDigestRequest)(nil),    // 1: rowraft.v1.NotedDigestRequest
+	(*NotedDigestReply)(nil),      // 2: rowraft.v1.NotedDigestReply
+	(*ProveRequest)(nil),          // 3: rowraft.v1.ProveRequest
+	(*ProveReply)(nil),            // 4: rowraft.v1.ProveReply
+	(*ProvedReplica)(nil),         // 5: rowraft.v1.ProvedReplica
+	(*TransferLeaderRequest)(nil), // 6: rowraft.v1.TransferLeaderRequest
+	(*TransferLeaderReply)(nil),   // 7: rowraft.v1.TransferLeaderReply
+	(*MembersRequest)(nil),        // 8: rowraft.v1.MembersRequest
+	(*MembersReply)(nil),          // 9: rowraft.v1.MembersReply
+	(*ChangeMembersRequest)(nil),  // 10: rowraft.v1.ChangeMembersRequest
+	(*ChangeMembersReply)(nil),    // 11: rowraft.v1.ChangeMembersReply
+	(*EnsureTableRequest)(nil),    // 12: rowraft.v1.EnsureTableRequest
+	(*EnsureTableReply)(nil),      // 13: rowraft.v1.EnsureTableReply
+	(*NodeStatusRequest)(nil),     // 14: rowraft.v1.NodeStatusRequest
+	(*NodeStatusReply)(nil),       // 15: rowraft.v1.NodeStatusReply
+	(*DigestRequest)(nil),         // 16: rowraft.v1.DigestRequest
+	(*DigestReply)(nil),           // 17: rowraft.v1.DigestReply
+	(*MemberStatus)(nil),          // 18: rowraft.v1.MemberStatus
+	(*Replica)(nil),               // 19: rowraft.v1.Replica
+	(*TableSchema)(nil),           // 20: rowraft.v1.TableSchema
+	(*ReplicaStatus)(nil),         // 21: rowraft.v1.ReplicaStatus
 }
 var file_rowraft_v1_admin_proto_depIdxs = []int32{
-	12, // 0: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
-	13, // 1: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
-	12, // 2: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
-	14, // 3: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
-	15, // 4: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	6,  // 5: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	8,  // 6: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	10, // 7: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	0,  // 8: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	2,  // 9: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
-	4,  // 10: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	7,  // 11: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	9,  // 12: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	11, // 13: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	1,  // 14: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	3,  // 15: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
-	5,  // 16: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	11, // [11:17] is the sub-list for method output_type
-	5,  // [5:11] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
+	5,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
+	18, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
+	19, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
+	18, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
+	20, // 5: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
+	21, // 6: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
+	12, // 7: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	14, // 8: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	16, // 9: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
+	1,  // 10: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	3,  // 11: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
+	6,  // 12: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	8,  // 13: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
+	10, // 14: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	13, // 15: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 16: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	17, // 17: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
+	2,  // 18: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	4,  // 19: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
+	7,  // 20: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	9,  // 21: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
+	11, // 22: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	15, // [15:23] is the sub-list for method output_type
+	7,  // [7:15] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_admin_proto_init() }
@@ -885,7 +1346,7 @@ func file_rowraft_v1_admin_proto_init() {
 		return
 	}
 	file_rowraft_v1_cluster_proto_init()
-	file_rowraft_v1_admin_proto_msgTypes[4].OneofWrappers = []any{
+	file_rowraft_v1_admin_proto_msgTypes[9].OneofWrappers = []any{
 		(*ChangeMembersRequest_AddLearner)(nil),
 		(*ChangeMembersRequest_Promote)(nil),
 		(*ChangeMembersRequest_Remove)(nil),
@@ -895,13 +1356,14 @@ func file_rowraft_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_admin_proto_rawDesc), len(file_rowraft_v1_admin_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   12,
+			NumEnums:      1,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_rowraft_v1_admin_proto_goTypes,
 		DependencyIndexes: file_rowraft_v1_admin_proto_depIdxs,
+		EnumInfos:         file_rowraft_v1_admin_proto_enumTypes,
 		MessageInfos:      file_rowraft_v1_admin_proto_msgTypes,
 	}.Build()
 	File_rowraft_v1_admin_proto = out.File

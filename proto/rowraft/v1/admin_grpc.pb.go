@@ -22,6 +22,8 @@ const (
 	Admin_EnsureTable_FullMethodName    = "/rowraft.v1.Admin/EnsureTable"
 	Admin_NodeStatus_FullMethodName     = "/rowraft.v1.Admin/NodeStatus"
 	Admin_Digest_FullMethodName         = "/rowraft.v1.Admin/Digest"
+	Admin_NotedDigest_FullMethodName    = "/rowraft.v1.Admin/NotedDigest"
+	Admin_Prove_FullMethodName          = "/rowraft.v1.Admin/Prove"
 	Admin_TransferLeader_FullMethodName = "/rowraft.v1.Admin/TransferLeader"
 	Admin_Members_FullMethodName        = "/rowraft.v1.Admin/Members"
 	Admin_ChangeMembers_FullMethodName  = "/rowraft.v1.Admin/ChangeMembers"
@@ -39,6 +41,11 @@ type AdminClient interface {
 	NodeStatus(ctx context.Context, in *NodeStatusRequest, opts ...grpc.CallOption) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
 	Digest(ctx context.Context, in *DigestRequest, opts ...grpc.CallOption) (*DigestReply, error)
+	// NotedDigest waits until the replica has applied a mark, then returns what it
+	// noted there. Leaders ask each other's servers; an old server does not know it.
+	NotedDigest(ctx context.Context, in *NotedDigestRequest, opts ...grpc.CallOption) (*NotedDigestReply, error)
+	// Prove logs a mark and compares what the replicas note at it; leader only.
+	Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
 	TransferLeader(ctx context.Context, in *TransferLeaderRequest, opts ...grpc.CallOption) (*TransferLeaderReply, error)
 	// Members tells the members of a shard's Raft group; leader only.
@@ -80,6 +87,26 @@ func (c *adminClient) Digest(ctx context.Context, in *DigestRequest, opts ...grp
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DigestReply)
 	err := c.cc.Invoke(ctx, Admin_Digest_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NotedDigest(ctx context.Context, in *NotedDigestRequest, opts ...grpc.CallOption) (*NotedDigestReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NotedDigestReply)
+	err := c.cc.Invoke(ctx, Admin_NotedDigest_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProveReply)
+	err := c.cc.Invoke(ctx, Admin_Prove_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -128,6 +155,11 @@ type AdminServer interface {
 	NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
 	Digest(context.Context, *DigestRequest) (*DigestReply, error)
+	// NotedDigest waits until the replica has applied a mark, then returns what it
+	// noted there. Leaders ask each other's servers; an old server does not know it.
+	NotedDigest(context.Context, *NotedDigestRequest) (*NotedDigestReply, error)
+	// Prove logs a mark and compares what the replicas note at it; leader only.
+	Prove(context.Context, *ProveRequest) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
 	TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderReply, error)
 	// Members tells the members of a shard's Raft group; leader only.
@@ -153,6 +185,12 @@ func (UnimplementedAdminServer) NodeStatus(context.Context, *NodeStatusRequest) 
 }
 func (UnimplementedAdminServer) Digest(context.Context, *DigestRequest) (*DigestReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Digest not implemented")
+}
+func (UnimplementedAdminServer) NotedDigest(context.Context, *NotedDigestRequest) (*NotedDigestReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method NotedDigest not implemented")
+}
+func (UnimplementedAdminServer) Prove(context.Context, *ProveRequest) (*ProveReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Prove not implemented")
 }
 func (UnimplementedAdminServer) TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeader not implemented")
@@ -238,6 +276,42 @@ func _Admin_Digest_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_NotedDigest_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NotedDigestRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NotedDigest(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NotedDigest_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NotedDigest(ctx, req.(*NotedDigestRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_Prove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Prove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Prove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Prove(ctx, req.(*ProveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_TransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TransferLeaderRequest)
 	if err := dec(in); err != nil {
@@ -310,6 +384,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Digest",
 			Handler:    _Admin_Digest_Handler,
+		},
+		{
+			MethodName: "NotedDigest",
+			Handler:    _Admin_NotedDigest_Handler,
+		},
+		{
+			MethodName: "Prove",
+			Handler:    _Admin_Prove_Handler,
 		},
 		{
 			MethodName: "TransferLeader",

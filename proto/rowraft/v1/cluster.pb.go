@@ -1269,23 +1269,28 @@ func (x *RegisterNodeReply) GetMapVersion() uint64 {
 }
 
 type ReplicaStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	ReplicaId     string                 `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"` // leader, follower, learner, candidate, stopped
-	Term          uint64                 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
-	CommitIndex   uint64                 `protobuf:"varint,5,opt,name=commit_index,json=commitIndex,proto3" json:"commit_index,omitempty"`
-	AppliedIndex  uint64                 `protobuf:"varint,6,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	LastIndex     uint64                 `protobuf:"varint,7,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
-	LeaderNode    string                 `protobuf:"bytes,8,opt,name=leader_node,json=leaderNode,proto3" json:"leader_node,omitempty"`
-	Rows          uint64                 `protobuf:"varint,9,opt,name=rows,proto3" json:"rows,omitempty"`
-	MemoryBytes   uint64                 `protobuf:"varint,10,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // rows and index, off the Go heap
-	LogBytes      uint64                 `protobuf:"varint,11,opt,name=log_bytes,json=logBytes,proto3" json:"log_bytes,omitempty"`
-	Tables        []*TableStats          `protobuf:"bytes,12,rep,name=tables,proto3" json:"tables,omitempty"`
-	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`                                      // why the replica has stopped, "" if it has not
-	ConfigIndex   uint64                 `protobuf:"varint,14,opt,name=config_index,json=configIndex,proto3" json:"config_index,omitempty"`      // log index of the committed member list; leader only
-	Members       []*MemberStatus        `protobuf:"bytes,15,rep,name=members,proto3" json:"members,omitempty"`                                  // of the Raft group, as committed; leader only
-	StagedRestore []byte                 `protobuf:"bytes,20,opt,name=staged_restore,json=stagedRestore,proto3" json:"staged_restore,omitempty"` // id of the restore that has a stage here, empty if none
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Shard        uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	ReplicaId    string                 `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	Role         string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"` // leader, follower, learner, candidate, stopped, fenced
+	Term         uint64                 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	CommitIndex  uint64                 `protobuf:"varint,5,opt,name=commit_index,json=commitIndex,proto3" json:"commit_index,omitempty"`
+	AppliedIndex uint64                 `protobuf:"varint,6,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	LastIndex    uint64                 `protobuf:"varint,7,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
+	LeaderNode   string                 `protobuf:"bytes,8,opt,name=leader_node,json=leaderNode,proto3" json:"leader_node,omitempty"`
+	Rows         uint64                 `protobuf:"varint,9,opt,name=rows,proto3" json:"rows,omitempty"`
+	MemoryBytes  uint64                 `protobuf:"varint,10,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // rows and index, off the Go heap
+	LogBytes     uint64                 `protobuf:"varint,11,opt,name=log_bytes,json=logBytes,proto3" json:"log_bytes,omitempty"`
+	Tables       []*TableStats          `protobuf:"bytes,12,rep,name=tables,proto3" json:"tables,omitempty"`
+	Error        string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`                                 // why the replica has stopped, "" if it has not
+	ConfigIndex  uint64                 `protobuf:"varint,14,opt,name=config_index,json=configIndex,proto3" json:"config_index,omitempty"` // log index of the committed member list; leader only
+	Members      []*MemberStatus        `protobuf:"bytes,15,rep,name=members,proto3" json:"members,omitempty"`                             // of the Raft group, as committed; leader only
+	// Log index of the newest mark at which this replica had the rows of the majority,
+	// 0 if none since it started.
+	ProvedIndex   uint64 `protobuf:"varint,30,opt,name=proved_index,json=provedIndex,proto3" json:"proved_index,omitempty"`
+	DividedIndex  uint64 `protobuf:"varint,31,opt,name=divided_index,json=dividedIndex,proto3" json:"divided_index,omitempty"`   // mark at which no majority had the same rows; 0: none
+	Fenced        string `protobuf:"bytes,32,opt,name=fenced,proto3" json:"fenced,omitempty"`                                    // why the replica is fenced, "" if it is not
+	StagedRestore []byte `protobuf:"bytes,20,opt,name=staged_restore,json=stagedRestore,proto3" json:"staged_restore,omitempty"` // id of the restore that has a stage here, empty if none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1423,6 +1428,27 @@ func (x *ReplicaStatus) GetMembers() []*MemberStatus {
 		return x.Members
 	}
 	return nil
+}
+
+func (x *ReplicaStatus) GetProvedIndex() uint64 {
+	if x != nil {
+		return x.ProvedIndex
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetDividedIndex() uint64 {
+	if x != nil {
+		return x.DividedIndex
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetFenced() string {
+	if x != nil {
+		return x.Fenced
+	}
+	return ""
 }
 
 func (x *ReplicaStatus) GetStagedRestore() []byte {
@@ -2721,7 +2747,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\"4\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\"\x8c\x04\n" +
+	"mapVersion\"\xec\x04\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -2741,7 +2767,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x06tables\x18\f \x03(\v2\x16.rowraft.v1.TableStatsR\x06tables\x12\x14\n" +
 	"\x05error\x18\r \x01(\tR\x05error\x12!\n" +
 	"\fconfig_index\x18\x0e \x01(\x04R\vconfigIndex\x122\n" +
-	"\amembers\x18\x0f \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\x12%\n" +
+	"\amembers\x18\x0f \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\x12!\n" +
+	"\fproved_index\x18\x1e \x01(\x04R\vprovedIndex\x12#\n" +
+	"\rdivided_index\x18\x1f \x01(\x04R\fdividedIndex\x12\x16\n" +
+	"\x06fenced\x18  \x01(\tR\x06fenced\x12%\n" +
 	"\x0estaged_restore\x18\x14 \x01(\fR\rstagedRestore\"\xb6\x01\n" +
 	"\fMemberStatus\x12\x1d\n" +
 	"\n" +

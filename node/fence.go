@@ -1,0 +1,162 @@
+package node
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// A replica that is found to have other rows than the majority is fenced: it is as
+// good as dead for its shard. Its Raft group is closed, so it neither leads, votes,
+// takes entries nor gives snapshots, and what it has on disk stays for people to
+// look at. A file says so over restarts (docs/formats/fenced.md); it goes when the
+// replica leaves the shard.
+
+// roleFenced is what a fenced replica calls itself.
+const roleFenced = "fenced"
+
+// fenceHandover bounds how long a fenced leader tries to hand over before it just
+// leaves.
+const fenceHandover = time.Second
+
+// fencedReplica is one that does not run for it.
+type fencedReplica struct {
+	shard rowraft.ShardID
+	id    rowraft.ReplicaID
+	why   string
+}
+
+func (f *fencedReplica) err() error { return rowraft.Errorf(rowraft.CodeFenced, "%s", f.why) }
+
+func (n *Node) fencedReplica(s rowraft.ShardID) (fencedReplica, bool) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	f, ok := n.fenced[s]
+	return f, ok
+}
+
+// watch compares the replicas of r's shard while r leads it, and fences r when its
+// machine is. It returns when r is closed.
+func (n *Node) watch(r *replica) {
+	var due <-chan time.Time
+	if every := n.cfg.ProofEvery; every > 0 {
+		tick := time.NewTicker(max(every/5, time.Millisecond))
+		defer tick.Stop()
+		due = tick.C
+	}
+	for {
+		select {
+		case <-r.fenced:
+			n.fence(r)
+			return
+		case <-due:
+			n.maybeProve(r)
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// fence stops a replica for good and keeps its data.
+func (n *Node) fence(r *replica) {
+	e := r.machine.Fenced()
+	r.log.Error("replica hash mismatch (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "mark", uint64(e.Own.Index),
+		"rows", e.Own.Rows, "digest", fmt.Sprintf("%x", e.Own.Sum), "majorityRows", e.Majority.Rows, "majorityDigest", fmt.Sprintf("%x", e.Majority.Sum))
+	f := fencedReplica{shard: r.shard, id: r.id, why: e.Error()}
+	if err := n.keepFence(&f); err != nil {
+		r.log.Error("a restart may forget that the replica is fenced", "err", err)
+	}
+	if _, _, leads := r.group.Leader(); leads {
+		ctx, cancel := context.WithTimeout(r.ctx, fenceHandover)
+		if err := r.group.TransferLeadership(ctx, ""); err != nil {
+			r.log.Info("leaves without a successor", "err", err)
+		}
+		cancel()
+	}
+	n.mu.Lock()
+	if n.replicas[r.shard] == r {
+		delete(n.replicas, r.shard)
+		n.fenced[r.shard] = f
+	}
+	n.mu.Unlock()
+	if err := r.close(); err != nil {
+		r.log.Error("closing a fenced replica", "err", err)
+	}
+}
+
+func (n *Node) fenceDir() string { return filepath.Join(n.cfg.DataDir, "fenced") }
+
+func (n *Node) fenceFile(s rowraft.ShardID, id rowraft.ReplicaID) string {
+	return filepath.Join(n.fenceDir(), fmt.Sprintf("%s.%s", groupName(s), id))
+}
+
+// keepFence notes f on disk.
+func (n *Node) keepFence(f *fencedReplica) error {
+	if err := vfs.MkdirAll(n.cfg.FS, n.fenceDir()); err != nil {
+		return err
+	}
+	if err := vfs.WriteFile(n.cfg.FS, n.fenceFile(f.shard, f.id), []byte(f.why+"\n")); err != nil {
+		return err
+	}
+	return n.cfg.FS.SyncDir(n.fenceDir())
+}
+
+// staysFenced reports whether a replica was fenced in an earlier life of the server,
+// and remembers it.
+func (n *Node) staysFenced(s rowraft.ShardID, id rowraft.ReplicaID) (bool, error) {
+	if f, ok := n.fencedReplica(s); ok && f.id == id {
+		return true, nil
+	}
+	why, err := vfs.ReadFile(n.cfg.FS, n.fenceFile(s, id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("shard %d: is replica %s fenced? %w", s, id, err)
+	}
+	if len(bytes.TrimSpace(why)) == 0 { // its writing was cut short
+		why = fmt.Appendf(nil, "shard %d: this replica is fenced: move it to another server", s)
+	}
+	f := fencedReplica{shard: s, id: id, why: strings.TrimSpace(string(why))}
+	n.mu.Lock()
+	n.fenced[s] = f
+	n.mu.Unlock()
+	n.log.Error("replica hash mismatch (critical): the replica stays fenced", "metric", "rowraft_replica_fenced", "shard", uint32(s), "replica", string(id), "why", f.why)
+	return true, nil
+}
+
+// forgetFence is for a replica that has left its shard.
+func (n *Node) forgetFence(s rowraft.ShardID, id rowraft.ReplicaID) error {
+	n.mu.Lock()
+	if n.fenced[s].id == id {
+		delete(n.fenced, s)
+	}
+	n.mu.Unlock()
+	err := n.cfg.FS.Remove(n.fenceFile(s, id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// fencedStatus describes the fenced replicas.
+func (n *Node) fencedStatus() (out []*rowraftv1.ReplicaStatus) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	for _, f := range n.fenced {
+		out = append(out, &rowraftv1.ReplicaStatus{Shard: uint32(f.shard), ReplicaId: string(f.id), Role: roleFenced, Error: f.why, Fenced: f.why})
+	}
+	slices.SortFunc(out, func(a, b *rowraftv1.ReplicaStatus) int { return cmp.Compare(a.Shard, b.Shard) })
+	return out
+}

@@ -1,0 +1,333 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+const (
+	// proofEveryBytes of log call for a comparison before it is time for one.
+	proofEveryBytes = 64 << 20
+	// proofPatience is how long a leader waits for what the others have noted.
+	proofPatience = 2 * time.Second
+)
+
+// verdict is what the answers of a shard's replicas come to.
+type verdict = rowraftv1.ProofVerdict
+
+const (
+	agreed    = rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED
+	divided   = rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED
+	undecided = rowraftv1.ProofVerdict_PROOF_VERDICT_UNDECIDED
+)
+
+// testimony is what one member says of itself at a mark.
+type testimony struct {
+	raftstore.Member
+	voter, leads bool
+	noted        bool // figures are its own
+	figures      shard.Digest
+	fenced       string // why it is; then it has no say
+	err          error  // why it has not answered
+}
+
+// judge finds the figures that more than half of the voters have, at least two.
+// Without them the shard is divided if nobody can change that: every voter that is
+// not fenced has noted something, and not all the same.
+func judge(all []testimony) (verdict, shard.Digest) {
+	voters, able, noted, best := 0, 0, 0, 0
+	var figures shard.Digest
+	for i := range all {
+		t := &all[i]
+		if !t.voter {
+			continue
+		}
+		voters++
+		if t.fenced != "" {
+			continue
+		}
+		able++
+		if !t.noted {
+			continue
+		}
+		noted++
+		same := 0
+		for _, o := range all {
+			if o.voter && o.fenced == "" && o.noted && o.figures == t.figures {
+				same++
+			}
+		}
+		if same > best {
+			best, figures = same, t.figures
+		}
+	}
+	switch {
+	case best >= max(voters/2+1, 2):
+		return agreed, figures
+	case noted == able && best < noted:
+		return divided, shard.Digest{}
+	}
+	return undecided, shard.Digest{}
+}
+
+// differ reports whether two members have noted different figures.
+func differ(all []testimony) bool {
+	for _, a := range all {
+		for _, b := range all {
+			if a.noted && b.noted && a.figures != b.figures {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// prover is when a leader last compared its shard. The goroutine of Node.watch owns
+// all but round.
+type prover struct {
+	round sync.Mutex // held during one comparison
+
+	at      time.Time
+	term    uint64
+	written uint64
+	open    bool // nothing was agreed
+}
+
+// applied counts what was written, and notices that the machine was fenced.
+func (r *replica) applied(entry []byte) {
+	if h, _, err := wire.ParseEntryHeader(entry); err == nil && h.Kind != wire.EntryProof {
+		r.written.Add(uint64(len(entry)))
+		return
+	}
+	if r.machine.Fenced() != nil {
+		r.fence.Do(func() { close(r.fenced) })
+	}
+}
+
+// mustServe reports why this replica may not answer for the rows of its shard.
+func (r *replica) mustServe() error {
+	if at := r.machine.Divided(); at != 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, so nobody serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas that you do not trust", r.shard, at, r.shard)
+	}
+	return r.mustLead()
+}
+
+// maybeProve compares the replicas of a shard that this one leads if it is time.
+func (n *Node) maybeProve(r *replica) {
+	if r.mustLead() != nil {
+		return
+	}
+	p, term, written := &r.proof, r.leading.Load(), r.written.Load()
+	late := time.Since(p.at) >= n.cfg.ProofEvery && (written != p.written || p.open)
+	if p.term == term && !late && written-p.written < proofEveryBytes {
+		return
+	}
+	p.at, p.term, p.written = time.Now(), term, written
+	ctx, cancel := context.WithTimeout(r.ctx, 4*proofPatience)
+	defer cancel()
+	round, err := n.prove(ctx, r, false)
+	p.open = err != nil || round.verdict != agreed
+	switch {
+	case err != nil:
+		r.log.Debug("the replicas were not compared", "err", err)
+	case round.verdict == divided:
+		r.log.Error("replica hash mismatch (critical): no majority has the same rows, nobody serves them", "metric", "rowraft_shard_divided", "mark", uint64(round.mark))
+	case differ(round.testimonies):
+		r.log.Error("replica hash mismatch (critical)", "metric", "rowraft_replica_differs", "mark", uint64(round.mark), "verdict", round.verdict.String())
+	}
+}
+
+// proofRound is one comparison.
+type proofRound struct {
+	mark        rowraft.Index
+	testimonies []testimony
+	verdict     verdict
+	figures     shard.Digest // of the majority
+}
+
+// prove logs a mark, asks every member what it has there, and logs the verdict. With
+// everyone it waits for all answers, otherwise for enough of them.
+func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRound, error) {
+	r.proof.round.Lock()
+	defer r.proof.round.Unlock()
+	if err := r.mustLead(); err != nil {
+		return nil, err
+	}
+	members, err := r.group.Members()
+	if err != nil {
+		return nil, translate(r.shard, err)
+	}
+	if err := n.understood(ctx, r, &members); err != nil {
+		return nil, err
+	}
+	round := &proofRound{}
+	if round.mark, err = r.propose(ctx, wire.ProofEntry(r.proofHeader(), &wire.Proof{Step: wire.ProofMark})); err != nil {
+		return nil, err
+	}
+	round.testimonies = n.hear(ctx, r, &members, round.mark, everyone)
+	round.verdict, round.figures = judge(round.testimonies)
+	p := wire.Proof{Mark: round.mark, Rows: round.figures.Rows, Digest: round.figures.Sum}
+	switch {
+	case round.verdict == agreed:
+		p.Step = wire.ProofAgreed
+	case round.verdict == divided && r.machine.Divided() == 0:
+		p.Step = wire.ProofDivided
+	default:
+		return round, nil
+	}
+	if _, err = r.propose(ctx, wire.ProofEntry(r.proofHeader(), &p)); r.machine.Fenced() != nil {
+		err = nil // what is logged fences its leader: that is the answer
+	}
+	return round, err
+}
+
+func (r *replica) proofHeader() wire.EntryHeader {
+	h := r.header()
+	h.Version = 1
+	return h
+}
+
+// understood reports whether a proof entry may be logged: a server from before them
+// would stop at it. That one is in the log already proves that all know them.
+func (n *Node) understood(ctx context.Context, r *replica, members *raftstore.Membership) error {
+	voters := 0
+	for _, m := range members.Members {
+		if m.Voter {
+			voters++
+		}
+	}
+	if voters < 2 {
+		return rowraft.Errorf(rowraft.CodePrecondition, "shard %d has one replica, and nothing to compare it with", r.shard)
+	}
+	if r.machine.KnowsProofs() {
+		return nil
+	}
+	for _, t := range n.hear(ctx, r, members, 0, true) {
+		if t.err != nil {
+			return rowraft.Errorf(rowraft.CodePrecondition, "shard %d: the first comparison waits until every server of it has answered: %w", r.shard, t.err)
+		}
+	}
+	return nil
+}
+
+// hear asks every member what it noted at mark, until all have answered, or without
+// everyone as soon as a majority agrees.
+func (n *Node) hear(ctx context.Context, r *replica, members *raftstore.Membership, mark rowraft.Index, everyone bool) []testimony {
+	ctx, cancel := context.WithTimeout(ctx, proofPatience)
+	defer cancel()
+	out := make([]testimony, len(members.Members))
+	type heard struct {
+		i int
+		t testimony
+	}
+	answers := make(chan heard, len(out))
+	for i, m := range members.Members {
+		out[i] = testimony{Member: m.Member, voter: m.Voter, err: rowraft.Errorf(rowraft.CodeDeadline, "node %s has not answered", m.Node)}
+		go func() {
+			t := n.ask(ctx, r, m.Member, mark)
+			t.Member, t.voter = m.Member, m.Voter
+			answers <- heard{i, t}
+		}()
+	}
+	for range out { // each comes when ctx ends at the latest
+		a := <-answers
+		out[a.i] = a.t
+		if v, _ := judge(out); v == agreed && !everyone {
+			cancel()
+		}
+	}
+	return out
+}
+
+// ask asks one member.
+func (n *Node) ask(ctx context.Context, r *replica, m raftstore.Member, mark rowraft.Index) (t testimony) {
+	if m.Replica == r.id {
+		t.leads = true
+		t.figures, t.noted = r.machine.Noted(mark)
+		return t
+	}
+	reply, err := n.askNode(ctx, m.Node, &rowraftv1.NotedDigestRequest{Shard: uint32(r.shard), MarkIndex: uint64(mark)})
+	switch {
+	case err != nil:
+		t.err = err
+	case reply.ReplicaId != string(m.Replica):
+		t.err = rowraft.Errorf(rowraft.CodeIdentity, "node %s has replica %s, the member is %s", m.Node, reply.ReplicaId, m.Replica)
+	case reply.Noted && len(reply.Digest) != len(t.figures.Sum):
+		t.err = rowraft.Errorf(rowraft.CodeCorrupt, "node %s sent a digest of %d bytes", m.Node, len(reply.Digest))
+	case reply.Noted:
+		t.noted, t.figures = true, shard.Digest{Index: mark, Rows: reply.Rows, Sum: [16]byte(reply.Digest)}
+	}
+	t.fenced = reply.GetFenced()
+	return t
+}
+
+func (n *Node) askNode(ctx context.Context, id rowraft.NodeID, req *rowraftv1.NotedDigestRequest) (*rowraftv1.NotedDigestReply, error) {
+	node, ok := n.sched.View().Map().Node(id)
+	if !ok {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", id)
+	}
+	conn, err := n.control.conn(node.Addr)
+	if err != nil {
+		return nil, err
+	}
+	return rowraftv1.NewAdminClient(conn).NotedDigest(ctx, req)
+}
+
+// NotedDigest tells what the replica here noted at a mark.
+func (s *adminService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDigestRequest) (*rowraftv1.NotedDigestReply, error) {
+	if f, ok := s.n.fencedReplica(rowraft.ShardID(req.Shard)); ok {
+		return &rowraftv1.NotedDigestReply{ReplicaId: string(f.id), Fenced: f.why}, nil
+	}
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	mark := rowraft.Index(req.MarkIndex)
+	if err := r.group.WaitApplied(ctx, mark); err != nil {
+		return nil, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: mark}
+	}
+	reply := &rowraftv1.NotedDigestReply{ReplicaId: string(r.id)}
+	if e := r.machine.Fenced(); e != nil {
+		reply.Fenced = e.Error()
+	}
+	if d, ok := r.machine.Noted(mark); ok {
+		reply.Noted, reply.Rows, reply.Digest = true, d.Rows, d.Sum[:]
+	}
+	return reply, nil
+}
+
+// Prove compares the replicas of a shard now.
+func (s *adminService) Prove(ctx context.Context, req *rowraftv1.ProveRequest) (*rowraftv1.ProveReply, error) {
+	r, err := s.leaderOf(req.Shard)
+	if err != nil {
+		return nil, err
+	}
+	round, err := s.n.prove(ctx, r, true)
+	if err != nil {
+		return nil, err
+	}
+	out := &rowraftv1.ProveReply{MarkIndex: uint64(round.mark), Verdict: round.verdict}
+	if round.verdict == agreed {
+		out.Rows, out.Digest = round.figures.Rows, round.figures.Sum[:]
+	}
+	for _, t := range round.testimonies {
+		p := &rowraftv1.ProvedReplica{
+			ReplicaId: string(t.Replica), Node: string(t.Node), Voter: t.voter, Leader: t.leads, Noted: t.noted, Fenced: t.fenced,
+		}
+		if t.noted {
+			p.Rows, p.Digest = t.figures.Rows, t.figures.Sum[:]
+		}
+		if t.err != nil {
+			p.Error = t.err.Error()
+		}
+		out.Replicas = append(out.Replicas, p)
+	}
+	return out, nil
+}

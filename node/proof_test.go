@@ -1,0 +1,368 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/shard"
+)
+
+// TestJudge goes through everything that up to five voters can say, with a learner
+// beside them, and holds judge against docs/formats/entry.md read again.
+func TestJudge(t *testing.T) {
+	const silent, abstains, fenced, kinds = 3, 4, 5, 6 // below: one of three digests
+	say := func(kind int) testimony {
+		switch kind {
+		case silent:
+			return testimony{voter: true, err: errors.New("silent")}
+		case abstains:
+			return testimony{voter: true}
+		case fenced: // what it had does not count
+			return testimony{voter: true, fenced: "it is", noted: true, figures: shard.Digest{Index: 9, Sum: [16]byte{0}}}
+		}
+		return testimony{voter: true, noted: true, figures: shard.Digest{Index: 9, Sum: [16]byte{byte(kind)}}}
+	}
+	verdicts := make(map[verdict]int)
+	for voters := 1; voters <= 5; voters++ {
+		count := 1
+		for range voters {
+			count *= kinds
+		}
+		for code := range count {
+			var all []testimony
+			var held [kinds]int
+			for c := code; len(all) < voters; c /= kinds {
+				held[c%kinds]++
+				all = append(all, say(c%kinds))
+			}
+			want, figures, differ := undecided, byte(0), 0
+			for d := range byte(3) {
+				if 2*held[d] > voters && held[d] >= 2 {
+					want, figures = agreed, d
+				}
+				if held[d] > 0 {
+					differ++
+				}
+			}
+			if want != agreed && held[silent]+held[abstains] == 0 && differ > 1 {
+				want = divided
+			}
+			learner := say(2)
+			learner.voter = false
+			got, f := judge(append([]testimony{learner}, all...))
+			if got != want || got == agreed && f.Sum[0] != figures {
+				t.Fatalf("%d voters say %v (three digests, silent, abstains, fenced): %v of %d, want %v of %d", voters, held, got, f.Sum[0], want, figures)
+			}
+			verdicts[got]++
+		}
+	}
+	if len(verdicts) != 3 {
+		t.Errorf("verdicts %v: want some of each", verdicts)
+	}
+}
+
+// proofCluster is servers with one shard, whose leader compares its replicas all the
+// time. From harm on one of them applies one gradient with the wrong sign.
+type proofCluster struct {
+	*testCluster
+	harm   atomic.Int32 // 1: a leader misapplies, 2: a follower
+	harmed atomic.Bool
+	harmAt atomic.Int64 // UnixNano
+	byNode map[string]int
+	table  *client.Table
+	ctx    context.Context
+	pushed int64
+}
+
+func startProofCluster(t *testing.T, servers int) *proofCluster {
+	return startProofClusterWith(t, servers, func(*Config) {})
+}
+
+func startProofClusterWith(t *testing.T, servers int, change func(*Config)) *proofCluster {
+	c := &proofCluster{byNode: make(map[string]int)}
+	c.testCluster = startClusterWith(t, servers, 1, func(cfg *Config) {
+		cfg.Profile, cfg.ProofEvery = "default", 100*time.Millisecond
+		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
+			want := c.harm.Load()
+			if want == 0 || (r.leading.Load() != 0) != (want == 1) {
+				return entry
+			}
+			was := c.harmed.Load()
+			entry = misapply(entry, &c.harmed)
+			if !was && c.harmed.Load() {
+				c.harmAt.Store(time.Now().UnixNano())
+			}
+			return entry
+		}
+		change(cfg)
+	})
+	for i, n := range c.nodes {
+		c.byNode[n.cfg.Name] = i
+	}
+	var err error
+	c.ctx = testContext(t)
+	if c.table, err = c.dial().CreateTable(c.ctx, counterSchema("user"), false); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (c *proofCluster) push() {
+	c.t.Helper()
+	if _, err := c.table.Push(c.ctx, []rowraft.Key{7}, []float32{-1, -1, -1, -1}); err != nil {
+		c.t.Fatal(err)
+	}
+	c.pushed++
+}
+
+// wantRow pulls the row, which must hold what was pushed.
+func (c *proofCluster) wantRow() {
+	c.t.Helper()
+	var got [4]float32
+	if err := c.table.Pull(c.ctx, []rowraft.Key{7}, got[:]); err != nil || got[0] != float32(c.pushed) {
+		c.t.Fatalf("the row holds %v after %d pushes (%v)", got, c.pushed, err)
+	}
+}
+
+// replicas asks every server that runs for its replica of the shard.
+func (c *proofCluster) replicas() map[string]*rowraftv1.ReplicaStatus {
+	out := make(map[string]*rowraftv1.ReplicaStatus)
+	for i, n := range c.nodes {
+		if n.cancel == nil {
+			continue
+		}
+		st, err := c.admin(i).NodeStatus(c.ctx, &rowraftv1.NodeStatusRequest{})
+		if err != nil {
+			continue
+		}
+		for _, r := range st.Replicas {
+			out[n.cfg.Name] = r
+		}
+	}
+	return out
+}
+
+// fencedServer is the one with the fenced replica that does not run any more.
+func (c *proofCluster) fencedServer() string {
+	for name, r := range c.replicas() {
+		if r.Role == roleFenced {
+			return name
+		}
+	}
+	return ""
+}
+
+// TestAReplicaInTheMinorityIsFenced: a follower, or the leader, applies one gradient
+// wrongly. It is fenced soon, and from then on every read is right; it keeps its
+// disk, stays fenced over a restart, and is replaced by a move.
+func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
+	for role, harm := range map[string]int32{"leader": 1, "follower": 2} {
+		t.Run(role, func(t *testing.T) {
+			c := startProofCluster(t, 4)
+			eventually(t, c.ctx, "the replicas agree", func() bool {
+				c.push()
+				proved := 0
+				for _, r := range c.replicas() {
+					if r.ProvedIndex > 0 {
+						proved++
+					}
+				}
+				return proved == 3
+			})
+			c.wantRow()
+			c.harm.Store(harm)
+			name := ""
+			eventually(t, c.ctx, "a replica is fenced", func() bool {
+				c.push()
+				name = c.fencedServer()
+				return name != ""
+			})
+			t.Logf("a %s that misapplied was fenced after %v", role, time.Duration(time.Now().UnixNano()-c.harmAt.Load()).Round(time.Millisecond))
+			for range 20 {
+				c.push()
+				c.wantRow()
+			}
+			c.checkFenced(name)
+
+			// Over a restart.
+			i := c.byNode[name]
+			c.stopNode(i)
+			c.restart(i)
+			for range 20 {
+				c.push()
+				c.wantRow()
+			}
+			c.checkFenced(name)
+
+			// A move replaces it.
+			spare := ""
+			have := c.replicas()
+			for _, n := range c.nodes {
+				if have[n.cfg.Name] == nil {
+					spare = n.cfg.Name
+				}
+			}
+			mv, err := c.startMove(c.ctx, 0, name, spare)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if end := c.ended(c.ctx, mv.Id); end.Phase != rowraftv1.MovePhase_MOVE_PHASE_DONE {
+				t.Fatalf("move %v", end)
+			}
+			c.push()
+			c.wantRow()
+			c.sameDigests(c.ctx, 0)
+			eventually(t, c.ctx, "the fenced replica and its mark are deleted", func() bool {
+				left, _ := filepath.Glob(filepath.Join(c.dir, name, "fenced", "*"))
+				_, err := os.Stat(c.groupDir(name, 0))
+				return len(left) == 0 && errors.Is(err, os.ErrNotExist) && c.fencedServer() == ""
+			})
+			reply := c.prove()
+			if reply.Verdict != agreed || len(reply.Replicas) != 3 {
+				t.Errorf("after the move: %v", reply)
+			}
+			for _, r := range reply.Replicas {
+				if !r.Noted || r.Rows != 1 || string(r.Digest) != string(reply.Digest) {
+					t.Errorf("replica %v, want 1 row and digest %x", r, reply.Digest)
+				}
+			}
+		})
+	}
+}
+
+// checkFenced wants the replica on a server to refuse, say why, and keep its log.
+func (c *proofCluster) checkFenced(name string) {
+	c.t.Helper()
+	r := c.replicas()[name]
+	if r.GetRole() != roleFenced || !strings.Contains(r.GetFenced(), "fenced") || r.GetError() == "" {
+		c.t.Errorf("server %s says %v of its replica", name, r)
+	}
+	conn, err := rpc.Dial(c.nodes[c.byNode[name]].addr, nil, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = rowraftv1.NewTableClient(conn).Pull(c.ctx, &rowraftv1.PullRequest{MapVersion: anyMapVersion, Shard: 0})
+	if rowraft.CodeOf(err) != rowraft.CodeFenced {
+		c.t.Errorf("pull from a fenced replica: %v, want Fenced", err)
+	}
+	_, err = rowraftv1.NewTableClient(conn).Push(c.ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion, Shard: 0, ClientId: make([]byte, 16)})
+	if rowraft.CodeOf(err) != rowraft.CodeFenced {
+		c.t.Errorf("push to a fenced replica: %v, want Fenced", err)
+	}
+	if logs, err := filepath.Glob(filepath.Join(c.groupDir(name, 0), "log", "*")); err != nil || len(logs) == 0 {
+		c.t.Errorf("the log of the fenced replica is gone: %v", err)
+	}
+	eventually(c.t, c.ctx, "the scheduler calls it a problem", func() bool {
+		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"), "replica hash mismatch (critical): the replica on "+name)
+	})
+}
+
+// prove asks the leader for a comparison.
+func (c *proofCluster) prove() (reply *rowraftv1.ProveReply) {
+	c.t.Helper()
+	eventually(c.t, c.ctx, "a leader compares the replicas", func() bool {
+		for i, n := range c.nodes {
+			if n.cancel == nil {
+				continue
+			}
+			var err error
+			if reply, err = c.admin(i).Prove(c.ctx, &rowraftv1.ProveRequest{Shard: 0}); err == nil {
+				return true
+			}
+		}
+		return false
+	})
+	return reply
+}
+
+// TestADividedShardServesNothing: of two replicas that differ nobody knows which is
+// right, so neither serves; they go on as a group.
+func TestADividedShardServesNothing(t *testing.T) {
+	c := startProofCluster(t, 2)
+	c.push()
+	c.harm.Store(2)
+	c.push()
+	eventually(t, c.ctx, "the shard is divided", func() bool {
+		n := 0
+		for _, r := range c.replicas() {
+			if r.DividedIndex > 0 {
+				n++
+			}
+		}
+		return n == 2
+	})
+	var got [4]float32
+	if err := c.table.Pull(c.ctx, []rowraft.Key{7}, got[:]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("pull from a divided shard: %v, %v; want Corrupt", got, err)
+	}
+	if _, err := c.table.Push(c.ctx, []rowraft.Key{7}, got[:]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("push to a divided shard: %v, want Corrupt", err)
+	}
+	if reply := c.prove(); reply.Verdict != divided {
+		t.Errorf("it is compared again: %v", reply)
+	}
+	eventually(t, c.ctx, "the scheduler calls it a problem", func() bool {
+		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"), "no majority of its replicas")
+	})
+}
+
+// TestTheFirstMarkWaitsForEveryServer: one that does not answer may be of a version
+// that would stop at a mark. Once a mark is in the log nobody is waited for.
+func TestTheFirstMarkWaitsForEveryServer(t *testing.T) {
+	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Profile, cfg.ProofEvery = "default", -1 })
+	ctx := testContext(t)
+	if _, err := c.dial().CreateTable(ctx, counterSchema("user"), false); err != nil {
+		t.Fatal(err)
+	}
+	c.stopNode(2)
+	prove := func() (err error) {
+		eventually(t, ctx, "a leader answers", func() bool {
+			for i := range 2 {
+				_, err = c.admin(i).Prove(ctx, &rowraftv1.ProveRequest{Shard: 0})
+				if err == nil || rowraft.CodeOf(err) == rowraft.CodePrecondition {
+					return true
+				}
+			}
+			return false
+		})
+		return err
+	}
+	if err := prove(); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+		t.Errorf("compared with a server down that may be old: %v", err)
+	}
+	c.restart(2)
+	eventually(t, ctx, "all servers answer", func() bool { return prove() == nil })
+	c.stopNode(2)
+	if err := prove(); err != nil {
+		t.Errorf("two of three servers, and a mark in the log: %v", err)
+	}
+}
+
+// TestNoReplicaIsFenced is what catches the canaries that misapply a gradient.
+func TestNoReplicaIsFenced(t *testing.T) {
+	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.tamper = nil }) // but what the build does
+	start, last := time.Now(), uint64(0)
+	for marks := 0; marks < 10; {
+		c.push()
+		for name, r := range c.replicas() {
+			if r.Fenced != "" {
+				t.Fatalf("server %s has a fenced replica after %v: %s", name, time.Since(start).Round(time.Millisecond), r.Fenced)
+			}
+			if r.ProvedIndex > last {
+				last = r.ProvedIndex
+				marks++
+			}
+		}
+	}
+}

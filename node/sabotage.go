@@ -1,0 +1,46 @@
+package node
+
+import (
+	"bytes"
+	"sync/atomic"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// sabotage is what canaries do to the entries that a replica applies, nil in every
+// other build.
+func sabotage() func(*replica, rowraft.Index, []byte) []byte {
+	if !canary.Is(canary.FollowerMisapplies) && !canary.Is(canary.LeaderMisapplies) {
+		return nil
+	}
+	return func(r *replica, _ rowraft.Index, entry []byte) []byte {
+		if (r.leading.Load() != 0) != canary.Is(canary.LeaderMisapplies) {
+			return entry
+		}
+		return misapply(entry, &misapplied)
+	}
+}
+
+// misapplied is set once a canary has done its harm.
+var misapplied atomic.Bool
+
+// misapply turns the sign of the first gradient in an entry, once.
+func misapply(entry []byte, done *atomic.Bool) []byte {
+	h, _, err := wire.ParseEntryHeader(entry)
+	if err != nil || h.Kind != wire.EntryParts || h.Parts == 0 || done.Load() {
+		return entry
+	}
+	changed := bytes.Clone(entry) // others hold entry
+	var p wire.Part
+	if _, err := wire.ParsePart(changed[wire.EntryHeaderSize:], &p); err != nil || p.Op != wire.OpPush {
+		return entry
+	}
+	seg, body, _, err := wire.ParseSegment(p.Payload)
+	if err != nil || len(body.Values) == 0 || !done.CompareAndSwap(false, true) {
+		return entry
+	}
+	body.Values[seg.DType.Size()-1] ^= 0x80
+	return changed
+}
