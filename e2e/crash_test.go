@@ -18,7 +18,7 @@ import (
 // again and again. The clients know nothing of it: they go on resending under the
 // same numbers, and any error they see fails the test, a lost session above all.
 func TestKillAllServers(t *testing.T) {
-	for _, backend := range []string{"wal", "bolt"} {
+	for _, backend := range []string{"wal", "bolt", "rowlog"} {
 		t.Run(backend, func(t *testing.T) {
 			rng := seed(t)
 			c := start(t, localcluster.Options{Backend: backend})
@@ -125,7 +125,7 @@ func TestStoppedLeader(t *testing.T) {
 // A server is away while the others write so much that their logs no longer reach
 // back to where it was: only a snapshot can bring it up.
 func TestBehindTheLog(t *testing.T) {
-	for _, backend := range []string{"wal", "bolt"} {
+	for _, backend := range []string{"wal", "bolt", "rowlog"} {
 		t.Run(backend, func(t *testing.T) { testBehindTheLog(t, backend) })
 	}
 }

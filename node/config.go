@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -34,7 +36,7 @@ type Config struct {
 	Servers       int      // shards are made once so many servers are there; 0: len(Join)
 	Shards        int      // of a new cluster; 0: 4
 
-	LogBackend string // "wal" (default) or "bolt"
+	LogBackend string // one of raftstore.Backends; "": "wal"
 	Profile    string // "fast", "default", "dense"
 	// DiskStallLimit is how long a write to the log may hang before the server
 	// gives up; 0: the larger of 500 ms and two heartbeats.
@@ -96,10 +98,8 @@ func (c *Config) setDefaults() error {
 	if _, err := profileOf(c.Profile); err != nil {
 		return err
 	}
-	switch c.LogBackend {
-	case "", raftstore.BackendWAL, raftstore.BackendBolt:
-	default:
-		return bad("log backend %q: want wal or bolt", c.LogBackend)
+	if c.LogBackend != "" && !slices.Contains(raftstore.Backends, c.LogBackend) {
+		return bad("log backend %q: want %s", c.LogBackend, strings.Join(raftstore.Backends, ", "))
 	}
 	if c.Insecure {
 		for _, l := range []net.Listener{c.Listener, c.PeerListener} {

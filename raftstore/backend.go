@@ -28,7 +28,7 @@ type logBackend interface {
 
 // files that a backend leaves in its directory from the first moment; that they
 // are missing later means that the log was lost.
-var backendFiles = map[string]string{BackendWAL: metaName, BackendBolt: "raft.db"}
+var backendFiles = map[string]string{BackendWAL: metaName, BackendBolt: "raft.db", BackendRow: metaName}
 
 func openBackend(disk vfs.FS, kind, dir string, segmentSizeBytes int, logger *slog.Logger) (logBackend, error) {
 	switch kind {
@@ -44,6 +44,8 @@ func openBackend(disk vfs.FS, kind, dir string, segmentSizeBytes int, logger *sl
 			return nil, fmt.Errorf("open raft-wal in %s: %w", dir, err)
 		}
 		return w, nil
+	case BackendRow:
+		return openRowLog(disk, dir, segmentSizeBytes, logger)
 	case BackendBolt:
 		if disk != vfs.OS {
 			return nil, errBoltDisk
@@ -58,7 +60,7 @@ func openBackend(disk vfs.FS, kind, dir string, segmentSizeBytes int, logger *sl
 		}
 		return boltBackend{b}, nil
 	}
-	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want %q or %q", kind, BackendWAL, BackendBolt)
+	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want %s", kind, backendNames)
 }
 
 // errBoltDisk: bbolt maps its file into memory, which no interface can stand for.

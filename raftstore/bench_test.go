@@ -29,7 +29,7 @@ func (sinkSnapshot) Release()                         {}
 // BenchmarkPropose: three nodes in one process on one disk, loopback, fsync on.
 // HAZARDS.md has the same with three processes.
 func BenchmarkPropose(b *testing.B) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		for _, tc := range []struct {
 			kib, proposers int
 		}{{4, 16}, {64, 16}, {576, 1}, {576, 4}} {

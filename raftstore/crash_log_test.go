@@ -52,7 +52,11 @@ const crashEntryBytes = 9 << 10 // seven to a segment of 64 KiB
 
 func crashEntry(index, term uint64) *raft.Log {
 	data := bytes.Repeat(binary.LittleEndian.AppendUint64(nil, index<<8|term), crashEntryBytes/8)
-	return &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data}
+	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: sealEntry(data)}
+	if err := placeEntry(l); err != nil {
+		panic(err)
+	}
+	return l
 }
 
 func (w logWriter) append(term, n uint64) error {
@@ -84,20 +88,20 @@ func (w logWriter) set(key, value string) error {
 	return w.do(func(m *logModel) { m.vote[key] = value }, func() error { return w.Set([]byte(key), []byte(value)) })
 }
 
-func openCrashLog(disk vfs.FS) (logBackend, error) {
+func openCrashLog(disk vfs.FS, backend string) (logBackend, error) {
 	if err := vfs.MkdirAll(disk, "/log"); err != nil {
 		return nil, err
 	}
-	return openBackend(disk, BackendWAL, "/log", 64<<10, slog.New(slog.DiscardHandler))
+	return openBackend(disk, backend, "/log", 64<<10, slog.New(slog.DiscardHandler))
 }
 
-func logScript() vfstest.Script[logLife] {
+func logScript(backend string) vfstest.Script[logLife] {
 	empty := func() logModel { return logModel{terms: map[uint64]uint64{}, vote: map[string]string{}} }
 	return vfstest.Script[logLife]{
 		Seeds: 5,
 		Run: func(disk vfs.FS, acked *logLife) error {
 			acked.done, acked.pending = empty(), empty()
-			b, err := openCrashLog(disk)
+			b, err := openCrashLog(disk, backend)
 			if err != nil {
 				return err
 			}
@@ -109,7 +113,7 @@ func logScript() vfstest.Script[logLife] {
 			if acked.done.terms == nil {
 				acked.done, acked.pending = empty(), empty()
 			}
-			b, err := openCrashLog(disk)
+			b, err := openCrashLog(disk, backend)
 			if err != nil {
 				return acked, err
 			}
@@ -223,7 +227,11 @@ func (m logModel) String() string {
 	return s
 }
 
-func TestCrashAtEachStepOfTheLog(t *testing.T) { vfstest.Crashes(t, logScript(), nil) }
+func TestCrashAtEachStepOfTheLog(t *testing.T) {
+	for _, backend := range []string{BackendWAL, BackendRow} {
+		t.Run(backend, func(t *testing.T) { vfstest.Crashes(t, logScript(backend), nil) })
+	}
+}
 
 // metaScript makes the metadata of a log grow out of its file.
 func metaScript() vfstest.Script[metaLife] {

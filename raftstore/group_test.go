@@ -11,7 +11,7 @@ import (
 )
 
 func TestClusterSurvivesItsLeader(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) { o.Backend = backend })
@@ -47,7 +47,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 }
 
 func TestWholeClusterRestarts(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) { o.Backend = backend })
@@ -70,7 +70,7 @@ func TestWholeClusterRestarts(t *testing.T) {
 }
 
 func TestFarBehindFollowerGetsSnapshot(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) {

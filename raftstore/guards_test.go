@@ -182,7 +182,7 @@ func TestReplicationHealsAfterErrors(t *testing.T) {
 
 // #697: every layer forwards IsMonotonic, for both backends.
 func TestLogStoresAreMonotonic(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		var logs sync.Map
 		c := startedCluster(t, 1, faultyLogs(&logs, func(o *Options) { o.Backend = backend }))
 		g := c.nodes[0].group
@@ -335,7 +335,7 @@ func TestLostDataIsRefused(t *testing.T) {
 		{"snapshots", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0", "snapshots")) }},
 		{"registry", func(d string) error { return os.Remove(filepath.Join(d, "registry")) }},
 	} {
-		for _, backend := range []string{BackendWAL, BackendBolt} {
+		for _, backend := range Backends {
 			t.Run(tc.name+" with "+backend, func(t *testing.T) {
 				t.Parallel()
 				c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })

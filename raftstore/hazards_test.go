@@ -314,7 +314,7 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 // What a backend still serves of a prefix that was cut off is what stood there;
 // of a suffix or of the whole, nothing: a conflicting entry must not come back.
 func TestCutLogServesNothingWrong(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
 			b, err := openBackend(vfs.OS, backend, t.TempDir(), 64<<10, slog.New(slog.DiscardHandler))
 			if err != nil {
@@ -325,7 +325,12 @@ func TestCutLogServesNothingWrong(t *testing.T) {
 				t.Helper()
 				var logs []*raft.Log
 				for i := from; i <= to; i++ {
-					logs = append(logs, &raft.Log{Index: i, Term: term, Data: make([]byte, 1<<10)})
+					l := &raft.Log{Index: i, Term: term, Data: make([]byte, 1<<10)}
+					l.Extensions = sealEntry(l.Data)
+					if err := placeEntry(l); err != nil {
+						t.Fatal(err)
+					}
+					logs = append(logs, l)
 				}
 				if err := b.StoreLogs(logs); err != nil {
 					t.Fatal(err)

@@ -40,7 +40,7 @@ func (l *lossyTransport) InstallSnapshot(id raft.ServerID, to raft.ServerAddress
 }
 
 func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			var lose, lost, installs atomic.Int64

@@ -65,7 +65,7 @@ func (c *testCluster) moveStep(from, to Member) (done bool, err error) {
 // A replica moves to a new node while entries are proposed: the leader's, to a node
 // that gets a snapshot first, because the log is cut.
 func TestReplicaMovesUnderLoad(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c, spare := spareCluster(t, func(o *Options) { o.Backend, o.TrailingLogBytes = backend, 1 })

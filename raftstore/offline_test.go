@@ -51,7 +51,7 @@ func stoppedCluster(t *testing.T, backend string) (c *testCluster, marks map[row
 }
 
 func TestAStoppedStoreIsReadAndNotChanged(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c, marks := stoppedCluster(t, backend)

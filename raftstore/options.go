@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -66,9 +68,15 @@ var (
 
 // Log backends.
 const (
-	BackendWAL  = "wal"  // hashicorp/raft-wal: the default
-	BackendBolt = "bolt" // hashicorp/raft-boltdb: small logs such as the metadata group
+	BackendWAL  = "wal"    // hashicorp/raft-wal: the default
+	BackendBolt = "bolt"   // hashicorp/raft-boltdb: small logs such as the metadata group
+	BackendRow  = "rowlog" // our own (docs/formats/log.md)
 )
+
+// Backends are all of them.
+var Backends = []string{BackendWAL, BackendBolt, BackendRow}
+
+var backendNames = strings.Join(Backends, ", ")
 
 // Options configure the store of one node. Zero values mean the defaults named.
 type Options struct {
@@ -182,8 +190,8 @@ func (o *Options) validate() error {
 		return bad("Resolve is nil")
 	case o.Fatal == nil:
 		return bad("Fatal is nil: nobody would stop the process when the log fails")
-	case o.Backend != BackendWAL && o.Backend != BackendBolt:
-		return bad("Backend %q: want %q or %q", o.Backend, BackendWAL, BackendBolt)
+	case !slices.Contains(Backends, o.Backend):
+		return bad("Backend %q: want one of %s", o.Backend, backendNames)
 	case o.Backend == BackendBolt && o.FS != vfs.OS:
 		return errBoltDisk
 	case o.Profile.LeaderLease > o.Profile.Heartbeat || o.Profile.Heartbeat < 10*time.Millisecond || o.Profile.Commit < time.Millisecond:

@@ -356,7 +356,7 @@ func TestDamagedSnapshotIsReplaced(t *testing.T) {
 // A crash after a snapshot from the leader was stored and before the log was
 // cleared leaves a log that ends too early, or that disagrees: it is cleared.
 func TestInterruptedInstallIsFinished(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendBolt} {
+	for _, backend := range Backends {
 		for name, place := range map[string]func(last, term uint64) (uint64, uint64){
 			"the snapshot is beyond the log":  func(last, term uint64) (uint64, uint64) { return last + 100, term },
 			"the log conflicts with its last": func(last, term uint64) (uint64, uint64) { return last - 1, term + 1 },

@@ -127,8 +127,8 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 		return bad("the state machine is nil")
 	case cfg.SegmentSizeBytes < minSegment || cfg.SegmentSizeBytes > maxSegment:
 		return bad("SegmentSizeBytes %d: want %d to %d", cfg.SegmentSizeBytes, minSegment, maxSegment)
-	case cfg.Backend != BackendWAL && cfg.Backend != BackendBolt:
-		return bad("backend %q: want %q or %q", cfg.Backend, BackendWAL, BackendBolt)
+	case !slices.Contains(Backends, cfg.Backend):
+		return bad("backend %q: want one of %s", cfg.Backend, backendNames)
 	}
 	if cfg.Bootstrap == nil {
 		return nil

@@ -19,7 +19,7 @@ import (
 // segment.
 func tailOf(t testing.TB, disk vfs.FS, n uint64) (name string, data []byte) {
 	t.Helper()
-	b, err := openCrashLog(disk)
+	b, err := openCrashLog(disk, BackendWAL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestABatchCutShortIsCutOff(t *testing.T) {
 			name, data := tailOf(t, disk, 3)
 			overwrite(t, disk, name, endOf(data), tc.left)
 			for last := uint64(3); last < 5; last++ {
-				b, err := openCrashLog(disk)
+				b, err := openCrashLog(disk, BackendWAL)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -155,7 +155,7 @@ func TestDamageWithinTheTailIsFound(t *testing.T) {
 		disk := vfs.NewMem()
 		name, _ := tailOf(t, disk, n)
 		overwrite(t, disk, name, at, []byte{0xff})
-		b, err := openCrashLog(disk)
+		b, err := openCrashLog(disk, BackendWAL)
 		if err == nil {
 			last, _ := b.LastIndex()
 			b.Close()
@@ -205,7 +205,7 @@ func FuzzLogTail(f *testing.F) {
 		}
 		disk := disk.Crash(1) // a copy
 		overwrite(t, disk, name, end, left)
-		b, err := openCrashLog(disk)
+		b, err := openCrashLog(disk, BackendWAL)
 		if err != nil {
 			if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 				t.Errorf("%v, want CodeCorrupt", err)
@@ -229,7 +229,7 @@ func FuzzLogTail(f *testing.F) {
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
-		if b, err = openCrashLog(disk); err != nil {
+		if b, err = openCrashLog(disk, BackendWAL); err != nil {
 			t.Fatal(err)
 		}
 		var l raft.Log

@@ -155,7 +155,7 @@ func (r *chaos) start(ctx context.Context) (err error) {
 			"--log-segment-bytes", fmt.Sprint(logSegment),
 		},
 	}
-	if r.cfg.Backend == "wal" { // bolt has its file in memory, which no fault reaches
+	if r.cfg.Backend != "bolt" { // it has its file in memory, which no fault reaches
 		cluster.WithDiskFaults(&opts)
 	}
 	if r.cluster, err = cluster.Start(ctx, opts); err != nil {

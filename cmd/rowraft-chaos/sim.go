@@ -15,7 +15,7 @@ import (
 func runSim(ctx context.Context, cfg *config, v *view) (*result, error) {
 	sc := sim.Config{
 		Seed: cfg.Seed, For: cfg.For, Faults: cfg.Faults, Clients: cfg.Clients, Rows: cfg.Rows, Servers: cfg.Servers, Shards: cfg.Shards,
-		Rate: cfg.Rate, Profile: cfg.Profile, Dir: cfg.dir,
+		Rate: cfg.Rate, Profile: cfg.Profile, Backend: cfg.Backend, Dir: cfg.dir,
 		Log: func(format string, args ...any) { v.line(fmt.Sprintf(format, args...) + " (virtual)") },
 	}
 	v.event("seed %d, directory %s", cfg.Seed, cfg.dir)

@@ -82,7 +82,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.StringSliceVar(&f.join, "join", nil, "gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
 	fl.IntVar(&f.servers, "servers", 0, "the shards are made once so many servers are there; default: as many as --join names")
 	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, 1 to 256, fixed for ever; default 4")
-	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the Raft groups: wal or bolt (slower)")
+	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the Raft groups: wal, rowlog (our own: fewer copies) or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "default", "Raft timers: fast (up to 24 replicas a server), default (100) or dense")
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
 	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")

@@ -31,7 +31,7 @@ const (
 )
 
 const (
-	logFiles = "log/*.wal"
+	logFiles = "log/[0-9]*"     // the segments of either backend
 	endLimit = 25 * time.Second // for a server to end that cannot write its log
 	exitCode = 1
 )

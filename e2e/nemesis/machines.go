@@ -17,8 +17,9 @@ type Machines interface {
 	// PowerCutAtStep takes a machine down right before the n-th step from now that its
 	// disk does. The channel is closed when that has happened; cancel calls it off.
 	PowerCutAtStep(seed uint64, name string, n int) (down <-chan struct{}, cancel func())
-	// FillDisk leaves so many bytes free.
-	FillDisk(name string, free int64) (undo func())
+	// FillDisk leaves so many bytes free. undo returns how many writes found no room
+	// meanwhile.
+	FillDisk(name string, free int64) (undo func() (refused int))
 	// SlowLog makes every write to a log take a time more, until undo.
 	SlowLog(name string, late time.Duration) (undo func() (writes int))
 }
@@ -162,7 +163,15 @@ func diskFull(ctx context.Context, a *act) error {
 	}
 	defer a.release(name)
 	free := int64(a.rng.IntN(20_000))
-	return a.broken(ctx, name, func() func() { return a.Machines.FillDisk(name, free) }, 2*longestPause)
+	return a.broken(ctx, name, func() func() {
+		undo := a.Machines.FillDisk(name, free)
+		return func() {
+			// A log that has old segments to write over lives on; its snapshots do not.
+			if n := undo(); n > 0 && a.Cluster.Running(name) {
+				a.saw("%d writes found no room, and the server goes on", n)
+			}
+		}
+	}, 2*longestPause)
 }
 
 // stuckLeader keeps raft's main goroutine in the log, as SIGSTOP keeps a process,

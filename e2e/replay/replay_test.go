@@ -15,7 +15,7 @@ import (
 )
 
 func TestAGoodRun(t *testing.T) {
-	for _, backend := range []string{raftstore.BackendWAL, raftstore.BackendBolt} {
+	for _, backend := range raftstore.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, backend, nil)

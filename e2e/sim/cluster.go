@@ -30,6 +30,7 @@ type Options struct {
 	Servers int    // 0: 3
 	Shards  int    // 0: 2
 	Profile string // "fast" (default), "default", "dense"
+	Backend string // of the logs; "": the node's default
 
 	DiskStallLimit     time.Duration // 0: that of the node
 	SnapshotEveryBytes int64
@@ -247,7 +248,7 @@ func (c *Cluster) config(s *server, life *life) (node.Config, error) {
 		FS: life.disk, DataDir: dataDir, Name: s.name, Version: "sim",
 		Listener: l, PeerListener: p, Dial: h.Dial,
 		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards,
-		Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, SnapshotEveryBytes: o.SnapshotEveryBytes,
+		LogBackend: o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, SnapshotEveryBytes: o.SnapshotEveryBytes,
 		TrailingLogBytes: o.TrailingLogBytes, LogSegmentBytes: o.LogSegmentBytes,
 		Insecure: true,
 	}, nil

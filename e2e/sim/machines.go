@@ -89,13 +89,23 @@ func (c *Cluster) ExitCode(name string) int {
 }
 
 // FillDisk leaves so many bytes free.
-func (c *Cluster) FillDisk(name string, free int64) (undo func()) {
+func (c *Cluster) FillDisk(name string, free int64) (undo func() int) {
 	s := c.server(name)
 	set := func(limit func(*vfs.Mem) int64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.disk.Limit(limit(s.disk))
 	}
-	set(func(m *vfs.Mem) int64 { return m.Used() + free })
-	return func() { set(func(*vfs.Mem) int64 { return 0 }) }
+	before := 0
+	set(func(m *vfs.Mem) int64 {
+		before = m.Refused()
+		return m.Used() + free
+	})
+	return func() (refused int) {
+		set(func(m *vfs.Mem) int64 {
+			refused = m.Refused() - before
+			return 0
+		})
+		return refused
+	}
 }

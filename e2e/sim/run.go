@@ -41,6 +41,7 @@ type Config struct {
 	Shards  int           `json:"shards"`  // 2
 	Rate    int           `json:"rate"`    // calls a second of each client: 20
 	Profile string        `json:"profile"` // of the raft timers: "fast"
+	Backend string        `json:"backend"` // of the logs; "": the node's default
 
 	Dir string `json:"-"` // empty directory for data, logs and history
 	// Log receives a line for a person; may be nil.
@@ -201,7 +202,7 @@ func (r *runner) start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, errors.New("the cluster does not form"))
 	defer cancel()
 	r.cluster, err = Start(ctx, Options{
-		Dir: r.cfg.Dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Profile: r.cfg.Profile,
+		Dir: r.cfg.Dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Profile: r.cfg.Profile, Backend: r.cfg.Backend,
 		DiskStallLimit: 2 * time.Second,
 		// Snapshots all the time, and replicas that need them.
 		SnapshotEveryBytes: 20_000, TrailingLogBytes: 5_000, LogSegmentBytes: 64 << 10,

@@ -25,7 +25,7 @@ type Options struct {
 	Dir     string // data directories, logs and ready files go below
 	Servers int
 	Shards  int      // 0: the server's default
-	Backend string   // "wal" or "bolt"; "": the server's default
+	Backend string   // "wal", "rowlog" or "bolt"; "": the server's default
 	Profile string   // "fast", "default", "dense"; "": the server's default
 	Args    []string // more flags of `rowraft server`
 	Env     []string // more environment, KEY=value

@@ -32,6 +32,7 @@ type Mem struct {
 		locks   map[*memNode]bool
 		limit   int64 // 0: none
 		used    int64 // bytes of the files that are linked or open
+		refused int   // writes that found no room
 		handles int
 	}
 }
@@ -87,6 +88,13 @@ func (m *Mem) Limit(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.limit = bytes
+}
+
+// Refused is how many writes found no room so far.
+func (m *Mem) Refused() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.refused
 }
 
 // Used is how many bytes the files of the disk take.

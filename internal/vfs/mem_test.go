@@ -203,6 +203,9 @@ func TestLimitIsENOSPC(t *testing.T) {
 	if n, err := f.WriteAt(make([]byte, 600), 600); n != 400 || !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("a write that does not fit wrote %d (%v), want 400 and ENOSPC", n, err)
 	}
+	if n := d.Refused(); n != 1 {
+		t.Errorf("%d writes were refused, want 1", n)
+	}
 	if err := f.Allocate(1001); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("Allocate beyond the limit: %v", err)
 	}

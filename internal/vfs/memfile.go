@@ -130,6 +130,7 @@ func (f *memFile) writeLocked(p []byte, offset int64) (int, error) {
 		n.changes = append(n.changes, memChange{data: slices.Clone(fits), offset: offset, size: n.size})
 	}
 	if len(fits) < len(p) {
+		f.disk.mu.refused++
 		return len(fits), pathError("write", f.name, syscall.ENOSPC)
 	}
 	return len(p), nil
@@ -178,6 +179,7 @@ func (f *memFile) resize(op string, size int64) error {
 	case size < 0:
 		return pathError(op, f.name, syscall.EINVAL)
 	case size-f.node.size > f.disk.roomLocked():
+		f.disk.mu.refused++
 		return pathError(op, f.name, syscall.ENOSPC)
 	}
 	f.disk.resizeLocked(f.node, size)

@@ -1,0 +1,422 @@
+package raftstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
+)
+
+// sealedEntry is an entry as it reaches a backend.
+func sealedEntry(t testing.TB, index, term uint64, data []byte) *raft.Log {
+	t.Helper()
+	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: sealEntry(data)}
+	if err := placeEntry(l); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func openTestRowLog(t testing.TB, disk vfs.FS) *rowLog {
+	t.Helper()
+	l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// smallRowLog returns a disk with a closed log of entries 1 … 24 in batches of one to
+// three over several segments, the first of which are gone.
+func smallRowLog(t testing.TB) (*vfs.Mem, map[uint64]*raft.Log) {
+	t.Helper()
+	disk := vfs.NewMem()
+	if err := vfs.MkdirAll(disk, "/log"); err != nil {
+		t.Fatal(err)
+	}
+	l := openTestRowLog(t, disk)
+	want := map[uint64]*raft.Log{}
+	for next := uint64(1); next <= 24; {
+		var logs []*raft.Log
+		for range 1 + next%3 {
+			e := sealedEntry(t, next, 1, bytes.Repeat([]byte{byte(next)}, int(next)*40))
+			want[next], logs = e, append(logs, e)
+			next++
+		}
+		if err := l.StoreLogs(logs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.DeleteRange(1, 12); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return disk, want
+}
+
+func segmentFiles(t testing.TB, disk vfs.FS) (names []string) {
+	t.Helper()
+	entries, err := disk.ReadDir("/log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if _, ok := parseSegmentName(e.Name(), segmentExt); ok {
+			names = append(names, "/log/"+e.Name())
+		}
+	}
+	return names
+}
+
+// A flipped bit anywhere in a segment is found before its entry is used: the log
+// does not open, or the entry does not read. Only the last append may go without a
+// word, which a torn one looks like.
+func TestRowLogFindsEachFlippedBit(t *testing.T) {
+	disk, want := smallRowLog(t)
+	whole := openTestRowLog(t, disk)
+	last, _ := whole.LastIndex()
+	if first, _ := whole.FirstIndex(); first != 13 {
+		t.Fatalf("first entry %d, want 13", first)
+	}
+	if err := whole.Close(); err != nil {
+		t.Fatal(err)
+	}
+	files := segmentFiles(t, disk)
+	if len(files) < 2 {
+		t.Fatalf("%d segments, want several", len(files))
+	}
+	content := make([][]byte, len(files))
+	for i, name := range files {
+		var err error
+		if content[i], err = vfs.ReadFile(disk, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for i, name := range files {
+		data := content[i]
+		refused, unread := 0, 0
+		for at := range data {
+			if data[at] == 0 && at < segmentStart && at%512 != 0 { // between the headers
+				continue
+			}
+			damaged := disk.Crash(1)
+			overwrite(t, damaged, name, at, []byte{data[at] ^ 1<<r.IntN(8)})
+			end, bad := readRowLog(t, damaged, want)
+			switch {
+			case end == 0:
+				refused++
+			case bad:
+				unread++
+			case end != last && (i < len(files)-1 || end < last-2):
+				t.Fatalf("%s: byte %d: the log ends at %d without a word, want %d", name, at, end, last)
+			}
+		}
+		t.Logf("%s: %d bytes, %d times refused, %d times an entry", name, len(data), refused, unread)
+		if unread == 0 || refused == 0 && i < len(files)-1 {
+			t.Errorf("%s: %d times refused, %d times an entry", name, refused, unread)
+		}
+	}
+}
+
+// readRowLog returns the last entry of the log, 0 if it is refused as damaged, and
+// whether an entry is; it fails t for any that reads as another.
+func readRowLog(t *testing.T, disk vfs.FS, want map[uint64]*raft.Log) (last uint64, bad bool) {
+	t.Helper()
+	l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+	if err != nil {
+		if rowraft.CodeOf(err) != rowraft.CodeCorrupt && rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
+			t.Errorf("%v, want CodeCorrupt", err)
+		}
+		return 0, true
+	}
+	defer l.Close()
+	first, _ := l.FirstIndex()
+	last, _ = l.LastIndex()
+	for i := first; i <= last; i++ {
+		var got raft.Log
+		err := l.GetLog(i, &got)
+		if err == nil {
+			err = checkEntry(&got)
+		}
+		if err != nil {
+			bad = true
+		} else if e := want[i]; got.Index != i || got.Term != e.Term || got.Type != e.Type || !bytes.Equal(got.Data, e.Data) {
+			t.Errorf("entry %d reads as entry %d of term %d with %d bytes", i, got.Index, got.Term, len(got.Data))
+		}
+	}
+	return last, bad
+}
+
+// Entries are read while the head is cut and the segments under them are used again.
+func TestRowLogReadsWhileSegmentsGo(t *testing.T) {
+	disk := vfs.NewMem()
+	if err := vfs.MkdirAll(disk, "/log"); err != nil {
+		t.Fatal(err)
+	}
+	l := openTestRowLog(t, disk)
+	defer l.Close()
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	defer wg.Wait()
+	defer close(stop)
+	var read [2]int
+	for k := range read {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				first, _ := l.FirstIndex()
+				var e raft.Log
+				err := l.GetLog(first, &e)
+				if err == nil {
+					err = checkEntry(&e)
+					read[k]++
+				}
+				if err != nil && !errors.Is(err, raft.ErrLogNotFound) {
+					t.Errorf("entry %d: %v", first, err)
+					return
+				}
+			}
+		})
+	}
+	for i := uint64(1); i <= 2000; i++ {
+		if err := l.StoreLogs([]*raft.Log{sealedEntry(t, i, i, bytes.Repeat([]byte{byte(i)}, 1+int(i%5)*1000))}); err != nil {
+			t.Fatal(err)
+		}
+		if i%20 == 0 {
+			if err := l.DeleteRange(1, i-5); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := len(segmentFiles(t, disk)); n > 4 {
+		t.Errorf("%d segments for the last five entries", n)
+	}
+}
+
+// A failed append stops the log: what the disk holds is unknown until it is opened again.
+func TestRowLogStopsAfterAFailedAppend(t *testing.T) {
+	disk, _ := smallRowLog(t)
+	l := openTestRowLog(t, disk)
+	defer l.Close()
+	disk.Limit(disk.Used())
+	if err := l.StoreLogs([]*raft.Log{sealedEntry(t, 25, 1, make([]byte, 40<<10))}); err == nil {
+		t.Fatal("an append to a full disk succeeded")
+	}
+	disk.Limit(1 << 30)
+	if err := l.StoreLogs([]*raft.Log{sealedEntry(t, 25, 1, nil)}); err == nil {
+		t.Error("the next append succeeded")
+	}
+	if err := l.DeleteRange(13, 14); err == nil {
+		t.Error("a cut succeeded")
+	}
+	var e raft.Log
+	if err := l.GetLog(20, &e); err != nil {
+		t.Errorf("an entry from before: %v", err)
+	}
+}
+
+func TestRowLogRefusesWhatLeavesAGap(t *testing.T) {
+	disk, _ := smallRowLog(t)
+	l := openTestRowLog(t, disk)
+	defer l.Close()
+	last, _ := l.LastIndex()
+	for _, logs := range [][]*raft.Log{
+		{sealedEntry(t, last+2, 1, nil)},
+		{sealedEntry(t, last, 1, nil)},
+		{sealedEntry(t, last+1, 1, nil), sealedEntry(t, last+3, 1, nil)},
+		{{Index: last + 1, Data: []byte("without a seal")}},
+	} {
+		if err := l.StoreLogs(logs); err == nil {
+			t.Errorf("entry %d was taken behind %d", logs[len(logs)-1].Index, last)
+		}
+	}
+	if err := l.DeleteRange(15, 16); err == nil {
+		t.Error("a cut out of the middle was taken")
+	}
+	if err := l.StoreLogs([]*raft.Log{sealedEntry(t, last+1, 1, nil)}); err != nil {
+		t.Errorf("the right entry: %v", err)
+	}
+}
+
+// testdata/rowlog was written by rowlog.py from docs/formats/log.md.
+func TestRowLogGoldenBytes(t *testing.T) {
+	disk := vfs.NewMem()
+	if err := vfs.MkdirAll(disk, "/log"); err != nil {
+		t.Fatal(err)
+	}
+	golden, err := os.ReadDir("testdata/rowlog")
+	if err != nil || len(golden) != 2 {
+		t.Fatalf("%d golden files, %v", len(golden), err)
+	}
+	for _, g := range golden {
+		data, err := os.ReadFile(filepath.Join("testdata/rowlog", g.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		putFile(t, disk, "/log/"+g.Name(), data)
+	}
+	l := openTestRowLog(t, disk)
+	defer l.Close()
+	at := time.Unix(0, 1700000000000000001)
+	run := make([]byte, 33)
+	for i := range run {
+		run[i] = byte(i)
+	}
+	for i, want := range map[uint64]raft.Log{
+		13: {Term: 2, Data: []byte("thirteen"), AppendedAt: at},
+		14: {Term: 3, Data: []byte("fourteen, again"), AppendedAt: at},
+		15: {Term: 3, Data: run, AppendedAt: at},
+	} {
+		var got raft.Log
+		if err := errors.Join(l.GetLog(i, &got), checkEntry(&got)); err != nil {
+			t.Fatal(err)
+		}
+		if got.Index != i || got.Term != want.Term || !bytes.Equal(got.Data, want.Data) || !got.AppendedAt.Equal(want.AppendedAt) {
+			t.Errorf("entry %d is %+v", i, got)
+		}
+	}
+	if first, _ := l.FirstIndex(); first != 13 {
+		t.Errorf("first entry %d, want 13", first)
+	}
+
+	// The same is written.
+	want, err := os.ReadFile("testdata/rowlog/0000000000000003.seg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	noop := sealedEntry(t, 14, 2, nil)
+	noop.Type, noop.Extensions = raft.LogNoop, sealEntry(nil)
+	if err := placeEntry(noop); err != nil {
+		t.Fatal(err)
+	}
+	thirteen, fourteen := sealedEntry(t, 13, 2, []byte("thirteen")), sealedEntry(t, 14, 3, []byte("fourteen, again"))
+	thirteen.AppendedAt, fourteen.AppendedAt = at, at
+	const salt = 0x0123456789ABCDEF
+	got := make([]byte, segmentStart)
+	h := rowSegmentHeader{number: 3, batch: 7, salt: salt, first: 10, last: 12}.encode()
+	copy(got, h)
+	copy(got[segmentHeadCopy:], h)
+	var b batch
+	for i, lay := range []func(){
+		func() { b.entries([]*raft.Log{thirteen, noop}) },
+		func() { b.cut(13, 13) },
+		func() { b.entries([]*raft.Log{fourteen}) },
+	} {
+		lay()
+		b.stamp(uint64(7+i), salt)
+		got = append(got, b.buf...)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("wrote\n%x\nwant\n%x", got[segmentStart:], want[segmentStart:])
+	}
+}
+
+func putFile(t testing.TB, disk vfs.FS, name string, data []byte) {
+	t.Helper()
+	if err := vfs.WriteFile(disk, name, data); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// FuzzRowLog: whatever a segment holds behind its header, the log opens with whole
+// entries or says that it is damaged, and what opens can be written on and opened again.
+func FuzzRowLog(f *testing.F) {
+	golden, err := os.ReadFile("testdata/rowlog/0000000000000003.seg")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(golden[segmentStart:], uint16(0))
+	f.Add(golden[segmentStart:len(golden)-9], uint16(3))
+	f.Add([]byte{}, uint16(0))
+	f.Fuzz(func(t *testing.T, batches []byte, flip uint16) {
+		disk := vfs.NewMem()
+		if err := vfs.MkdirAll(disk, "/log"); err != nil {
+			t.Fatal(err)
+		}
+		data := bytes.Clone(append(golden[:segmentStart:segmentStart], fixBatches(batches, 0x0123456789ABCDEF)...))
+		if flip > 0 {
+			data[int(flip)%len(data)] ^= 1 << (flip % 8)
+		}
+		putFile(t, disk, "/log/"+segmentName(3, segmentExt), data)
+		l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+		if err != nil {
+			if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
+				t.Errorf("%v, want CodeCorrupt", err)
+			}
+			return
+		}
+		last, _ := l.LastIndex()
+		if first, _ := l.FirstIndex(); last-first < 1000 {
+			for i := first; i <= last && i > 0; i++ {
+				var e raft.Log
+				if err := l.GetLog(i, &e); err == nil && e.Index != i {
+					t.Errorf("entry %d reads as %d", i, e.Index)
+				}
+			}
+		}
+		next := last + 1
+		if next == 0 { // the last index there is
+			l.Close()
+			return
+		}
+		if err := errors.Join(l.StoreLogs([]*raft.Log{sealedEntry(t, next, 9, []byte("on"))}), l.Close()); err != nil {
+			t.Fatal(err)
+		}
+		l = openTestRowLog(t, disk)
+		var e raft.Log
+		if err := errors.Join(l.GetLog(next, &e), checkEntry(&e), l.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// fixBatches gives what looks like batches the CRCs that fit, so that what lies
+// behind them is reached.
+func fixBatches(b []byte, salt uint64) []byte {
+	b = bytes.Clone(b)
+	for at := 0; at+batchHeadBytes <= len(b); {
+		h, ok := parseBatchHead(b[at:])
+		if !ok {
+			break
+		}
+		binary.LittleEndian.PutUint32(b[at:], sumOfHeads(b[at:], h, salt))
+		at += batchHeadBytes + int(h.length)
+	}
+	return b
+}
+
+// sumOfHeads is the CRC of the batch that b begins with, as far as it is there.
+func sumOfHeads(b []byte, h batchHead, salt uint64) uint32 {
+	sum := batchCRC(salt, b)
+	if h.kind == batchCut {
+		return crc32.Update(sum, castagnoli, b[batchHeadBytes:min(len(b), batchHeadBytes+cutBytes)])
+	}
+	at := uint64(batchHeadBytes)
+	for range h.count {
+		if at+entryHeadBytes > uint64(len(b)) {
+			break
+		}
+		sum = crc32.Update(sum, castagnoli, b[at:at+entryHeadBytes])
+		at += parseEntryHead(b[at:]).size()
+	}
+	return sum
+}

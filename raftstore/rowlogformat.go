@@ -1,0 +1,249 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+)
+
+// docs/formats/log.md is the authority.
+const (
+	segmentMagic    = "rowraftE"
+	segmentVersion  = 1
+	segmentHead     = 64
+	segmentHeadCopy = 4096 // where the second one is
+	segmentStart    = 8192 // of the first batch
+	segmentExt      = ".seg"
+	freeExt         = ".free"
+
+	batchHeadBytes = 32
+	batchEntries   = 1
+	batchCut       = 2
+	cutBytes       = 16
+	entryHeadBytes = 40
+)
+
+func segmentName(number uint64, ext string) string { return fmt.Sprintf("%016x%s", number, ext) }
+
+// parseSegmentName returns the number in name, false if it is no such name.
+func parseSegmentName(name, ext string) (uint64, bool) {
+	digits, ok := strings.CutSuffix(name, ext)
+	if !ok || len(digits) != 16 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 16, 64)
+	return n, err == nil && segmentName(n, ext) == name
+}
+
+// rowSegmentHeader is what a segment begins with.
+type rowSegmentHeader struct {
+	number      uint64
+	batch       uint64 // first one in it
+	salt        uint64
+	first, last uint64 // of the log before it
+}
+
+func (h rowSegmentHeader) encode() []byte {
+	b := make([]byte, segmentHead)
+	copy(b, segmentMagic)
+	binary.LittleEndian.PutUint16(b[8:], segmentVersion)
+	for i, v := range []uint64{h.number, h.batch, h.salt, h.first, h.last} {
+		binary.LittleEndian.PutUint64(b[16+8*i:], v)
+	}
+	binary.LittleEndian.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+	return b
+}
+
+// parseSegmentHeader reads one copy. Errors: CodeCorrupt; CodeVersionTooNew if it is
+// whole, but later than this binary.
+func parseSegmentHeader(b []byte) (h rowSegmentHeader, err error) {
+	le := binary.LittleEndian
+	if len(b) < segmentHead || string(b[:8]) != segmentMagic || le.Uint32(b[60:]) != crc32.Checksum(b[:60], castagnoli) {
+		return h, rowraft.Errorf(rowraft.CodeCorrupt, "no whole header of a log segment")
+	}
+	if v := le.Uint16(b[8:]); v != segmentVersion {
+		return h, rowraft.Errorf(rowraft.CodeVersionTooNew, "log segment of format %d; this binary knows %d: upgrade it", v, segmentVersion)
+	}
+	h = rowSegmentHeader{number: le.Uint64(b[16:]), batch: le.Uint64(b[24:]), salt: le.Uint64(b[32:]), first: le.Uint64(b[40:]), last: le.Uint64(b[48:])}
+	if h.batch == 0 || h.first > h.last || (h.first == 0) != (h.last == 0) {
+		return h, rowraft.Errorf(rowraft.CodeCorrupt, "the header of a log segment has impossible fields")
+	}
+	return h, nil
+}
+
+// batchHead is the fixed start of a batch.
+type batchHead struct {
+	crc    uint32
+	kind   uint16
+	number uint64
+	count  uint32
+	length uint32 // of the body
+}
+
+// parseBatchHead reads what may be a batch; ok is false if it cannot be one.
+func parseBatchHead(b []byte) (h batchHead, ok bool) {
+	le := binary.LittleEndian
+	h = batchHead{crc: le.Uint32(b), kind: le.Uint16(b[4:]), number: le.Uint64(b[8:]), count: le.Uint32(b[16:]), length: le.Uint32(b[20:])}
+	if le.Uint16(b[6:]) != 0 || le.Uint64(b[24:]) != 0 || h.length%8 != 0 {
+		return h, false
+	}
+	switch h.kind {
+	case batchEntries:
+		return h, h.count > 0 && uint64(h.length) >= uint64(h.count)*entryHeadBytes
+	case batchCut:
+		return h, h.count == 0 && h.length == cutBytes
+	}
+	return h, false
+}
+
+// batchCRC is the CRC of a batch up to its first entry head.
+func batchCRC(salt uint64, head []byte) uint32 {
+	var s [8]byte
+	binary.LittleEndian.PutUint64(s[:], salt)
+	return crc32.Update(crc32.Checksum(s[:], castagnoli), castagnoli, head[4:batchHeadBytes])
+}
+
+// entryHead is what stands before the data of an entry.
+type entryHead struct {
+	index, term uint64
+	appended    int64
+	typ         uint8
+	length      uint32
+	seal        [sealBytes]byte
+}
+
+func appendEntryHead(b []byte, l *raft.Log) []byte {
+	le := binary.LittleEndian
+	b = le.AppendUint64(b, l.Index)
+	b = le.AppendUint64(b, l.Term)
+	at := int64(0)
+	if !l.AppendedAt.IsZero() {
+		at = l.AppendedAt.UnixNano()
+	}
+	b = le.AppendUint64(b, uint64(at))
+	b = append(b, byte(l.Type), 0, 0, 0)
+	b = le.AppendUint32(b, uint32(len(l.Data)))
+	return append(b, l.Extensions...)
+}
+
+func parseEntryHead(b []byte) entryHead {
+	le := binary.LittleEndian
+	return entryHead{
+		index: le.Uint64(b), term: le.Uint64(b[8:]), appended: int64(le.Uint64(b[16:])), typ: b[24],
+		length: le.Uint32(b[28:]), seal: [sealBytes]byte(b[32:40]),
+	}
+}
+
+// put makes l the entry whose head and data are b, which it keeps.
+func (h entryHead) put(l *raft.Log, b []byte) {
+	*l = raft.Log{Index: h.index, Term: h.term, Type: raft.LogType(h.typ), Data: b[entryHeadBytes:], Extensions: b[32:40:40]}
+	if h.appended != 0 {
+		l.AppendedAt = time.Unix(0, h.appended)
+	}
+}
+
+// size is the bytes of the entry in a batch.
+func (h entryHead) size() uint64 { return (entryHeadBytes + uint64(h.length) + 7) &^ 7 }
+
+// batch is one being written: pieces one after the other, of buf or of an entry
+// where it lies.
+type batch struct {
+	buf    []byte
+	pieces []piece
+	heads  []headPlace // of the entries, or the body of a cut
+	size   int64
+}
+
+// piece is buf[from:to], or data.
+type piece struct {
+	from, to int
+	data     []byte
+}
+
+// headPlace is where the head of an entry is in buf, and from the batch's start.
+type headPlace struct {
+	at, length int
+	start      uint32
+}
+
+// smallEntry is up to what data is copied rather than written by itself.
+const smallEntry = 16 << 10
+
+// entries lays out a batch of logs, all but its number and CRC.
+func (b *batch) entries(logs []*raft.Log) {
+	b.reset(batchEntries, len(logs))
+	from := 0
+	for _, l := range logs {
+		b.heads = append(b.heads, headPlace{at: len(b.buf), length: entryHeadBytes, start: uint32(b.size)})
+		b.buf = appendEntryHead(b.buf, l)
+		if len(l.Data) <= smallEntry {
+			b.buf = append(b.buf, l.Data...)
+		} else {
+			b.pieces = append(b.pieces, piece{from: from, to: len(b.buf)}, piece{data: l.Data})
+			from = len(b.buf)
+		}
+		b.size += entryHeadBytes + int64(len(l.Data))
+		if pad := int(-b.size & 7); pad > 0 {
+			b.buf = append(b.buf, make([]byte, pad)...)
+			b.size += int64(pad)
+		}
+	}
+	b.close(from)
+}
+
+// cut lays out a batch that makes the log the entries first … last.
+func (b *batch) cut(first, last uint64) {
+	b.reset(batchCut, 0)
+	b.heads = append(b.heads, headPlace{at: len(b.buf), length: cutBytes})
+	b.buf = binary.LittleEndian.AppendUint64(b.buf, first)
+	b.buf = binary.LittleEndian.AppendUint64(b.buf, last)
+	b.size += cutBytes
+	b.close(0)
+}
+
+func (b *batch) reset(kind uint16, count int) {
+	clear(b.pieces) // let go of the entries
+	*b = batch{buf: append(b.buf[:0], make([]byte, batchHeadBytes)...), pieces: b.pieces[:0], heads: b.heads[:0], size: batchHeadBytes}
+	binary.LittleEndian.PutUint16(b.buf[4:], kind)
+	binary.LittleEndian.PutUint32(b.buf[16:], uint32(count))
+}
+
+func (b *batch) close(from int) {
+	if from < len(b.buf) {
+		b.pieces = append(b.pieces, piece{from: from, to: len(b.buf)})
+	}
+	binary.LittleEndian.PutUint32(b.buf[20:], uint32(b.size-batchHeadBytes))
+}
+
+// stamp makes it batch number of a segment with salt.
+func (b *batch) stamp(number, salt uint64) {
+	binary.LittleEndian.PutUint64(b.buf[8:], number)
+	sum := batchCRC(salt, b.buf)
+	for _, h := range b.heads {
+		sum = crc32.Update(sum, castagnoli, b.buf[h.at:h.at+h.length])
+	}
+	binary.LittleEndian.PutUint32(b.buf, sum)
+}
+
+// writeTo writes it at offset.
+func (b *batch) writeTo(w io.WriterAt, offset int64) error {
+	for _, p := range b.pieces {
+		data := p.data
+		if data == nil {
+			data = b.buf[p.from:p.to]
+		}
+		if _, err := w.WriteAt(data, offset); err != nil {
+			return err
+		}
+		offset += int64(len(data))
+	}
+	return nil
+}

@@ -1,0 +1,422 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/rowraft/rowraft"
+)
+
+// recovery is what opening a log has found so far.
+type recovery struct {
+	l     *rowLog
+	found bool // of the oldest segment
+	end   int64
+	last  struct { // batch
+		start int64 // 0: the segment has none
+		head  batchHead
+		undo  func() // takes it out of the log again
+	}
+}
+
+// recover reads the segments that are there.
+func (l *rowLog) recover() error {
+	numbers, err := l.listSegments()
+	if err != nil {
+		return err
+	}
+	if n := len(numbers); n > 0 {
+		begun, err := l.dropUnbegun(numbers[n-1])
+		if err != nil {
+			return err
+		}
+		if !begun {
+			numbers = numbers[:n-1]
+		}
+	}
+	leftOver, numbers := splitAtGap(numbers)
+	r := &recovery{l: l}
+	for i, n := range numbers {
+		if err := r.segment(n, i == len(numbers)-1); err != nil {
+			return fmt.Errorf("%s: %w", segmentName(n, segmentExt), err)
+		}
+	}
+	if len(l.mu.segments) == 0 {
+		return nil
+	}
+	if err := r.settle(); err != nil {
+		return err
+	}
+	if l.mu.first > 0 && l.mu.first < l.mu.base {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "the log begins at entry %d, and its segments at %d: the older ones are missing", l.mu.first, l.mu.base)
+	}
+	l.retain(l.mu.first, l.mu.last)
+	l.write.end = r.end
+	for _, n := range leftOver {
+		if err := l.disk.Remove(filepath.Join(l.dir, segmentName(n, segmentExt))); err != nil {
+			return err
+		}
+	}
+	return l.dropSegments()
+}
+
+// listSegments returns the numbers of the segments, ascending, and keeps the free
+// files.
+func (l *rowLog) listSegments() (numbers []uint64, err error) {
+	entries, err := l.disk.ReadDir(l.dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if n, ok := parseSegmentName(e.Name(), segmentExt); ok {
+			numbers = append(numbers, n)
+		}
+		if _, ok := parseSegmentName(e.Name(), freeExt); !ok {
+			continue
+		}
+		name := filepath.Join(l.dir, e.Name())
+		if len(l.write.free) < freeSegments {
+			l.write.free = append(l.write.free, name)
+		} else if err := l.disk.Remove(name); err != nil {
+			return nil, err
+		}
+	}
+	slices.Sort(numbers)
+	return numbers, nil
+}
+
+// splitAtGap returns the segments before the last gap and those behind it. Several
+// segments were going when the machine went down, and the names of some stayed.
+func splitAtGap(numbers []uint64) (leftOver, rest []uint64) {
+	for i := len(numbers) - 1; i > 0; i-- {
+		if numbers[i] != numbers[i-1]+1 {
+			return numbers[:i], numbers[i:]
+		}
+	}
+	return nil, numbers
+}
+
+// dropUnbegun removes the newest segment if no append to it can have been
+// acknowledged: the header comes with the first.
+func (l *rowLog) dropUnbegun(number uint64) (begun bool, err error) {
+	name := filepath.Join(l.dir, segmentName(number, segmentExt))
+	f, err := l.disk.OpenFile(name, os.O_RDONLY)
+	if err != nil {
+		return false, err
+	}
+	_, err = readSegmentHeader(f, number)
+	if err := errors.Join(err, f.Close()); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		return err == nil, err
+	}
+	return false, l.disk.Remove(name)
+}
+
+// segment takes a segment over.
+func (r *recovery) segment(number uint64, newest bool) error {
+	l := r.l
+	name := filepath.Join(l.dir, segmentName(number, segmentExt))
+	f, err := l.disk.OpenFile(name, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	h, err := readSegmentHeader(f, number)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	l.mu.segments = append(l.mu.segments, &rowSegment{number: number, salt: h.salt, file: f})
+	switch {
+	case !r.found:
+		r.found, l.write.batch = true, h.batch
+		l.mu.first, l.mu.last, l.mu.base = h.first, h.last, h.last+1
+	case h.batch != l.write.batch:
+		return rowraft.Errorf(rowraft.CodeCorrupt, "it begins with batch %d, and the segment before it ends before batch %d: damaged", h.batch, l.write.batch)
+	case h.first != l.mu.first || h.last != l.mu.last:
+		return rowraft.Errorf(rowraft.CodeCorrupt, "it was begun after entries %d to %d, and the segment before it ends with %d to %d", h.first, h.last, l.mu.first, l.mu.last)
+	}
+	r.last.start = 0
+	if err := r.batches(newest); err != nil {
+		return err
+	}
+	l.write.header = h.encode() // written again, in case a copy was damaged
+	return nil
+}
+
+// readSegmentHeader returns the header of segment number. Errors: CodeCorrupt if no
+// copy is whole and its own; CodeVersionTooNew.
+func readSegmentHeader(f io.ReaderAt, number uint64) (h rowSegmentHeader, err error) {
+	for _, at := range []int64{0, segmentHeadCopy} {
+		b := make([]byte, segmentHead)
+		if err = readFull(f, b, at); err == nil {
+			h, err = parseSegmentHeader(b)
+		} else if errors.Is(err, io.EOF) {
+			err = rowraft.Errorf(rowraft.CodeCorrupt, "no header of a log segment")
+		}
+		if err == nil && h.number != number {
+			err = rowraft.Errorf(rowraft.CodeCorrupt, "it holds segment %d", h.number)
+		}
+		if err == nil || rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+			return h, err
+		}
+	}
+	return h, err
+}
+
+// batches reads the newest of the segments so far.
+func (r *recovery) batches(newest bool) error {
+	l := r.l
+	s := l.mu.segments[len(l.mu.segments)-1]
+	in := &window{file: s.file}
+	for r.end = segmentStart; ; {
+		head, ok, err := in.batch(r.end, s.salt)
+		if err != nil {
+			return err
+		}
+		if !ok || head.number != l.write.batch {
+			break
+		}
+		if err := r.take(in, s, head); err != nil {
+			return fmt.Errorf("batch %d: %w", head.number, err)
+		}
+		r.end += batchHeadBytes + int64(head.length)
+		l.write.batch++
+	}
+	if !newest {
+		return nil
+	}
+	later, err := in.laterBatch(r.end, s.salt, l.write.batch)
+	if err == nil && later > 0 {
+		err = rowraft.Errorf(rowraft.CodeCorrupt, "batch %d at %d cannot be read, and batch %d behind it can: damaged", l.write.batch, r.end, later)
+	}
+	return err
+}
+
+// take adds a batch to the log.
+func (r *recovery) take(in *window, s *rowSegment, head batchHead) error {
+	l := r.l
+	first, last, base, places := l.mu.first, l.mu.last, l.mu.base, l.mu.places
+	r.last.start, r.last.head = r.end, head
+	r.last.undo = func() { l.mu.first, l.mu.last, l.mu.base, l.mu.places = first, last, base, places }
+	body := r.end + batchHeadBytes
+	if head.kind == batchCut {
+		b, err := in.bytes(body, cutBytes)
+		if err != nil {
+			return err
+		}
+		return l.takeCut(binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]))
+	}
+	for range head.count {
+		b, err := in.bytes(body, entryHeadBytes)
+		if err != nil {
+			return err
+		}
+		h := parseEntryHead(b)
+		switch {
+		case h.index == 0 || l.mu.last > 0 && h.index != l.mu.last+1:
+			return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d follows entry %d", h.index, l.mu.last)
+		case l.mu.last == 0:
+			l.mu.first, l.mu.base, l.mu.places = h.index, h.index, nil
+		}
+		l.mu.last = h.index
+		l.mu.places = append(l.mu.places, place{segment: uint32(s.number), at: uint32(body), length: h.length})
+		body += int64(h.size())
+	}
+	return nil
+}
+
+func (l *rowLog) takeCut(first, last uint64) error {
+	if (first == 0) != (last == 0) || first > last || first < l.mu.first && first != 0 || last > l.mu.last {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "entries %d to %d are cut out of %d to %d", first, last, l.mu.first, l.mu.last)
+	}
+	l.mu.first, l.mu.last = first, last
+	if last < l.mu.base {
+		l.mu.base, l.mu.places = last+1, nil
+		return nil
+	}
+	l.mu.places = slices.Clip(l.mu.places[:last+1-l.mu.base])
+	return nil
+}
+
+// settle drops a torn append, and makes what the log ends with durable: whoever
+// wrote it may have died before its sync, or seen it fail, and then a sync alone
+// has no effect.
+func (r *recovery) settle() error {
+	l := r.l
+	s := l.mu.segments[len(l.mu.segments)-1]
+	if r.last.start > 0 {
+		in := &window{file: s.file}
+		end, err := in.wholeBatch(r.last.start, r.last.head)
+		if err != nil {
+			return err
+		}
+		if end == 0 {
+			l.log.Warn("the last append to the log was torn, and is dropped", "dir", l.dir, "batch", r.last.head.number)
+			r.last.undo()
+			l.write.batch--
+			r.end = r.last.start
+		} else if err := in.rewrite(s.file, r.last.start, end); err != nil {
+			return err
+		}
+	}
+	if err := writeSegmentHeader(s, l.write.header); err != nil {
+		return err
+	}
+	l.write.header = nil
+	return l.sync(s, false)
+}
+
+// window reads a file piece by piece.
+type window struct {
+	file io.ReaderAt
+	buf  []byte
+	from int64
+}
+
+const windowBytes = 64 << 10
+
+// bytes returns n ≤ windowBytes bytes at offset, valid until the next call. The
+// error is io.ErrUnexpectedEOF if the file ends before.
+func (w *window) bytes(offset int64, n int) ([]byte, error) {
+	if offset < w.from || offset+int64(n) > w.from+int64(len(w.buf)) {
+		if w.buf == nil {
+			w.buf = make([]byte, windowBytes)
+		}
+		got, err := w.file.ReadAt(w.buf[:windowBytes], offset)
+		if err != nil && !errors.Is(err, io.EOF) {
+			w.buf = w.buf[:0]
+			return nil, err
+		}
+		w.from, w.buf = offset, w.buf[:got]
+	}
+	at := int(offset - w.from)
+	if at+n > len(w.buf) {
+		return nil, io.ErrUnexpectedEOF
+	}
+	return w.buf[at : at+n], nil
+}
+
+// batch returns the head of the batch at offset; ok is false if there is no whole
+// one, but for the data of its entries.
+func (w *window) batch(offset int64, salt uint64) (head batchHead, ok bool, err error) {
+	b, err := w.bytes(offset, batchHeadBytes)
+	if err == nil {
+		if head, ok = parseBatchHead(b); ok {
+			ok, err = w.crcFits(offset, salt, head, batchCRC(salt, b))
+		}
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return head, false, nil
+	}
+	return head, ok, err
+}
+
+// crcFits adds the heads of the entries to sum and compares.
+func (w *window) crcFits(offset int64, salt uint64, head batchHead, sum uint32) (bool, error) {
+	at, left := offset+batchHeadBytes, uint64(head.length)
+	if head.kind == batchCut {
+		b, err := w.bytes(at, cutBytes)
+		return err == nil && crc32.Update(sum, castagnoli, b) == head.crc, err
+	}
+	for range head.count {
+		b, err := w.bytes(at, entryHeadBytes)
+		if err != nil {
+			return false, err
+		}
+		sum = crc32.Update(sum, castagnoli, b)
+		size := parseEntryHead(b).size()
+		if size > left {
+			return false, nil
+		}
+		left -= size
+		at += int64(size)
+	}
+	return sum == head.crc && left == 0, nil
+}
+
+// laterBatch looks behind offset for a whole batch of a number above after, and
+// returns its number, or 0. What a segment held before it was used again has
+// another salt.
+func (w *window) laterBatch(offset int64, salt, after uint64) (number uint64, err error) {
+	for ; ; offset += 8 {
+		b, err := w.bytes(offset, batchHeadBytes)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		h, ok := parseBatchHead(b)
+		if !ok || h.number <= after {
+			continue
+		}
+		if _, whole, err := w.batch(offset, salt); err != nil || whole {
+			return h.number, err
+		}
+	}
+}
+
+// wholeBatch returns where the last entry of a batch ends, 0 if the data of one of
+// them does not fit its seal.
+func (w *window) wholeBatch(start int64, head batchHead) (end int64, err error) {
+	at := start + batchHeadBytes
+	if head.kind == batchCut {
+		return at + cutBytes, nil
+	}
+	for range head.count {
+		b, err := w.bytes(at, entryHeadBytes)
+		if err != nil {
+			return 0, err
+		}
+		h := parseEntryHead(b)
+		end = at + entryHeadBytes + int64(h.length)
+		sum := uint32(0)
+		err = w.each(at+entryHeadBytes, end, func(_ int64, b []byte) error {
+			sum = crc32.Update(sum, castagnoli, b)
+			return nil
+		})
+		if errors.Is(err, io.ErrUnexpectedEOF) || err == nil && sum != binary.LittleEndian.Uint32(h.seal[:]) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		at += int64(h.size())
+	}
+	return end, nil
+}
+
+// rewrite writes what is there once more.
+func (w *window) rewrite(to io.WriterAt, from, end int64) error {
+	return w.each(from, end, func(at int64, b []byte) error {
+		_, err := to.WriteAt(b, at)
+		return err
+	})
+}
+
+// each passes the bytes from … end on, piece by piece.
+func (w *window) each(from, end int64, do func(at int64, b []byte) error) error {
+	for from < end {
+		b, err := w.bytes(from, int(min(end-from, windowBytes)))
+		if err != nil {
+			return err
+		}
+		if err := do(from, b); err != nil {
+			return err
+		}
+		from += int64(len(b))
+	}
+	return nil
+}
+
+func readFull(f io.ReaderAt, b []byte, offset int64) error {
+	n, err := f.ReadAt(b, offset)
+	if n == len(b) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,96 @@
+package raftstore
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+
+	"github.com/rowraft/rowraft"
+)
+
+// append makes the batch that is laid out durable, and returns where it is.
+// REQUIRES: write is held.
+func (l *rowLog) append() (segment uint64, at int64, err error) {
+	w := &l.write
+	switch {
+	case w.err != nil:
+		return 0, 0, w.err
+	case w.closed:
+		return 0, 0, rowraft.Errorf(rowraft.CodeClosing, "the log in %s is closed", l.dir)
+	}
+	s := l.newest()
+	if w.end > segmentStart && w.end+w.laid.size > l.size {
+		if err := l.begin(s.number + 1); err != nil {
+			w.err = fmt.Errorf("begin a segment of the log in %s: %w", l.dir, err)
+			return 0, 0, w.err
+		}
+		s = l.newest()
+	}
+	w.laid.stamp(w.batch, s.salt)
+	if err := l.writeLaid(s); err != nil {
+		w.err = fmt.Errorf("write %s: %w", s.file.Name(), err)
+		return 0, 0, w.err
+	}
+	at = w.end
+	w.end += w.laid.size
+	w.batch++
+	return s.number, at, nil
+}
+
+func (l *rowLog) writeLaid(s *rowSegment) error {
+	named := l.write.header == nil
+	if !named {
+		if err := writeSegmentHeader(s, l.write.header); err != nil {
+			return err
+		}
+	}
+	if err := l.write.laid.writeTo(s.file, l.write.end); err != nil {
+		return err
+	}
+	if err := l.sync(s, named); err != nil {
+		return err
+	}
+	l.write.header = nil
+	return nil
+}
+
+func writeSegmentHeader(s *rowSegment, header []byte) error {
+	for _, at := range []int64{0, segmentHeadCopy} {
+		if _, err := s.file.WriteAt(header, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *rowLog) newest() *rowSegment {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.mu.segments[len(l.mu.segments)-1]
+}
+
+// begin adds an empty segment. Its header is written with its first batch.
+// REQUIRES: write is held, or the log is being opened.
+func (l *rowLog) begin(number uint64) error {
+	name := filepath.Join(l.dir, segmentName(number, segmentExt))
+	flag := os.O_CREATE | os.O_EXCL | os.O_RDWR
+	if n := len(l.write.free); n > 0 {
+		if err := l.disk.Rename(l.write.free[n-1], name); err != nil {
+			return err
+		}
+		l.write.free = l.write.free[:n-1]
+		flag = os.O_RDWR
+	}
+	f, err := l.disk.OpenFile(name, flag)
+	if err != nil {
+		return err
+	}
+	s := &rowSegment{number: number, salt: rand.Uint64(), file: f}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.write.header = rowSegmentHeader{number: number, batch: l.write.batch, salt: s.salt, first: l.mu.first, last: l.mu.last}.encode()
+	l.write.end = segmentStart
+	l.mu.segments = append(l.mu.segments, s)
+	return nil
+}
