@@ -20,11 +20,13 @@ map-order             e2e/sim      bridge
 forget-sessions       e2e/sim      kill-leader,kill-follower
 skip-fsync            e2e/sim      power-all,power-follower
 restore-in-place      shard        TestLiesWithGoodSums|TestPullsBesideRestores
+follower-misapplies   node         TestNoReplicaIsFenced
+leader-misapplies     node         TestNoReplicaIsFenced
 pipelined-appends     raftstore    TestReplicationIsNotPipelined|TestReplicationHealsAfterErrors
 heartbeat-fast-path   raftstore    TestHeartbeatsTakeTheMainPath
 '
 
-for pkg in e2e/sim shard raftstore; do
+for pkg in e2e/sim shard node raftstore; do
 	go test -tags rowraft_canary -c -o "$work/$(basename $pkg).test" "./$pkg"
 done
 

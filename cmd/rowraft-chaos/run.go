@@ -151,7 +151,7 @@ func (r *chaos) start(ctx context.Context) (err error) {
 			// A stopped process, or a shared disk, must not look like a broken one.
 			"--disk-stall-limit", "10s", "--disk-reserve-bytes", "1",
 			// Snapshots all the time, and replicas that need them.
-			"--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes", fmt.Sprint(trailingLog),
+			"--proof-every", "500ms", "--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes", fmt.Sprint(trailingLog),
 			"--log-segment-bytes", fmt.Sprint(logSegment),
 		},
 	}
@@ -264,6 +264,13 @@ func (r *chaos) final(ctx context.Context) error {
 		if want := min(3, r.cfg.Servers); len(names) != want {
 			r.wrong("shard %d has %d replicas, want %d", shard, len(names), want)
 		}
+	}
+	fenced, err := r.cluster.Proved(ctx)
+	if err != nil {
+		r.wrong("proof: %v", err)
+	}
+	for _, f := range fenced {
+		r.wrong("proof: %s", f)
 	}
 	if least, most := r.load.Rows(); rows < uint64(least) || rows > uint64(most) {
 		r.wrong("the shards hold %d rows, want %d to %d", rows, least, most)

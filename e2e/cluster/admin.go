@@ -23,6 +23,8 @@ type Replica struct {
 	Term            rowraft.Term
 	Commit, Applied rowraft.Index
 	Rows            uint64
+	Proved, Divided rowraft.Index // newest marks at which it had the rows of the majority; at which there was none
+	Fenced          string        // why it is, "" if it is not
 }
 
 // Admins are connections to the servers, by name, past all that is done to the
@@ -42,6 +44,7 @@ func (a Admins) Replicas(ctx context.Context, name string, patience time.Duratio
 		out = append(out, Replica{
 			Shard: rowraft.ShardID(r.Shard), ID: r.ReplicaId, Leads: r.Role == "leader", Term: rowraft.Term(r.Term),
 			Commit: rowraft.Index(r.CommitIndex), Applied: rowraft.Index(r.AppliedIndex), Rows: r.Rows,
+			Proved: rowraft.Index(r.ProvedIndex), Divided: rowraft.Index(r.DividedIndex), Fenced: r.Fenced,
 		})
 	}
 	return out, nil
@@ -162,6 +165,58 @@ func (a Admins) CaughtUp(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// Proved has all replicas of all shards compared at one mark, and returns those that do
+// not agree with the majority. Nothing may write meanwhile.
+func (a Admins) Proved(ctx context.Context) (wrong []string, err error) {
+	err = Poll(ctx, func() error {
+		wrong = nil
+		proved := make(map[rowraft.ShardID]rowraft.Index)
+		var behind error
+		for _, name := range slices.Sorted(maps.Keys(a)) {
+			rs, err := a.Replicas(ctx, name, time.Second)
+			if err != nil {
+				return err
+			}
+			for _, r := range rs {
+				switch first, seen := proved[r.Shard]; {
+				case r.Fenced != "":
+					wrong = append(wrong, fmt.Sprintf("the replica of shard %d on server %s is fenced: %s", r.Shard, name, r.Fenced))
+				case r.Divided != 0:
+					wrong = append(wrong, fmt.Sprintf("shard %d is divided at index %d, says server %s", r.Shard, r.Divided, name))
+				case r.Proved == 0 || seen && r.Proved != first:
+					proved[r.Shard] = max(first, r.Proved)
+					behind = fmt.Errorf("the replicas of shard %d were not compared since the last push: server %s agreed at %d, another at %d", r.Shard, name, r.Proved, first)
+				default:
+					proved[r.Shard] = r.Proved
+				}
+			}
+		}
+		if len(wrong) > 0 {
+			return nil
+		}
+		if behind != nil {
+			a.prove(ctx, slices.Collect(maps.Keys(proved)))
+		}
+		return behind
+	})
+	return wrong, err
+}
+
+// prove asks whoever leads to compare the replicas of shards: one that came back by a
+// snapshot has not been compared since.
+func (a Admins) prove(ctx context.Context, shards []rowraft.ShardID) {
+	for _, shard := range shards {
+		for _, name := range slices.Sorted(maps.Keys(a)) {
+			attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+			_, err := rowraftv1.NewAdminClient(a[name]).Prove(attempt, &rowraftv1.ProveRequest{Shard: uint32(shard)})
+			cancel()
+			if err == nil {
+				break
+			}
+		}
+	}
 }
 
 // Poll calls try until it returns nil; when ctx ends, its last error.

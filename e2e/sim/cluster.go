@@ -21,6 +21,10 @@ const (
 	serversDir = "servers" // where disks are left
 )
 
+// proofEvery is how often leaders compare their replicas: often, so that a replica
+// that is fenced for no reason is seen.
+const proofEvery = 500 * time.Millisecond
+
 // Harness is the end of links that nothing is done to.
 const Harness = "harness"
 
@@ -248,7 +252,7 @@ func (c *Cluster) config(s *server, life *life) (node.Config, error) {
 		FS: life.disk, DataDir: dataDir, Name: s.name, Version: "sim",
 		Listener: l, PeerListener: p, Dial: h.Dial,
 		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards,
-		LogBackend: o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, SnapshotEveryBytes: o.SnapshotEveryBytes,
+		LogBackend: o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, ProofEvery: proofEvery, SnapshotEveryBytes: o.SnapshotEveryBytes,
 		TrailingLogBytes: o.TrailingLogBytes, LogSegmentBytes: o.LogSegmentBytes,
 		Insecure: true,
 	}, nil

@@ -315,6 +315,13 @@ func (r *runner) final(ctx context.Context) {
 	if rows != uint64(r.cfg.Rows) && len(r.res.Problems) == 0 {
 		r.wrong("the shards hold %d rows, want %d", rows, r.cfg.Rows)
 	}
+	fenced, err := r.cluster.Proved(ctx)
+	if err != nil {
+		r.wrong("proof: %v", err)
+	}
+	for _, f := range fenced {
+		r.wrong("proof: %s", f)
+	}
 	for _, p := range r.cluster.Dead() {
 		r.wrong("%s", p)
 	}
