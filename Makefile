@@ -95,6 +95,10 @@ bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
 bench-rowstore: ## the row store by itself, beside Go's map and against its bars (ARGS="--json --only gather", 3 GiB)
 	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check $(ARGS)
 
+.PHONY: bench-snapshot
+bench-snapshot: ## what a shard's snapshot costs those who push, against its bars (ARGS="--json", 3 GiB)
+	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check --only snapshot $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh

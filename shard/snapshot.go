@@ -112,6 +112,16 @@ func (s *Snapshot) Bytes() int64 {
 	return n
 }
 
+// ImageBytes is the most memory that images of changed rows took so far.
+func (s *Snapshot) ImageBytes() (n int64) {
+	s.m.mu.RLock()
+	defer s.m.mu.RUnlock()
+	for _, t := range s.tables {
+		n += t.snap.ImageBytes()
+	}
+	return n
+}
+
 // usableLocked reports why the snapshot cannot be read any more.
 // REQUIRES: m.mu is held.
 func (s *Snapshot) usableLocked() error {

@@ -20,7 +20,7 @@ const machineRows = 1_000_000
 // machine measures a shard: applies with and without pulls beside them, pulls
 // with and without applies, and how long the slowest entries took.
 func machine(c config, report func(figure)) error {
-	m, err := newBenchMachine()
+	m, err := newBenchMachine(16, machineRows, 1)
 	if err != nil {
 		return err
 	}
@@ -72,30 +72,36 @@ type benchMachine struct {
 
 const partKeys = 7000 // 512 KiB, one entry
 
-func newBenchMachine() (*benchMachine, error) {
+// newBenchMachine has rows in all, spread over so many tables; pushes and pulls are
+// of the last one.
+func newBenchMachine(dim, rows, tables int) (*benchMachine, error) {
 	m, err := shard.New(shard.Config{})
 	if err != nil {
 		return nil, err
 	}
 	b := &benchMachine{Machine: m}
-	s := schema(rowraft.Sparse, 16)
 	h := wire.EntryHeader{Version: 1, LogTime: 1, Epoch: 1}
-	if err := b.apply(wire.CreateTableEntry(h, &s)); err != nil {
-		return nil, err
-	}
 	if err := b.apply(wire.OpenSessionEntry(h, rowraft.ClientID{1}, 1)); err != nil {
 		return nil, err
 	}
-	keys := make([]rowraft.Key, partKeys)
-	for k := 0; k < machineRows; k += partKeys {
-		for i := range keys {
-			keys[i] = rowraft.Key(k + i)
-		}
-		if err := b.push(pushEntry(h, s, keys)); err != nil {
+	var s rowraft.Schema
+	for t := range tables {
+		s = schema(rowraft.Sparse, dim)
+		s.ID, s.Name = rowraft.TableID(1+t), fmt.Sprint("t", t)
+		if err := b.apply(wire.CreateTableEntry(h, &s)); err != nil {
 			return nil, err
 		}
+		keys := make([]rowraft.Key, min(partKeys, rows/tables))
+		for k := 0; k < rows/tables; k += len(keys) {
+			for i := range keys {
+				keys[i] = rowraft.Key(k + i)
+			}
+			if err := b.push(pushEntry(h, s, keys)); err != nil {
+				return nil, err
+			}
+		}
 	}
-	for _, keys := range batches("uniform", machineRows, 32, true) {
+	for _, keys := range batches("uniform", rows/tables, 32, true) {
 		b.asks = append(b.asks, segment(s, keys, wire.FlagNoValues))
 		slices.Sort(keys[:partKeys])
 		b.entries = append(b.entries, pushEntry(h, s, keys[:partKeys]))
