@@ -48,10 +48,8 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 			Configuration: configuration, ConfigurationIndex: configurationIndex,
 		}},
 	}
-	header := append(make([]byte, 0, snapHeader), snapDataMagic...)
-	header = binary.LittleEndian.AppendUint16(header, snapVersion)
-	header = append(header, make([]byte, 6)...)
-	if _, err := f.Write(header); err != nil {
+	header := snapDataHeader(snapVersion, index, term)
+	if _, err := f.Write(header[:]); err != nil {
 		return nil, errors.Join(err, k.Cancel())
 	}
 	return k, nil

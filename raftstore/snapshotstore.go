@@ -25,7 +25,7 @@ import (
 const (
 	snapDataMagic  = "rowraftD"
 	snapMetaMagic  = "rowraftM"
-	snapVersion    = 1
+	snapVersion    = 2 // of both files, which have the same
 	snapChunkBytes = 256 << 10
 	snapHeader     = 16 // of both files
 	snapChunkHead  = 8
@@ -86,6 +86,8 @@ func openSnapshotStore(disk vfs.FS, dir string, log *slog.Logger, corrupt func(s
 type snapMeta struct {
 	Raft   raft.SnapshotMeta `json:"raft"`
 	Chunks int64             `json:"chunks"`
+
+	version uint16
 }
 
 // List returns the good snapshots, newest first.
@@ -169,7 +171,7 @@ func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, erro
 		s.markBad(id, err)
 		return nil, nil, err
 	}
-	r := &snapshotReader{store: s, meta: m.Raft, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
+	r := &snapshotReader{store: s, meta: m.Raft, version: m.version, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
 	if err := r.readHeader(); err != nil {
 		f.Close()
 		s.markBad(id, err)
@@ -251,6 +253,7 @@ func readSnapMeta(disk vfs.FS, dir string) (*snapMeta, error) {
 	if err := json.Unmarshal(body, &m); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
 	}
+	m.version = binary.LittleEndian.Uint16(b[8:])
 	return &m, nil
 }
 
@@ -299,9 +302,10 @@ func chunkCRC(index, term uint64, chunk int64, data []byte) uint32 {
 // snapshotReader yields the payload of a snapshot, chunk by checked chunk. Used
 // by one goroutine.
 type snapshotReader struct {
-	store  *snapshotStore
-	meta   raft.SnapshotMeta
-	chunks int64
+	store   *snapshotStore
+	meta    raft.SnapshotMeta
+	version uint16
+	chunks  int64
 
 	f    vfs.File
 	br   *bufio.Reader
@@ -317,13 +321,24 @@ func (r *snapshotReader) readHeader() error {
 	if _, err := io.ReadFull(r.br, h[:]); err != nil {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: read data header: %w", r.meta.ID, err)
 	}
-	if string(h[:8]) != snapDataMagic {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: bad data magic %q", r.meta.ID, h[:8])
-	}
-	if v := binary.LittleEndian.Uint16(h[8:]); v != snapVersion {
-		return rowraft.Errorf(rowraft.CodeVersionTooNew, "snapshot %s: data format version %d, this program knows %d", r.meta.ID, v, snapVersion)
+	if want := snapDataHeader(r.version, r.meta.Index, r.meta.Term); h != want {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: data header is %x, want %x", r.meta.ID, h, want)
 	}
 	return nil
+}
+
+// snapDataHeader is what the data file of a snapshot begins with. All of it follows
+// from the meta file.
+func snapDataHeader(version uint16, index, term uint64) (h [snapHeader]byte) {
+	copy(h[:], snapDataMagic)
+	binary.LittleEndian.PutUint16(h[8:], version)
+	if version >= 2 {
+		var place [16]byte
+		binary.LittleEndian.PutUint64(place[0:], index)
+		binary.LittleEndian.PutUint64(place[8:], term)
+		binary.LittleEndian.PutUint32(h[12:], crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, h[:12]))
+	}
+	return h
 }
 
 func (r *snapshotReader) Read(p []byte) (int, error) {
