@@ -29,9 +29,15 @@ type Segment struct {
 	Applied map[rowraft.ShardID]rowraft.Index
 }
 
-func (s *Segment) check() error {
-	if s.Table == nil {
+// check reports what makes s unusable for op; 0 is a pull.
+func (s *Segment) check(op wire.Op) error {
+	switch {
+	case s.Table == nil:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "segment without a table")
+	case op == wire.OpDelete && (len(s.Values) > 0 || s.LR != 0):
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: a delete takes keys only, no values and no learning rate", s.Table.schema.Name)
+	case op == wire.OpDelete:
+		return nil
 	}
 	if len(s.Values) != len(s.Keys)*s.Table.schema.Dim {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %d keys × dim %d need %d values, got %d",
@@ -150,6 +156,12 @@ func ascending(keys []rowraft.Key) bool {
 // caller's slices are not changed.
 func normalize(s Segment, op wire.Op) Segment {
 	if ascending(s.Keys) {
+		return s
+	}
+	if op == wire.OpDelete {
+		s.Keys = slices.Clone(s.Keys)
+		slices.Sort(s.Keys)
+		s.Keys = slices.Compact(s.Keys)
 		return s
 	}
 	order := make([]int32, len(s.Keys))

@@ -39,7 +39,7 @@ func (c *Client) PullLinearizable(ctx context.Context, segs ...Segment) error {
 
 func (c *Client) pull(ctx context.Context, mode rowraftv1.ReadMode, segs []Segment) error {
 	for i := range segs {
-		if err := segs[i].check(); err != nil {
+		if err := segs[i].check(0); err != nil {
 			return err
 		}
 	}

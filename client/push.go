@@ -41,6 +41,12 @@ func (c *Client) Assign(ctx context.Context, segs ...Segment) (Ack, error) {
 	return c.send(ctx, wire.OpAssign, segs)
 }
 
+// Delete removes the rows of all segments, as Table.Delete does for one. Their
+// Values must be empty.
+func (c *Client) Delete(ctx context.Context, segs ...Segment) (Ack, error) {
+	return c.send(ctx, wire.OpDelete, segs)
+}
+
 func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, error) {
 	if err := c.takeLost(); err != nil {
 		return Ack{}, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier one failed after its caller had left: %w", opName(op), err)
@@ -50,7 +56,11 @@ func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, err
 		return Ack{}, err
 	}
 	m := c.cluster.Load()
-	reqs := plan(m, ready, func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*c.opts.DType.Size()} }, load{sent: partBytes})
+	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*c.opts.DType.Size()} }
+	if op == wire.OpDelete {
+		perRow = func(*Segment) load { return load{sent: 8} }
+	}
+	reqs := plan(m, ready, perRow, load{sent: partBytes})
 	parts := make([]*part, len(reqs))
 	for i := range reqs {
 		parts[i] = c.encode(op, &reqs[i])
@@ -67,7 +77,7 @@ func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, err
 func (c *Client) prepare(op wire.Op, segs []Segment) ([]Segment, error) {
 	ready := make([]Segment, len(segs))
 	for i := range segs {
-		if err := segs[i].check(); err != nil {
+		if err := segs[i].check(op); err != nil {
 			return nil, err
 		}
 		ready[i] = normalize(segs[i], op)
@@ -134,21 +144,23 @@ type part struct {
 func (c *Client) encode(op wire.Op, r *request) *part {
 	size := 0
 	for i := range r.pieces {
-		size += c.pushSegment(&r.pieces[i]).Size()
+		size += c.pushSegment(op, &r.pieces[i]).Size()
 	}
 	p := &part{shard: r.shard, op: op, payload: rpc.Pool.Bytes(size), done: make(chan struct{})}
 	at := 0
 	for i := range r.pieces {
-		s := c.pushSegment(&r.pieces[i])
+		s := c.pushSegment(op, &r.pieces[i])
 		body := s.Put(p.payload[at : at+s.Size()])
 		r.pieces[i].putKeys(body.Keys)
-		r.pieces[i].putValues(body.Values, s.DType)
+		if op != wire.OpDelete {
+			r.pieces[i].putValues(body.Values, s.DType)
+		}
 		at += s.Size()
 	}
 	return p
 }
 
-func (c *Client) pushSegment(p *piece) wire.Segment {
+func (c *Client) pushSegment(op wire.Op, p *piece) wire.Segment {
 	s := wire.Segment{
 		Table: p.seg.Table.schema.ID,
 		N:     len(p.rows),
@@ -158,6 +170,9 @@ func (c *Client) pushSegment(p *piece) wire.Segment {
 	}
 	if s.LR != 0 {
 		s.Flags |= wire.FlagLR
+	}
+	if op == wire.OpDelete {
+		s.Flags = wire.FlagNoValues
 	}
 	return s
 }
@@ -244,14 +259,24 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 }
 
 func opName(op wire.Op) string {
-	if op == wire.OpAssign {
+	switch op {
+	case wire.OpAssign:
 		return "assign"
+	case wire.OpDelete:
+		return "delete"
 	}
 	return "push"
 }
 
 func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *shardSession, p *part, slotsVersion uint64) (uint64, error) {
-	if p.op == wire.OpAssign {
+	switch p.op {
+	case wire.OpDelete:
+		reply, err := stub.Delete(ctx, &rowraftv1.DeleteRequest{
+			MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
+			Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,
+		})
+		return reply.GetAppliedIndex(), err
+	case wire.OpAssign:
 		reply, err := stub.Assign(ctx, &rowraftv1.AssignRequest{
 			MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
 			Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,

@@ -65,6 +65,14 @@ func (t *Table) Assign(ctx context.Context, keys []rowraft.Key, weights []float3
 	return t.c.Assign(ctx, Segment{Table: t, Keys: keys, Values: weights})
 }
 
+// Delete removes the rows of keys, with the promises of Push. A key without a row
+// is passed over; keys may repeat. A row that is deleted reads as the initializer
+// again, and its next push creates it anew. As with Assign, a Delete that ended with CodeDeadline
+// may take effect after what came later: Flush first.
+func (t *Table) Delete(ctx context.Context, keys []rowraft.Key) (Ack, error) {
+	return t.c.Delete(ctx, Segment{Table: t, Keys: keys})
+}
+
 // Table returns a handle to the table called name. Errors: CodeTableNotFound.
 func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
 	if s, err := c.cluster.Load().Table(name); err == nil {

@@ -154,6 +154,9 @@ func (b *batcher) propose(parts []*waiting, size int) {
 	h.Kind, h.Version, h.Parts = wire.EntryParts, wire.PlainEntryVersion, len(parts)
 	buf := rpc.Pool.Get(size)
 	entry := (*buf)[:wire.EntryHeaderSize]
+	for _, w := range parts {
+		h.Version = max(h.Version, w.part.Op.Version())
+	}
 	wire.PutEntryHeader(entry, h)
 	for _, w := range parts {
 		entry = wire.AppendPart(entry, &w.part)

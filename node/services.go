@@ -62,7 +62,15 @@ func (s *tableService) Assign(ctx context.Context, req *rowraftv1.AssignRequest)
 	return &rowraftv1.AssignReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}, nil
 }
 
-// numberedRequest is what Push and Assign have in common.
+func (s *tableService) Delete(ctx context.Context, req *rowraftv1.DeleteRequest) (*rowraftv1.DeleteReply, error) {
+	r, index, dup, err := s.numbered(ctx, wire.OpDelete, req, req.Payload)
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.DeleteReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}, nil
+}
+
+// numberedRequest is what Push, Assign and Delete have in common.
 type numberedRequest interface {
 	GetMapVersion() uint64
 	GetShard() uint32

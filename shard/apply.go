@@ -269,7 +269,10 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 	for from := 0; from < seg.N; from += chunkRows {
 		to := min(from+chunkRows, seg.N)
 		keys := wire.Keys(scratch[:], body.Keys[8*from:8*to])
-		values := body.Values[from*rowBytes : to*rowBytes]
+		var values []byte
+		if op != wire.OpDelete {
+			values = body.Values[from*rowBytes : to*rowBytes]
+		}
 		if err := m.applyChunk(op, t, keys, values, seg.DType, lr); err != nil {
 			return fmt.Errorf("table %s: %w", t.schema.Name, err)
 		}
@@ -283,8 +286,11 @@ func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []
 	if canary.Is(canary.MapOrder) && op == wire.OpPush {
 		return updateInMapOrder(t, keys, values, dt, lr)
 	}
-	if op == wire.OpAssign {
+	switch op {
+	case wire.OpAssign:
 		return t.rows.Assign(keys, values, dt)
+	case wire.OpDelete:
+		return t.rows.Delete(keys)
 	}
 	return t.rows.Update(keys, values, dt, lr)
 }

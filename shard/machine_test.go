@@ -101,6 +101,9 @@ func (r *replica) header() wire.EntryHeader {
 
 func entryOf(h wire.EntryHeader, parts ...wire.Part) []byte {
 	h.Kind, h.Parts = wire.EntryParts, len(parts)
+	for i := range parts {
+		h.Version = max(h.Version, parts[i].Op.Version())
+	}
 	b := make([]byte, wire.EntryHeaderSize)
 	wire.PutEntryHeader(b, h)
 	for i := range parts {

@@ -143,5 +143,5 @@ func (st *state) addRows(b *checkpoint.Block) error {
 	if got := t.rows.SlotRows(b.Slot.Slot) - before; got != b.Rows {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: %d of %d rows of slot %d belong there", t.schema.Name, got, b.Rows, b.Slot.Slot)
 	}
-	return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter)
+	return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed)
 }

@@ -88,6 +88,9 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.endLocked())
 		}
+		if snap.Removals() {
+			s.header.Format = 2
+		}
 		s.tables = append(s.tables, tableSnapshot{schema: t.schema, rows: t.rows, snap: snap})
 	}
 	if canary.Is(canary.ForgetSessions) {
@@ -340,7 +343,7 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 	}
 	for ; next < rowraft.NumSlots && len(wk.buf) < walkBytes; next++ {
 		p := piece{
-			slot:  checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: t.snap.SlotVersion(next), RecordBytes: recordBytes},
+			slot:  checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: t.snap.SlotVersion(next), RecordBytes: recordBytes, Removed: t.snap.SlotRemoved(next)},
 			first: !inside, rows: t.snap.SlotRows(next),
 		}
 		if p.rows == 0 && p.slot.Counter == 0 {
@@ -373,7 +376,7 @@ func (wk *walk) since(t *tableSnapshot, slot *checkpoint.Slot) (uint64, error) {
 	if base > slot.Counter {
 		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "slot %d is at version %d, and at %d in what this would be a delta to: that is not of its past", slot.Slot, slot.Counter, base)
 	}
-	if slot.Whole = base == 0; slot.Whole {
+	if slot.Whole = base == 0 || slot.Removed > base; slot.Whole { // or nobody would miss what was removed
 		return 0, nil
 	}
 	return base, nil

@@ -18,8 +18,8 @@ import (
 // CodeInvalidArgument for everything else: dim, dtype, flags, keys not strictly
 // ascending, a table twice, too many keys, numbers that are NaN or infinite.
 func (m *Machine) Validate(op wire.Op, payload []byte) error {
-	if op != wire.OpPush && op != wire.OpAssign {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "op %d: want push or assign", op)
+	if op < wire.OpPush || op > wire.OpDelete {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "op %d: want push, assign or delete", op)
 	}
 	if len(payload) > rowraft.MaxEntryBytes {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "payload of %d bytes: want at most %d in one part, split it", len(payload), rowraft.MaxEntryBytes)
@@ -94,12 +94,15 @@ func (m *Machine) checkSegment(op wire.Op, seg wire.Segment) (*table, error) {
 	if err != nil {
 		return nil, err
 	}
-	allowed := wire.FlagLR
-	if op == wire.OpAssign {
+	allowed, wanted := wire.FlagLR, uint8(0)
+	switch op {
+	case wire.OpAssign:
 		allowed = 0
+	case wire.OpDelete:
+		allowed, wanted = wire.FlagNoValues, wire.FlagNoValues
 	}
-	if extra := seg.Flags &^ allowed; extra != 0 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x do not belong in this request", t.schema.Name, extra)
+	if seg.Flags&^allowed != 0 || seg.Flags&wanted != wanted {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x do not belong in this request", t.schema.Name, seg.Flags)
 	}
 	return t, t.checkDim(seg)
 }

@@ -101,7 +101,7 @@ func TestBadPushesAreRefused(t *testing.T) {
 func TestValidateLimits(t *testing.T) {
 	r, table, _, _ := halfShard(t)
 	wantCode(t, r.Validate(0, nil), rowraft.CodeInvalidArgument)
-	wantCode(t, r.Validate(3, nil), rowraft.CodeInvalidArgument)
+	wantCode(t, r.Validate(4, nil), rowraft.CodeInvalidArgument)
 	wantCode(t, r.Validate(wire.OpPush, make([]byte, rowraft.MaxEntryBytes+8)), rowraft.CodeInvalidArgument)
 	for _, payload := range [][]byte{nil, payloadOf(rows{schema: table}), payloadOf(rows{schema: table, flags: wire.FlagLR})} {
 		if err := r.Validate(wire.OpPush, payload); err != nil {

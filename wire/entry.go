@@ -43,7 +43,16 @@ type Op uint8
 const (
 	OpPush   Op = 1 // values are gradients; the table's optimizer runs
 	OpAssign Op = 2 // values are weights
+	OpDelete Op = 3 // no values: the rows go
 )
+
+// Version is the oldest apply version that knows op.
+func (op Op) Version() uint16 {
+	if op == OpDelete {
+		return 2
+	}
+	return PlainEntryVersion
+}
 
 // Part is one client's numbered share of an entry.
 type Part struct {
@@ -115,7 +124,7 @@ func ParsePart(b []byte, p *Part) (rest []byte, err error) {
 	p.Floor = rowraft.Seq(le.Uint64(b[32:]))
 	p.Op = Op(b[40])
 	n := uint64(le.Uint32(b[44:]))
-	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op != OpPush && p.Op != OpAssign {
+	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op < OpPush || p.Op > OpDelete {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry has an impossible part: op %d, payload %d of %d bytes", b[40], n, len(b)-PartHeaderSize)
 	}
 	end := PartHeaderSize + int(n)

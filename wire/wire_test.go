@@ -230,7 +230,7 @@ func TestParsePartRefuses(t *testing.T) {
 		{"half a header", good[:47]},
 		{"a cut payload", good[:PartHeaderSize+23]},
 		{"op 0", change(good, 40, 0)},
-		{"op 3", change(good, 40, 3)},
+		{"op 4", change(good, 40, 4)},
 		{"reserved byte 41", change(good, 41, 1)},
 		{"reserved byte 43", change(good, 43, 1)},
 		{"an odd length", change(good, 44, 20)},

@@ -14,6 +14,7 @@ const (
 
 	opPush   = 1
 	opAssign = 2
+	opDelete = 3
 )
 
 // entry is a decoded log entry; which fields count depends on kind.
@@ -108,7 +109,7 @@ func (e *entry) decodeParts(n uint32, b []byte) error {
 		}
 		length := uint64(le.Uint32(b[44:]))
 		switch {
-		case p.op != opPush && p.op != opAssign, !zero(b[41:44]), length%8 != 0, length > uint64(len(b)-48):
+		case p.op < opPush || p.op > opDelete, !zero(b[41:44]), length%8 != 0, length > uint64(len(b)-48):
 			return corrupt("impossible part")
 		}
 		p.payload = b[48 : 48+length]
@@ -236,7 +237,14 @@ func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 			return nil, rowraft.CodeTableNotFound
 		}
 		total += n
-		if flags&^flagLR != 0 || op == opAssign && hasLR || dim != uint64(t.Schema.Dim) || seen[id] || total > maxRows {
+		wanted := byte(0)
+		switch {
+		case op == opDelete:
+			wanted = flagNoValues
+		case op == opPush && hasLR:
+			wanted = flagLR
+		}
+		if flags != wanted || dim != uint64(t.Schema.Dim) || seen[id] || total > maxRows {
 			return nil, bad
 		}
 		seen[id] = true
@@ -253,6 +261,9 @@ func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 			}
 		}
 		for i := range n {
+			if op == opDelete {
+				break
+			}
 			row := make([]float32, dim)
 			for j := range row {
 				at := b[valuesAt+(i*dim+uint64(j))*size:]

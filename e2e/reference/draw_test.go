@@ -85,6 +85,9 @@ func clientID(n byte) (c rowraft.ClientID) { c[0], c[15] = n, n; return c }
 
 func entryOf(h wire.EntryHeader, parts ...wire.Part) []byte {
 	h.Kind, h.Parts = wire.EntryParts, len(parts)
+	for i := range parts {
+		h.Version = max(h.Version, parts[i].Op.Version())
+	}
 	b := make([]byte, wire.EntryHeaderSize)
 	wire.PutEntryHeader(b, h)
 	for i := range parts {
@@ -166,8 +169,11 @@ func drawPart(t *rapid.T, m *Machine) wire.Part {
 	if rapid.IntRange(0, 20).Draw(t, "stranger") == 0 {
 		p.Incarnation = drawIncarnation(t)
 	}
-	if rapid.IntRange(0, 4).Draw(t, "op") == 0 {
+	switch rapid.IntRange(0, 6).Draw(t, "op") {
+	case 0:
 		p.Op = wire.OpAssign
+	case 1, 2:
+		p.Op = wire.OpDelete
 	}
 	p.Payload = payloadOf(drawRows(t, m, p.Op)...)
 	return p
@@ -186,6 +192,9 @@ func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 		}
 		if op == wire.OpPush && rapid.Bool().Draw(t, "lr") {
 			seg.flags, seg.lr = wire.FlagLR, rapid.Float32Range(0, 2).Draw(t, "rate")
+		}
+		if op == wire.OpDelete {
+			seg.flags = wire.FlagNoValues
 		}
 		fault := rapid.IntRange(0, 60).Draw(t, "fault")
 		for _, k := range rapid.SliceOfN(rapid.Uint64Range(0, 60), 0, 12).Draw(t, "keys") {

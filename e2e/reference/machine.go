@@ -47,6 +47,11 @@ type Table struct {
 	Schema   rowraft.Schema
 	Rows     map[rowraft.Key]*Row
 	Counters map[rowraft.Slot]uint64 // the last version each slot gave out
+	Removed  map[rowraft.Slot]uint64 // the counter when a row was last removed; slots without are left out
+}
+
+func newTable(s rowraft.Schema) *Table {
+	return &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}, Removed: map[rowraft.Slot]uint64{}}
 }
 
 // Session is what is known of one client.
@@ -146,7 +151,7 @@ func (m *Machine) create(s rowraft.Schema) rowraft.Code {
 	if len(m.Tables) == maxTables {
 		return rowraft.CodeInvalidArgument
 	}
-	m.Tables[s.ID] = &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}}
+	m.Tables[s.ID] = newTable(s)
 	return rowraft.CodeUnknown
 }
 
@@ -226,6 +231,9 @@ func diffTable(a, b *Table) string {
 		if a.Counters[s] != b.Counters[s] {
 			return fmt.Sprintf("slot %d gave out %d versions, %d", s, a.Counters[s], b.Counters[s])
 		}
+	}
+	if !maps.Equal(a.Removed, b.Removed) {
+		return fmt.Sprintf("rows were last removed at %v, %v", a.Removed, b.Removed)
 	}
 	for _, k := range keysOfBoth(a.Rows, b.Rows) {
 		x, y := a.Rows[k], b.Rows[k]

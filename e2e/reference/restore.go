@@ -163,7 +163,7 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 	names := map[string]bool{}
 	for _, s := range r.tables {
 		names[s.Name] = true
-		next.Tables[s.ID] = &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}}
+		next.Tables[s.ID] = newTable(s)
 	}
 	if len(names) != len(r.tables) || len(r.tables) > maxTables {
 		return rowraft.CodeInvalidArgument

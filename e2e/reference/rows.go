@@ -190,6 +190,12 @@ func (m *Machine) applySegment(op byte, seg segment) {
 	}
 	for i, key := range seg.keys {
 		r := t.Rows[key]
+		if op == opDelete {
+			if r != nil {
+				m.remove(t, key)
+			}
+			continue
+		}
 		if r == nil {
 			r = &Row{half: t.Schema.Storage == rowraft.BFloat16, Weights: InitialWeights(&t.Schema, key), State: initialState(&t.Schema)}
 			t.Rows[key] = r
@@ -207,6 +213,15 @@ func (m *Machine) applySegment(op byte, seg segment) {
 		r.Version = t.Counters[slot]
 		m.sum = m.sum.plus(r.hash(key))
 	}
+}
+
+// remove takes the row of key out of t.
+func (m *Machine) remove(t *Table, key rowraft.Key) {
+	slot := slotOf(&t.Schema, key)
+	m.sum = m.sum.minus(t.Rows[key].hash(key))
+	delete(t.Rows, key)
+	t.Counters[slot]++
+	t.Removed[slot] = t.Counters[slot]
 }
 
 // record is the row as a snapshot holds it, from byte 8 on.

@@ -130,7 +130,7 @@ func (l *loader) schemas(want int) error {
 				return n, corrupt("snapshot: a table of a later format")
 			}
 			last, names[s.Name] = s.ID, true
-			l.m.Tables[s.ID] = &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}}
+			l.m.Tables[s.ID] = newTable(s)
 		}
 		return n, nil
 	})
@@ -211,13 +211,23 @@ func (l *loader) rows(b []byte) error {
 		return rowraft.Errorf(rowraft.CodeWrongShard, "snapshot: rows of slot %d", slot)
 	}
 	next := l.chunks == 0 || id > l.table || id == l.table && slot > l.slot
-	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)]
+	removed := uint64(0)
+	if l.format == 2 {
+		removed = le.Uint64(b[32:])
+	}
+	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)] && removed == t.Removed[rowraft.Slot(slot)]
 	if part == 0 && !next || part > 0 && (!same || part != l.part+1 || n == 0) {
 		return corrupt("snapshot: rows are not in order")
 	}
 	l.table, l.slot, l.part = id, slot, part
 	l.chunks++
 	t.Counters[rowraft.Slot(slot)] = counter
+	if removed > counter {
+		return corrupt("snapshot: a removal that no counter tells of")
+	}
+	if removed > 0 {
+		t.Removed[rowraft.Slot(slot)] = removed
+	}
 	for rec := b[head:]; len(rec) > 0; rec = rec[size:] {
 		key, r := parseRecord(&t.Schema, rec[:size])
 		if r == nil || int(slotOf(&t.Schema, key)) != slot || t.Rows[key] != nil || r.Version < 1 || r.Version > counter {

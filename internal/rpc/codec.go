@@ -30,6 +30,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.AssignRequest:
 		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
+	case *rowraftv1.DeleteRequest:
+		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.PullStreamRequest:
 		return nested(m.Id, pullRequestHead(nil, m.Pull), 6, mem.SliceBuffer(m.Pull.GetPayload())), nil
 	case *rowraftv1.PullStreamReply:
@@ -82,7 +84,7 @@ func pullReplyHead(b []byte, m *rowraftv1.PullReply) []byte {
 	return appendUint(appendUint(b, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex())
 }
 
-// numbered is what PushRequest and AssignRequest have in common; their field
+// numbered is what PushRequest, AssignRequest and DeleteRequest have in common; their field
 // numbers are equal.
 type numbered interface {
 	GetMapVersion() uint64
@@ -116,6 +118,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	case *rowraftv1.PushRequest:
 		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
 	case *rowraftv1.AssignRequest:
+		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
+	case *rowraftv1.DeleteRequest:
 		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
 	case *rowraftv1.PullStreamRequest:
 		m.Pull = new(rowraftv1.PullRequest)

@@ -13,9 +13,9 @@ import (
 // Place numbers a record of one slab.
 type Place uint32
 
-// MaxPlaces is the number of records one slab can hold; the last value is left
-// for "none".
-const MaxPlaces = math.MaxUint32
+// MaxPlaces is the number of records one slab can hold; the last two values are
+// left for "none" and "no more".
+const MaxPlaces = math.MaxUint32 - 1
 
 // Stats says what a slab or Blocks holds.
 type Stats struct {

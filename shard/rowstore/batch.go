@@ -76,6 +76,10 @@ func (t *Table) check(keys []rowraft.Key, numBytes int, dt rowraft.DType) error 
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %d bytes of numbers for %d keys: want %d × dim %d × %d bytes = %d",
 			t.schema.Name, numBytes, len(keys), len(keys), t.dim, dt.Size(), want)
 	}
+	return t.checkSlots(keys)
+}
+
+func (t *Table) checkSlots(keys []rowraft.Key) error {
 	for _, key := range keys {
 		if slot, _ := t.locate(key); !t.Owns(slot) {
 			return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold", t.schema.Name, key, slot)

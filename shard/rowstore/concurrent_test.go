@@ -161,8 +161,7 @@ func TestRetiredPlaceReadsAsGone(t *testing.T) {
 	e := table.grace.enter()
 	var c chunk
 	table.lookup(&c, []rowraft.Key{5}, 8)
-	clear(seg) // takes the row out, as a deletion will
-	table.retirePlace(p)
+	mustDelete(t, table, 5)
 	if table.read(&c, 0, 5, make([]byte, 8), rowraft.Float32) {
 		t.Error("a row that was taken out was read")
 	}

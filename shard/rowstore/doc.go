@@ -25,6 +25,11 @@
 // is 36 bytes a row, and 128 bytes of numbers would cost more than 1.4 times
 // themselves.) Growth needs the entries only, never the records.
 //
+// A row that is removed leaves a grave in the segment, so that a probe that is
+// under way goes on behind it; the next row may take it, and a segment with too
+// many is made anew. Its place waits for the readers that may hold it. A running
+// snapshot has its image, and forgets the place if it walks an older segment.
+//
 // # Invariants
 //
 //  1. Determinism. Rows, versions and digests after an Update depend on the
@@ -34,15 +39,15 @@
 //     last change; it starts at 1, and no two rows of a slot share one.
 //  3. A slot's digest is the sum mod 2^128 of the hashes of its rows, at all
 //     times between calls.
-//  4. A key never pushed reads as the initializer and is not created; its first
+//  4. A key never pushed, or removed since, reads as the initializer and is not created; its first
 //     Update or Assign creates it from the same value.
 //
 // # Concurrency
 //
 // Pull, Contains and Rows may run at any time, beside each other and
 // beside all else but Close; they take no lock and keep nobody waiting. The rest
-// has one owner at a time: the writer (Update, Assign, RestoreRow,
-// RestoreSlotVersion, BeginSnapshot, Snapshot.End, Close), or readers of what it
+// has one owner at a time: the writer (Update, Assign, Delete,
+// RestoreRow, RestoreSlotVersion, BeginSnapshot, Snapshot.End, Close), or readers of what it
 // left between two calls (digests, slots, memory, the methods of a
 // [Snapshot], of which one goroutine at a time calls AppendSlot).
 //

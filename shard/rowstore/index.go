@@ -47,6 +47,10 @@ func (r *root) store(s segment) {
 	r.p.Store((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(s)), order)))
 }
 
+// grave is an entry that was removed: probes go on behind it, and a new entry may
+// take its position. No place is as large as it names.
+const grave = 1<<32 - 1
+
 // minSegment is the first size of a segment: two cache lines.
 const minSegment = 16
 
@@ -65,21 +69,34 @@ func (s segment) next(i, tag uint32) (p slab.Place, after uint32, ok bool) {
 			return 0, 0, false
 		}
 		i++
-		if uint32(e>>32) == tag {
+		if uint32(e>>32) == tag && e != grave {
 			return slab.Place(uint32(e) - 1), i, true
 		}
 	}
 }
 
-// put adds an entry; a reader that finds it sees the record as it was before.
-// REQUIRES: there is room.
-func (s segment) put(e uint64) {
+// put adds an entry and returns what stood there, 0 or a grave; a reader that
+// finds it sees the record as it was before. REQUIRES: there is room.
+func (s segment) put(e uint64) (was uint64) {
 	mask := uint32(len(s) - 1)
 	i := uint32(e>>32) & mask
-	for s[i] != 0 {
+	for s[i] != 0 && s[i] != grave {
 		i = (i + 1) & mask
 	}
+	was = s[i]
 	atomic.StoreUint64(&s[i], e)
+	return was
+}
+
+// bury removes the entry e, if it is there.
+func (s segment) bury(e uint64) {
+	mask := uint32(len(s) - 1)
+	for i := uint32(e>>32) & mask; s[i] != 0; i = (i + 1) & mask {
+		if s[i] == e {
+			atomic.StoreUint64(&s[i], grave)
+			return
+		}
+	}
 }
 
 // find returns the record of key in slot, if there is one.
@@ -105,7 +122,7 @@ func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bo
 // and enters it into the index.
 func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
 	s := &t.slots[slot]
-	if full(s.rows, len(s.root.load())) {
+	if full(s.rows+s.dead, len(s.root.load())) {
 		if err := t.grow(slot); err != nil {
 			return record{}, err
 		}
@@ -119,22 +136,29 @@ func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, 
 	r.setKey(key)
 	*r.version() = 0
 	r.setBusy()
-	s.root.load().put(uint64(tag)<<32 | uint64(p) + 1)
+	if s.root.load().put(uint64(tag)<<32|uint64(p)+1) == grave {
+		s.dead--
+	}
 	s.rows++
 	t.count.Add(1)
 	return r, nil
 }
 
-// grow doubles the segment of slot.
+// grow gives slot a segment without graves that is at most half full with one row
+// more: twice the length, if there were none.
 func (t *Table) grow(slot rowraft.Slot) error {
 	s := &t.slots[slot]
 	old := s.root.load()
-	seg, err := t.blocks.Alloc(max(minSegment, 2*len(old)))
+	size := minSegment
+	for uint64(size) < 2*uint64(s.rows+1) {
+		size *= 2
+	}
+	seg, err := t.blocks.Alloc(size)
 	if err != nil {
 		return err
 	}
 	for _, e := range old {
-		if e != 0 {
+		if e != 0 && e != grave {
 			segment(seg).put(e)
 		}
 	}
@@ -142,5 +166,6 @@ func (t *Table) grow(slot rowraft.Slot) error {
 	if len(old) > 0 {
 		t.outgrow(old)
 	}
+	s.dead = 0
 	return nil
 }

@@ -2,6 +2,7 @@ package rowstore
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"testing"
 
@@ -18,6 +19,7 @@ type model struct {
 	schema   rowraft.Schema
 	rows     map[rowraft.Key]modelRow
 	versions map[rowraft.Slot]uint64
+	removed  map[rowraft.Slot]uint64
 }
 
 type modelRow struct {
@@ -30,7 +32,7 @@ func (r modelRow) clone() modelRow {
 }
 
 func newModel(s rowraft.Schema) *model {
-	return &model{schema: s, rows: map[rowraft.Key]modelRow{}, versions: map[rowraft.Slot]uint64{}}
+	return &model{schema: s, rows: map[rowraft.Key]modelRow{}, versions: map[rowraft.Slot]uint64{}, removed: map[rowraft.Slot]uint64{}}
 }
 
 func (m *model) clone() *model {
@@ -38,9 +40,8 @@ func (m *model) clone() *model {
 	for k, r := range m.rows {
 		c.rows[k] = r.clone()
 	}
-	for s, v := range m.versions {
-		c.versions[s] = v
-	}
+	maps.Copy(c.versions, m.versions)
+	maps.Copy(c.removed, m.removed)
 	return c
 }
 
@@ -131,6 +132,15 @@ func (m *model) assign(key rowraft.Key, v []float32) {
 	m.change(key, func(w, _ []float32) { copy(w, v) })
 }
 
+func (m *model) delete(key rowraft.Key) {
+	if _, ok := m.rows[key]; ok {
+		delete(m.rows, key)
+		slot := m.slot(key)
+		m.versions[slot]++
+		m.removed[slot] = m.versions[slot]
+	}
+}
+
 // record is the row in the bytes of the package comment.
 func (m *model) record(key rowraft.Key) []byte {
 	r := m.rows[key]
@@ -210,7 +220,11 @@ func checkAgainst(tb rapid.TB, table *Table, m *model) {
 		}
 	}
 	var sum Digest
-	for slot, want := range m.digests() {
+	digests := m.digests()
+	for slot := range m.versions {
+		digests[slot] = digests[slot].Add(Digest{}) // slots without rows, too
+	}
+	for slot, want := range digests {
 		if got := table.SlotDigest(slot); got != want {
 			tb.Fatalf("slot %d: digest %v, want %v recomputed from its rows", slot, got, want)
 		}
@@ -282,6 +296,15 @@ func TestTableAgainstModel(t *testing.T) {
 				}
 				for i, k := range keys {
 					m.assign(k, v[i*dim:(i+1)*dim])
+				}
+			},
+			"delete": func(rt *rapid.T) {
+				keys := rapid.SliceOfN(keyGen, 0, rapid.SampledFrom([]int{3, 150}).Draw(rt, "most")).Draw(rt, "keys")
+				if err := table.Delete(keys); err != nil {
+					rt.Fatal(err)
+				}
+				for _, k := range keys {
+					m.delete(k)
 				}
 			},
 			"pull": func(rt *rapid.T) {
@@ -360,8 +383,11 @@ func checkSnapshot(rt rapid.TB, snap *Snapshot, records []byte, want *model) {
 		rt.Fatalf("snapshot says %d rows and digest %v, its rows are %d with %v", snap.Rows(), snap.Digest(), into.Rows(), into.Digest())
 	}
 	for slot, v := range want.versions {
-		if snap.SlotVersion(slot) != v || into.SlotVersion(slot) != v {
-			rt.Fatalf("slot %d: version counter %d in the snapshot, %d restored, want %d", slot, snap.SlotVersion(slot), into.SlotVersion(slot), v)
+		if err := into.RestoreSlotVersion(slot, snap.SlotVersion(slot), snap.SlotRemoved(slot)); err != nil {
+			rt.Fatal(err)
+		}
+		if into.SlotVersion(slot) != v || into.SlotRemoved(slot) != want.removed[slot] {
+			rt.Fatalf("slot %d: version counter %d, removal %d restored, want %d and %d", slot, into.SlotVersion(slot), into.SlotRemoved(slot), v, want.removed[slot])
 		}
 	}
 }

@@ -48,18 +48,22 @@ func (t *Table) RestoreRow(rec []byte) error {
 	return nil
 }
 
-// RestoreSlotVersion sets the version counter of slot to v, after its rows were
-// restored: the counter may be beyond every row when the last one changed was
-// deleted.
+// RestoreSlotVersion sets the version counter of slot to v and its removed counter,
+// after its rows were restored: the counter may be beyond every row when the last
+// one changed was deleted.
 //
-// Errors: CodeCorrupt if a row of the slot has a higher version; CodeWrongShard.
-func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v uint64) error {
+// Errors: CodeCorrupt if a row of the slot, or removed, is above v; CodeWrongShard.
+func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 	if !t.Owns(slot) {
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
 	}
 	if s := &t.slots[slot]; v < s.version {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d and a row of version %d", t.schema.Name, slot, v, s.version)
 	}
-	t.slots[slot].version = v
+	if removed > v {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d and a removal of version %d", t.schema.Name, slot, v, removed)
+	}
+	t.slots[slot].version, t.slots[slot].removed = v, removed
+	t.removals = t.removals || removed > 0
 	return nil
 }

@@ -23,9 +23,10 @@ const maxSnapshots = 2
 //
 // One goroutine calls AppendSlot; see the package for what may run beside it.
 type Snapshot struct {
-	t    *Table
-	rows int
-	cuts [rowraft.NumSlots / cutsPerPage]*cutPage // by slot; nil until one of the page is taken
+	t        *Table
+	rows     int
+	removals bool
+	cuts     [rowraft.NumSlots / cutsPerPage]*cutPage // by slot; nil until one of the page is taken
 
 	// An image is a record and, behind it, 1 + the place of the slot's next image.
 	// The images of saved slots are chained to spare and used again: it is written
@@ -48,6 +49,7 @@ type cut struct {
 	image   uint32 // 1 + place of the last image kept; 0 = none
 	rows    uint32
 	version uint64
+	removed uint64
 	digest  Digest
 }
 
@@ -67,7 +69,7 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
-	s := &Snapshot{t: t, rows: t.Rows(), images: images}
+	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals, images: images}
 	t.snaps = append(t.snaps, s)
 	return s, nil
 }
@@ -100,7 +102,7 @@ func (s *Snapshot) peek(slot rowraft.Slot) cut {
 		return p[slot%cutsPerPage]
 	}
 	now := &s.t.slots[slot]
-	return cut{rows: now.rows, version: now.version, digest: now.digest}
+	return cut{rows: now.rows, version: now.version, removed: now.removed, digest: now.digest}
 }
 
 // take takes the cut of slot, which has not changed since the begin unless it was
@@ -136,6 +138,13 @@ func (s *Snapshot) SlotRows(slot rowraft.Slot) int { return int(s.peek(slot).row
 // SlotVersion returns the version counter of slot at the begin; a restored slot
 // takes it back by RestoreSlotVersion.
 func (s *Snapshot) SlotVersion(slot rowraft.Slot) uint64 { return s.peek(slot).version }
+
+// SlotRemoved returns the removed counter of slot at the begin; a restored slot
+// takes it back by RestoreSlotVersion.
+func (s *Snapshot) SlotRemoved(slot rowraft.Slot) uint64 { return s.peek(slot).removed }
+
+// Removals reports whether any slot has a removed counter.
+func (s *Snapshot) Removals() bool { return s.removals }
 
 // SlotDigest returns the digest of slot at the begin.
 func (s *Snapshot) SlotDigest(slot rowraft.Slot) Digest { return s.peek(slot).digest }
@@ -173,7 +182,7 @@ func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, 
 	maxEntries -= end - s.pos
 	for ; s.pos < end; s.pos++ {
 		e := s.seg[s.pos]
-		if e == 0 {
+		if e == 0 || e == grave {
 			continue
 		}
 		if r := s.t.at(slab.Place(uint32(e) - 1)); *r.version() <= c.version && *r.version() > since {

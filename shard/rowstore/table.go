@@ -42,6 +42,8 @@ type Table struct {
 	retired [2]retired // by the last bit of the epoch
 	lock    rowLock
 
+	removals bool // a slot has a removed counter
+
 	snaps    []*Snapshot // that are running
 	outgrown []segment   // could not be freed because a snapshot walks them
 	scratch  []float32   // one unpacked gradient or value; used by Update and Assign only
@@ -52,7 +54,9 @@ type Table struct {
 type slotState struct {
 	root    root
 	rows    uint32
+	dead    uint32 // graves in seg
 	version uint64 // of the last change
+	removed uint64 // version when a row was last removed; 0: none ever was
 	digest  Digest
 }
 
@@ -130,6 +134,10 @@ func (t *Table) SlotRows(s rowraft.Slot) int { return int(t.slots[s].rows) }
 
 // SlotVersion returns the version of the last change in slot s, 0 if there was none.
 func (t *Table) SlotVersion(s rowraft.Slot) uint64 { return t.slots[s].version }
+
+// SlotRemoved returns the version counter that slot s had when a row was last
+// removed from it, 0 if none ever was.
+func (t *Table) SlotRemoved(s rowraft.Slot) uint64 { return t.slots[s].removed }
 
 // Bytes returns the memory mapped for rows, index and running snapshots.
 func (t *Table) Bytes() int64 {

@@ -395,8 +395,8 @@ func TestRefusals(t *testing.T) {
 			return table.RestoreRow(edit(func(rec []byte) { clear(rec[versionOffset : versionOffset+8]) }))
 		}, rowraft.CodeCorrupt},
 		{"restore of a foreign key", func() error { return table.RestoreRow(edit(func(rec []byte) { rec[keyOffset] = byte(foreign) })) }, rowraft.CodeWrongShard},
-		{"slot version below a row's", func() error { return table.RestoreSlotVersion(slot, 0) }, rowraft.CodeCorrupt},
-		{"slot version of a foreign slot", func() error { return table.RestoreSlotVersion((slot+1)%rowraft.NumSlots, 9) }, rowraft.CodeWrongShard},
+		{"slot version below a row's", func() error { return table.RestoreSlotVersion(slot, 0, 0) }, rowraft.CodeCorrupt},
+		{"slot version of a foreign slot", func() error { return table.RestoreSlotVersion((slot+1)%rowraft.NumSlots, 9, 0) }, rowraft.CodeWrongShard},
 		{"a table of dim 0", func() error {
 			_, err := New(Options{Schema: testSchema(rowraft.Sparse, rowraft.SGD, 0)})
 			return err
@@ -411,7 +411,7 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	if err := table.RestoreSlotVersion(slot, 9); err != nil || table.SlotVersion(slot) != 9 {
+	if err := table.RestoreSlotVersion(slot, 9, 0); err != nil || table.SlotVersion(slot) != 9 {
 		t.Errorf("RestoreSlotVersion(9): %v, counter %d", err, table.SlotVersion(slot))
 	}
 }

@@ -548,6 +548,166 @@ func (x *AssignReply) GetDuplicate() bool {
 	return false
 }
 
+type DeleteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	ClientId      []byte                 `protobuf:"bytes,4,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
+	Incarnation   uint64                 `protobuf:"varint,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Seq           uint64                 `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`
+	Floor         uint64                 `protobuf:"varint,7,opt,name=floor,proto3" json:"floor,omitempty"`
+	Payload       []byte                 `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"` // segments: strictly ascending keys, no values; ≤ 4 MiB
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteRequest) Reset() {
+	*x = DeleteRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteRequest) ProtoMessage() {}
+
+func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
+func (*DeleteRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DeleteRequest) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
+func (x *DeleteRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *DeleteRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *DeleteRequest) GetClientId() []byte {
+	if x != nil {
+		return x.ClientId
+	}
+	return nil
+}
+
+func (x *DeleteRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *DeleteRequest) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *DeleteRequest) GetFloor() uint64 {
+	if x != nil {
+		return x.Floor
+	}
+	return 0
+}
+
+func (x *DeleteRequest) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+type DeleteReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	Duplicate     bool                   `protobuf:"varint,3,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteReply) Reset() {
+	*x = DeleteReply{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteReply) ProtoMessage() {}
+
+func (x *DeleteReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteReply.ProtoReflect.Descriptor instead.
+func (*DeleteReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DeleteReply) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *DeleteReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *DeleteReply) GetDuplicate() bool {
+	if x != nil {
+		return x.Duplicate
+	}
+	return false
+}
+
 type PullStreamRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // chosen by the client, unique among its unanswered messages
@@ -558,7 +718,7 @@ type PullStreamRequest struct {
 
 func (x *PullStreamRequest) Reset() {
 	*x = PullStreamRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +730,7 @@ func (x *PullStreamRequest) String() string {
 func (*PullStreamRequest) ProtoMessage() {}
 
 func (x *PullStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +743,7 @@ func (x *PullStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullStreamRequest.ProtoReflect.Descriptor instead.
 func (*PullStreamRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PullStreamRequest) GetId() uint64 {
@@ -611,7 +771,7 @@ type PullStreamReply struct {
 
 func (x *PullStreamReply) Reset() {
 	*x = PullStreamReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +783,7 @@ func (x *PullStreamReply) String() string {
 func (*PullStreamReply) ProtoMessage() {}
 
 func (x *PullStreamReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +796,7 @@ func (x *PullStreamReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullStreamReply.ProtoReflect.Descriptor instead.
 func (*PullStreamReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PullStreamReply) GetId() uint64 {
@@ -670,7 +830,7 @@ type PushStreamRequest struct {
 
 func (x *PushStreamRequest) Reset() {
 	*x = PushStreamRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +842,7 @@ func (x *PushStreamRequest) String() string {
 func (*PushStreamRequest) ProtoMessage() {}
 
 func (x *PushStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +855,7 @@ func (x *PushStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStreamRequest.ProtoReflect.Descriptor instead.
 func (*PushStreamRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PushStreamRequest) GetId() uint64 {
@@ -723,7 +883,7 @@ type PushStreamReply struct {
 
 func (x *PushStreamReply) Reset() {
 	*x = PushStreamReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +895,7 @@ func (x *PushStreamReply) String() string {
 func (*PushStreamReply) ProtoMessage() {}
 
 func (x *PushStreamReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +908,7 @@ func (x *PushStreamReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStreamReply.ProtoReflect.Descriptor instead.
 func (*PushStreamReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PushStreamReply) GetId() uint64 {
@@ -783,7 +943,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -795,7 +955,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -808,7 +968,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -842,7 +1002,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +1014,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +1027,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -904,7 +1064,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1076,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1089,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1054,6 +1214,22 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
+	"\tduplicate\x18\x03 \x01(\bR\tduplicate\"\xe8\x01\n" +
+	"\rDeleteRequest\x12\x1f\n" +
+	"\vmap_version\x18\x01 \x01(\x04R\n" +
+	"mapVersion\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1f\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\x12\x1b\n" +
+	"\tclient_id\x18\x04 \x01(\fR\bclientId\x12 \n" +
+	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\x12\x10\n" +
+	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12\x14\n" +
+	"\x05floor\x18\a \x01(\x04R\x05floor\x12\x18\n" +
+	"\apayload\x18\b \x01(\fR\apayload\"q\n" +
+	"\vDeleteReply\x12\x1f\n" +
+	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
+	"tableEpoch\x12#\n" +
+	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
 	"\tduplicate\x18\x03 \x01(\bR\tduplicate\"P\n" +
 	"\x11PullStreamRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
@@ -1092,11 +1268,12 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\bReadMode\x12\x19\n" +
 	"\x15READ_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10READ_MODE_LEADER\x10\x01\x12\x1a\n" +
-	"\x16READ_MODE_LINEARIZABLE\x10\x022\x9e\x03\n" +
+	"\x16READ_MODE_LINEARIZABLE\x10\x022\xdc\x03\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x126\n" +
 	"\x04Push\x12\x17.rowraft.v1.PushRequest\x1a\x15.rowraft.v1.PushReply\x12<\n" +
-	"\x06Assign\x12\x19.rowraft.v1.AssignRequest\x1a\x17.rowraft.v1.AssignReply\x12L\n" +
+	"\x06Assign\x12\x19.rowraft.v1.AssignRequest\x1a\x17.rowraft.v1.AssignReply\x12<\n" +
+	"\x06Delete\x12\x19.rowraft.v1.DeleteRequest\x1a\x17.rowraft.v1.DeleteReply\x12L\n" +
 	"\n" +
 	"PullStream\x12\x1d.rowraft.v1.PullStreamRequest\x1a\x1b.rowraft.v1.PullStreamReply(\x010\x01\x12L\n" +
 	"\n" +
@@ -1116,7 +1293,7 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),              // 0: rowraft.v1.ReadMode
 	(*PullRequest)(nil),        // 1: rowraft.v1.PullRequest
@@ -1125,36 +1302,40 @@ var file_rowraft_v1_table_proto_goTypes = []any{
 	(*PushReply)(nil),          // 4: rowraft.v1.PushReply
 	(*AssignRequest)(nil),      // 5: rowraft.v1.AssignRequest
 	(*AssignReply)(nil),        // 6: rowraft.v1.AssignReply
-	(*PullStreamRequest)(nil),  // 7: rowraft.v1.PullStreamRequest
-	(*PullStreamReply)(nil),    // 8: rowraft.v1.PullStreamReply
-	(*PushStreamRequest)(nil),  // 9: rowraft.v1.PushStreamRequest
-	(*PushStreamReply)(nil),    // 10: rowraft.v1.PushStreamReply
-	(*OpenSessionRequest)(nil), // 11: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),   // 12: rowraft.v1.OpenSessionReply
-	(*ErrorDetail)(nil),        // 13: rowraft.v1.ErrorDetail
+	(*DeleteRequest)(nil),      // 7: rowraft.v1.DeleteRequest
+	(*DeleteReply)(nil),        // 8: rowraft.v1.DeleteReply
+	(*PullStreamRequest)(nil),  // 9: rowraft.v1.PullStreamRequest
+	(*PullStreamReply)(nil),    // 10: rowraft.v1.PullStreamReply
+	(*PushStreamRequest)(nil),  // 11: rowraft.v1.PushStreamRequest
+	(*PushStreamReply)(nil),    // 12: rowraft.v1.PushStreamReply
+	(*OpenSessionRequest)(nil), // 13: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),   // 14: rowraft.v1.OpenSessionReply
+	(*ErrorDetail)(nil),        // 15: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
 	1,  // 1: rowraft.v1.PullStreamRequest.pull:type_name -> rowraft.v1.PullRequest
 	2,  // 2: rowraft.v1.PullStreamReply.reply:type_name -> rowraft.v1.PullReply
-	13, // 3: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	15, // 3: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
 	3,  // 4: rowraft.v1.PushStreamRequest.push:type_name -> rowraft.v1.PushRequest
 	4,  // 5: rowraft.v1.PushStreamReply.reply:type_name -> rowraft.v1.PushReply
-	13, // 6: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	15, // 6: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
 	1,  // 7: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
 	3,  // 8: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
 	5,  // 9: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
-	7,  // 10: rowraft.v1.Table.PullStream:input_type -> rowraft.v1.PullStreamRequest
-	9,  // 11: rowraft.v1.Table.PushStream:input_type -> rowraft.v1.PushStreamRequest
-	11, // 12: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	2,  // 13: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	4,  // 14: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
-	6,  // 15: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
-	8,  // 16: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
-	10, // 17: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
-	12, // 18: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	13, // [13:19] is the sub-list for method output_type
-	7,  // [7:13] is the sub-list for method input_type
+	7,  // 10: rowraft.v1.Table.Delete:input_type -> rowraft.v1.DeleteRequest
+	9,  // 11: rowraft.v1.Table.PullStream:input_type -> rowraft.v1.PullStreamRequest
+	11, // 12: rowraft.v1.Table.PushStream:input_type -> rowraft.v1.PushStreamRequest
+	13, // 13: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	2,  // 14: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	4,  // 15: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
+	6,  // 16: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
+	8,  // 17: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
+	10, // 18: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
+	12, // 19: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
+	14, // 20: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	14, // [14:21] is the sub-list for method output_type
+	7,  // [7:14] is the sub-list for method input_type
 	7,  // [7:7] is the sub-list for extension type_name
 	7,  // [7:7] is the sub-list for extension extendee
 	0,  // [0:7] is the sub-list for field type_name
@@ -1171,7 +1352,7 @@ func file_rowraft_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,7 @@ const (
 	Table_Pull_FullMethodName        = "/rowraft.v1.Table/Pull"
 	Table_Push_FullMethodName        = "/rowraft.v1.Table/Push"
 	Table_Assign_FullMethodName      = "/rowraft.v1.Table/Assign"
+	Table_Delete_FullMethodName      = "/rowraft.v1.Table/Delete"
 	Table_PullStream_FullMethodName  = "/rowraft.v1.Table/PullStream"
 	Table_PushStream_FullMethodName  = "/rowraft.v1.Table/PushStream"
 	Table_OpenSession_FullMethodName = "/rowraft.v1.Table/OpenSession"
@@ -47,6 +48,8 @@ type TableClient interface {
 	Push(ctx context.Context, in *PushRequest, opts ...grpc.CallOption) (*PushReply, error)
 	// Assign sets weights, numbered like a push.
 	Assign(ctx context.Context, in *AssignRequest, opts ...grpc.CallOption) (*AssignReply, error)
+	// Delete removes rows, numbered like a push.
+	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteReply, error)
 	// PullStream and PushStream answer messages in the order they complete; id
 	// tells which.
 	PullStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PullStreamRequest, PullStreamReply], error)
@@ -87,6 +90,16 @@ func (c *tableClient) Assign(ctx context.Context, in *AssignRequest, opts ...grp
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AssignReply)
 	err := c.cc.Invoke(ctx, Table_Assign_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tableClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteReply)
+	err := c.cc.Invoke(ctx, Table_Delete_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +159,8 @@ type TableServer interface {
 	Push(context.Context, *PushRequest) (*PushReply, error)
 	// Assign sets weights, numbered like a push.
 	Assign(context.Context, *AssignRequest) (*AssignReply, error)
+	// Delete removes rows, numbered like a push.
+	Delete(context.Context, *DeleteRequest) (*DeleteReply, error)
 	// PullStream and PushStream answer messages in the order they complete; id
 	// tells which.
 	PullStream(grpc.BidiStreamingServer[PullStreamRequest, PullStreamReply]) error
@@ -170,6 +185,9 @@ func (UnimplementedTableServer) Push(context.Context, *PushRequest) (*PushReply,
 }
 func (UnimplementedTableServer) Assign(context.Context, *AssignRequest) (*AssignReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Assign not implemented")
+}
+func (UnimplementedTableServer) Delete(context.Context, *DeleteRequest) (*DeleteReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
 }
 func (UnimplementedTableServer) PullStream(grpc.BidiStreamingServer[PullStreamRequest, PullStreamReply]) error {
 	return status.Error(codes.Unimplemented, "method PullStream not implemented")
@@ -255,6 +273,24 @@ func _Table_Assign_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Table_Delete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TableServer).Delete(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Table_Delete_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TableServer).Delete(ctx, req.(*DeleteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Table_PullStream_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(TableServer).PullStream(&grpc.GenericServerStream[PullStreamRequest, PullStreamReply]{ServerStream: stream})
 }
@@ -305,6 +341,10 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Assign",
 			Handler:    _Table_Assign_Handler,
+		},
+		{
+			MethodName: "Delete",
+			Handler:    _Table_Delete_Handler,
 		},
 		{
 			MethodName: "OpenSession",

@@ -1,0 +1,207 @@
+package rowstore
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+)
+
+func mustDelete(tb testing.TB, t *Table, keys ...rowraft.Key) {
+	tb.Helper()
+	if err := t.Delete(keys); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// TestPlacesAndIndexAreUsedAgain: rows that come and go for ever take the memory
+// of those that are there at one time.
+func TestPlacesAndIndexAreUsedAgain(t *testing.T) {
+	const live, rounds = 500, 200
+	table := evenTable(t, rowraft.Dense, 4) // one slot
+	keys, zeros := make([]rowraft.Key, live), make([]float32, 4*live)
+	most := 0
+	for n := range rounds {
+		for i := range keys {
+			keys[i] = rowraft.Key(n*live + i)
+		}
+		mustUpdate(t, table, keys, zeros)
+		slot, _ := table.locate(0)
+		most = max(most, len(table.slots[slot].root.load()))
+		if n%2 == 0 { // in part, then all
+			mustDelete(t, table, keys[:live/3]...)
+		}
+		mustDelete(t, table, keys...)
+	}
+	if table.Rows() != 0 || table.Digest() != (Digest{}) {
+		t.Errorf("%d rows and digest %v are left", table.Rows(), table.Digest())
+	}
+	mustDelete(t, table, 1) // two looks give back what waits for readers
+	mustDelete(t, table, 1)
+	if used := table.rows.Stats().UsedBytes; used != 0 {
+		t.Errorf("%d bytes of rows are in use without any", used)
+	}
+	if most > 4*live {
+		t.Errorf("the index of %d rows grew to %d entries", live, most)
+	}
+	if mapped := table.rows.Stats().MappedBytes; mapped > int64(8*live*table.slabRecordBytes()) {
+		t.Errorf("%d bytes are mapped for %d rows of %d", mapped, live, table.slabRecordBytes())
+	}
+}
+
+// TestPlaceInAWalkedSegment: a snapshot walks a segment that its slot has
+// outgrown; rows of it are removed and their places go to another slot, where
+// versions are low. None of these is part of the snapshot of the first slot.
+func TestPlaceInAWalkedSegment(t *testing.T) {
+	table := evenTable(t, rowraft.Dense, 2)
+	old, more, other := make([]rowraft.Key, 12), make([]rowraft.Key, 12), make([]rowraft.Key, 12)
+	for i := range old {
+		old[i], more[i], other[i] = rowraft.DenseKey(1, uint64(i)), rowraft.DenseKey(1, uint64(100+i)), rowraft.DenseKey(2, uint64(i))
+	}
+	zeros := make([]float32, 2*len(old))
+	for range 3 {
+		mustUpdate(t, table, old, zeros) // versions 1 to 36
+	}
+	snap, err := table.BeginSnapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.End()
+	slot, _ := table.locate(old[0])
+	out, done := snap.AppendSlot(nil, slot, 1)
+	if done {
+		t.Fatal("one entry was the whole slot")
+	}
+	mustUpdate(t, table, more, zeros) // the slot outgrows the walked segment
+	mustDelete(t, table, old...)
+	mustDelete(t, table, old...) // gives the places back
+	mustDelete(t, table, old...)
+	mustUpdate(t, table, other, zeros)
+	out, done = snap.AppendSlot(out, slot, 1<<20)
+	if !done {
+		t.Fatal("the slot is not done")
+	}
+	seen := map[rowraft.Key]int{}
+	for n := table.RecordBytes(); len(out) > 0; out = out[n:] {
+		seen[rowraft.Key(record{unsafe.Pointer(&out[0])}.key())]++
+	}
+	for _, k := range old {
+		if seen[k] != 1 {
+			t.Errorf("row %d is %d times in the snapshot, want once", k, seen[k])
+		}
+		delete(seen, k)
+	}
+	if len(seen) > 0 {
+		t.Errorf("strangers in the snapshot: %v", seen)
+	}
+}
+
+// TestPullsBesideDeletes: readers beside a writer that removes rows and makes them
+// again, so that places change hands, see whole rows of the key they asked for.
+func TestPullsBesideDeletes(t *testing.T) {
+	const dim, n = 16, 64
+	table := evenTable(t, rowraft.Dense, dim)
+	keys, odd := make([]rowraft.Key, n), make([]rowraft.Key, 0, n)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+		if i%2 == 1 {
+			odd = append(odd, keys[i])
+		}
+	}
+	// Row k is made by an assign of k + 1 everywhere.
+	values := func(keys []rowraft.Key) []byte {
+		var v []float32
+		for _, k := range keys {
+			for range dim {
+				v = append(v, float32(k)+1)
+			}
+		}
+		return appendFloats(nil, v)
+	}
+	all, some := values(keys), values(odd)
+	if err := table.Assign(keys, all, rowraft.Float32); err != nil {
+		t.Fatal(err)
+	}
+	var done atomic.Bool
+	var rounds atomic.Int64
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			dst, present := make([]byte, 4*n*dim), make([]byte, n/8)
+			row := make([]float32, dim)
+			for !done.Load() {
+				if err := table.Pull(keys, dst, rowraft.Float32, present); err != nil {
+					t.Error(err)
+					return
+				}
+				rounds.Add(1)
+				for i := range keys {
+					is, want := present[i/8]>>(i%8)&1 == 1, float32(0)
+					if is {
+						want = float32(i) + 1
+					}
+					for _, w := range floats(dst[4*i*dim:], rowraft.Float32, row) {
+						if w != want || !is && i%2 == 0 {
+							t.Errorf("key %d, present %v, reads %v, want %v everywhere", i, is, row, want)
+							return
+						}
+					}
+				}
+			}
+		})
+	}
+	for step := 0; step < 1000 || rounds.Load() < 100 && !t.Failed(); step++ {
+		for i := range odd { // in another order each time, so that places move
+			j := (i*7 + step) % len(odd)
+			odd[i], odd[j] = odd[j], odd[i]
+		}
+		mustDelete(t, table, odd...)
+		some = values(odd)
+		if err := table.Assign(odd, some, rowraft.Float32); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	if table.Rows() != n {
+		t.Errorf("%d rows are left, want %d", table.Rows(), n)
+	}
+}
+
+func TestDeleteOfAForeignKeyChangesNothing(t *testing.T) {
+	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
+	table, err := New(Options{Schema: schema, Owned: func(s rowraft.Slot) bool { return s%2 == 0 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	var mine, foreign rowraft.Key
+	for k := rowraft.Key(1); mine == 0 || foreign == 0; k++ {
+		if slot, _ := table.locate(k); slot%2 == 0 {
+			mine = k
+		} else {
+			foreign = k
+		}
+	}
+	mustUpdate(t, table, []rowraft.Key{mine}, []float32{1})
+	if err := table.Delete([]rowraft.Key{mine, foreign}); rowraft.CodeOf(err) != rowraft.CodeWrongShard || table.Rows() != 1 {
+		t.Errorf("%v, and %d rows are left; want WrongShard and the row", err, table.Rows())
+	}
+}
+
+// TestOneRowThatComesAndGoes takes one entry of the index for ever.
+func TestOneRowThatComesAndGoes(t *testing.T) {
+	table := evenTable(t, rowraft.Sparse, 1)
+	mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
+	slot, _ := table.locate(5)
+	seg := table.slots[slot].root.load()
+	for range 100 {
+		mustDelete(t, table, 5)
+		mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
+	}
+	if now := table.slots[slot].root.load(); &now[0] != &seg[0] || table.slots[slot].dead != 0 {
+		t.Errorf("the segment was made anew: %d entries, %d of them graves", len(now), table.slots[slot].dead)
+	}
+}
