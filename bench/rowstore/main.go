@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"runtime/pprof"
 )
 
 // config is what the flags say.
@@ -90,6 +91,7 @@ func run(args []string, out io.Writer) (missed int, err error) {
 	fl.IntVar(&c.rounds, "rounds", 7, "rounds of each figure, whose median counts")
 	only := fl.String("only", "", "regular expression: run only these of gather, apply, create, growth, bytes, machine, snapshot")
 	asJSON := fl.Bool("json", false, "print JSON lines")
+	profile := fl.String("cpu-profile", "", "write a CPU profile to this file")
 	check := fl.Bool("check", false, "exit with code 3 if a figure misses its bar")
 	if err := fl.Parse(args); err != nil {
 		return 0, err
@@ -99,6 +101,17 @@ func run(args []string, out io.Writer) (missed int, err error) {
 	}
 	if c.only, err = regexp.Compile(*only); err != nil {
 		return 0, fmt.Errorf("--only: %w", err)
+	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return 0, err
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return 0, err
+		}
+		defer pprof.StopCPUProfile()
 	}
 	runtime.LockOSThread() // CPU time is counted by thread
 	defer runtime.UnlockOSThread()

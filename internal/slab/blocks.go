@@ -11,27 +11,27 @@ import (
 const (
 	minBlockWords = 16 // 128 bytes, two cache lines
 	leafBytes     = minBlockWords * 8
-	maxOrder      = 14 // a chunk: leafBytes << maxOrder = hugePage
+	maxOrder      = 14 // a chunk: leafBytes << maxOrder = chunkBytes
 	chunkLeaves   = 1 << maxOrder
 )
 
 // Blocks hands out blocks of a power of two words with the buddy method: the
 // two halves of a split block join again when both are free, so that the
 // segments an index outgrows become the larger ones it grows into. Blocks of
-// more than a huge page are mappings of their own.
+// more than a chunk are mappings of their own.
 //
 // A leaf is numbered across chunks: chunk·chunkLeaves + leaf within it. A free
 // block keeps its list links in its first 8 bytes.
 type Blocks struct {
-	regions []region
-	chunks  []chunk
-	heads   [maxOrder + 1]uint32 // 1 + leaf of the first free block of an order; 0 = none
-	large   map[unsafe.Pointer]region
+	chunks []chunk
+	number map[uintptr]uint32     // of the chunk at an address
+	heads  [maxOrder + 1]uint32   // 1 + leaf of the first free block of an order; 0 = none
+	large  map[unsafe.Pointer]int // bytes of those with a mapping of their own
 
 	mapped, used atomic.Int64 // Stats
 }
 
-// chunk is one huge page of leaves. state[l] is 1 + the order of the free block
+// chunk is one chunk of leaves. state[l] is 1 + the order of the free block
 // that starts at leaf l, else 0.
 type chunk struct {
 	base  unsafe.Pointer
@@ -83,11 +83,10 @@ func (b *Blocks) Free(words []uint64) {
 	}
 	b.used.Add(-int64(len(words)) * 8)
 	p := unsafe.Pointer(unsafe.SliceData(words))
-	if r, ok := b.large[p]; ok {
+	if _, ok := b.large[p]; ok {
 		delete(b.large, p)
-		b.mapped.Add(-int64(r.committed))
-		// The only failure is a bad address, which would be a bug of this file.
-		if err := r.release(); err != nil {
+		b.mapped.Add(-int64(len(words)) * 8)
+		if err := release(p, len(words)*8); err != nil {
 			panic("slab: " + err.Error())
 		}
 		return
@@ -113,56 +112,69 @@ func (b *Blocks) Stats() Stats {
 
 // Close gives all memory back. b is empty afterwards and may be used again.
 func (b *Blocks) Close() error {
-	err := releaseAll(b.regions)
-	for _, r := range b.large {
-		if e := r.release(); e != nil && err == nil {
-			err = rowraft.Errorf(rowraft.CodeInternal, "row memory: unmap: %w", e)
+	var err error
+	bases := make([]unsafe.Pointer, len(b.chunks))
+	for i := range bases {
+		bases[i] = b.chunks[i].base
+	}
+	if len(bases) > 0 {
+		err = release(bases[0], chunkBytes)
+		if e := shared.give(bases[1:]); err == nil {
+			err = e
 		}
 	}
-	b.regions, b.chunks, b.heads, b.large = nil, nil, [maxOrder + 1]uint32{}, nil
+	for p, n := range b.large {
+		if e := release(p, n); err == nil {
+			err = e
+		}
+	}
+	b.chunks, b.number, b.heads, b.large = nil, nil, [maxOrder + 1]uint32{}, nil
 	b.mapped.Store(0)
 	b.used.Store(0)
 	return err
 }
 
 func (b *Blocks) allocLarge(n int) ([]uint64, error) {
-	r, err := reserve(n * 8)
+	p, err := reserve(n * 8)
 	if err != nil {
 		return nil, err
 	}
-	more, err := r.commit(n * 8)
-	if err != nil {
-		_ = r.release() // the first error says more
+	if err := enable(p, n*8); err != nil {
+		_ = release(p, n*8) // the first error says more
 		return nil, err
 	}
 	if b.large == nil {
-		b.large = make(map[unsafe.Pointer]region)
+		b.large = make(map[unsafe.Pointer]int)
 	}
-	b.large[r.base] = r
-	b.mapped.Add(int64(more))
+	b.large[p] = n * 8
+	b.mapped.Add(int64(n) * 8)
 	b.used.Add(int64(n) * 8)
-	return unsafe.Slice((*uint64)(r.base), n), nil
+	return unsafe.Slice((*uint64)(p), n), nil
 }
 
-// addChunk takes one more huge page and links it as one free block.
-func (b *Blocks) addChunk() error {
-	const perRegion = regionBytes / hugePage
+// addChunk takes one more chunk and links it as one free block. The first one is
+// of small pages: small tables are many.
+func (b *Blocks) addChunk() (err error) {
+	var base unsafe.Pointer
 	i := len(b.chunks)
-	if i == len(b.regions)*perRegion {
-		r, err := reserve(regionBytes)
-		if err != nil {
-			return err
+	if i == 0 {
+		if base, err = reserve(chunkBytes); err == nil {
+			if err = enable(base, chunkBytes); err != nil {
+				_ = release(base, chunkBytes) // the first error says more
+			}
 		}
-		b.regions = append(b.regions, r)
+	} else {
+		base, err = shared.take()
 	}
-	r := &b.regions[i/perRegion]
-	within := i % perRegion * hugePage
-	more, err := r.commit(within + hugePage)
 	if err != nil {
 		return err
 	}
-	b.mapped.Add(int64(more))
-	b.chunks = append(b.chunks, chunk{base: unsafe.Add(r.base, within), state: new([chunkLeaves]uint8)})
+	if b.number == nil {
+		b.number = make(map[uintptr]uint32)
+	}
+	b.number[uintptr(base)] = uint32(i)
+	b.chunks = append(b.chunks, chunk{base: base, state: new([chunkLeaves]uint8)})
+	b.mapped.Add(chunkBytes)
 	b.link(uint32(i)<<maxOrder, maxOrder)
 	return nil
 }
@@ -175,14 +187,14 @@ func (b *Blocks) stateOf(leaf uint32) *uint8 {
 	return &b.chunks[leaf>>maxOrder].state[leaf&(chunkLeaves-1)]
 }
 
-// leafOf is the inverse of at. Regions are few, so it looks at each.
+// leafOf is the inverse of at.
 func (b *Blocks) leafOf(p unsafe.Pointer) uint32 {
-	for i := range b.regions {
-		if d := uintptr(p) - uintptr(b.regions[i].base); d < uintptr(b.regions[i].committed) {
-			return uint32(i*(regionBytes/leafBytes)) + uint32(d/leafBytes)
-		}
+	within := uintptr(p) & (chunkBytes - 1)
+	i, ok := b.number[uintptr(p)-within]
+	if !ok {
+		panic("slab: a block was freed that was not allocated here")
 	}
-	panic("slab: a block was freed that was not allocated here")
+	return i<<maxOrder + uint32(within/leafBytes)
 }
 
 func (b *Blocks) link(leaf uint32, order int) {

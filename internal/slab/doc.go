@@ -2,9 +2,11 @@
 // and power-of-two blocks of words ([Blocks]).
 //
 // Both take anonymous mappings from the system, so the garbage collector
-// neither scans nor counts them, ask for huge pages, and give everything back
-// in Close. Address space is reserved a region at a time and made usable as it
-// fills, so an empty slab costs address space only.
+// neither scans nor counts them, and give everything back in Close. Memory comes
+// in chunks of one huge page, touched beforehand by a goroutine of the process
+// that runs while the stock of them is low (pool), so that Alloc takes
+// microseconds at most. The first chunk of each slab is its own and of small
+// pages, so that small tables cost kilobytes.
 //
 // # Invariants
 //

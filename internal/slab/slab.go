@@ -3,7 +3,6 @@ package slab
 import (
 	"math"
 	"math/bits"
-	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -27,27 +26,28 @@ type Stats struct {
 // concurrently.
 type Slab struct {
 	recordBytes int
-	shift       uint // records per region = 1 << shift
-	regions     []region
+	perChunk    uint32 // records in a chunk, at least 2
+	inverse     uint64 // 2^64 ÷ perChunk, rounded up
+	chunks      int
+	first       int    // usable bytes of the first chunk
 	next        uint64 // places below were handed out at least once
 	free        uint32 // 1 + a freed place, whose first 4 bytes go on likewise; 0 = none
 
-	// bases is where the regions begin. It is replaced as a whole before a place of
-	// a new region is handed out.
+	// bases is where the chunks begin, with room for more. An element is stored
+	// before a place of its chunk is handed out, and a longer list replaces this one.
 	bases atomic.Pointer[[]unsafe.Pointer]
 
 	mapped, used atomic.Int64 // Stats
 }
 
-// New returns an empty slab of records of recordBytes, a positive multiple of 8.
+// New returns an empty slab of records of recordBytes, a positive multiple of 8
+// up to 1 MiB.
 func New(recordBytes int) (*Slab, error) {
-	if recordBytes <= 0 || recordBytes%8 != 0 || recordBytes > regionBytes {
-		return nil, rowraft.Errorf(rowraft.CodeInternal, "slab of %d-byte records: want a positive multiple of 8 up to %d", recordBytes, regionBytes)
+	if recordBytes <= 0 || recordBytes%8 != 0 || recordBytes > chunkBytes/2 {
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "slab of %d-byte records: want a positive multiple of 8 up to %d", recordBytes, chunkBytes/2)
 	}
-	s := &Slab{
-		recordBytes: recordBytes,
-		shift:       uint(bits.Len(uint(regionBytes/recordBytes)) - 1),
-	}
+	s := &Slab{recordBytes: recordBytes, perChunk: uint32(chunkBytes / recordBytes)}
+	s.inverse = math.MaxUint64/uint64(s.perChunk) + 1
 	s.bases.Store(new([]unsafe.Pointer))
 	return s, nil
 }
@@ -69,34 +69,67 @@ func (s *Slab) Alloc() (Place, error) {
 	if s.next >= MaxPlaces {
 		return 0, rowraft.Errorf(rowraft.CodeOverloaded, "row memory: a table holds at most %d rows in one shard", uint64(MaxPlaces))
 	}
-	p := Place(s.next)
-	i := int(p >> s.shift)
-	if i == len(s.regions) {
-		if err := s.addRegion(); err != nil {
+	if s.next == uint64(s.chunks)*uint64(s.perChunk) {
+		if err := s.addChunk(); err != nil {
 			return 0, err
 		}
 	}
-	within := int(p) & (1<<s.shift - 1)
-	more, err := s.regions[i].commit((within + 1) * s.recordBytes)
-	if err != nil {
-		return 0, err
+	if s.chunks == 1 {
+		if err := s.enableFirst((int(s.next) + 1) * s.recordBytes); err != nil {
+			return 0, err
+		}
 	}
-	if more > 0 {
-		s.mapped.Add(int64(more))
-	}
+	p := Place(s.next)
 	s.next++
 	s.used.Add(1)
 	return p, nil
 }
 
-func (s *Slab) addRegion() error {
-	r, err := reserve((s.recordBytes<<s.shift + hugePage - 1) &^ (hugePage - 1))
+// addChunk adds a chunk. The first one is the slab's own: it becomes usable step
+// by step, since most tables of a node are large, but a bias or a small tensor
+// should cost kilobytes.
+func (s *Slab) addChunk() (err error) {
+	var c unsafe.Pointer
+	if s.chunks == 0 {
+		c, err = reserve(chunkBytes)
+	} else {
+		c, err = shared.take()
+	}
 	if err != nil {
 		return err
 	}
-	s.regions = append(s.regions, r)
-	bases := append(slices.Clone(*s.bases.Load()), r.base)
-	s.bases.Store(&bases)
+	bases := *s.bases.Load()
+	if s.chunks == len(bases) {
+		longer := make([]unsafe.Pointer, max(8, 2*len(bases)))
+		copy(longer, bases)
+		longer[s.chunks] = c
+		s.bases.Store(&longer)
+	} else {
+		atomic.StorePointer(&bases[s.chunks], c)
+	}
+	if s.chunks > 0 {
+		s.mapped.Add(chunkBytes)
+	}
+	s.chunks++
+	return nil
+}
+
+// enableFirst makes at least n bytes of the first chunk usable, and twice as many
+// as before.
+func (s *Slab) enableFirst(n int) error {
+	if n <= s.first {
+		return nil
+	}
+	want := max(2*s.first, 64<<10)
+	for want < n {
+		want *= 2
+	}
+	want = min(want, chunkBytes)
+	if err := enable(unsafe.Add((*s.bases.Load())[0], s.first), want-s.first); err != nil {
+		return err
+	}
+	s.mapped.Add(int64(want - s.first))
+	s.first = want
 	return nil
 }
 
@@ -117,8 +150,15 @@ func (s *Slab) Free(p Place) {
 // beside Alloc and Free of other places by a goroutine that has seen p handed
 // out.
 func (s *Slab) At(p Place) unsafe.Pointer {
-	within := uintptr(p) & (1<<s.shift - 1)
-	return unsafe.Add((*s.bases.Load())[p>>s.shift], within*uintptr(s.recordBytes))
+	chunk, within := s.split(p)
+	return unsafe.Add(atomic.LoadPointer(&(*s.bases.Load())[chunk]), uintptr(within)*uintptr(s.recordBytes))
+}
+
+// split returns p ÷ perChunk and the rest. The product is exact for all 32-bit p:
+// inverse is too large by less than 1, so its error stays below 2^32 ÷ 2^64.
+func (s *Slab) split(p Place) (chunk, within uint32) {
+	hi, _ := bits.Mul64(s.inverse, uint64(p))
+	return uint32(hi), uint32(p) - uint32(hi)*s.perChunk
 }
 
 // Stats returns the memory held. It may run beside everything but Close.
@@ -128,20 +168,17 @@ func (s *Slab) Stats() Stats {
 
 // Close gives all memory back. The slab is empty afterwards and may be used again.
 func (s *Slab) Close() error {
-	err := releaseAll(s.regions)
-	s.regions, s.next, s.free = nil, 0, 0
+	if s.chunks == 0 {
+		return nil
+	}
+	bases := (*s.bases.Load())[:s.chunks]
+	err := release(bases[0], chunkBytes)
+	if e := shared.give(bases[1:]); err == nil {
+		err = e
+	}
+	s.chunks, s.first, s.next, s.free = 0, 0, 0, 0
 	s.bases.Store(new([]unsafe.Pointer))
 	s.mapped.Store(0)
 	s.used.Store(0)
 	return err
-}
-
-func releaseAll(regions []region) error {
-	var first error
-	for i := range regions {
-		if err := regions[i].release(); err != nil && first == nil {
-			first = rowraft.Errorf(rowraft.CodeInternal, "row memory: unmap: %w", err)
-		}
-	}
-	return first
 }
