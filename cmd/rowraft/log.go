@@ -94,7 +94,7 @@ type logSnapshotJSON struct {
 type logEntryJSON struct {
 	Index  uint64        `json:"index"`
 	Term   uint64        `json:"term"`
-	Kind   string        `json:"kind"` // parts, open-session, create-table, metadata; noop, barrier, configuration
+	Kind   string        `json:"kind"` // parts, open-session, create-table, mark, proof, restore-…, metadata; noop, barrier, configuration
 	Bytes  int           `json:"bytes"`
 	CRC    string        `json:"crc"` // ok, bad
 	Error  string        `json:"error,omitempty"`
@@ -103,6 +103,7 @@ type logEntryJSON struct {
 	Client string        `json:"client,omitempty"` // of open-session
 	Inc    uint64        `json:"incarnation,omitempty"`
 	Table  string        `json:"table,omitempty"` // of create-table
+	What   string        `json:"what,omitempty"`  // of marks, proofs and restores
 	Parts  []logPartJSON `json:"parts,omitempty"`
 }
 
@@ -203,7 +204,51 @@ func (l *logEntryJSON) describe(entry []byte) error {
 		}
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeVersionTooNew, "entry of kind %d", h.Kind)
+	return l.describeOther(h.Kind, body)
+}
+
+// describeOther is describe for entries that no client asked for.
+func (l *logEntryJSON) describeOther(kind wire.EntryKind, body []byte) error {
+	switch kind {
+	case wire.EntryMark:
+		l.Kind = "mark"
+		id, err := wire.ParseMark(body)
+		l.What = fmt.Sprintf("of a checkpoint, %x", id)
+		return err
+	case wire.EntryProof:
+		l.Kind = "proof"
+		p, err := wire.ParseProof(body)
+		switch p.Step {
+		case wire.ProofMark:
+			l.What = "mark: every replica notes its digest"
+		case wire.ProofAgreed:
+			l.What = fmt.Sprintf("at mark %d most replicas have %s, digest %x", p.Mark, plural(int(p.Rows), "row"), p.Digest)
+		case wire.ProofDivided:
+			l.What = fmt.Sprintf("at mark %d no majority has the same rows", p.Mark)
+		}
+		return err
+	case wire.EntryRestoreBegin:
+		l.Kind = "restore-begin"
+		b, err := wire.ParseRestoreBegin(body)
+		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", b.ID, b.Epoch, plural(len(b.Tables), "table"))
+		return err
+	case wire.EntryRestoreRows:
+		l.Kind = "restore-rows"
+		id, seq, _, err := wire.ParseRestoreRows(body)
+		l.What = fmt.Sprintf("restore %x, chunk %d", id, seq)
+		return err
+	case wire.EntryRestoreClose:
+		l.Kind = "restore-close"
+		c, err := wire.ParseRestoreClose(body)
+		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", c.ID, c.Epoch, plural(int(c.Rows), "row"))
+		return err
+	case wire.EntryRestoreDrop:
+		l.Kind = "restore-drop"
+		id, err := wire.ParseRestoreDrop(body)
+		l.What = fmt.Sprintf("restore %x", id)
+		return err
+	}
+	return rowraft.Errorf(rowraft.CodeVersionTooNew, "entry of kind %d", kind)
 }
 
 func newLogPartJSON(p *wire.Part) logPartJSON {
@@ -262,6 +307,8 @@ func (l *logEntryJSON) lines(wide bool) []string {
 		return []string{fmt.Sprintf("client %s, incarnation %d", short(l.Client), l.Inc)}
 	case l.Kind == "create-table":
 		return []string{"table " + l.Table}
+	case l.What != "":
+		return []string{l.What}
 	}
 	out := []string{}
 	for _, p := range l.Parts {
