@@ -58,6 +58,8 @@ func goldenCases() (out []goldenCase) {
 						s := testTable(7, "golden", dim, opt)
 						s.Initializer = init
 						out = append(out, goldenCase{s, grads, extreme})
+						s.Storage = rowraft.BFloat16
+						out = append(out, goldenCase{s, grads, extreme})
 					}
 				}
 			}
@@ -74,7 +76,11 @@ func (c *goldenCase) name() string {
 	optimizer := [...]string{rowraft.SGD: "sgd", rowraft.Adagrad: "adagrad", rowraft.Adam: "adam"}[c.schema.Optimizer.Kind]
 	initializer := [...]string{rowraft.InitZeros: "zeros", rowraft.InitUniform: "uniform", rowraft.InitNormal: "normal"}[c.schema.Initializer.Kind]
 	grads := [...]string{rowraft.Float32: "float32", rowraft.BFloat16: "bfloat16"}[c.grads]
-	return fmt.Sprintf("%s, %s, dim %d, %s gradients, %s", optimizer, initializer, c.schema.Dim, grads, numbers)
+	stored := ""
+	if c.schema.Storage == rowraft.BFloat16 {
+		stored = " stored as bfloat16"
+	}
+	return fmt.Sprintf("%s, %s, dim %d%s, %s gradients, %s", optimizer, initializer, c.schema.Dim, stored, grads, numbers)
 }
 
 // extremes overflow and underflow when they are multiplied or added.
