@@ -23,6 +23,7 @@ type fakeServer struct {
 
 	push   func(context.Context, *rowraftv1.PushRequest) error
 	pull   func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
+	remove func(context.Context, *rowraftv1.DeleteRequest) error
 	create func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
 }
 
@@ -49,6 +50,13 @@ func (s *fakeServer) Push(ctx context.Context, req *rowraftv1.PushRequest) (*row
 		}
 	}
 	return &rowraftv1.PushReply{AppliedIndex: 1}, nil
+}
+
+func (s *fakeServer) Delete(ctx context.Context, req *rowraftv1.DeleteRequest) (*rowraftv1.DeleteReply, error) {
+	if err := s.remove(ctx, req); err != nil {
+		return nil, err
+	}
+	return &rowraftv1.DeleteReply{AppliedIndex: 1}, nil
 }
 
 func (s *fakeServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {

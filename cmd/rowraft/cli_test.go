@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -394,6 +396,7 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	if create.code != exitDone {
 		t.Errorf("table create: %+v", create)
 	}
+	checkRows(t, info.Addr)
 	second := rowraftCmd(t, "server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
 	if second.code != exitFailed || !strings.Contains(second.errout, "in use by the process with pid") {
 		t.Errorf("a second server in one data directory: %+v", second)
@@ -401,6 +404,46 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	cancel()
 	if code := <-done; code != exitDone {
 		t.Errorf("exit code %d after a stop; log:\n%s", code, errout.String())
+	}
+}
+
+// checkRows makes two rows of table t, shows them, and deletes one.
+func checkRows(t *testing.T, addr string) {
+	t.Helper()
+	c, err := client.Dial(t.Context(), client.Options{Endpoints: []string{addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	table, err := c.Table(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Assign(t.Context(), []rowraft.Key{7, 1 << 63}, []float32{1, 2, 3, 4, 5, 6, 7, 8}); err != nil {
+		t.Fatal(err)
+	}
+	rows := func() (r rowsJSON) {
+		t.Helper()
+		got := rowraftCmd(t, "row", "get", "t", "9223372036854775808", "0x7", "-o", "json", "--insecure", "--endpoints", addr)
+		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != exitDone || len(r.Rows) != 2 || r.Rows[0].Key != "7" || r.Rows[1].Key != "9223372036854775808" {
+			t.Fatalf("row get: %+v, %v", got, err)
+		}
+		return r
+	}
+	if r := rows().Rows; !r[0].Exists || !r[1].Exists || !slices.Equal(r[1].Weights, []float32{5, 6, 7, 8}) {
+		t.Errorf("rows %+v", r)
+	}
+	if got := rowraftCmd(t, "row", "delete", "t", "0x8000000000000000", "99", "--insecure", "--endpoints", addr); got.code != exitDone || !strings.Contains(got.out, "2 keys") {
+		t.Errorf("row delete: %+v", got)
+	}
+	if r := rows().Rows; !r[0].Exists || r[1].Exists || slices.Equal(r[1].Weights, []float32{5, 6, 7, 8}) {
+		t.Errorf("after the delete: rows %+v", r)
+	}
+	if got := rowraftCmd(t, "row", "delete", "t", "x", "--insecure", "--endpoints", addr); got.code != exitUsage || !strings.Contains(got.errout, "0x in hexadecimal") {
+		t.Errorf("a key that is none: %+v", got)
+	}
+	if got := rowraftCmd(t, "row", "delete", "t", "--insecure", "--endpoints", addr); got.code != exitUsage {
+		t.Errorf("no key: %+v", got)
 	}
 }
 

@@ -31,6 +31,7 @@ var commands = []func(*globals) *cobra.Command{
 	newServerCmd,
 	newClusterCmd,
 	newTableCmd,
+	newRowCmd,
 	newShardCmd,
 	newLogCmd,
 	newCheckpointCmd,

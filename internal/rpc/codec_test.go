@@ -19,6 +19,7 @@ func hotMessages() []proto.Message {
 	return []proto.Message{
 		pull, push, reply,
 		&rowraftv1.AssignRequest{Shard: 3, ClientId: id, Seq: 5, Payload: payload[:8]},
+		&rowraftv1.DeleteRequest{MapVersion: 2, Shard: 3, TableEpoch: 1, ClientId: id, Incarnation: 4, Seq: 5, Floor: 4, Payload: payload[:8]},
 		&rowraftv1.PullRequest{}, &rowraftv1.PullReply{}, &rowraftv1.PushRequest{},
 		&rowraftv1.PullStreamRequest{Id: 5, Pull: pull},
 		&rowraftv1.PullStreamReply{Id: 6, Reply: reply},

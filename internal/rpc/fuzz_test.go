@@ -30,7 +30,7 @@ func FuzzCodecUnmarshal(f *testing.F) {
 	f.Add([]byte{0x32, 0xff, 0xff, 0xff, 0xff, 0x0f, 1}, uint8(3)) // a payload of 4 GiB
 	f.Fuzz(func(t *testing.T, b []byte, cut uint8) {
 		for _, m := range []proto.Message{
-			new(rowraftv1.PullRequest), new(rowraftv1.PushRequest), new(rowraftv1.PullReply), new(rowraftv1.AssignRequest),
+			new(rowraftv1.PullRequest), new(rowraftv1.PushRequest), new(rowraftv1.PullReply), new(rowraftv1.AssignRequest), new(rowraftv1.DeleteRequest),
 			new(rowraftv1.PullStreamRequest), new(rowraftv1.PushStreamRequest), new(rowraftv1.PullStreamReply), new(rowraftv1.HelloRequest),
 		} {
 			ref := m.ProtoReflect().New().Interface()
