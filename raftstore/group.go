@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -291,7 +292,8 @@ func (g *Group) startRaft() (err error) {
 }
 
 // restart replaces the raft instance by a new one on the same stores and machine.
-func (g *Group) restart(reason string) {
+// It is logged at level: an error is what should never be needed.
+func (g *Group) restart(level slog.Level, reason string) {
 	if !g.life.TryLock() { // Close has it, and waits for the supervisor
 		return
 	}
@@ -300,7 +302,7 @@ func (g *Group) restart(reason string) {
 	if g.closed || old == nil || g.failure.Load() != nil {
 		return
 	}
-	g.log.Error("restarting the group in place", "reason", reason)
+	g.log.Log(context.Background(), level, "restarting the group in place", "reason", reason)
 	g.restarts.Add(1)
 	g.run.Store(nil)
 	err := old.shutdown(g.failure.Load() == nil)

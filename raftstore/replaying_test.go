@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 
 	"github.com/hashicorp/raft"
@@ -49,7 +50,7 @@ func TestSnapshotsDuringAReplayCanBeRestored(t *testing.T) {
 		last = c.propose(fmt.Sprintf("entry %d", i))
 	}
 	n := c.nodes[0]
-	n.group.restart("test")
+	n.group.restart(slog.LevelError, "test")
 	ctx := testContext(t)
 	for asked := 0; ; asked++ {
 		err := n.group.Snapshot() // without a pause, to meet the replay

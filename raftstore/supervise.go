@@ -3,6 +3,7 @@ package raftstore
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -28,7 +29,7 @@ func (g *Group) supervise() {
 			dead = nil
 			g.stopFailed()
 		case reason := <-g.wantRestart:
-			g.restart(reason)
+			g.restart(slog.LevelError, reason)
 		case <-t.C:
 			n := g.run.Load()
 			if n == nil || g.failure.Load() != nil {
@@ -40,9 +41,9 @@ func (g *Group) supervise() {
 				continue
 			}
 			if reason := g.stuckTransfer(n); reason != "" {
-				g.restart(reason)
+				g.restart(slog.LevelWarn, reason) // #696: a cut in the middle of a transfer is enough
 			} else if reason := watch.check(n, g.store.opts.WedgeTimeout, time.Now()); reason != "" {
-				g.restart(reason)
+				g.restart(slog.LevelError, reason)
 				watch = wedgeWatch{}
 			}
 		}
