@@ -48,6 +48,9 @@ type Config struct {
 	// TrailingLogBytes of log are kept behind a snapshot, for replicas that were
 	// away; 0: 64 MiB.
 	TrailingLogBytes int64
+	// SnapshotSendBytesPerSecond is how fast snapshots of all shards together go to
+	// replicas that are too far behind; 0: 64 MiB.
+	SnapshotSendBytesPerSecond int64
 	// LogSegmentBytes is the size of a shard's log files (raft-wal), preallocated;
 	// 0: 64 MiB, less with more than 8 shards on a server.
 	LogSegmentBytes int

@@ -206,7 +206,8 @@ func (n *Node) openStore(id identity.Identity, serverTLS, clientTLS *tls.Config)
 		Listener: l, DialTLS: clientTLS, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
 		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit, DiskReserveBytes: n.cfg.DiskReserveBytes,
 		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, TrailingLogBytes: n.cfg.TrailingLogBytes,
-		Fatal: n.fail, Logger: n.log,
+		SnapshotSendBytesPerSecond: n.cfg.SnapshotSendBytesPerSecond,
+		Fatal:                      n.fail, Logger: n.log,
 	})
 	return err
 }

@@ -106,7 +106,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
 		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log,
-		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart,
+		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
 	}
 	defer func() {
 		if err != nil {

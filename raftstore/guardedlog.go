@@ -27,9 +27,11 @@ type guardedLog struct {
 	inner  logBackend
 	cache  *groupCache
 	ledger *ledger
-	disk   vfs.FS
-	dir    string // for messages
-	log    *slog.Logger
+	// compactable returns up to where the entries from min to max may go. May be nil.
+	compactable func(min, max uint64) uint64
+	disk        vfs.FS
+	dir         string // for messages
+	log         *slog.Logger
 
 	stall    time.Duration
 	isLeader func() bool
@@ -156,6 +158,11 @@ func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
 func (g *guardedLog) DeleteRange(min, max uint64) error {
 	if g.failed.Load() {
 		return errFailed
+	}
+	if g.compactable != nil && g.started.Load() {
+		if max = g.compactable(min, max); max < min {
+			return nil
+		}
 	}
 	stop := g.watch("truncate")
 	err := g.inner.DeleteRange(min, max)

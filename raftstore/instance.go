@@ -56,7 +56,7 @@ func newInstance(g *Group) *instance {
 		drained:  make(chan struct{}),
 	}
 	o := &g.store.opts
-	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, g.cfg.ID, g.log, receiver{
+	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, &g.store.pace, g.cfg.ID, g.log, receiver{
 		replica:     raft.ServerID(g.cfg.Replica),
 		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
 		applied:     g.fsm.applied.Load,

@@ -105,11 +105,14 @@ type Options struct {
 	EntryCacheBytes    int64 // recent entries of all groups kept in memory: 128 MiB
 	TrailingLogBytes   int64 // log kept behind a snapshot, per group: 64 MiB
 	SnapshotEveryBytes int64 // log written until the next snapshot, per group: 512 MiB
-	MaxEntryBytes      int   // larger entries are refused: rowraft.MaxEntryBytes
-	MaxPendingBytes    int64 // proposed but not applied, per group: 16 MiB
-	MaxBacklogBytes    int64 // committed but not applied on a follower, per group: 64 MiB
-	MaxRPCBytes        int64 // entries in one AppendEntries: 8 MiB
-	DiskReserveBytes   int64 // with less free disk proposals are refused: 256 MiB, and two segments a group; negative: off
+	// SnapshotSendBytesPerSecond is how fast all groups together send snapshots to
+	// followers that are too far behind: 64 MiB.
+	SnapshotSendBytesPerSecond int64
+	MaxEntryBytes              int   // larger entries are refused: rowraft.MaxEntryBytes
+	MaxPendingBytes            int64 // proposed but not applied, per group: 16 MiB
+	MaxBacklogBytes            int64 // committed but not applied on a follower, per group: 64 MiB
+	MaxRPCBytes                int64 // entries in one AppendEntries: 8 MiB
+	DiskReserveBytes           int64 // with less free disk proposals are refused: 256 MiB, and two segments a group; negative: off
 
 	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower
 	// is given ten times as much. Default: the larger of 500 ms and two heartbeats;
@@ -138,6 +141,9 @@ type hooks struct {
 	tick          time.Duration
 }
 
+// minSendRate is four times what raft's transport expects of a snapshot.
+const minSendRate = 1 << 20
+
 // Bounds of SegmentSizeBytes.
 const minSegment, maxSegment = 64 << 10, 1 << 30
 
@@ -149,6 +155,7 @@ func (o *Options) setDefaults() {
 	setDefault(&o.EntryCacheBytes, 128<<20)
 	setDefault(&o.TrailingLogBytes, 64<<20)
 	setDefault(&o.SnapshotEveryBytes, 512<<20)
+	setDefault(&o.SnapshotSendBytesPerSecond, 64<<20)
 	setDefault(&o.MaxEntryBytes, rowraft.MaxEntryBytes)
 	setDefault(&o.MaxPendingBytes, 16<<20)
 	setDefault(&o.MaxBacklogBytes, 64<<20)
@@ -204,6 +211,8 @@ func (o *Options) validate() error {
 		return bad("MaxPendingBytes %d is less than MaxEntryBytes %d: the largest entry could never be proposed", o.MaxPendingBytes, o.MaxEntryBytes)
 	case o.SnapshotEveryBytes < 1 || o.TrailingLogBytes < 1 || o.MaxRPCBytes < 1 || o.MaxBacklogBytes < 1 || o.EntryCacheBytes < 0:
 		return bad("byte limits must be positive")
+	case o.SnapshotSendBytesPerSecond < minSendRate:
+		return bad("SnapshotSendBytesPerSecond %d: want at least %d, or sending times out", o.SnapshotSendBytesPerSecond, minSendRate)
 	case o.DiskStallLimit < 2*time.Millisecond || o.WedgeTimeout < time.Millisecond || o.DialTimeout < time.Millisecond:
 		return bad("time limits must be positive")
 	}

@@ -27,8 +27,10 @@ type Store struct {
 	diskFull atomic.Bool
 	freeDisk atomic.Int64
 
-	// snapshots bounds how many groups write a snapshot at once.
+	// snapshots bounds how many groups write a snapshot at once, pace how fast all of
+	// them send theirs.
 	snapshots chan struct{}
+	pace      pace
 
 	stop chan struct{}
 	wg   sync.WaitGroup
@@ -67,6 +69,7 @@ func Open(opts Options) (*Store, error) {
 		opts: opts, lock: lock,
 		cache:     newEntryCache(opts.EntryCacheBytes),
 		snapshots: make(chan struct{}, 2),
+		pace:      pace{perSecond: opts.SnapshotSendBytesPerSecond},
 		stop:      make(chan struct{}),
 	}
 	s.mu.registry = reg

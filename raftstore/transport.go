@@ -42,6 +42,7 @@ type transport struct {
 	log            *slog.Logger
 
 	maxRPCBytes int64
+	pace        *pace
 	receiver    receiver
 
 	consume chan raft.RPC
@@ -73,6 +74,7 @@ type peerProgress struct {
 	proved     time.Time // last answer that said that its log holds match
 	attempt    time.Time // start of the last replication RPC (not a heartbeat)
 	installing bool      // a snapshot is on its way
+	recovering uint64    // index of the last snapshot sent, until match came to what was committed; or 0
 	failures   int       // replication RPCs that failed in a row
 }
 
@@ -82,7 +84,7 @@ var (
 	_ raft.WithClose   = (*transport)(nil)
 )
 
-func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger, rcv receiver) *transport {
+func newTransport(layer *streamLayer, o *Options, p *pace, group string, log *slog.Logger, rcv receiver) *transport {
 	inFlight := 1
 	if canary.Is(canary.PipelinedAppends) {
 		inFlight = 2
@@ -96,7 +98,7 @@ func newTransport(layer *streamLayer, o *Options, group string, log *slog.Logger
 	})
 	t := &transport{
 		Transport: n, net: n, layer: layer, log: log,
-		maxRPCBytes: o.MaxRPCBytes, receiver: rcv,
+		maxRPCBytes: o.MaxRPCBytes, pace: p, receiver: rcv,
 		consume: make(chan raft.RPC),
 		stop:    make(chan struct{}),
 		peers:   map[raft.ServerID]*peerProgress{},
@@ -145,6 +147,7 @@ func (t *transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args
 }
 
 func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	committed := args.LeaderCommitIndex
 	replicates := args.PrevLogEntry != 0 || len(args.Entries) > 0 || args.LeaderCommitIndex != 0
 	if replicates {
 		t.limit(args)
@@ -185,6 +188,9 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 			match = args.Entries[n-1].Index
 		}
 		p.proved = now
+		if match >= committed {
+			p.recovering = 0
+		}
 		if match > p.match {
 			p.match, p.matchSince = match, now
 		}
@@ -237,10 +243,10 @@ func (t *transport) limit(args *raft.AppendEntriesRequest) {
 }
 
 func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
-	t.note(id, args.Term, func(p *peerProgress) { p.installing, p.attempt = true, time.Now() })
+	t.note(id, args.Term, func(p *peerProgress) { p.installing, p.recovering, p.attempt = true, args.LastLogIndex, time.Now() })
 	sent := *args
 	sent.RPCHeader = addressed(args.RPCHeader, id)
-	err := t.Transport.InstallSnapshot(id, target, &sent, resp, data)
+	err := t.Transport.InstallSnapshot(id, target, &sent, resp, &pacedReader{data, t.pace, t.stop})
 	now := time.Now()
 	t.note(id, args.Term, func(p *peerProgress) {
 		p.installing = false

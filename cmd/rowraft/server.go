@@ -36,6 +36,7 @@ type serverFlags struct {
 	diskStall                time.Duration
 	diskReserve              int64
 	snapshotEvery, trailing  int64
+	snapshotSend             int64
 	segment                  int
 	cpuProfile               string
 	readyFile                string
@@ -90,6 +91,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default 512 MiB")
 	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files, preallocated; default 64 MiB, less with more than 8 shards on a server")
 	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0, "log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
+	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0, "how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
 	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")
 	fl.StringVar(&f.cpuProfile, "cpu-profile", "", "write a CPU profile of the whole run to this file (go tool pprof)")
 	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -125,7 +127,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
 		WithScheduler: f.withScheduler, Join: f.join, Servers: f.servers, Shards: f.shards,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
-		SnapshotEveryBytes: f.snapshotEvery, ProofEvery: f.proofEvery, TrailingLogBytes: f.trailing, LogSegmentBytes: f.segment,
+		SnapshotEveryBytes: f.snapshotEvery, ProofEvery: f.proofEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		TLS: g.tls, Insecure: g.insecure, Logger: logger,
 	}
 	if cfg.Advertise, err = advertised("--advertise", f.advertise, listener); err == nil {

@@ -1,0 +1,130 @@
+package raftstore
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// slowInstalls holds the snapshots that a leader sends after their first half until
+// goOn is closed.
+type slowInstalls struct {
+	raft.Transport
+	began func()
+	goOn  <-chan struct{}
+}
+
+func (s *slowInstalls) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	return s.Transport.(raft.WithPreVote).RequestPreVote(id, target, args, resp)
+}
+
+func (s *slowInstalls) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	half := make([]byte, args.Size/2)
+	if _, err := io.ReadFull(data, half); err != nil {
+		return err
+	}
+	s.began()
+	<-s.goOn
+	return s.Transport.InstallSnapshot(id, target, args, resp, io.MultiReader(bytes.NewReader(half), data))
+}
+
+// TestTheLogWaitsForASnapshotThatIsSent: what is written while a follower is sent a
+// snapshot is still there when it has it, so that under load it needs one snapshot
+// and not one after the other; unless it is so much that the disk must be thought of.
+func TestTheLogWaitsForASnapshotThatIsSent(t *testing.T) {
+	const every = 64 << 10
+	for _, tc := range []struct {
+		name    string
+		entries int // of 4 KiB, while the snapshot is on its way
+		again   bool
+	}{
+		{"three snapshots later", 3 * every >> 12, false},
+		{"too much", 3 * keepFactor * every >> 12, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			began, goOn := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			c := startedCluster(t, 3, func(o *Options) {
+				o.SegmentSizeBytes = 64 << 10 // raft-wal still reads what it cut from a segment in use
+				o.SnapshotEveryBytes = every
+				o.TrailingLogBytes = 8 << 10
+				o.WedgeTimeout = time.Minute
+				o.hooks.tick = 5 * time.Millisecond
+				o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+					return &slowInstalls{tr, func() { once.Do(func() { close(began) }) }, goOn}
+				}
+			})
+			pad := string(make([]byte, 4<<10))
+			taken := func() (n int) {
+				for range 2 * every >> 12 {
+					c.propose(pad)
+				}
+				list, err := c.leader().group.snaps.List()
+				if err != nil || len(list) == 0 {
+					return 0
+				}
+				return len(list)
+			}
+			c.propose("first")
+			slow := c.followers()[0]
+			c.stop(slow)
+			eventually(t, "the leader cut its log", func() bool {
+				first, err := c.leader().group.inner.FirstIndex()
+				return taken() > 0 && err == nil && first > 8
+			})
+			c.start(slow)
+			<-began
+			leader := c.leader()
+			was := leader.group.Status().SnapshotIndex
+			for i := range tc.entries {
+				c.propose(fmt.Sprint(i, pad))
+			}
+			eventually(t, "another snapshot was taken", func() bool { return leader.group.Status().SnapshotIndex > was })
+			close(goOn)
+			c.converged(c.propose("last"))
+			if n := slow.machine.restored(); (n > 1) != tc.again || n == 0 {
+				t.Errorf("the follower restored %d snapshots", n)
+			}
+		})
+	}
+}
+
+// TestSnapshotsAreSentAtAPace: all that a node sends share the rate, nothing waits
+// that is below it, and the end of the transport ends the wait.
+func TestSnapshotsAreSentAtAPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, stop := &pace{perSecond: 1 << 20}, make(chan struct{})
+		begin := time.Now()
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, &pacedReader{bytes.NewReader(make([]byte, 4<<20)), p, stop}, make([]byte, 32<<10))
+				if n != 4<<20 || err != nil {
+					t.Errorf("read %d bytes, %v", n, err)
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(begin); took < 7900*time.Millisecond || took > 8*time.Second {
+			t.Errorf("two times 4 MiB at 1 MiB/s took %v", took)
+		}
+		time.Sleep(time.Hour) //tidy:allow sleep virtual time
+		begin = time.Now()
+		p.take(1<<20, stop) // the time that was not used is not saved up
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("the first byte after a pause took %v", took)
+		}
+		close(stop)
+		p.take(1<<30, stop)
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("after the end it took %v", took)
+		}
+	})
+}
