@@ -116,3 +116,19 @@ func ReadSums(ctx context.Context, files Files, m *Manifest, p *Part, read func(
 	}
 	return sums, nil
 }
+
+// Counters tells the counter that a slot of a table had at a checkpoint; 0 if none.
+type Counters func(rowraft.TableID, rowraft.Slot) uint64
+
+// ReadCounters reads what a delta to m must know of slots.
+func ReadCounters(ctx context.Context, files Files, m *Manifest, slots []rowraft.Slot) (Counters, error) {
+	all := make(sumsOf)
+	for _, i := range m.partsOf(slots) {
+		sums, err := ReadSums(ctx, files, m, &m.Parts[i], nil)
+		if err != nil {
+			return nil, err
+		}
+		all.add(sums)
+	}
+	return func(table rowraft.TableID, slot rowraft.Slot) uint64 { return all[slotKey{table, slot}].Counter }, nil
+}

@@ -65,8 +65,9 @@ type part struct {
 	r        *replica
 	id       wire.MarkID
 	depot    depot.Depot
-	name     string             // of the checkpoint
-	epoch    rowraft.TableEpoch // the scheduler was told
+	name     string              // of the checkpoint
+	epoch    rowraft.TableEpoch  // the scheduler was told
+	base     checkpoint.Counters // what it is a delta to; nil: all rows
 	expected *shard.ExpectedMark
 }
 
@@ -92,6 +93,9 @@ func (s *partService) prepare(stream partStream) (*part, error) {
 	if err := p.r.mustServe(); err != nil {
 		return nil, err
 	}
+	if err := p.readBase(stream.Context(), step); err != nil {
+		return nil, err
+	}
 	if err := p.expect(stream.Context()); err != nil {
 		return nil, err
 	}
@@ -103,6 +107,29 @@ func (s *partService) prepare(stream partStream) (*part, error) {
 		p.expected.Cancel()
 	}
 	return p, err
+}
+
+// readBase reads what the shard's slots were in the checkpoint that this will be a
+// delta to.
+func (p *part) readBase(ctx context.Context, step *rowraftv1.WritePartPrepare) error {
+	if step.GetBase() == "" {
+		return nil
+	}
+	if err := depot.CheckName(step.GetBase()); err != nil {
+		return err
+	}
+	files := depot.At(p.depot, step.GetBase())
+	m, err := checkpoint.ReadManifest(ctx, files)
+	if err == nil && m.ID != step.GetBaseId() {
+		err = rowraft.Errorf(rowraft.CodeNotFound, "its id is %s, and not %s", m.ID, step.GetBaseId())
+	}
+	if err == nil {
+		p.base, err = checkpoint.ReadCounters(ctx, files, m, p.r.machine.Slots())
+	}
+	if err != nil {
+		return fmt.Errorf("base %s: %w", step.GetBase(), err)
+	}
+	return nil
 }
 
 // expect waits until no part is being written.
@@ -213,6 +240,10 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	go func() {
 		done <- p.depot.Write(ctx, p.name+"/"+file+".rows", func(w io.Writer) error {
 			c.w = w
+			if p.base != nil {
+				_, err := snap.WriteDelta(c, p.base)
+				return err
+			}
 			_, err := snap.WriteRows(c)
 			return err
 		})
@@ -244,8 +275,8 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 		Sums:   &rowraftv1.CheckpointFile{Name: file + ".sums", Bytes: uint64(len(sums)), Sha256: sumsHash[:]},
 	}
 	for _, t := range tables {
-		out.Rows += t.Rows
-		out.Tables = append(out.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows, Digest: t.Digest[:]})
+		out.Rows, out.Written = out.Rows+t.Rows, out.Written+t.Written
+		out.Tables = append(out.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows, Digest: t.Digest[:], Written: t.Written})
 	}
 	return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Done{Done: out}})
 }

@@ -98,6 +98,8 @@ type creation struct {
 	created time.Time
 	depot   depot.Depot
 	name    string
+	base    *deltaBase // nil: it is full
+	note    string     // why it is full, if a delta was asked for
 }
 
 // open checks the request and the destination.
@@ -121,7 +123,7 @@ func (op *creation) open(ctx context.Context) (err error) {
 	if len(there) > 0 {
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "checkpoint %s exists in %s, or what is left of one: delete it, or take another name", op.name, op.depot)
 	}
-	return nil
+	return op.chooseBase(ctx)
 }
 
 func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
@@ -177,9 +179,12 @@ func (op *creation) run(ctx context.Context) error {
 	if err := op.depot.PutNew(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
 		return err
 	}
+	if err := op.stands(ctx, m); err != nil {
+		return err
+	}
 	op.s.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
 	return op.stream.Send(&rowraftv1.CreateCheckpointReply{
-		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw,
+		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.note,
 	})
 }
 
@@ -211,7 +216,10 @@ func (op *creation) cleanUp() error {
 			mine = append(mine, e.Name)
 		}
 	}
-	return op.depot.Remove(ctx, mine...)
+	if err := op.depot.Remove(ctx, mine...); err != nil || op.base == nil {
+		return err
+	}
+	return op.base.claim.Drop(ctx)
 }
 
 // cut opens the parts of all shards, holds them all, and marks them all. Without
@@ -320,7 +328,10 @@ func (op *creation) progress(parts []*partWriter) error {
 func (op *creation) manifest(ctx context.Context, parts []*partWriter) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{
 		ID: op.id.String(), Created: op.created, Binary: op.s.opts.Version, HashVers: clustermap.HashVersion,
-		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version,
+		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version, Parent: op.base.parent(),
+	}
+	if op.base != nil && op.base.epoch != m.Epoch {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the base %s is of table epoch %d, and the cluster is of %d by now", op.base.name, op.base.epoch, m.Epoch)
 	}
 	for _, p := range parts {
 		part, err := p.part()
@@ -351,11 +362,9 @@ func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) erro
 	if err != nil {
 		return err
 	}
-	for _, f := range m.Files() {
-		if !slices.Contains(found, depot.Entry{Name: op.name + "/" + f.Name, Bytes: f.Bytes}) {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument,
-				"file %s was written by a shard's server, and this server does not find it in %s: a directory must be shared by all servers, under one path", f.Name, op.depot)
-		}
+	if f, ok := missing(op.name, m, found); ok {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"file %s was written by a shard's server, and this server does not find it in %s: a directory must be shared by all servers, under one path", f, op.depot)
 	}
 	var left []string
 	for _, e := range found {
@@ -364,6 +373,16 @@ func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) erro
 		}
 	}
 	return op.depot.Remove(ctx, left...)
+}
+
+// missing finds a file of m that is not there as it should be.
+func missing(name string, m *checkpoint.Manifest, found []depot.Entry) (file string, ok bool) {
+	for _, f := range m.Files() {
+		if !slices.Contains(found, depot.Entry{Name: name + "/" + f.Name, Bytes: f.Bytes}) {
+			return f.Name, true
+		}
+	}
+	return "", false
 }
 
 func addTables(m *checkpoint.Manifest, tables []*rowraftv1.PartTable) error {
@@ -389,6 +408,7 @@ func addTables(m *checkpoint.Manifest, tables []*rowraftv1.PartTable) error {
 			return rowraft.Errorf(rowraft.CodeInternal, "table %s is not the same in all shards", schema.Name)
 		}
 		m.Tables[i].Rows += t.GetRows()
+		m.Tables[i].Written += t.GetWritten()
 		m.Tables[i].Digest = m.Tables[i].Digest.Add(digest)
 	}
 	return nil

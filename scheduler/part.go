@@ -71,6 +71,7 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 		}
 		reply, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{
 			Shard: uint32(p.shard.ID), Mark: mark[:], Destination: p.op.depot.String(), Name: p.op.name,
+			Base: p.op.base.getName(), BaseId: p.op.base.getID(),
 		}}})
 		if err != nil {
 			return err
@@ -137,7 +138,7 @@ func (p *partWriter) part() (out checkpoint.Part, err error) {
 	if len(p.done.GetDigest()) != len(out.Digest) {
 		return bad()
 	}
-	out = checkpoint.Part{Shard: p.shard.ID, Applied: p.index, Slots: p.slots, Rows: p.done.GetRows(), Digest: checkpoint.Digest(p.done.GetDigest())}
+	out = checkpoint.Part{Shard: p.shard.ID, Applied: p.index, Slots: p.slots, Rows: p.done.GetRows(), Digest: checkpoint.Digest(p.done.GetDigest()), Written: p.done.GetWritten()}
 	for _, f := range []struct {
 		from *rowraftv1.CheckpointFile
 		to   *checkpoint.File

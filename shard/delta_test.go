@@ -290,3 +290,49 @@ func TestADeltaIsNoSnapshotOfAShard(t *testing.T) {
 	}
 	wantCode(t, newReplica(t, Config{}).Restore(&b), rowraft.CodeCorrupt)
 }
+
+// TestASlotThatChangesOnlyAfterTheCut: a delta has nothing of a slot, and all its rows
+// change before the walk comes to it.
+func TestASlotThatChangesOnlyAfterTheCut(t *testing.T) {
+	r := newReplica(t, Config{})
+	s := testTable(2, "t", 1, sgd)
+	s.Kind = rowraft.Dense // its rows share a slot
+	r.create(s)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 3*walkEntries)
+	for i := range keys {
+		keys[i] = rowraft.DenseKey(1, uint64(i))
+	}
+	later := false
+	for tensor := range uint32(8) {
+		keys = append(keys, rowraft.DenseKey(2+tensor, 0))
+		later = later || clustermap.SlotOf(s.ID, s.Kind, keys[len(keys)-1]) > clustermap.SlotOf(s.ID, s.Kind, keys[0])
+	}
+	if !later {
+		t.Fatal("the walk goes to no slot after that")
+	}
+	seq := rowraft.Seq(0)
+	all := func() {
+		seq++
+		if res := r.parts(push(1, seq, payloadOf(rows{schema: s, keys: keys}))); res[0].Err != nil {
+			t.Fatal(res[0].Err)
+		}
+	}
+	all()
+	snap, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Release()
+	all()
+	n, err := snap.WriteDelta(io.Discard, func(_ rowraft.TableID, slot rowraft.Slot) uint64 {
+		if slot == clustermap.SlotOf(s.ID, s.Kind, keys[0]) {
+			return 3 * walkEntries
+		}
+		return 1
+	})
+	tables, err2 := snap.Tables()
+	if err := errors.Join(err, err2); err != nil || tables[0].Written != 0 {
+		t.Errorf("%d bytes with %d rows, %v; want none", n, tables[0].Written, err)
+	}
+}

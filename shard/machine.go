@@ -128,6 +128,16 @@ type table struct {
 // ownedSlots is a set of slots.
 type ownedSlots [rowraft.NumSlots / 64]uint64
 
+// Slots lists what this shard holds, ascending.
+func (m *Machine) Slots() (slots []rowraft.Slot) {
+	for s := range rowraft.Slot(rowraft.NumSlots) {
+		if m.owned.has(s) {
+			slots = append(slots, s)
+		}
+	}
+	return slots
+}
+
 func (o *ownedSlots) has(s rowraft.Slot) bool { return o[s/64]>>(s%64)&1 != 0 }
 
 // New returns a Machine without tables at index 0.

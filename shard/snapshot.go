@@ -240,18 +240,15 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 // not outlive.
 func (s *Snapshot) WriteRows(w io.Writer) (int64, error) { return s.write(w, nil, nil) }
 
-// Base is what a delta is a delta to: the counter that a slot had there, 0 if none.
-type Base func(rowraft.TableID, rowraft.Slot) uint64
-
 // WriteDelta is WriteRows of what is newer than base (docs/formats/checkpoint.md).
 //
 // Errors: CodeInvalidArgument if a slot had a higher counter there.
-func (s *Snapshot) WriteDelta(w io.Writer, base Base) (int64, error) {
+func (s *Snapshot) WriteDelta(w io.Writer, base checkpoint.Counters) (int64, error) {
 	s.header.Delta = true
 	return s.write(w, nil, base)
 }
 
-func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, base Base) (int64, error) {
+func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, base checkpoint.Counters) (int64, error) {
 	if s.written {
 		return 0, rowraft.Errorf(rowraft.CodeInternal, "shard %d: a snapshot was written twice", s.m.shard)
 	}
@@ -285,8 +282,8 @@ type walk struct {
 	pieces []piece
 	buf    []byte
 
-	base   Base              // nil: all rows
-	digest checkpoint.Digest // with a base: of the rows written so far
+	base   checkpoint.Counters // nil: all rows
+	digest checkpoint.Digest   // with a base: of the rows written so far
 }
 
 // piece is records of one slot: those up to end of the buffer.
@@ -354,11 +351,9 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 			return next, inside, err
 		}
 		wk.buf, p.done = t.snap.AppendSlotSince(wk.buf, next, since, entries)
-		if since == p.slot.Counter {
-			continue // as it was
+		if p.end = len(wk.buf); since != p.slot.Counter { // else it is as it was
+			wk.pieces = append(wk.pieces, p)
 		}
-		p.end = len(wk.buf)
-		wk.pieces = append(wk.pieces, p)
 		if inside = !p.done; inside {
 			break
 		}

@@ -1,15 +1,11 @@
 package depot
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -87,85 +83,4 @@ type files struct {
 
 func (f files) Open(ctx context.Context, name string) (io.ReadCloser, error) {
 	return f.d.Open(ctx, path.Join(f.name, name))
-}
-
-// Found is one checkpoint of a depot, whole or not.
-type Found struct {
-	Name     string
-	Manifest *checkpoint.Manifest // nil if there is none or it cannot be read
-	Err      error                // why it cannot be read
-	Bytes    int64                // of all files that lie there
-}
-
-// Scan lists what lies in d by name; of those with a manifest it is read, the
-// rest of the files is not.
-func Scan(ctx context.Context, d Depot) ([]Found, error) {
-	entries, err := d.List(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	byName := make(map[string]*Found)
-	for _, e := range entries {
-		name, file, ok := strings.Cut(e.Name, "/")
-		if !ok || CheckName(name) != nil {
-			continue
-		}
-		f := byName[name]
-		if f == nil {
-			f = &Found{Name: name}
-			byName[name] = f
-		}
-		f.Bytes += e.Bytes
-		if file == checkpoint.ManifestFile {
-			f.Manifest, f.Err = checkpoint.ReadManifest(ctx, At(d, name))
-		}
-	}
-	var out []Found
-	for _, f := range byName {
-		out = append(out, *f)
-	}
-	slices.SortFunc(out, func(a, b Found) int {
-		return cmp.Or(a.created().Compare(b.created()), cmp.Compare(a.Name, b.Name))
-	})
-	return out, nil
-}
-
-func (f *Found) created() time.Time {
-	if f.Manifest == nil {
-		return time.Time{}
-	}
-	return f.Manifest.Created
-}
-
-// Delete removes a checkpoint, its manifest first: whatever ends it half-way, no
-// reader takes the rest for a checkpoint. It returns how many files and bytes
-// there were.
-//
-// Errors: CodeNotFound if nothing of that name lies there.
-func Delete(ctx context.Context, d Depot, name string, dryRun bool) (n int, bytes int64, err error) {
-	if err := CheckName(name); err != nil {
-		return 0, 0, err
-	}
-	entries, err := d.List(ctx, name)
-	if err != nil {
-		return 0, 0, err
-	}
-	if len(entries) == 0 {
-		return 0, 0, rowraft.Errorf(rowraft.CodeNotFound, "no checkpoint %s in %s", name, d)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name)
-		bytes += e.Bytes
-	}
-	if dryRun {
-		return len(names), bytes, nil
-	}
-	if err := d.Remove(ctx, name+"/"+checkpoint.ManifestFile); err != nil {
-		return 0, 0, fmt.Errorf("delete checkpoint %s: %w", name, err)
-	}
-	if err := d.Remove(ctx, names...); err != nil {
-		return 0, 0, fmt.Errorf("delete checkpoint %s, which is none any more: %w", name, err)
-	}
-	return len(names), bytes, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -30,14 +31,17 @@ func newCheckpointCmd(g *globals) *cobra.Command {
 // checkpointJSON is one checkpoint in the JSON of all commands.
 type checkpointJSON struct {
 	Name    string      `json:"name"`
-	State   string      `json:"state"` // complete, incomplete, unreadable
+	State   string      `json:"state"` // complete, incomplete, broken, unreadable
 	Error   string      `json:"error"`
+	Kind    string      `json:"kind"`   // full, delta
+	Parent  string      `json:"parent"` // of a delta
 	ID      string      `json:"id"`
 	Created string      `json:"created"`
 	Cluster string      `json:"cluster"`
 	Epoch   uint64      `json:"epoch"`
 	Shards  int         `json:"shards"`
-	Rows    uint64      `json:"rows"`
+	Rows    uint64      `json:"rows"`    // that it holds, with what it stands on
+	Written uint64      `json:"written"` // of these, those in its own files
 	Bytes   uint64      `json:"bytes"`
 	HeldMs  float64     `json:"held_ms"` // the longest that pushes waited
 	Tables  []savedJSON `json:"tables"`
@@ -45,27 +49,43 @@ type checkpointJSON struct {
 }
 
 type savedJSON struct {
-	Table  string `json:"table"`
-	ID     string `json:"id"`
-	Rows   uint64 `json:"rows"`
-	Digest string `json:"digest"`
+	Table   string `json:"table"`
+	ID      string `json:"id"`
+	Rows    uint64 `json:"rows"`
+	Written uint64 `json:"written"`
+	Digest  string `json:"digest"`
 }
 
-func newCheckpointJSON(name string, bytes int64, m *checkpoint.Manifest, err error) checkpointJSON {
-	c := checkpointJSON{Name: name, State: "incomplete", Bytes: uint64(bytes), Tables: []savedJSON{}, Blobs: []string{}}
+const (
+	kindFull  = "full"
+	kindDelta = "delta"
+)
+
+func newCheckpointJSON(f *depot.Found) checkpointJSON {
+	c := checkpointJSON{Name: f.Name, State: "incomplete", Bytes: uint64(f.Bytes), Tables: []savedJSON{}, Blobs: []string{}}
+	m := f.Manifest
 	switch {
-	case err != nil:
-		c.State, c.Error = "unreadable", err.Error()
+	case f.Err != nil && m == nil:
+		c.State, c.Error = "unreadable", f.Err.Error()
+	case f.Err != nil:
+		c.State, c.Error = "broken", f.Err.Error()
 	case m != nil:
-		c.State, c.ID, c.Created = "complete", m.ID, m.Created.Format(time.RFC3339)
-		c.Cluster, c.Epoch, c.Shards, c.Rows = string(m.Cluster), uint64(m.Epoch), len(m.Parts), m.Rows()
-		c.HeldMs = float64(m.HeldFor.Microseconds()) / 1e3
-		for _, t := range m.Tables {
-			c.Tables = append(c.Tables, savedJSON{t.Schema.Name, fmt.Sprint(uint64(t.Schema.ID)), t.Rows, fmt.Sprintf("%x", t.Digest)})
-		}
-		for _, b := range m.Blobs {
-			c.Blobs = append(c.Blobs, b.Name)
-		}
+		c.State = "complete"
+	}
+	if m == nil {
+		return c
+	}
+	c.ID, c.Created, c.Kind = m.ID, m.Created.Format(time.RFC3339), kindFull
+	if m.Parent != nil {
+		c.Kind, c.Parent = kindDelta, m.Parent.Name
+	}
+	c.Cluster, c.Epoch, c.Shards, c.Rows, c.Written = string(m.Cluster), uint64(m.Epoch), len(m.Parts), m.Rows(), m.Written()
+	c.HeldMs = float64(m.HeldFor.Microseconds()) / 1e3
+	for _, t := range m.Tables {
+		c.Tables = append(c.Tables, savedJSON{t.Schema.Name, fmt.Sprint(uint64(t.Schema.ID)), t.Rows, t.Written, fmt.Sprintf("%x", t.Digest)})
+	}
+	for _, b := range m.Blobs {
+		c.Blobs = append(c.Blobs, b.Name)
 	}
 	return c
 }
@@ -77,6 +97,7 @@ func newCheckpointListCmd(g *globals) *cobra.Command {
 		Long: `List the checkpoints that lie at a destination, oldest first. It needs no cluster and reads manifests only.
 
 "incomplete" is what a checkpoint that failed left behind, or one that is being written; it cannot be restored.
+"broken" is a delta without the checkpoint that it is a delta to.
 
 ` + destinationHelp,
 		Example: `  rowraft checkpoint list /mnt/checkpoints
@@ -99,18 +120,18 @@ func newCheckpointListCmd(g *globals) *cobra.Command {
 				Checkpoints []checkpointJSON `json:"checkpoints"`
 			}{jsonSchema, d.String(), []checkpointJSON{}}
 			for _, f := range found {
-				v.Checkpoints = append(v.Checkpoints, newCheckpointJSON(f.Name, f.Bytes, f.Manifest, f.Err))
+				v.Checkpoints = append(v.Checkpoints, newCheckpointJSON(&f))
 			}
 			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
-				header := []string{"CHECKPOINT", "CREATED", "TABLES", "ROWS", "BYTES", "SHARDS", "STATE"}
+				header := []string{"CHECKPOINT", "CREATED", "KIND", "PARENT", "TABLES", "ROWS", "BYTES", "SHARDS", "STATE"}
 				if wide {
-					header = append(header, "EPOCH", "HELD", "ID")
+					header = append(header, "WRITTEN", "EPOCH", "HELD", "ID")
 				}
-				t := newTable(w, header, "TABLES", "ROWS", "BYTES", "SHARDS", "EPOCH", "HELD")
+				t := newTable(w, header, "TABLES", "ROWS", "BYTES", "SHARDS", "WRITTEN", "EPOCH", "HELD")
 				for _, c := range v.Checkpoints {
-					row := table.Row{c.Name, c.Created, len(c.Tables), count(c.Rows), size(c.Bytes), c.Shards, c.State}
+					row := table.Row{c.Name, c.Created, c.Kind, c.Parent, len(c.Tables), count(c.Rows), size(c.Bytes), c.Shards, c.State}
 					if wide {
-						row = append(row, c.Epoch, fmt.Sprintf("%.1fms", c.HeldMs), c.ID)
+						row = append(row, count(c.Written), c.Epoch, fmt.Sprintf("%.1fms", c.HeldMs), c.ID)
 					}
 					t.AppendRow(row)
 				}
@@ -127,6 +148,7 @@ func newCheckpointVerifyCmd(g *globals) *cobra.Command {
 		Short: "Read every byte of a checkpoint and check all of it",
 		Long: `Read every byte of a checkpoint and check all of it: checksums, the slot of each row, the digest of
 each slot recomputed from its rows and compared with what the shard counted, row counts. It needs no cluster.
+A delta is read with all that it stands on, and its slots are checked as they come out of all of them.
 
 Exit code 3 says that the checkpoint is damaged.
 
@@ -144,7 +166,7 @@ Exit code 3 says that the checkpoint is damaged.
 				return err
 			}
 			started := time.Now()
-			bar := newMeter(cmd.ErrOrStderr(), "verify")
+			bar := g.newMeter(cmd, "verify")
 			defer bar.done()
 			chain, rows, err := verifyCheckpoint(cmd, d, name, bar)
 			bar.done()
@@ -156,7 +178,8 @@ Exit code 3 says that the checkpoint is damaged.
 				return err
 			}
 			m := chain.Manifest()
-			return g.showVerified(cmd, newCheckpointJSON(name, m.Bytes(), m, nil), rows, time.Since(started))
+			c := newCheckpointJSON(&depot.Found{Name: name, Bytes: m.Bytes(), Manifest: m})
+			return g.showVerified(cmd, c, chain, rows, time.Since(started))
 		},
 	}
 }
@@ -171,34 +194,46 @@ func verifyCheckpoint(cmd *cobra.Command, d depot.Depot, name string, bar *meter
 	return chain, rows, err
 }
 
-func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, rows checkpoint.TableRows, took time.Duration) error {
+func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, chain checkpoint.Chain, rows checkpoint.TableRows, took time.Duration) error {
 	v := struct {
 		Schema     string         `json:"schema"`
 		Checkpoint checkpointJSON `json:"checkpoint"`
+		Chain      []string       `json:"chain"` // what was read, the newest first
+		BytesRead  uint64         `json:"bytes_read"`
 		Verified   bool           `json:"verified"`
 		Seconds    float64        `json:"seconds"`
-	}{jsonSchema, c, true, took.Seconds()}
+	}{jsonSchema, c, nil, uint64(chain.Bytes()), true, took.Seconds()}
+	for _, l := range chain {
+		v.Chain = append(v.Chain, l.Name)
+	}
 	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 		t := newTable(w, []string{"TABLE", "ROWS", "DIGEST"}, "ROWS")
 		for _, s := range c.Tables {
 			t.AppendRow(table.Row{s.Table, count(s.Rows), s.Digest})
 		}
 		t.Render()
-		_, err := fmt.Fprintf(w, "checkpoint %s is whole: %s rows in %s, %s read in %.1fs\n", c.Name, count(c.Rows), plural(len(rows), "table"), size(c.Bytes), took.Seconds())
+		on := ""
+		if len(chain) > 1 {
+			on = ", with " + strings.Join(v.Chain[1:], ", ")
+		}
+		_, err := fmt.Fprintf(w, "checkpoint %s%s is whole: %s rows in %s, %s read in %.1fs\n",
+			c.Name, on, count(c.Rows), plural(len(rows), "table"), size(v.BytesRead), took.Seconds())
 		return err
 	})
 }
 
 func newCheckpointDeleteCmd(g *globals) *cobra.Command {
-	dryRun := false
+	dryRun, cascade := false, false
 	cmd := &cobra.Command{
 		Use:   "delete DESTINATION/NAME",
 		Short: "Delete a checkpoint, or what a failed one left behind",
 		Long: `Delete a checkpoint, or what a failed one left behind. Its manifest goes first, so that nobody takes the rest for a checkpoint. It needs no cluster.
 
+A checkpoint that a delta needs is refused, and so is one to which a delta is being made; --cascade deletes those, too.
+
 ` + destinationHelp,
 		Example: `  rowraft checkpoint delete /mnt/checkpoints/nightly-1 --dry-run
-  rowraft checkpoint delete s3://models/ctr/nightly-1`,
+  rowraft checkpoint delete s3://models/ctr/nightly-1 --cascade`,
 		Args: oneArg("the checkpoint"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := g.withTimeout(cmd)
@@ -211,27 +246,36 @@ func newCheckpointDeleteCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			n, bytes, err := depot.Delete(ctx, d, name, dryRun)
+			names := []string{name}
+			var n int
+			var bytes int64
+			if cascade {
+				names, n, bytes, err = depot.DeleteTree(ctx, d, name, dryRun)
+			} else {
+				n, bytes, err = depot.Delete(ctx, d, name, dryRun)
+			}
 			if err != nil {
 				return err
 			}
 			v := struct {
-				Schema  string `json:"schema"`
-				Name    string `json:"name"`
-				Files   int    `json:"files"`
-				Bytes   uint64 `json:"bytes"`
-				Deleted bool   `json:"deleted"`
-			}{jsonSchema, name, n, uint64(bytes), !dryRun}
+				Schema  string   `json:"schema"`
+				Name    string   `json:"name"`
+				Names   []string `json:"names"` // all that was deleted, in this order
+				Files   int      `json:"files"`
+				Bytes   uint64   `json:"bytes"`
+				Deleted bool     `json:"deleted"`
+			}{jsonSchema, name, names, n, uint64(bytes), !dryRun}
 			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 				what := "deleted"
 				if dryRun {
 					what = "would delete"
 				}
-				_, err := fmt.Fprintf(w, "%s checkpoint %s: %s, %s\n", what, name, plural(n, "file"), size(uint64(bytes)))
+				_, err := fmt.Fprintf(w, "%s checkpoint %s: %s, %s\n", what, strings.Join(names, ", "), plural(n, "file"), size(uint64(bytes)))
 				return err
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be deleted, and delete nothing")
+	cmd.Flags().BoolVar(&cascade, "cascade", false, "delete the deltas that stand on it, too")
 	return cmd
 }

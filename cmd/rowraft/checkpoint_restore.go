@@ -12,7 +12,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint/depot"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -22,6 +21,8 @@ func newCheckpointRestoreCmd(g *globals) *cobra.Command {
 		Use:   "restore DESTINATION/NAME",
 		Short: "Put a checkpoint's tables in the place of the cluster's",
 		Long: `Put a checkpoint's tables in the place of the cluster's, whatever the number of shards here and there.
+
+A delta is restored with all that it stands on, which must lie beside it.
 
 The rows are staged beside the tables that serve. Only when all of the checkpoint was read and found right, and
 every shard holds exactly the rows it should, the shards change over, each at one log entry: a new table epoch begins, and
@@ -44,7 +45,9 @@ Exit code 3 says that the checkpoint is damaged or that rows are missing. --time
 				return err
 			}
 			started := time.Now()
-			done, err := g.restoreCheckpoint(cmd, &req)
+			done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context, c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
+				return c.RestoreCheckpoint(ctx, &req)
+			})
 			if err != nil {
 				err = fmt.Errorf("checkpoint restore: %w", err)
 				if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
@@ -62,42 +65,7 @@ Exit code 3 says that the checkpoint is damaged or that rows are missing. --time
 	return cmd
 }
 
-func (g *globals) restoreCheckpoint(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest) (done *rowraftv1.RestoreCheckpointReply, err error) {
-	c, err := g.connect()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	conn, err := g.leaderConn(cmd, c)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(cmd.Context())
-	defer cancel()
-	stream, err := rowraftv1.NewCheckpointsClient(conn).RestoreCheckpoint(ctx, req)
-	if err != nil {
-		return nil, rpc.FromStatus(err)
-	}
-	bar := newMeter(cmd.ErrOrStderr(), "read")
-	defer bar.done()
-	for {
-		reply, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF) && done != nil:
-			return done, nil
-		case errors.Is(err, io.EOF):
-			return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
-		case err != nil:
-			return nil, lost(rpc.FromStatus(err), "the server that led the restore is gone; either nothing has changed or the scheduler finishes it; it may be run again, with --replace")
-		}
-		if reply.GetPhase() != "close" {
-			bar.set(int64(reply.GetBytes()), int64(reply.GetBytesTotal()))
-		}
-		if reply.GetPhase() == "done" {
-			done = reply
-		}
-	}
-}
+const lostRestore = "the server that led the restore is gone; either nothing has changed or the scheduler finishes it; it may be run again, with --replace"
 
 // restoredJSON is the contract of `checkpoint restore -o json`.
 type restoredJSON struct {

@@ -1,28 +1,36 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"sync/atomic"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
 )
 
-// meterEvery is how often progress off a terminal says something.
-const meterEvery = 5 * time.Second
+// How often progress off a terminal says something, to people and to programs.
+const (
+	meterEvery = 5 * time.Second
+	eventEvery = time.Second
+)
 
 // meter shows how far a long command is: a bar with rate and time left on a
-// terminal, a line now and then elsewhere. set may be called from any goroutine;
-// done ends it and may be called twice.
+// terminal, a line now and then elsewhere, and with -o json an event in a line of
+// its own. set may be called from any goroutine; phase, and done, which ends it and
+// may be called twice, by one.
 type meter struct {
-	what  string
-	out   io.Writer
-	total atomic.Int64
-	at    atomic.Int64
+	out    io.Writer
+	events bool
+	every  time.Duration
+	total  atomic.Int64
+	at     atomic.Int64
+	what   string
 
 	bars *mpb.Progress // nil off a terminal
 	bar  *mpb.Bar
@@ -31,11 +39,18 @@ type meter struct {
 	nextLine atomic.Int64 // UnixNano
 }
 
-// newMeter measures bytes.
-func newMeter(out io.Writer, what string) *meter {
-	m := &meter{what: what, out: out, started: time.Now()}
-	m.nextLine.Store(m.started.Add(meterEvery).UnixNano())
-	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
+// newMeter measures the bytes of the phase what.
+func (g *globals) newMeter(cmd *cobra.Command, what string) *meter {
+	return newMeter(cmd.ErrOrStderr(), what, g.output == formatJSON)
+}
+
+func newMeter(out io.Writer, what string, events bool) *meter {
+	m := &meter{what: what, out: out, events: events, every: meterEvery, started: time.Now()}
+	if events {
+		m.every = eventEvery
+	}
+	m.nextLine.Store(m.started.Add(m.every).UnixNano())
+	if f, ok := out.(*os.File); ok && !events && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
 		m.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond))
 		m.bar = m.bars.AddBar(0,
 			mpb.PrependDecorators(decor.Name(what+" "), decor.CountersKibiByte("% .1f / % .1f ")),
@@ -53,21 +68,54 @@ func (m *meter) set(at, total int64) {
 		return
 	}
 	now, next := time.Now(), m.nextLine.Load()
-	if now.UnixNano() >= next && m.nextLine.CompareAndSwap(next, now.Add(meterEvery).UnixNano()) {
-		fmt.Fprintln(m.out, m.line(now))
+	if now.UnixNano() >= next && m.nextLine.CompareAndSwap(next, now.Add(m.every).UnixNano()) {
+		m.say(m.what, now)
 	}
 }
 
 func (m *meter) add(n int) { m.set(m.at.Add(int64(n)), m.total.Load()) }
 
-func (m *meter) line(now time.Time) string {
+// phase tells programs that something else has begun, which has no bytes to count.
+func (m *meter) phase(what string) {
+	if m.events {
+		m.say(what, time.Now())
+	}
+}
+
+// progressJSON is one event of a long command with -o json, a line on standard error.
+type progressJSON struct {
+	Progress struct {
+		Phase      string   `json:"phase"`
+		Bytes      int64    `json:"bytes"`
+		BytesTotal int64    `json:"bytes_total"`
+		Rate       float64  `json:"bytes_per_second"`
+		Left       *float64 `json:"seconds_left"` // null: unknown
+	} `json:"progress"`
+}
+
+func (m *meter) say(what string, now time.Time) {
 	at, total := m.at.Load(), m.total.Load()
 	rate := float64(at) / max(now.Sub(m.started).Seconds(), 1e-3)
-	s := fmt.Sprintf("%s: %s of %s  %s/s", m.what, size(uint64(at)), size(uint64(total)), size(uint64(rate)))
-	if rate > 0 && total > at {
-		s += fmt.Sprintf("  %v left", (time.Duration(float64(total-at)/rate*1e9) * time.Nanosecond).Round(time.Second))
+	left, known := 0.0, rate > 0 && total >= at
+	if known {
+		left = float64(total-at) / rate
 	}
-	return s
+	if m.events {
+		var e progressJSON
+		e.Progress.Phase, e.Progress.Bytes, e.Progress.BytesTotal, e.Progress.Rate = what, at, total, rate
+		if known {
+			e.Progress.Left = &left
+		}
+		if raw, err := json.Marshal(e); err == nil {
+			fmt.Fprintln(m.out, string(raw))
+		}
+		return
+	}
+	line := fmt.Sprintf("%s: %s of %s  %s/s", what, size(uint64(at)), size(uint64(total)), size(uint64(rate)))
+	if known && left > 0 {
+		line += fmt.Sprintf("  %v left", time.Duration(left*1e9).Round(time.Second))
+	}
+	fmt.Fprintln(m.out, line)
 }
 
 func (m *meter) done() {

@@ -22,10 +22,15 @@ const (
 )
 
 type CreateCheckpointRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Destination   string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"` // absolute path or s3://bucket/prefix, as the servers see it
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`               // "": the server makes one up from the time
-	Blobs         []*CheckpointBlob      `protobuf:"bytes,3,rep,name=blobs,proto3" json:"blobs,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Destination string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"` // absolute path or s3://bucket/prefix, as the servers see it
+	Name        string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`               // "": the server makes one up from the time
+	Blobs       []*CheckpointBlob      `protobuf:"bytes,3,rep,name=blobs,proto3" json:"blobs,omitempty"`
+	// A delta has what changed since another checkpoint at the destination, its base:
+	// that of this name, or the newest that will do. Without one that will do the
+	// server makes a full one and says why.
+	Delta         bool   `protobuf:"varint,4,opt,name=delta,proto3" json:"delta,omitempty"`
+	Base          string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"` // "": see delta
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -79,6 +84,20 @@ func (x *CreateCheckpointRequest) GetBlobs() []*CheckpointBlob {
 		return x.Blobs
 	}
 	return nil
+}
+
+func (x *CreateCheckpointRequest) GetDelta() bool {
+	if x != nil {
+		return x.Delta
+	}
+	return false
+}
+
+func (x *CreateCheckpointRequest) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
 }
 
 // CheckpointBlob is kept with the rows and given back by whoever reads the checkpoint.
@@ -141,6 +160,7 @@ type CreateCheckpointReply struct {
 	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                             // written so far
 	BytesTotal    uint64                 `protobuf:"varint,4,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"` // what is expected; exact when done
 	Manifest      []byte                 `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"`                        // when done
+	Note          string                 `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`                                // why it is full, if a delta was asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -208,6 +228,13 @@ func (x *CreateCheckpointReply) GetManifest() []byte {
 		return x.Manifest
 	}
 	return nil
+}
+
+func (x *CreateCheckpointReply) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
 }
 
 type WritePartRequest struct {
@@ -315,6 +342,8 @@ type WritePartPrepare struct {
 	Mark          []byte                 `protobuf:"bytes,2,opt,name=mark,proto3" json:"mark,omitempty"` // 16 bytes, of the mark entry
 	Destination   string                 `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Base          string                 `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"` // checkpoint beside it that this is a delta to; "": all rows
+	BaseId        string                 `protobuf:"bytes,6,opt,name=base_id,json=baseId,proto3" json:"base_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -373,6 +402,20 @@ func (x *WritePartPrepare) GetDestination() string {
 func (x *WritePartPrepare) GetName() string {
 	if x != nil {
 		return x.Name
+	}
+	return ""
+}
+
+func (x *WritePartPrepare) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
+}
+
+func (x *WritePartPrepare) GetBaseId() string {
+	if x != nil {
+		return x.BaseId
 	}
 	return ""
 }
@@ -781,6 +824,7 @@ type WritePartDone struct {
 	Stream        *CheckpointFile        `protobuf:"bytes,3,opt,name=stream,proto3" json:"stream,omitempty"`
 	Sums          *CheckpointFile        `protobuf:"bytes,4,opt,name=sums,proto3" json:"sums,omitempty"`
 	Tables        []*PartTable           `protobuf:"bytes,5,rep,name=tables,proto3" json:"tables,omitempty"`
+	Written       uint64                 `protobuf:"varint,6,opt,name=written,proto3" json:"written,omitempty"` // of the rows, those in the stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -850,6 +894,13 @@ func (x *WritePartDone) GetTables() []*PartTable {
 	return nil
 }
 
+func (x *WritePartDone) GetWritten() uint64 {
+	if x != nil {
+		return x.Written
+	}
+	return 0
+}
+
 type CheckpointFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -915,6 +966,7 @@ type PartTable struct {
 	Table         *TableSchema           `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
 	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
 	Digest        []byte                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	Written       uint64                 `protobuf:"varint,4,opt,name=written,proto3" json:"written,omitempty"` // of the rows, those in the stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -968,6 +1020,13 @@ func (x *PartTable) GetDigest() []byte {
 		return x.Digest
 	}
 	return nil
+}
+
+func (x *PartTable) GetWritten() uint64 {
+	if x != nil {
+		return x.Written
+	}
+	return 0
 }
 
 type RestoreCheckpointRequest struct {
@@ -1766,31 +1825,36 @@ var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"\x1browraft/v1/checkpoint.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\x81\x01\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xab\x01\n" +
 	"\x17CreateCheckpointRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x120\n" +
-	"\x05blobs\x18\x03 \x03(\v2\x1a.rowraft.v1.CheckpointBlobR\x05blobs\">\n" +
+	"\x05blobs\x18\x03 \x03(\v2\x1a.rowraft.v1.CheckpointBlobR\x05blobs\x12\x14\n" +
+	"\x05delta\x18\x04 \x01(\bR\x05delta\x12\x12\n" +
+	"\x04base\x18\x05 \x01(\tR\x04base\">\n" +
 	"\x0eCheckpointBlob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\x94\x01\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xa8\x01\n" +
 	"\x15CreateCheckpointReply\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05phase\x18\x02 \x01(\tR\x05phase\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x1f\n" +
 	"\vbytes_total\x18\x04 \x01(\x04R\n" +
 	"bytesTotal\x12\x1a\n" +
-	"\bmanifest\x18\x05 \x01(\fR\bmanifest\"\xb6\x01\n" +
+	"\bmanifest\x18\x05 \x01(\fR\bmanifest\x12\x12\n" +
+	"\x04note\x18\x06 \x01(\tR\x04note\"\xb6\x01\n" +
 	"\x10WritePartRequest\x128\n" +
 	"\aprepare\x18\x01 \x01(\v2\x1c.rowraft.v1.WritePartPrepareH\x00R\aprepare\x12/\n" +
 	"\x04hold\x18\x02 \x01(\v2\x19.rowraft.v1.WritePartHoldH\x00R\x04hold\x12/\n" +
 	"\x04mark\x18\x03 \x01(\v2\x19.rowraft.v1.WritePartMarkH\x00R\x04markB\x06\n" +
-	"\x04step\"r\n" +
+	"\x04step\"\x9f\x01\n" +
 	"\x10WritePartPrepare\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04mark\x18\x02 \x01(\fR\x04mark\x12 \n" +
 	"\vdestination\x18\x03 \x01(\tR\vdestination\x12\x12\n" +
-	"\x04name\x18\x04 \x01(\tR\x04name\"*\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x12\n" +
+	"\x04base\x18\x05 \x01(\tR\x04base\x12\x17\n" +
+	"\abase_id\x18\x06 \x01(\tR\x06baseId\"*\n" +
 	"\rWritePartHold\x12\x19\n" +
 	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\"\x0f\n" +
 	"\rWritePartMark\"\xab\x02\n" +
@@ -1811,21 +1875,23 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vbytes_total\x18\x03 \x01(\x04R\n" +
 	"bytesTotal\")\n" +
 	"\x11WritePartProgress\x12\x14\n" +
-	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\"\xce\x01\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\"\xe8\x01\n" +
 	"\rWritePartDone\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x122\n" +
 	"\x06stream\x18\x03 \x01(\v2\x1a.rowraft.v1.CheckpointFileR\x06stream\x12.\n" +
 	"\x04sums\x18\x04 \x01(\v2\x1a.rowraft.v1.CheckpointFileR\x04sums\x12-\n" +
-	"\x06tables\x18\x05 \x03(\v2\x15.rowraft.v1.PartTableR\x06tables\"R\n" +
+	"\x06tables\x18\x05 \x03(\v2\x15.rowraft.v1.PartTableR\x06tables\x12\x18\n" +
+	"\awritten\x18\x06 \x01(\x04R\awritten\"R\n" +
 	"\x0eCheckpointFile\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"f\n" +
+	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"\x80\x01\n" +
 	"\tPartTable\x12-\n" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\fR\x06digest\"\x9b\x01\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\x12\x18\n" +
+	"\awritten\x18\x04 \x01(\x04R\awritten\"\x9b\x01\n" +
 	"\x18RestoreCheckpointRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// progress is what a server says while it makes or restores a checkpoint.
+type progress interface {
+	GetPhase() string // the last is "done"
+	GetBytes() uint64
+	GetBytesTotal() uint64
+}
+
+type receiver[R progress] interface{ Recv() (R, error) }
+
+// follow starts a call at the leader of the metadata group, shows how far it is, and
+// returns its last message. what names its first phase; hint is for an end that came
+// from no server.
+func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start func(context.Context, rowraftv1.CheckpointsClient) (receiver[R], error)) (done R, err error) {
+	c, err := g.connect()
+	if err != nil {
+		return done, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	conn, err := g.leaderConn(cmd, c)
+	if err != nil {
+		return done, err
+	}
+	ctx, cancel := context.WithCancel(cmd.Context())
+	defer cancel()
+	stream, err := start(ctx, rowraftv1.NewCheckpointsClient(conn))
+	if err != nil {
+		return done, rpc.FromStatus(err)
+	}
+	bar := g.newMeter(cmd, what)
+	defer bar.done()
+	for ended := false; ; {
+		reply, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && ended:
+			return done, nil
+		case errors.Is(err, io.EOF):
+			return done, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
+		case err != nil:
+			return done, lost(rpc.FromStatus(err), hint)
+		}
+		switch reply.GetPhase() {
+		case "done":
+			done, ended = reply, true
+			bar.set(int64(reply.GetBytes()), int64(reply.GetBytesTotal()))
+		case what:
+			bar.set(int64(reply.GetBytes()), int64(reply.GetBytesTotal()))
+		default:
+			bar.phase(reply.GetPhase())
+		}
+	}
+}
+
+// leaderConn is a connection to the leader of the metadata group, which is looked
+// for until --timeout.
+func (g *globals) leaderConn(cmd *cobra.Command, c *cluster) (*grpc.ClientConn, error) {
+	ctx, cancel := g.withTimeout(cmd)
+	defer cancel()
+	leader := ""
+	err := c.call(ctx, true, func(context.Context, rowraftv1.ClusterClient) (err error) {
+		leader, err = c.findLeader(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.dial(leader); err != nil {
+		return nil, err
+	}
+	return c.conns[leader], nil
+}
+
+// lost adds advice to the end of a call that came from no server.
+func lost(err error, hint string) error {
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeUnknown, rowraft.CodeLeadershipLost:
+		return &hintedError{err, hint}
+	}
+	return err
+}

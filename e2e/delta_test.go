@@ -1,0 +1,256 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// createDelta makes a delta to the newest checkpoint and returns its manifest.
+func (c *cluster) createDelta(dest, name string) *checkpoint.Manifest {
+	c.t.Helper()
+	out, errout, code := c.rowraft(deadline(c.t, time.Minute), "checkpoint", "create", dest, "--name", name, "--delta")
+	if code != 0 {
+		c.t.Fatalf("checkpoint create --delta: exit code %d: %s", code, errout)
+	}
+	c.t.Log(out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:])
+	return openChain(c.t, dest, name).Manifest()
+}
+
+func openChain(t testing.TB, dest, name string) checkpoint.Chain {
+	t.Helper()
+	d, err := depot.Open(dest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain, err := depot.Chain(t.Context(), d, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chain
+}
+
+// TestDeltasUnderLoad: deltas are cuts as full checkpoints are; one whose servers die
+// is absent or whole; and the end of the chain is what the shards hold.
+func TestDeltasUnderLoad(t *testing.T) {
+	c := start(t, localcluster.Options{})
+	rng := seed(t)
+	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 3000, perPush: 200})
+	ch := startChain(c, "chain")
+	l.more(20)
+	dest := t.TempDir()
+	c.createCheckpoint(dest, "full")
+	for i := range 2 {
+		l.more(10)
+		name := fmt.Sprintf("d%d", i)
+		m := c.createDelta(dest, name)
+		if m.Parent == nil || m.Written() == 0 || m.Written() > m.Rows() {
+			t.Errorf("%s: parent %v, %d of %d rows", name, m.Parent, m.Written(), m.Rows())
+		}
+		if code, out := verifies(t, dest+"/"+name); code != 0 {
+			t.Errorf("verify %s: exit code %d: %s", name, code, out)
+		}
+		ch.check(t, savedRows(t, dest, name, "chain"))
+	}
+	most := 20 // of a round
+	if raceEnabled {
+		most = 4
+	}
+	for round := range rounds(3) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for i := range most {
+				name := fmt.Sprintf("k%d-%d", round, i)
+				_, errout, code := c.rowraft(context.Background(), "checkpoint", "create", dest, "--name", name, "--delta", "--timeout", "60s")
+				t.Logf("%s: exit code %d: %s", name, code, errout)
+				if code != 0 {
+					return
+				}
+			}
+		}()
+		victim := c.Servers()[round%3]
+		<-time.After(time.Duration(rng.IntN(600)) * time.Millisecond) //tidy:allow sleep any moment of one of them
+		c.killAll([]*localcluster.Server{victim})
+		<-done
+		c.restartAll([]*localcluster.Server{victim})
+		l.more(10)
+	}
+	ch.end(t)
+	l.end()
+	for name, state := range listed(t, dest) {
+		if state == "complete" {
+			if code, out := verifies(t, dest+"/"+name); code != 0 {
+				t.Errorf("verify %s: exit code %d: %s", name, code, out)
+			}
+		} else if state != "incomplete" {
+			t.Errorf("%s is %s", name, state)
+		}
+	}
+	last := c.createDelta(dest, "last")
+	sum := checkpoint.Digest{}
+	for _, p := range last.Parts {
+		sum = sum.Add(p.Digest)
+	}
+	if got := c.digestOfAll(); got != sum {
+		t.Errorf("the shards have digest %x, the last of the chain %x", got, sum)
+	}
+	if code, out := verifies(t, dest+"/last"); code != 0 {
+		t.Errorf("verify last: exit code %d: %s", code, out)
+	}
+	c.createCheckpoint(dest, "whole")
+	if !maps.Equal(slotSums(t, dest, "last"), slotSums(t, dest, "whole")) {
+		t.Error("slot by slot the last of the chain is not what a full one is")
+	}
+	for _, cl := range l.clients { // nothing that was acknowledged is missing
+		saved := savedRows(t, dest, "last", counters)
+		for k, want := range cl.acked {
+			if w := saved[l.keys[k]]; w == nil || int(w[cl.rank]) != want {
+				t.Fatalf("key %d has %v, client %d has %d acknowledged pushes", l.keys[k], w, cl.rank, want)
+			}
+		}
+	}
+}
+
+// chained starts a cluster with the checkpoint a and deltas b and c to it.
+func chained(t testing.TB, opts localcluster.Options) (c *cluster, dest string) {
+	t.Helper()
+	c, dest, _ = filled(t, opts, 600)
+	for i, name := range []string{"b", "c"} {
+		table, err := c.dial(client.Options{}).Table(deadline(t, 30*time.Second), "emb")
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys := make([]rowraft.Key, 50)
+		for k := range keys {
+			keys[k] = rowraft.Key((k + 40*i) * 7919)
+		}
+		if _, err := table.Push(deadline(t, 30*time.Second), keys, make([]float32, 8*len(keys))); err != nil {
+			t.Fatal(err)
+		}
+		if m := c.createDelta(dest, name); m.Written() != 50 {
+			t.Errorf("delta %s has %d rows, want the 50 that were pushed", name, m.Written())
+		}
+	}
+	return c, dest
+}
+
+func TestRestoreOfAChain(t *testing.T) {
+	src, dest := chained(t, localcluster.Options{Servers: 1, Shards: 4})
+	want, sum := slotSums(t, dest, "c"), src.digestOfAll()
+	for _, shards := range []int{4, 16, 64} {
+		t.Run(fmt.Sprintf("%d shards", shards), func(t *testing.T) {
+			c := start(t, localcluster.Options{Servers: 1, Shards: shards})
+			v := c.mustRestore(dest + "/c")
+			for _, s := range v.Tables {
+				if s.Written != 600 || s.Restored != 600 || s.Failed != 0 {
+					t.Errorf("%+v, want 600 rows written and restored", s)
+				}
+			}
+			if got := c.digestOfAll(); got != sum {
+				t.Errorf("the shards have digest %x, the source %x", got, sum)
+			}
+			name := fmt.Sprintf("again-%d", shards)
+			c.createCheckpoint(dest, name)
+			if got := slotSums(t, dest, name); !maps.Equal(got, want) {
+				t.Errorf("slot by slot the restored cluster differs from the chain: %d slots, want %d", len(got), len(want))
+			}
+		})
+	}
+	// What was restored is another state: no delta of it stands on what was before.
+	src.mustRestore(dest+"/c", "--replace")
+	_, errout, code := src.rowraft(deadline(t, time.Minute), "checkpoint", "create", dest, "--base", "c", "--name", "x")
+	if code != 2 || !strings.Contains(errout, "table epoch 1") {
+		t.Errorf("a delta to a base of an earlier epoch: exit code %d: %s", code, errout)
+	}
+	out, errout, code := src.rowraft(deadline(t, time.Minute), "checkpoint", "create", dest, "--delta", "--name", "x")
+	if code != 0 || !strings.Contains(out, "it is full: base c: it is of table epoch 1") {
+		t.Errorf("a delta where none can be: exit code %d: %s%s", code, out, errout)
+	}
+}
+
+// TestDamageInAChainIsFound flips one bit in each file of a chain that is needed, and
+// takes away what the delta stands on.
+func TestDamageInAChainIsFound(t *testing.T) {
+	c, dest := chained(t, localcluster.Options{Servers: 1, Shards: 2})
+	before, rng := c.digestOfAll(), seed(t)
+	var files []string
+	for _, l := range openChain(t, dest, "c") {
+		files = append(files, filepath.Join(l.Name, "MANIFEST"))
+		for _, f := range l.Manifest.Files() {
+			files = append(files, filepath.Join(l.Name, f.Name))
+		}
+	}
+	refused := func(what string, says string, codes ...int) {
+		t.Helper()
+		if code, out := verifies(t, dest+"/c"); !slices.Contains(codes, code) || !strings.Contains(out, says) {
+			t.Errorf("%s: verify: exit code %d: %s", what, code, out)
+		}
+		if _, errout, code := c.restore(dest+"/c", "--replace"); code == 0 || !strings.Contains(errout, says) {
+			t.Errorf("%s: it was restored, exit code %d: %s", what, code, errout)
+		}
+	}
+	for _, name := range files {
+		damage(t, rng, filepath.Join(dest, name), func(bit int) {
+			refused(fmt.Sprintf("bit %d of %s", bit, name), "", 1, 3) // a version that reads as newer exits with 1
+		})
+	}
+	for _, base := range []string{"a", "b"} {
+		aside := filepath.Join(t.TempDir(), "aside")
+		if err := os.Rename(filepath.Join(dest, base), aside); err != nil {
+			t.Fatal(err)
+		}
+		refused(base+" is missing", "is a delta to "+base+", which is missing", 1)
+		if got := listed(t, dest); got["c"] != "broken" {
+			t.Errorf("%s is missing, and the list says %v", base, got)
+		}
+		if err := os.Rename(aside, filepath.Join(dest, base)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, errout, code := c.rowraft(deadline(t, time.Minute), "checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it") {
+		t.Errorf("delete what a delta needs: exit code %d: %s", code, errout)
+	}
+	if after := c.digestOfAll(); after != before {
+		t.Error("a restore that was refused has changed rows")
+	}
+	c.mustRestore(dest+"/c", "--replace")
+	if after := c.digestOfAll(); after != before {
+		t.Error("the chain is not what was saved")
+	}
+	out, errout, code := c.rowraft(deadline(t, time.Minute), "checkpoint", "delete", dest+"/a", "--cascade")
+	if code != 0 || !strings.Contains(out, "c, b, a") || len(listed(t, dest)) != 0 {
+		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
+	}
+}
+
+// damage flips one bit of a file while f runs.
+func damage(t testing.TB, rng *rand.Rand, file string, f func(bit int)) {
+	t.Helper()
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad, bit := slices.Clone(good), rng.IntN(8*len(good))
+	bad[bit/8] ^= 1 << (bit % 8)
+	if err := os.WriteFile(file, bad, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f(bit)
+	if err := os.WriteFile(file, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

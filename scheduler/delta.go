@@ -1,0 +1,141 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/clustermap"
+)
+
+// deltaBase is the checkpoint that the one on its way is a delta to. A nil one is
+// none.
+type deltaBase struct {
+	name, id string
+	epoch    rowraft.TableEpoch
+	claim    *depot.Claim
+}
+
+func (b *deltaBase) getName() string {
+	if b == nil {
+		return ""
+	}
+	return b.name
+}
+
+func (b *deltaBase) getID() string {
+	if b == nil {
+		return ""
+	}
+	return b.id
+}
+
+func (b *deltaBase) parent() *checkpoint.Parent {
+	if b == nil {
+		return nil
+	}
+	return &checkpoint.Parent{Name: b.name, ID: b.id}
+}
+
+// chooseBase finds the base of a delta and keeps it.
+func (op *creation) chooseBase(ctx context.Context) error {
+	if !op.req.GetDelta() && op.req.GetBase() == "" {
+		return nil
+	}
+	cluster := op.s.view.Map()
+	if cluster == nil {
+		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
+	}
+	found, err := depot.Scan(ctx, op.depot)
+	if err != nil {
+		return err
+	}
+	base, why := pickBase(found, op.req.GetBase(), cluster)
+	if why != nil && op.req.GetBase() != "" {
+		return why
+	}
+	if why != nil {
+		op.note = fmt.Sprintf("it is full: %v", why)
+		return nil
+	}
+	op.base = &deltaBase{
+		name: base.Name, id: base.Manifest.ID, epoch: base.Manifest.Epoch,
+		claim: depot.NewClaim(op.depot, base.Name, base.Manifest.ID, op.name, op.id),
+	}
+	if err := op.base.claim.Keep(ctx); err != nil {
+		return fmt.Errorf("%w%s", err, leftOver(op.base.claim.Drop(ctx)))
+	}
+	return nil
+}
+
+func leftOver(err error) string {
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("; and what says that it is kept could not be removed: %v", err)
+}
+
+// pickBase finds the checkpoint of that name, or the newest, among those that a delta
+// of the cluster can stand on; or says why there is none.
+func pickBase(found []depot.Found, name string, cluster *clustermap.Map) (*depot.Found, error) {
+	why := rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint of this cluster to base it on")
+	if name != "" {
+		why = rowraft.Errorf(rowraft.CodeNotFound, "base %s: there is no such checkpoint", name)
+	}
+	for i := len(found) - 1; i >= 0; i-- { // the newest first
+		f := &found[i]
+		if name != "" && f.Name != name {
+			continue
+		}
+		unfit := fits(f, cluster)
+		if unfit == nil {
+			return f, nil
+		}
+		if name != "" || f.Manifest != nil && f.Manifest.Cluster == cluster.Cluster {
+			why = fmt.Errorf("base %s: %w", f.Name, unfit)
+		}
+		if name == "" && f.Usable() && !f.Deleting && f.Manifest.Cluster == cluster.Cluster {
+			break // what is older would make a delta that is larger than a full one soon
+		}
+	}
+	return nil, why
+}
+
+// fits reports why no delta of the cluster can stand on f.
+func fits(f *depot.Found, cluster *clustermap.Map) error {
+	bad := func(format string, args ...any) error {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
+	}
+	switch m := f.Manifest; {
+	case f.Err != nil:
+		return f.Err
+	case m == nil:
+		return rowraft.Errorf(rowraft.CodeNotFound, "it is not complete")
+	case f.Deleting:
+		return rowraft.Errorf(rowraft.CodeNotFound, "it is being deleted")
+	case m.Cluster != cluster.Cluster:
+		return bad("it is of cluster %s, this is %s", m.Cluster, cluster.Cluster)
+	case m.Epoch != cluster.Epoch:
+		return bad("it is of table epoch %d, the cluster is of %d since a restore", m.Epoch, cluster.Epoch)
+	case f.Deltas >= checkpoint.MaxDeltas:
+		return bad("it stands on %d deltas, and more there may not be in a row", f.Deltas)
+	}
+	return nil
+}
+
+// stands looks once more at what the manifest, now written, speaks of.
+func (op *creation) stands(ctx context.Context, m *checkpoint.Manifest) error {
+	found, err := op.depot.List(ctx, op.name)
+	if err != nil {
+		return err
+	}
+	if f, ok := missing(op.name, m, found); ok {
+		return rowraft.Errorf(rowraft.CodeNotFound, "somebody deleted file %s while the checkpoint was made", f)
+	}
+	if op.base == nil {
+		return nil
+	}
+	return op.base.claim.Check(ctx)
+}
