@@ -59,6 +59,10 @@ type Config struct {
 	// replicas; 0: 5 s, negative: never.
 	ProofEvery time.Duration
 
+	// ScrubBytesPerSecond of rows are read all the time and held against their
+	// digests, on all replicas together; 0: 16 MiB, negative: none.
+	ScrubBytesPerSecond int
+
 	TLS      rpc.TLSFiles
 	Insecure bool // plaintext, on loopback only
 
@@ -120,6 +124,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.ProofEvery == 0 {
 		c.ProofEvery = 5 * time.Second
+	}
+	if c.ScrubBytesPerSecond == 0 {
+		c.ScrubBytesPerSecond = 16 << 20
 	}
 	if c.tamper == nil {
 		c.tamper = sabotage()

@@ -17,7 +17,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// A replica that is found to have other rows than the majority is fenced: it is as
+// A replica that is found to have other rows than the majority, or whose rows are not
+// those that it wrote, is fenced: it is as
 // good as dead for its shard. Its Raft group is closed, so it neither leads, votes,
 // takes entries nor gives snapshots, and what it has on disk stays for people to
 // look at. A file says so over restarts (docs/formats/fenced.md); it goes when the
@@ -71,8 +72,7 @@ func (n *Node) watch(r *replica) {
 // fence stops a replica for good and keeps its data.
 func (n *Node) fence(r *replica) {
 	e := r.machine.Fenced()
-	r.log.Error("replica hash mismatch (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "mark", uint64(e.Own.Index),
-		"rows", e.Own.Rows, "digest", fmt.Sprintf("%x", e.Own.Sum), "majorityRows", e.Majority.Rows, "majorityDigest", fmt.Sprintf("%x", e.Majority.Sum))
+	r.log.Error("replica hash mismatch (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "index", uint64(e.AppliedTo), "why", e.Error())
 	f := fencedReplica{shard: r.shard, id: r.id, why: e.Error()}
 	if err := n.keepFence(&f); err != nil {
 		r.log.Error("a restart may forget that the replica is fenced", "err", err)

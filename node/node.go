@@ -187,6 +187,7 @@ func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err e
 		wg.Go(func() { n.control.followMap(ctx) })
 	}
 	wg.Go(func() { n.control.register(ctx) })
+	wg.Go(func() { n.scrub(ctx) })
 	wg.Go(func() { n.control.hear(ctx) })
 	return n.followMap(ctx)
 }

@@ -106,6 +106,11 @@ func (r *replica) applied(entry []byte) {
 		r.written.Add(uint64(len(entry)))
 		return
 	}
+	r.noticeFence()
+}
+
+// noticeFence wakes Node.watch if the machine is fenced.
+func (r *replica) noticeFence() {
 	if r.machine.Fenced() != nil {
 		r.fence.Do(func() { close(r.fenced) })
 	}

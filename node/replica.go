@@ -40,7 +40,7 @@ type replica struct {
 	written atomic.Uint64
 	tamper  func(r *replica, index rowraft.Index, entry []byte) []byte // nil but in tests and canaries
 	proof   prover
-	fenced  chan struct{} // closed when the machine is fenced
+	fenced  chan struct{} // closed by noticeFence
 	fence   sync.Once
 
 	opened chan struct{}   // closed when group and batch are set

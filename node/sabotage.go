@@ -23,6 +23,9 @@ func sabotage() func(*replica, rowraft.Index, []byte) []byte {
 	}
 }
 
+// rotten is set once canary.MemoryRots has done its harm.
+var rotten atomic.Bool
+
 // misapplied is set once a canary has done its harm.
 var misapplied atomic.Bool
 

@@ -22,6 +22,7 @@ skip-fsync            e2e/sim      power-all,power-follower
 restore-in-place      shard        TestLiesWithGoodSums|TestPullsBesideRestores
 follower-misapplies   node         TestNoReplicaIsFenced
 leader-misapplies     node         TestNoReplicaIsFenced
+memory-rots           node         TestNoReplicaIsFenced
 pipelined-appends     raftstore    TestReplicationIsNotPipelined|TestReplicationHealsAfterErrors
 heartbeat-fast-path   raftstore    TestHeartbeatsTakeTheMainPath
 '

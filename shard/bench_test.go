@@ -142,3 +142,25 @@ func BenchmarkSnapshot(b *testing.B) {
 		b.SetBytes(int64(len(stream)))
 	})
 }
+
+// BenchmarkMark is what noting a digest takes apply; BenchmarkScrub a pass over all rows.
+func BenchmarkMark(b *testing.B) {
+	r, _ := benchMachine(b)
+	entry := wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark})
+	for b.Loop() {
+		r.apply(entry)
+	}
+}
+
+func BenchmarkScrub(b *testing.B) {
+	r, _ := benchMachine(b)
+	for b.Loop() {
+		for pass := r.scrub.passes; r.scrub.passes == pass; {
+			if err := r.Scrub(1 << 30); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.ReportMetric(float64(benchRows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+	b.ReportMetric(float64(benchRows)*152*float64(b.N)/b.Elapsed().Seconds()/1e6, "MB/s")
+}

@@ -49,6 +49,8 @@ type Machine struct {
 	divided atomic.Uint64 // mark at which no majority agreed; 0: none
 	provers atomic.Bool   // there was a proof entry
 
+	scrub scrubber
+
 	// entry is held while one entry is applied, so that its holder sees the state
 	// at one index.
 	entry sync.Mutex

@@ -32,15 +32,20 @@ func (n *notes) at(mark rowraft.Index) (Digest, bool) {
 }
 
 // FencedError reports that this replica had other rows at a mark than the
-// majority. It applies nothing more and serves nothing.
+// majority, or has found damage by itself. It applies nothing more and serves
+// nothing.
 type FencedError struct {
 	Shard     rowraft.ShardID
+	Reason    string // what it has found; "": the digests below differ
 	Own       Digest // at the mark
 	Majority  Digest // likewise
 	AppliedTo rowraft.Index
 }
 
 func (e *FencedError) Error() string {
+	if e.Reason != "" {
+		return fmt.Sprintf("shard %d: this replica is fenced: %s: move it to another server", e.Shard, e.Reason)
+	}
 	return fmt.Sprintf("shard %d: this replica is fenced: at index %d it had %d rows with digest %x, most replicas %d with %x; what it holds from then on is wrong: move it to another server",
 		e.Shard, e.Own.Index, e.Own.Rows, e.Own.Sum, e.Majority.Rows, e.Majority.Sum)
 }

@@ -22,6 +22,7 @@ const (
 	RestoreInPlace     Name = "restore-in-place"    // a snapshot is read into the living state
 	PipelinedAppends   Name = "pipelined-appends"   // AppendEntries are pipelined (hashicorp/raft #612)
 	FollowerMisapplies Name = "follower-misapplies" // a follower applies one gradient wrongly
+	MemoryRots         Name = "memory-rots"         // a bit of a row at rest turns
 	LeaderMisapplies   Name = "leader-misapplies"   // a leader does
 	HeartbeatFastPath  Name = "heartbeat-fast-path" // heartbeats bypass raft's main goroutine (#695)
 )

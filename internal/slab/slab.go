@@ -146,6 +146,9 @@ func (s *Slab) Free(p Place) {
 	s.used.Add(-1)
 }
 
+// Has reports whether p was ever handed out, so that At may be asked for it.
+func (s *Slab) Has(p Place) bool { return uint64(p) < s.next }
+
 // At returns the address of the record at p, which must be allocated. It may run
 // beside Alloc and Free of other places by a goroutine that has seen p handed
 // out.

@@ -1,0 +1,83 @@
+package rowstore
+
+import (
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+// TestCheckSlotFindsEveryBit: any bit of any byte that the digest covers, in a row of any
+// shape, an entry of the index that points elsewhere, and one that is gone.
+func TestCheckSlotFindsEveryBit(t *testing.T) {
+	for _, storage := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
+		schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 3)
+		schema.Storage = storage
+		tb := mustNew(t, schema)
+		var keys []rowraft.Key
+		for k := range rowraft.Key(40) {
+			keys = append(keys, k)
+		}
+		grads := make([]byte, 4*3*len(keys))
+		for i := range grads {
+			grads[i] = byte(i % 64)
+		}
+		if err := tb.Update(keys, grads, rowraft.Float32, 0.1); err != nil {
+			t.Fatal(err)
+		}
+		if err := tb.Delete(keys[:5]); err != nil {
+			t.Fatal(err)
+		}
+		clean := func(s rowraft.Slot) bool {
+			n, ok := tb.CheckSlot(s)
+			if ok && n != tb.SlotRows(s)*tb.RecordBytes() {
+				t.Fatalf("slot %d: read %d bytes of %d rows", s, n, tb.SlotRows(s))
+			}
+			return ok
+		}
+		rows := 0
+		for s := range rowraft.Slot(rowraft.NumSlots) {
+			if !clean(s) {
+				t.Fatalf("slot %d is whole, and found damaged", s)
+			}
+			rows += tb.SlotRows(s)
+		}
+		if rows != 35 {
+			t.Fatalf("%d rows, want 35", rows)
+		}
+		key := keys[7]
+		slot, tag := tb.locate(key)
+		r, ok := tb.find(slot, tag, key)
+		if !ok {
+			t.Fatal("the row is gone")
+		}
+		b := tb.bytes(r)
+		for i := keyOffset; i < len(b); i++ {
+			for bit := range 8 {
+				b[i] ^= 1 << bit
+				if clean(slot) {
+					t.Errorf("%v: bit %d of byte %d of a record: not found", storage, bit, i)
+				}
+				b[i] ^= 1 << bit
+			}
+		}
+		seg := tb.slots[slot].root.load()
+		for i, e := range seg {
+			if e == 0 || e == grave {
+				continue
+			}
+			for bit := range 64 {
+				if seg[i] ^= 1 << bit; clean(slot) {
+					t.Errorf("%v: bit %d of an entry of the index: not found", storage, bit)
+				}
+				seg[i] = e
+			}
+			if seg[i] = 0; clean(slot) {
+				t.Errorf("%v: an entry that is gone: not found", storage)
+			}
+			seg[i] = e
+		}
+		if !clean(slot) {
+			t.Error("the slot was put right, and is found damaged")
+		}
+	}
+}

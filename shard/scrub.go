@@ -1,0 +1,110 @@
+package shard
+
+import (
+	"fmt"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Bounds of what Scrub looks at under one hold of the lock.
+const (
+	scrubSlots = 64
+	scrubBytes = 64 << 10
+)
+
+// scrubber is where Scrub goes on. The goroutine that calls it owns it.
+type scrubber struct {
+	table  rowraft.TableID
+	slot   rowraft.Slot
+	passes int // over all rows
+}
+
+// Scrub reads about so many bytes of rows, from where it stopped last time, and holds
+// them against the digests that apply keeps: a row at rest may be damaged in memory,
+// and a proof entry would not notice before the row changes next. It stops at the end
+// of a pass. A replica with damage is fenced.
+//
+// One goroutine calls it, beside Apply and Pull.
+//
+// Errors: *FencedError if the replica is fenced, now or before; *FatalError;
+// CodeClosing.
+func (m *Machine) Scrub(bytes int) error {
+	for pass := m.scrub.passes; bytes > 0 && m.scrub.passes == pass; {
+		read, err := m.scrubSome()
+		if err != nil {
+			return err
+		}
+		bytes -= max(read, 1)
+	}
+	return nil
+}
+
+// scrubSome checks some slots under one hold of the lock.
+func (m *Machine) scrubSome() (read int, err error) {
+	read, where, err := m.scrubSlots()
+	if err != nil || where == "" {
+		return read, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.usableLocked(); err != nil {
+		return read, err
+	}
+	m.mu.fenced = &FencedError{Shard: m.shard, Reason: "the rows of " + where + " are not those that were written: the memory of this server was damaged", AppliedTo: m.AppliedIndex()}
+	m.publishLocked()
+	return read, m.mu.fenced
+}
+
+// scrubSlots reads on. where names a slot with damage.
+func (m *Machine) scrubSlots() (read int, where string, err error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if err := m.usableLocked(); err != nil {
+		return 0, "", err
+	}
+	c := &m.scrub
+	for range scrubSlots {
+		t := m.mu.tableFrom(c.table)
+		if t == nil {
+			c.table, c.slot = 0, 0
+			c.passes++
+			return read, "", nil
+		}
+		if t.schema.ID != c.table {
+			c.table, c.slot = t.schema.ID, 0
+		}
+		n, ok := t.rows.CheckSlot(c.slot)
+		if !ok {
+			return read, fmt.Sprintf("slot %d of table %s", c.slot, t.schema.Name), nil
+		}
+		if c.slot++; c.slot == rowraft.NumSlots {
+			c.table, c.slot = c.table+1, 0
+		}
+		if read += n; read >= scrubBytes {
+			break
+		}
+	}
+	return read, "", nil
+}
+
+// tableFrom returns the first table whose id is at least id, or nil.
+func (st *state) tableFrom(id rowraft.TableID) *table {
+	for _, t := range st.tables {
+		if t.schema.ID >= id {
+			return t
+		}
+	}
+	return nil
+}
+
+// Rot is the sabotage canary.MemoryRots.
+func (m *Machine) Rot() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, t := range m.mu.tables {
+		if t.rows.Rot() {
+			return true
+		}
+	}
+	return false
+}
