@@ -34,7 +34,7 @@ func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
 	for i, key := range keys {
 		slot, tag := t.locate(key)
 		c.slot[i], c.tag[i] = slot, tag
-		seg := t.slots[slot].root.load()
+		seg := t.slots[slot].bucket(tag).root.load()
 		if len(seg) == 0 {
 			c.addr[i] = unsafe.Pointer(&noRow)
 			continue
@@ -43,7 +43,7 @@ func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
 	}
 	prefetch(&c.addr[0], len(keys), 0, 8)
 	for i := range keys {
-		seg := t.slots[c.slot[i]].root.load()
+		seg := t.slots[c.slot[i]].bucket(c.tag[i]).root.load()
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(seg) == 0 {
 			continue

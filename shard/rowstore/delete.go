@@ -2,7 +2,6 @@ package rowstore
 
 import (
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
@@ -26,7 +25,7 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 	for _, key := range keys {
 		slot, tag := t.locate(key)
 		if at, ok := t.position(slot, tag, key); ok {
-			if err := t.remove(slot, at); err != nil {
+			if err := t.remove(slot, tag, at); err != nil {
 				return err
 			}
 		}
@@ -34,9 +33,9 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 	return nil
 }
 
-// position returns where the entry of key is in the segment of slot.
+// position returns where the entry of key is in the segment of its bucket.
 func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uint32, ok bool) {
-	seg := t.slots[slot].root.load()
+	seg := t.slots[slot].bucket(tag).root.load()
 	if len(seg) == 0 {
 		return 0, false
 	}
@@ -52,28 +51,30 @@ func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uin
 	}
 }
 
-// remove takes the row whose entry is at position at of its slot's segment out
+// remove takes the row whose entry with tag is at position at of its segment out
 // of the table. Running snapshots that need it have its image. One that walks an
 // older segment of the slot does not find the place there any more, since it may
 // soon hold a row of another slot, whose versions say nothing here.
-func (t *Table) remove(slot rowraft.Slot, at uint32) error {
+func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	s := &t.slots[slot]
-	seg := s.root.load()
+	b := s.bucket(tag)
+	seg := b.root.load()
 	e := seg[at]
 	p := slab.Place(uint32(e) - 1)
 	r := t.at(p)
-	if err := t.keep(slot, uint32(e>>32), r); err != nil {
+	if err := t.keep(slot, tag, r); err != nil {
 		return err
 	}
 	for _, snap := range t.snaps {
-		if snap.walking && snap.slot == slot && unsafe.SliceData(snap.seg) != unsafe.SliceData(seg) {
-			snap.seg.bury(e)
+		if snap.walking && snap.slot == slot && !snap.walk.reads(seg) {
+			snap.walk.segs[snap.walk.of(tag)].bury(e)
 		}
 	}
 	s.digest = s.digest.Sub(t.rowHash(r))
 	atomic.StoreUint64(&seg[at], grave)
 	t.retirePlace(p)
-	s.dead++
+	b.dead++
+	b.rows--
 	s.rows--
 	s.version++
 	s.removed = s.version

@@ -29,7 +29,7 @@ func TestPlacesAndIndexAreUsedAgain(t *testing.T) {
 		}
 		mustUpdate(t, table, keys, zeros)
 		slot, _ := table.locate(0)
-		most = max(most, len(table.slots[slot].root.load()))
+		most = max(most, len(table.slots[slot].whole.root.load()))
 		if n%2 == 0 { // in part, then all
 			mustDelete(t, table, keys[:live/3]...)
 		}
@@ -196,12 +196,12 @@ func TestOneRowThatComesAndGoes(t *testing.T) {
 	table := evenTable(t, rowraft.Sparse, 1)
 	mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
 	slot, _ := table.locate(5)
-	seg := table.slots[slot].root.load()
+	seg := table.slots[slot].whole.root.load()
 	for range 100 {
 		mustDelete(t, table, 5)
 		mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
 	}
-	if now := table.slots[slot].root.load(); &now[0] != &seg[0] || table.slots[slot].dead != 0 {
-		t.Errorf("the segment was made anew: %d entries, %d of them graves", len(now), table.slots[slot].dead)
+	if now := table.slots[slot].whole.root.load(); &now[0] != &seg[0] || table.slots[slot].whole.dead != 0 {
+		t.Errorf("the segment was made anew: %d entries, %d of them graves", len(now), table.slots[slot].whole.dead)
 	}
 }

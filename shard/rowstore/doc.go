@@ -21,14 +21,12 @@
 // 8-byte entries: the low half is 1 + the record's place, the high half the low
 // 32 bits of the key's hash. Probing is linear from these bits; a hit is
 // confirmed by the key in the record, which is read anyway. (An entry that
-// holds the key itself takes 16 bytes: just after doubling, at 45 % load, that
-// is 36 bytes a row, and 128 bytes of numbers would cost more than 1.4 times
-// themselves.) Growth needs the entries only, never the records.
-//
-// A row that is removed leaves a grave in the segment, so that a probe that is
-// under way goes on behind it; the next row may take it, and a segment with too
-// many is made anew. Its place waits for the readers that may hold it. A running
-// snapshot has its image, and forgets the place if it walks an older segment.
+// holds the key itself takes 16 bytes: just after doubling, at 40 % load, that
+// is 40 bytes a row, and 128 bytes of numbers would cost more than 1.4 times
+// themselves.) Growth needs the entries only, never the records. A slot of more
+// rows than a segment of 8,192 entries should hold, such as that of a large dense
+// tensor, has a directory of segments that are split one by one: nothing is ever
+// done at once that takes longer than some 0.1 ms.
 //
 // # Invariants
 //
@@ -76,7 +74,8 @@
 //
 // An index entry is stored after its record is busy and has its key, and loaded
 // as an acquire, so whoever finds it sees that much. A segment is published whole,
-// by its root. What is taken out of the index, an outgrown segment or the place of
+// by its root, and a bucket and a directory by their pointers; what they replace
+// stays as it was. What is taken out of the index, an outgrown segment or the place of
 // a deleted row, is used again only when no reader is left that entered before:
 // see grace. A row whose place was retired reads as gone, and the reader looks in
 // the index again.

@@ -22,11 +22,11 @@ func (t *Table) locate(key rowraft.Key) (rowraft.Slot, uint32) {
 	return clustermap.SlotOfHash(place), uint32(h)
 }
 
-// segment is the open-addressing index of one slot: len is 0 or a power of two,
+// segment is an open-addressing index of rows of one slot: len is 0 or a power of two,
 // an entry is tag<<32 | place+1, and 0 is empty.
 type segment []uint64
 
-// root is where a slot's segment begins, published by the writer and loaded by
+// root is where a segment begins, published by the writer and loaded by
 // readers beside it: a pointer whose last bits, which a block's address has not,
 // are the logarithm of the length. nil is no segment.
 type root struct{ p atomic.Pointer[byte] }
@@ -51,13 +51,10 @@ func (r *root) store(s segment) {
 // take its position. No place is as large as it names.
 const grave = 1<<32 - 1
 
+func isRow(e uint64) bool { return e != 0 && e != grave }
+
 // minSegment is the first size of a segment: two cache lines.
 const minSegment = 16
-
-// full reports whether a segment of n entries should grow before it takes
-// another row: load stays at or below 0.8, where a hit takes 3 probes on
-// average, within one or two cache lines.
-func full(rows uint32, n int) bool { return uint64(rows+1)*5 > uint64(n)*4 }
 
 // next returns the first place at or after position i whose entry has tag, and
 // the position after it. ok is false if an empty entry came first.
@@ -80,7 +77,7 @@ func (s segment) next(i, tag uint32) (p slab.Place, after uint32, ok bool) {
 func (s segment) put(e uint64) (was uint64) {
 	mask := uint32(len(s) - 1)
 	i := uint32(e>>32) & mask
-	for s[i] != 0 && s[i] != grave {
+	for isRow(s[i]) {
 		i = (i + 1) & mask
 	}
 	was = s[i]
@@ -101,7 +98,7 @@ func (s segment) bury(e uint64) {
 
 // find returns the record of key in slot, if there is one.
 func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bool) {
-	seg := t.slots[slot].root.load()
+	seg := t.slots[slot].bucket(tag).root.load()
 	if len(seg) == 0 {
 		return record{}, false
 	}
@@ -122,10 +119,12 @@ func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bo
 // and enters it into the index.
 func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
 	s := &t.slots[slot]
-	if full(s.rows+s.dead, len(s.root.load())) {
-		if err := t.grow(slot); err != nil {
+	b := s.bucket(tag)
+	if b.full() {
+		if err := t.grow(s, tag); err != nil {
 			return record{}, err
 		}
+		b = s.bucket(tag)
 	}
 	p, err := t.rows.Alloc()
 	if err != nil {
@@ -136,36 +135,11 @@ func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, 
 	r.setKey(key)
 	*r.version() = 0
 	r.setBusy()
-	if s.root.load().put(uint64(tag)<<32|uint64(p)+1) == grave {
-		s.dead--
+	if b.root.load().put(uint64(tag)<<32|uint64(p)+1) == grave {
+		b.dead--
 	}
+	b.rows++
 	s.rows++
 	t.count.Add(1)
 	return r, nil
-}
-
-// grow gives slot a segment without graves that is at most half full with one row
-// more: twice the length, if there were none.
-func (t *Table) grow(slot rowraft.Slot) error {
-	s := &t.slots[slot]
-	old := s.root.load()
-	size := minSegment
-	for uint64(size) < 2*uint64(s.rows+1) {
-		size *= 2
-	}
-	seg, err := t.blocks.Alloc(size)
-	if err != nil {
-		return err
-	}
-	for _, e := range old {
-		if e != 0 && e != grave {
-			segment(seg).put(e)
-		}
-	}
-	s.root.store(seg)
-	if len(old) > 0 {
-		t.outgrow(old)
-	}
-	s.dead = 0
-	return nil
 }

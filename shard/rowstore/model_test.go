@@ -250,6 +250,7 @@ func TestTableAgainstModel(t *testing.T) {
 			rt.Fatal(err)
 		}
 		defer table.Close()
+		table.longest = rapid.SampledFrom([]int{minSegment, 4 * minSegment, maxSegment}).Draw(rt, "longest segment")
 		m := newModel(schema)
 		// Dense keys of two tensors fall into two slots, so segments grow there.
 		keyGen := rapid.Custom(func(rt *rapid.T) rowraft.Key {

@@ -30,10 +30,7 @@ func (t *Table) CheckSlot(s rowraft.Slot) (size int, ok bool) {
 		rows, n = rows+n, 0
 		return true
 	}
-	for _, e := range t.slots[s].root.load() {
-		if e == 0 || e == grave {
-			continue
-		}
+	for e := range t.slots[s].entries() {
 		p := slab.Place(uint32(e) - 1)
 		if !t.rows.Has(p) {
 			return size, false
@@ -62,11 +59,9 @@ func (t *Table) Rot() bool {
 		return false
 	}
 	for s := range t.slots {
-		for _, e := range t.slots[s].root.load() {
-			if e != 0 && e != grave {
-				t.weights(t.at(slab.Place(uint32(e) - 1)))[0] ^= 1
-				return true
-			}
+		for e := range t.slots[s].entries() {
+			t.weights(t.at(slab.Place(uint32(e) - 1)))[0] ^= 1
+			return true
 		}
 	}
 	return false

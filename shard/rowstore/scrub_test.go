@@ -60,7 +60,7 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 				b[i] ^= 1 << bit
 			}
 		}
-		seg := tb.slots[slot].root.load()
+		seg := tb.slots[slot].whole.root.load()
 		for i, e := range seg {
 			if e == 0 || e == grave {
 				continue

@@ -34,12 +34,11 @@ type Snapshot struct {
 	images *slab.Slab
 	spare  uint32
 
-	// The slot being saved, the segment it had when its walk began (records never
-	// move, so it stays good when the slot outgrows it), and how far the walk came.
+	// The slot being saved and the walk through the segments it had at first:
+	// records never move, so they stay good when the slot outgrows them.
 	walking bool
 	slot    rowraft.Slot
-	seg     segment
-	pos     int
+	walk    walk
 }
 
 // cut is one slot at the begin.
@@ -170,27 +169,32 @@ func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, 
 		return dst, true
 	}
 	if !s.walking {
-		s.walking, s.slot, s.seg, s.pos = true, slot, s.t.slots[slot].root.load(), 0
+		s.walking, s.slot = true, slot
+		s.walk.begin(&s.t.slots[slot])
 	}
 	if s.slot != slot {
 		panic(fmt.Sprintf("rowstore: snapshot of slot %d was asked for while slot %d is not done", slot, s.slot))
 	}
+	w := &s.walk
 	if since >= c.version {
-		s.pos = len(s.seg) // no row is as new
+		w.at = len(w.segs) // no row is as new
 	}
-	end := min(s.pos+maxEntries, len(s.seg))
-	maxEntries -= end - s.pos
-	for ; s.pos < end; s.pos++ {
-		e := s.seg[s.pos]
-		if e == 0 || e == grave {
-			continue
+	for ; w.at < len(w.segs); w.at, w.pos = w.at+1, 0 {
+		seg := w.segs[w.at]
+		end := min(w.pos+maxEntries, len(seg))
+		maxEntries -= end - w.pos
+		for ; w.pos < end; w.pos++ {
+			e := seg[w.pos]
+			if !isRow(e) {
+				continue
+			}
+			if r := s.t.at(slab.Place(uint32(e) - 1)); *r.version() <= c.version && *r.version() > since {
+				dst = append(dst, s.t.bytes(r)...)
+			}
 		}
-		if r := s.t.at(slab.Place(uint32(e) - 1)); *r.version() <= c.version && *r.version() > since {
-			dst = append(dst, s.t.bytes(r)...)
+		if w.pos < len(seg) {
+			return dst, false
 		}
-	}
-	if s.pos < len(s.seg) {
-		return dst, false
 	}
 	// The walk has passed every row, so no image is added any more.
 	for ; c.image != 0; maxEntries-- {
@@ -213,7 +217,6 @@ func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, 
 func (s *Snapshot) finish() {
 	s.take(s.slot).saved = true
 	s.walking = false
-	s.seg = nil
 }
 
 // touch is called before slot changes: it takes the cuts of the running snapshots.
@@ -239,7 +242,7 @@ func (s *Snapshot) keep(slot rowraft.Slot, tag uint32, r record) error {
 	if c.saved || *r.version() > c.version {
 		return nil
 	}
-	if s.walking && s.slot == slot && s.passed(tag, r) {
+	if s.walking && s.slot == slot && s.t.passed(&s.walk, tag, r) {
 		return nil
 	}
 	p := slab.Place(s.spare - 1)
@@ -258,22 +261,6 @@ func (s *Snapshot) keep(slot rowraft.Slot, tag uint32, r record) error {
 	return nil
 }
 
-// passed reports whether the walk has already appended r, which was there at
-// the begin and so is in the walked segment.
-func (s *Snapshot) passed(tag uint32, r record) bool {
-	i := tag
-	for {
-		p, after, ok := s.seg.next(i, tag)
-		if !ok {
-			return false
-		}
-		if s.t.at(p) == r {
-			return int((after-1)&uint32(len(s.seg)-1)) < s.pos
-		}
-		i = after
-	}
-}
-
 // nextImage is the link behind an image.
 func (s *Snapshot) nextImage(r record) *uint32 {
 	return (*uint32)(unsafe.Add(r.p, s.t.slabRecordBytes()))
@@ -281,7 +268,7 @@ func (s *Snapshot) nextImage(r record) *uint32 {
 
 // walked reports whether a running snapshot walks seg.
 func (t *Table) walked(seg segment) bool {
-	return slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && &s.seg[0] == &seg[0] })
+	return slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && s.walk.reads(seg) })
 }
 
 // outgrow retires a segment that a slot has outgrown, or keeps it until the

@@ -38,6 +38,8 @@ type Table struct {
 	owned  [rowraft.NumSlots / 64]uint64
 	count  atomic.Int64
 
+	longest int // maxSegment; smaller in tests
+
 	grace   grace
 	retired [2]retired // by the last bit of the epoch
 	lock    rowLock
@@ -52,9 +54,10 @@ type Table struct {
 
 // slotState is one slot of the table.
 type slotState struct {
-	root    root
+	directory atomic.Pointer[directory]
+	whole     bucket // all rows, while there is no directory; then for readers that came before
+
 	rows    uint32
-	dead    uint32 // graves in seg
 	version uint64 // of the last change
 	removed uint64 // version when a row was last removed; 0: none ever was
 	digest  Digest
@@ -85,6 +88,7 @@ func New(o Options) (*Table, error) {
 		hashSeed: clustermap.TableSeed(o.Schema.ID),
 		dense:    o.Schema.Kind == rowraft.Dense,
 		slots:    make([]slotState, rowraft.NumSlots),
+		longest:  maxSegment,
 		scratch:  make([]float32, o.Schema.Dim),
 		wide:     make([]float32, o.Schema.Dim),
 	}

@@ -219,10 +219,13 @@ func TestPullsBesideSnapshot(t *testing.T) {
 func TestUpdatesWithinASlotBeingSaved(t *testing.T) {
 	const n, seed = 600, 8
 	schema := testSchema(rowraft.Dense, rowraft.Adagrad, 2)
-	for entries := 1; entries <= 64; entries *= 4 {
+	for entries := 1; entries <= 256; entries *= 4 {
 		t.Run(fmt.Sprintf("%d entries a step", entries), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(entries)))
 			table, m := mustNew(t, schema), newModel(schema)
+			if entries > 1 {
+				table.longest = minSegment * entries / 4 // the slot has a directory
+			}
 			next := rowraft.Key(0)
 			update := func(keys ...rowraft.Key) {
 				g := someFloats(rng.Uint64(), 2*len(keys))
@@ -287,7 +290,7 @@ func TestSnapshotEndsEarly(t *testing.T) {
 	}
 	table.reclaim() // what no reader holds
 	table.reclaim()
-	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].root.load())*8); used != want {
+	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].whole.root.load())*8); used != want {
 		t.Errorf("index takes %d bytes after the snapshot, want %d for its one segment", used, want)
 	}
 	if err := snap.End(); err != nil {
@@ -344,7 +347,7 @@ func TestTwoSnapshots(t *testing.T) {
 	}
 	table.reclaim() // what no reader holds
 	table.reclaim()
-	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].root.load())*8); used != want || len(table.outgrown) != 0 {
+	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].whole.root.load())*8); used != want || len(table.outgrown) != 0 {
 		t.Errorf("index takes %d bytes after the snapshots, want %d for its one segment", used, want)
 	}
 	checkAgainst(t, table, m)
