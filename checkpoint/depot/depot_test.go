@@ -6,8 +6,6 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,37 +13,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/rclone/gofakes3"
-	"github.com/rclone/gofakes3/s3mem"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/s3test"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
-
-// startS3 runs an S3 server in this process (gofakes3, in memory) and points the
-// environment at it.
-func startS3(t *testing.T) {
-	t.Helper()
-	store := s3mem.New()
-	if err := store.CreateBucket(t.Context(), "bucket"); err != nil {
-		t.Fatal(err)
-	}
-	fake := gofakes3.New(store).Server()
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		q := r.URL.Query()
-		if q.Get("delimiter") == "" {
-			q.Del("delimiter") // gofakes3 v0.0.11 takes an empty one for one that is there
-			r.URL.RawQuery = q.Encode()
-		}
-		fake.ServeHTTP(w, r)
-	}))
-	t.Cleanup(srv.Close)
-	t.Setenv("AWS_ENDPOINT_URL_S3", srv.URL)
-	t.Setenv("AWS_ACCESS_KEY_ID", "key")
-	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	t.Setenv("AWS_REGION", "us-east-1")
-}
 
 // depots runs f on each kind of depot.
 func depots(t *testing.T, f func(t *testing.T, d Depot)) {
@@ -57,7 +29,7 @@ func depots(t *testing.T, f func(t *testing.T, d Depot)) {
 		f(t, d)
 	})
 	t.Run("s3", func(t *testing.T) {
-		startS3(t)
+		s3test.Setenv(t, "bucket")
 		d, err := Open("s3://bucket/some/prefix/")
 		if err != nil {
 			t.Fatal(err)
@@ -309,7 +281,7 @@ func TestOpenRefuses(t *testing.T) {
 		_, err := Open(url)
 		wantCode(t, url, err, rowraft.CodeInvalidArgument)
 	}
-	startS3(t)
+	s3test.Setenv(t, "bucket")
 	d, err := Open("s3://no-such-bucket/x")
 	if err != nil {
 		t.Fatal(err)
