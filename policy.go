@@ -11,6 +11,9 @@ import (
 // Tick is the unit of [Schema.Expire]: one second of logged time.
 const Tick = time.Second
 
+// TickOf returns the tick of a log time in nanoseconds.
+func TickOf(logTime uint64) uint32 { return uint32(min(logTime/uint64(Tick), math.MaxUint32)) }
+
 // MaxAdmitCount is the largest [Admission.Count].
 const MaxAdmitCount = 1<<16 - 1
 
@@ -212,17 +215,19 @@ func (s *Schema) validatePolicies() error {
 	return s.Capacity.validate()
 }
 
+// Tracked reports whether the table keeps recency and counts of its rows, which
+// admission, expiry and capacity decide by (docs/formats/streaming.md).
+func (s *Schema) Tracked() bool {
+	return s.Admission.Kind != AdmitAll || s.Expire != 0 || s.Capacity.Rows != 0
+}
+
 // Unsupported reports a property that this version stores but does not yet
 // act on, so that no table is made that promises what nobody does.
 func (s *Schema) Unsupported() error {
 	what := ""
 	switch {
-	case s.Admission != Admission{}:
-		what = "admission " + s.Admission.String()
 	case s.Expire != 0:
 		what = "expiry"
-	case s.Capacity != Capacity{}:
-		what = "a capacity"
 	default:
 		return nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/rowraft/rowraft"
@@ -136,6 +137,23 @@ func (c Chain) ReadPart(ctx context.Context, i int, read func(int), rows func(*B
 		}
 	}
 	return sums, m.end()
+}
+
+// LogTime returns the log time of part i of the newest, as its stream says. Only
+// who reads the whole part knows that it is right.
+func (c Chain) LogTime(ctx context.Context, i int) (_ uint64, err error) {
+	name := c.Manifest().Parts[i].Stream.Name
+	f, err := c[0].Files.Open(ctx, name)
+	if err != nil {
+		return 0, fmt.Errorf("file %s: %w", name, err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	head := make([]byte, headerSize)
+	if _, err := io.ReadFull(f, head); err != nil {
+		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: its header: %w", name, err)
+	}
+	h, _, _, err := parseHeader(head)
+	return h.LogTime, err
 }
 
 // Verify reads every byte of the chain that is needed and reports the first thing

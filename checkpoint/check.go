@@ -90,6 +90,12 @@ func (c *partCheck) block(b *Block) error {
 		}
 	}
 	t := c.tables[b.Table]
+	for w := b.Candidates; len(w) > 0; w = w[candidateSize:] {
+		if slot := clustermap.SlotOfHash(clustermap.Mix64(le.Uint64(w) ^ t.seed)); slot != b.Slot.Slot {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: candidate %d belongs in slot %d and stands in slot %d", t.schema.Name, le.Uint64(w), slot, b.Slot.Slot)
+		}
+		c.slot.Digest = c.slot.Digest.Add(CandidateDigest(w[:candidateSize]))
+	}
 	c.hashes = c.hashes[:0]
 	for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
 		key, version := rowraft.Key(le.Uint64(rec[recordKey:])), le.Uint64(rec[recordVersion:])

@@ -41,9 +41,11 @@ func goldenFile(tb testing.TB, name string) []byte {
 // block is a Block that outlives the next call of Next.
 type block struct {
 	Slot
-	rows    int
+	rows    int // areCandidates: records are candidates
 	records string
 }
+
+const areCandidates = -1
 
 // stream is everything in a snapshot.
 type stream struct {
@@ -107,6 +109,10 @@ func read(r io.Reader) (s stream, err error) {
 		if err != nil {
 			return s, err
 		}
+		if b.Candidates != nil {
+			s.blocks = append(s.blocks, block{b.Slot, areCandidates, string(b.Candidates)})
+			continue
+		}
 		s.blocks = append(s.blocks, block{b.Slot, b.Rows, string(b.Records)})
 	}
 }
@@ -117,6 +123,12 @@ func write(w io.Writer, s stream) error {
 		return err
 	}
 	for _, b := range s.blocks {
+		if b.rows == areCandidates {
+			if err := wr.Candidates([]byte(b.records)); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := wr.BeginSlot(b.Slot); err != nil {
 			return err
 		}
@@ -222,7 +234,7 @@ func TestChunksAreSplitAndJoined(t *testing.T) {
 // join puts the blocks of one slot together.
 func join(blocks []block) (joined []block) {
 	for _, b := range blocks {
-		if k := len(joined) - 1; k >= 0 && joined[k].Slot == b.Slot {
+		if k := len(joined) - 1; k >= 0 && joined[k].Slot == b.Slot && b.rows != areCandidates {
 			joined[k].rows += b.rows
 			joined[k].records += b.records
 			continue
@@ -427,6 +439,7 @@ func FuzzReader(f *testing.F) {
 	f.Add(golden(f))
 	f.Add(golden(f)[:200])
 	f.Add(goldenFile(f, "delta.hex"))
+	f.Add(goldenFile(f, "candidates.hex"))
 	f.Add(mustWrite(f, stream{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := read(bytes.NewReader(b)); err != nil && rowraft.CodeOf(err) == rowraft.CodeUnknown {

@@ -12,6 +12,9 @@ import (
 // 1 unless it holds something newer.
 const Version = 2
 
+// CandidateBytes is the size of a candidate: key, count, tick.
+const CandidateBytes = 16
+
 const (
 	magic      = "ROWRSNAP"
 	headerSize = 64
@@ -21,6 +24,9 @@ const (
 	sessionFixed    = 176
 	refusalSize     = 16
 	trailerSize     = 48
+
+	candidatesHeaderSize = 16
+	candidateSize        = CandidateBytes
 
 	// targetChunk is where the writer ends a chunk; maxChunk is what a reader
 	// accepts, so that a damaged length cannot ask for memory.
@@ -38,6 +44,8 @@ const (
 	chunkSessions chunkKind = 2
 	chunkRows     chunkKind = 3
 	chunkTrailer  chunkKind = 4
+	// chunkCandidates follows the rows of its slot; format 2.
+	chunkCandidates chunkKind = 5
 )
 
 var (
@@ -97,9 +105,10 @@ const flagWhole = 1
 
 // Trailer is what the whole stream adds up to.
 type Trailer struct {
-	Rows   uint64
-	Chunks uint64 // of rows
-	Digest Digest
+	Rows       uint64
+	Chunks     uint64 // of rows
+	Candidates uint64 // format 2
+	Digest     Digest
 }
 
 func (h Header) append(dst []byte, tables, sessions int) []byte {

@@ -23,6 +23,9 @@ type merge struct {
 	cur   SlotSum // counted of the present slot
 	size  int     // of its records; 0 before the first block
 	first bool    // no block of it went out yet
+	found bool    // a link has it
+
+	candidates []byte // of the newest link that has it
 }
 
 // open opens the streams for part i and returns what its slots hold.
@@ -71,6 +74,7 @@ func (c Chain) in(j int, err error) error {
 func (m *merge) slot(want SlotSum) error {
 	clear(m.seen)
 	m.cur, m.size, m.first = SlotSum{Table: want.Table, Slot: want.Slot, Counter: want.Counter}, 0, true
+	m.found, m.candidates = false, m.candidates[:0]
 	for j := range m.links {
 		done, err := m.slotOf(j)
 		if err != nil {
@@ -80,12 +84,20 @@ func (m *merge) slot(want SlotSum) error {
 			break
 		}
 	}
+	for w := m.candidates; len(w) > 0; w = w[candidateSize:] {
+		m.cur.Digest = m.cur.Digest.Add(CandidateDigest(w[:candidateSize]))
+	}
 	switch {
 	case m.cur != want || m.size == 0:
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d has %d rows with digest %x, the shard counted %d with %x",
 			uint64(want.Table), want.Slot, m.cur.Rows, m.cur.Digest, want.Rows, want.Digest)
 	case m.first: // no row is left; the counter is
-		return m.rows(&Block{Slot: m.slotNow(), First: true})
+		if err := m.rows(&Block{Slot: m.slotNow(), First: true}); err != nil {
+			return err
+		}
+	}
+	if len(m.candidates) > 0 { // behind all rows of the slot
+		return m.rows(&Block{Slot: m.slotNow(), Candidates: m.candidates})
 	}
 	return nil
 }
@@ -102,7 +114,12 @@ func (m *merge) slotOf(j int) (done bool, err error) {
 			return false, err
 		}
 		done = s.b.Whole || !s.check.delta
+		newest := !m.found
+		m.found = true
 		for {
+			if s.b.Candidates != nil && newest {
+				m.candidates = append(m.candidates, s.b.Candidates...)
+			}
 			if err := m.block(j, &s.b, s.check.hashes); err != nil {
 				return false, err
 			}

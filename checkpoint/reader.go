@@ -11,13 +11,16 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Block is a run of records of one slot. Records is valid until the next call
-// of Next.
+// Block is a run of records of one slot, or the candidates that follow them.
+// Records and Candidates are valid until the next call of Next.
 type Block struct {
 	Slot
 	First   bool // the slot's first block
 	Rows    int
 	Records []byte // Rows × RecordBytes
+	// Candidates is nil, or all candidates of the slot: key, count and tick,
+	// strictly ascending by key. Such a block has no rows.
+	Candidates []byte
 }
 
 // Reader reads one stream and checks all of it: NewReader, then Next until
@@ -38,6 +41,7 @@ type Reader struct {
 	last    Slot
 	part    uint32
 	started bool
+	waiting bool    // the candidates of last may still come
 	total   Trailer // counted so far; after io.EOF the stream's own
 	done    bool
 }
@@ -86,6 +90,8 @@ func (r *Reader) Next() (Block, error) {
 	switch r.kind {
 	case chunkRows:
 		return r.block()
+	case chunkCandidates:
+		return r.candidates()
 	case chunkTrailer:
 		if err := r.finish(at); err != nil {
 			return Block{}, err
@@ -125,12 +131,33 @@ func (r *Reader) block() (Block, error) {
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
 		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot, blk.Rows, blk.RecordBytes, len(blk.Records))
 	case part == 0 && r.started && !r.last.before(blk.Slot),
-		part > 0 && (!r.started || r.last != blk.Slot || part != r.part+1 || blk.Rows == 0):
+		part > 0 && (!r.waiting || r.last != blk.Slot || part != r.part+1 || blk.Rows == 0):
 		return Block{}, r.corrupt("table %#x slot %d part %d is out of order", uint64(blk.Table), blk.Slot.Slot, part)
 	}
-	r.last, r.part, r.started = blk.Slot, part, true
+	r.last, r.part, r.started, r.waiting = blk.Slot, part, true, true
 	r.total.Rows += uint64(blk.Rows)
 	r.total.Chunks++
+	return blk, nil
+}
+
+// candidates reads those of the slot whose rows came last.
+func (r *Reader) candidates() (Block, error) {
+	b := r.buf
+	if len(b) <= candidatesHeaderSize || r.header.Format < 2 {
+		return Block{}, r.corrupt("a chunk of candidates has %d bytes", len(b))
+	}
+	blk := Block{Slot: r.last, Candidates: b[candidatesHeaderSize:]}
+	n := uint64(le.Uint32(b[12:]))
+	if !r.waiting || rowraft.TableID(le.Uint64(b)) != blk.Table || rowraft.Slot(le.Uint16(b[8:])) != blk.Slot.Slot || le.Uint16(b[10:]) != 0 || n*candidateSize != uint64(len(blk.Candidates)) {
+		return Block{}, r.corrupt("candidates of table %#x slot %d stand where they do not belong", le.Uint64(b), le.Uint16(b[8:]))
+	}
+	for c := blk.Candidates; len(c) > candidateSize; c = c[candidateSize:] {
+		if le.Uint64(c) >= le.Uint64(c[candidateSize:]) {
+			return Block{}, r.corrupt("candidates of table %#x slot %d are not in ascending order", uint64(blk.Table), blk.Slot.Slot)
+		}
+	}
+	r.waiting = false
+	r.total.Candidates += n
 	return blk, nil
 }
 
@@ -141,7 +168,7 @@ func (r *Reader) finish(at int64) error {
 		return r.corrupt("the trailer has %d bytes, want %d", len(b), trailerSize)
 	}
 	rows, chunks, size := le.Uint64(b), le.Uint64(b[8:]), le.Uint64(b[16:])
-	if rows != r.total.Rows || chunks != r.total.Chunks || size != uint64(at) || le.Uint64(b[24:]) != 0 {
+	if rows != r.total.Rows || chunks != r.total.Chunks || size != uint64(at) || le.Uint64(b[24:]) != r.total.Candidates {
 		return r.corrupt("the trailer names %d rows in %d chunks and %d bytes, there are %d in %d and %d", rows, chunks, size, r.total.Rows, r.total.Chunks, at)
 	}
 	copy(r.total.Digest[:], b[32:])

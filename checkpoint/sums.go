@@ -108,6 +108,16 @@ const (
 	recordNumbers = 24
 )
 
+// CandidateDigest is the share of one candidate in a digest: of key and count.
+func CandidateDigest(c []byte) (d Digest) {
+	var b [candidateSize]byte
+	copy(b[:12], c)
+	h := xxh3.Hash128(b[:])
+	le.PutUint64(d[:8], h.Lo)
+	le.PutUint64(d[8:], h.Hi)
+	return d
+}
+
 // RecordDigest is the share of one record in a digest.
 func RecordDigest(record []byte) (d Digest) {
 	h := xxh3.Hash128(record[recordKey:])

@@ -114,6 +114,26 @@ func (w *Writer) Append(records []byte) error {
 	return nil
 }
 
+// Candidates adds the keys of the open slot that wait for a row: key, count and
+// tick, ascending by key. It is called at most once for a slot, after its rows,
+// and ends the slot. Without candidates it only does that.
+func (w *Writer) Candidates(b []byte) error {
+	if !w.open || len(b)%candidateSize != 0 || len(b) > 0 && w.format < 2 || len(b) > maxChunk/2 {
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: %d bytes of candidates of table %#x slot %d in format %d", len(b), uint64(w.slot.Table), w.slot.Slot, w.format)
+	}
+	if err := w.endSlot(); err != nil || len(b) == 0 {
+		return err
+	}
+	w.begin(chunkCandidates)
+	w.buf = le.AppendUint64(w.buf, uint64(w.slot.Table))
+	w.buf = le.AppendUint16(w.buf, uint16(w.slot.Slot))
+	w.buf = le.AppendUint16(w.buf, 0)
+	w.buf = le.AppendUint32(w.buf, uint32(len(b)/candidateSize))
+	w.buf = append(w.buf, b...)
+	w.total.Candidates += uint64(len(b) / candidateSize)
+	return w.end()
+}
+
 // Finish writes the trailer. digest is the sum over all records.
 func (w *Writer) Finish(digest Digest) error {
 	if err := w.endSlot(); err != nil {
@@ -124,7 +144,7 @@ func (w *Writer) Finish(digest Digest) error {
 	w.buf = le.AppendUint64(w.buf, w.total.Rows)
 	w.buf = le.AppendUint64(w.buf, w.total.Chunks)
 	w.buf = le.AppendUint64(w.buf, uint64(w.bytes))
-	w.buf = append(w.buf, make([]byte, 8)...)
+	w.buf = le.AppendUint64(w.buf, w.total.Candidates)
 	w.buf = append(w.buf, digest[:]...)
 	return w.end()
 }

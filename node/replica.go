@@ -163,7 +163,7 @@ func (r *replica) close() error {
 
 // header is what the batcher's next entry begins with.
 func (r *replica) header() wire.EntryHeader {
-	return wire.EntryHeader{Version: wire.PlainEntryVersion, LogTime: r.clock.now(), Epoch: r.machine.Epoch()}
+	return wire.EntryHeader{Version: wire.PlainEntryVersion, LogTime: r.clock.now(r.machine.LogTime()), Epoch: r.machine.Epoch()}
 }
 
 // mustLead reports why this replica cannot answer as the leader.
@@ -349,11 +349,16 @@ func (c *logClock) restart(base uint64) {
 	c.base, c.start = base, time.Now()
 }
 
-func (c *logClock) now() uint64 {
+// now is not below that of the last entry, which a restore may have set ahead.
+func (c *logClock) now(last uint64) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.start.IsZero() {
 		return c.base
 	}
-	return c.base + uint64(time.Since(c.start))
+	now := c.base + uint64(time.Since(c.start))
+	if now < last {
+		c.base, c.start, now = last, time.Now(), last
+	}
+	return now
 }

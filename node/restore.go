@@ -43,7 +43,7 @@ func (s *partService) RestorePart(ctx context.Context, req *rowraftv1.RestorePar
 func (r *replica) restoreEntry(id wire.RestoreID, req *rowraftv1.RestorePartRequest) ([]byte, error) {
 	switch step := req.GetStep().(type) {
 	case *rowraftv1.RestorePartRequest_Begin:
-		b := wire.RestoreBegin{ID: id, Epoch: rowraft.TableEpoch(step.Begin.GetTableEpoch())}
+		b := wire.RestoreBegin{ID: id, Epoch: rowraft.TableEpoch(step.Begin.GetTableEpoch()), Base: step.Begin.GetBaseTick()}
 		for _, t := range step.Begin.GetTables() {
 			b.Tables = append(b.Tables, rpc.SchemaFromProto(t))
 		}
@@ -76,11 +76,11 @@ func checkedRestore(entry []byte) ([]byte, error) {
 	}
 	switch h.Kind {
 	case wire.EntryRestoreBegin:
-		_, err = wire.ParseRestoreBegin(body)
+		_, err = wire.ParseRestoreBegin(h.Version, body)
 	case wire.EntryRestoreRows:
 		var blocks []byte
 		if _, _, blocks, err = wire.ParseRestoreRows(body); err == nil {
-			err = checkBlocks(blocks)
+			err = checkBlocks(h.Version, blocks)
 		}
 	}
 	if err != nil {
@@ -89,10 +89,10 @@ func checkedRestore(entry []byte) ([]byte, error) {
 	return entry, nil
 }
 
-func checkBlocks(blocks []byte) (err error) {
+func checkBlocks(version uint16, blocks []byte) (err error) {
 	var b wire.RestoreBlock
 	for len(blocks) > 0 && err == nil {
-		blocks, err = wire.ParseRestoreBlock(blocks, &b)
+		blocks, err = wire.ParseRestoreBlock(version, blocks, &b)
 	}
 	return err
 }

@@ -67,6 +67,7 @@ type restoration struct {
 	cluster  *clustermap.Map
 	tables   []rowraft.Schema // to be restored, ascending by ID
 	feeds    []*feed          // by shard
+	ticks    []uint32         // of the shards of the checkpoint, by part; nil if no table is tracked
 	read     atomic.Int64     // bytes
 	counts   struct {
 		sync.Mutex
@@ -127,6 +128,9 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 		}
 	}
 	op.counts.staged = make(map[rowraft.TableID]uint64)
+	if err := op.findTicks(ctx); err != nil {
+		return err
+	}
 	return nil
 }
 
@@ -268,6 +272,9 @@ func restoreCall(ctx context.Context, conn *grpc.ClientConn, req *rowraftv1.Rest
 
 func (f *feed) begin(ctx context.Context) error {
 	begin := &rowraftv1.RestorePartBegin{TableEpoch: uint64(f.op.cluster.Epoch) + 1}
+	if len(f.op.ticks) > 0 {
+		begin.BaseTick = slices.Max(f.op.ticks)
+	}
 	for _, t := range f.op.tables {
 		begin.Tables = append(begin.Tables, rpc.SchemaToProto(&t))
 	}
@@ -293,20 +300,27 @@ func (f *feed) begin(ctx context.Context) error {
 }
 
 // add puts records of one slot on their way, cut into blocks that fit a chunk.
-func (f *feed) add(ctx context.Context, b *checkpoint.Block) error {
+func (f *feed) add(ctx context.Context, b *checkpoint.Block, tick uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.failed != nil {
 		return f.failed
 	}
-	for records := b.Records; ; {
-		n := len(records) / b.RecordBytes
-		n = min(n, max(1, (restoreChunk-len(f.chunk))/b.RecordBytes))
+	records, size := b.Records, b.RecordBytes
+	if b.Candidates != nil {
+		records, size = b.Candidates, checkpoint.CandidateBytes
+	}
+	for {
+		n := len(records) / size
+		if b.Candidates == nil { // those of a slot stay together: they are few
+			n = min(n, max(1, (restoreChunk-len(f.chunk))/size))
+		}
 		block := wire.RestoreBlock{
-			Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, Rows: n, RecordBytes: b.RecordBytes, Records: records[:n*b.RecordBytes],
+			Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, Rows: n, RecordBytes: size, Records: records[:n*size],
+			Tick: tick, Candidates: b.Candidates != nil,
 		}
 		f.chunk = wire.AppendRestoreBlock(f.chunk, &block)
-		records = records[n*b.RecordBytes:]
+		records = records[n*size:]
 		if len(f.chunk) >= restoreChunk {
 			if err := f.flushLocked(ctx); err != nil {
 				return err
@@ -355,7 +369,7 @@ func (op *restoration) stage(ctx context.Context) error {
 	for i := range op.manifest.Parts {
 		g.Go(func() error {
 			_, err := op.chain.ReadPart(ctx, i, op.count, func(b *checkpoint.Block) error {
-				return op.route(ctx, b)
+				return op.route(ctx, i, b)
 			})
 			return err
 		})
@@ -374,7 +388,32 @@ func (op *restoration) stage(ctx context.Context) error {
 
 func (op *restoration) count(n int) { op.read.Add(int64(n)) }
 
-func (op *restoration) route(ctx context.Context, b *checkpoint.Block) error {
+// findTicks reads how late it was in the shards of the checkpoint, if that matters.
+func (op *restoration) findTicks(ctx context.Context) error {
+	if !slices.ContainsFunc(op.tables, func(s rowraft.Schema) bool { return s.Tracked() }) {
+		return nil
+	}
+	for i := range op.manifest.Parts {
+		now, err := op.chain.LogTime(ctx, i)
+		if err != nil {
+			return err
+		}
+		op.ticks = append(op.ticks, rowraft.TickOf(now))
+	}
+	return nil
+}
+
+// tickOf is the tick of part i for rows of a table.
+func (op *restoration) tickOf(i int, id rowraft.TableID) uint32 {
+	at := slices.IndexFunc(op.tables, func(s rowraft.Schema) bool { return s.ID == id })
+	if op.ticks == nil || !op.tables[at].Tracked() {
+		return 0
+	}
+	return op.ticks[i]
+}
+
+// route puts rows of part i on their way.
+func (op *restoration) route(ctx context.Context, i int, b *checkpoint.Block) error {
 	if !op.wants(b.Table) {
 		return nil
 	}
@@ -384,7 +423,7 @@ func (op *restoration) route(ctx context.Context, b *checkpoint.Block) error {
 	if op.req.GetDryRun() {
 		return nil
 	}
-	return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, b)
+	return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, b, op.tickOf(i, b.Table))
 }
 
 func (op *restoration) report(stop <-chan struct{}) {

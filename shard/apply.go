@@ -17,6 +17,8 @@ type Applied struct {
 	Index rowraft.Index
 	Parts []PartResult // of an EntryParts; the one answer of any other kind
 
+	Swept Swept // of an EntrySweep
+
 	mark *wire.MarkID // of an EntryMark
 }
 
@@ -116,6 +118,8 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
 	case wire.EntryMark:
 		return a, m.applyMark(h, body, a)
+	case wire.EntrySweep:
+		return a, m.applySweep(h, body, a)
 	case wire.EntryProof:
 		return a, m.applyProof(h, index, body, a)
 	case wire.EntryRestoreBegin, wire.EntryRestoreRows, wire.EntryRestoreClose, wire.EntryRestoreDrop:
@@ -283,6 +287,7 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	t.rows.SetTick(rowraft.TickOf(m.logTime.Load()))
 	if canary.Is(canary.MapOrder) && op == wire.OpPush {
 		return updateInMapOrder(t, keys, values, dt, lr)
 	}

@@ -131,6 +131,12 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 // addRows adds the rows of one block.
 func (st *state) addRows(b *checkpoint.Block) error {
 	t := st.table(b.Table)
+	if t != nil && b.Candidates != nil {
+		if err := t.rows.RestoreCandidates(b.Slot.Slot, b.Candidates); err != nil {
+			return err
+		}
+		return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed)
+	}
 	if t == nil || b.RecordBytes != t.rows.RecordBytes() {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "slot %d has records of %d bytes of table %#x, which the snapshot does not describe so", b.Slot.Slot, b.RecordBytes, uint64(b.Table))
 	}

@@ -279,11 +279,12 @@ func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, base checkp
 
 // walk is what was read of a table under one hold of the lock.
 type walk struct {
-	pieces []piece
-	buf    []byte
+	pieces     []piece
+	buf        []byte
+	candidates []byte // of the slots that are done
 
 	base   checkpoint.Counters // nil: all rows
-	digest checkpoint.Digest   // with a base: of the rows written so far
+	digest checkpoint.Digest   // with a base: of what was written so far
 }
 
 // piece is records of one slot: those up to end of the buffer.
@@ -293,6 +294,8 @@ type piece struct {
 	rows  int // of the whole slot; of the first piece
 	end   int
 	done  bool
+
+	candidatesEnd int
 }
 
 func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk) error {
@@ -302,7 +305,7 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 		if next, inside, err = s.walk(t, wk, next, inside); err != nil {
 			return err
 		}
-		from := 0
+		from, candidates := 0, 0
 		for _, p := range wk.pieces {
 			if p.first {
 				missing = p.rows
@@ -321,7 +324,12 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 			if p.done && (missing < 0 || missing > 0 && (wk.base == nil || p.slot.Whole)) {
 				return rowraft.Errorf(rowraft.CodeInternal, "slot %d: %d rows of the snapshot are missing", p.slot.Slot, missing)
 			}
-			from = p.end
+			if p.done {
+				if err := wk.putCandidates(out, wk.candidates[candidates:p.candidatesEnd]); err != nil {
+					return err
+				}
+			}
+			from, candidates = p.end, p.candidatesEnd
 		}
 	}
 	return nil
@@ -330,7 +338,7 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 // walk reads on from slot next, within which it stopped before if inside, and
 // returns where it stopped.
 func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bool) (rowraft.Slot, bool, error) {
-	wk.pieces, wk.buf = wk.pieces[:0], wk.buf[:0]
+	wk.pieces, wk.buf, wk.candidates = wk.pieces[:0], wk.buf[:0], wk.candidates[:0]
 	recordBytes := t.rows.RecordBytes()
 	entries := min(walkEntries, max(1, walkBytes/recordBytes))
 	s.m.mu.RLock()
@@ -338,7 +346,7 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 	if err := s.usableLocked(); err != nil {
 		return next, inside, err
 	}
-	for ; next < rowraft.NumSlots && len(wk.buf) < walkBytes; next++ {
+	for ; next < rowraft.NumSlots && len(wk.buf)+len(wk.candidates) < walkBytes; next++ {
 		p := piece{
 			slot:  checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: t.snap.SlotVersion(next), RecordBytes: recordBytes, Removed: t.snap.SlotRemoved(next)},
 			first: !inside, rows: t.snap.SlotRows(next),
@@ -352,6 +360,10 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 		}
 		wk.buf, p.done = t.snap.AppendSlotSince(wk.buf, next, since, entries)
 		if p.end = len(wk.buf); since != p.slot.Counter { // else it is as it was
+			if p.done {
+				wk.candidates = t.snap.AppendCandidates(wk.candidates, next)
+			}
+			p.candidatesEnd = len(wk.candidates)
 			wk.pieces = append(wk.pieces, p)
 		}
 		if inside = !p.done; inside {
@@ -359,6 +371,15 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 		}
 	}
 	return next, inside, nil
+}
+
+// putCandidates ends a slot with its keys that wait for a row: all of them, in a
+// delta too.
+func (wk *walk) putCandidates(out *checkpoint.Writer, b []byte) error {
+	for w := b; wk.base != nil && len(w) > 0; w = w[rowstore.CandidateBytes:] {
+		wk.digest = wk.digest.Add(checkpoint.CandidateDigest(w[:rowstore.CandidateBytes]))
+	}
+	return out.Candidates(b)
 }
 
 // since tells above which version rows of a slot are written, and marks the slot if

@@ -18,6 +18,7 @@ type stage struct {
 	id     wire.RestoreID
 	epoch  rowraft.TableEpoch
 	state  *state
+	base   uint32 // tick that ages are counted back from
 	next   uint64 // number of the chunk that comes next
 	rows   uint64
 	broken error // why it will never be closed
@@ -74,11 +75,11 @@ func (m *Machine) dropStageLocked() error {
 func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) error {
 	switch h.Kind {
 	case wire.EntryRestoreBegin:
-		b, err := wire.ParseRestoreBegin(body)
+		b, err := wire.ParseRestoreBegin(h.Version, body)
 		if err != nil {
 			return err
 		}
-		return m.change(h, a, func(*state, uint64) (error, error) { return m.beginStage(&b) })
+		return m.change(h, a, func(_ *state, now uint64) (error, error) { return m.beginStage(&b, now) })
 	case wire.EntryRestoreRows:
 		return m.applyStageRows(h, body, a)
 	case wire.EntryRestoreClose:
@@ -103,7 +104,7 @@ func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) erro
 // beginStage makes an empty stage. It never takes the place of another one, which
 // may be decided by now: who may drop that is known elsewhere.
 // REQUIRES: m.entry and m.mu are held.
-func (m *Machine) beginStage(b *wire.RestoreBegin) (answer, fatal error) {
+func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (answer, fatal error) {
 	if b.Epoch <= m.Epoch() {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: a restore to table epoch %d, the tables are of %d", m.shard, b.Epoch, m.Epoch()), nil
 	}
@@ -119,7 +120,7 @@ func (m *Machine) beginStage(b *wire.RestoreBegin) (answer, fatal error) {
 		}
 		names[s.Name] = true
 	}
-	g := &stage{id: b.ID, epoch: b.Epoch, state: &state{}, next: 1}
+	g := &stage{id: b.ID, epoch: b.Epoch, state: &state{}, next: 1, base: max(b.Base, rowraft.TickOf(now))}
 	for _, s := range b.Tables {
 		if _, err := g.state.addTable(s, m.owned); err != nil {
 			return nil, errors.Join(err, g.state.close())
@@ -138,7 +139,7 @@ func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) er
 	}
 	var b wire.RestoreBlock
 	for rest := blocks; len(rest) > 0; {
-		if rest, err = wire.ParseRestoreBlock(rest, &b); err != nil {
+		if rest, err = wire.ParseRestoreBlock(h.Version, rest, &b); err != nil {
 			return err
 		}
 	}
@@ -188,17 +189,23 @@ func (m *Machine) stageTakes(g *stage, id wire.RestoreID, seq uint64) error {
 func (g *stage) add(blocks []byte) (rows uint64, err error) {
 	var b wire.RestoreBlock
 	for len(blocks) > 0 {
-		if blocks, err = wire.ParseRestoreBlock(blocks, &b); err != nil {
+		if blocks, err = wire.ParseRestoreBlock(wire.EntryVersion, blocks, &b); err != nil {
 			return rows, err
 		}
-		err = g.state.addRows(&checkpoint.Block{
+		block := checkpoint.Block{
 			Slot: checkpoint.Slot{Table: b.Table, Slot: b.Slot, Counter: b.Counter, RecordBytes: b.RecordBytes},
 			Rows: b.Rows, Records: b.Records,
-		})
-		if err != nil {
+		}
+		if b.Candidates {
+			block.Rows, block.Records, block.Candidates = 0, nil, b.Records
+		}
+		if t := g.state.table(b.Table); t != nil {
+			t.rows.SetAges(g.base, b.Tick)
+		}
+		if err := g.state.addRows(&block); err != nil {
 			return rows, err
 		}
-		rows += uint64(b.Rows)
+		rows += uint64(block.Rows)
 	}
 	return rows, nil
 }
@@ -222,6 +229,9 @@ func (m *Machine) closeStage(c *wire.RestoreClose) error {
 	}
 	m.mu.stage, m.mu.snapshots = nil, [purposes]*Snapshot{}
 	// An error can only mean that memory was not given back.
-	_ = m.replaceLocked(g.state, func() { m.epoch.Store(uint64(g.epoch)) })
+	_ = m.replaceLocked(g.state, func() {
+		m.epoch.Store(uint64(g.epoch))
+		m.logTime.Store(max(m.logTime.Load(), uint64(g.base)*uint64(rowraft.Tick)))
+	})
 	return nil
 }

@@ -22,6 +22,9 @@ type RestoreBegin struct {
 	ID     RestoreID
 	Epoch  rowraft.TableEpoch
 	Tables []rowraft.Schema // strictly ascending by ID
+	// Base is the highest tick of the sources, 0 if no table is tracked
+	// (docs/formats/streaming.md); apply version 2.
+	Base uint32
 }
 
 // RestoreBlock is records of one slot.
@@ -32,7 +35,16 @@ type RestoreBlock struct {
 	Rows        int
 	RecordBytes int
 	Records     []byte // Rows × RecordBytes
+
+	// Tick is that of the source, which the recencies of Records are relative to; 0:
+	// they are taken as they are. Candidates, and not rows, is what Records holds,
+	// whose length is then 16 bytes each. Both of apply version 2.
+	Tick       uint32
+	Candidates bool
 }
+
+// candidateSize is the length of a candidate: key, count, tick.
+const candidateSize = 16
 
 // RestoreClose says what the stage must hold.
 type RestoreClose struct {
@@ -63,26 +75,33 @@ func restoreEntry(h EntryHeader, kind EntryKind, size int) []byte {
 
 // RestoreBeginEntry returns the entry that opens a stage.
 func RestoreBeginEntry(h EntryHeader, r *RestoreBegin) []byte {
+	if r.Base != 0 {
+		h.Version = max(h.Version, 2)
+	}
 	for i := range r.Tables {
 		h.Version = max(h.Version, SchemaVersion(&r.Tables[i]))
 	}
 	b := restoreEntry(h, EntryRestoreBegin, restoreBeginFixed)
 	b = append(b, r.ID[:]...)
 	b = le.AppendUint64(b, uint64(r.Epoch))
-	b = le.AppendUint64(b, uint64(len(r.Tables)))
+	b = le.AppendUint32(b, uint32(len(r.Tables)))
+	b = le.AppendUint32(b, r.Base)
 	for i := range r.Tables {
 		b = AppendSchema(b, &r.Tables[i])
 	}
 	return b
 }
 
-// ParseRestoreBegin reads the body of such an entry. Errors: CodeCorrupt.
-func ParseRestoreBegin(b []byte) (r RestoreBegin, err error) {
+// ParseRestoreBegin reads the body of such an entry of an apply version. Errors: CodeCorrupt.
+func ParseRestoreBegin(version uint16, b []byte) (r RestoreBegin, err error) {
 	if len(b) < restoreBeginFixed {
 		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin has %d bytes, want at least %d", len(b), restoreBeginFixed)
 	}
 	r.ID, r.Epoch = RestoreID(b[:16]), rowraft.TableEpoch(le.Uint64(b[16:]))
-	n := le.Uint64(b[24:])
+	n := le.Uint32(b[24:])
+	if r.Base = le.Uint32(b[28:]); r.Base != 0 && version < 2 {
+		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin of apply version %d has a base", version)
+	}
 	for b = b[restoreBeginFixed:]; len(b) > 0; {
 		var s rowraft.Schema
 		if s, b, err = ParseSchema(b); err != nil {
@@ -93,7 +112,7 @@ func ParseRestoreBegin(b []byte) (r RestoreBegin, err error) {
 		}
 		r.Tables = append(r.Tables, s)
 	}
-	if n != uint64(len(r.Tables)) {
+	if uint64(n) != uint64(len(r.Tables)) {
 		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin names %d tables, there are %d", n, len(r.Tables))
 	}
 	return r, nil
@@ -102,21 +121,42 @@ func ParseRestoreBegin(b []byte) (r RestoreBegin, err error) {
 // RestoreRowsEntry returns the entry with chunk number seq, from 1, of what
 // AppendRestoreBlock made.
 func RestoreRowsEntry(h EntryHeader, id RestoreID, seq uint64, blocks []byte) []byte {
+	h.Version = max(h.Version, blocksVersion(blocks))
 	b := restoreEntry(h, EntryRestoreRows, restoreRowsFixed+len(blocks))
 	b = append(b, id[:]...)
 	b = le.AppendUint64(b, seq)
 	return append(b, blocks...)
 }
 
+// blocksVersion is the oldest apply version that knows all of blocks.
+func blocksVersion(blocks []byte) uint16 {
+	var b RestoreBlock
+	for len(blocks) > 0 {
+		rest, err := ParseRestoreBlock(EntryVersion, blocks, &b)
+		if err != nil {
+			break // apply refuses it
+		}
+		if b.Candidates || b.Tick != 0 {
+			return 2
+		}
+		blocks = rest
+	}
+	return PlainEntryVersion
+}
+
 // AppendRestoreBlock appends one block to a chunk under construction.
 func AppendRestoreBlock(dst []byte, r *RestoreBlock) []byte {
 	dst = le.AppendUint64(dst, uint64(r.Table))
 	dst = le.AppendUint16(dst, uint16(r.Slot))
-	dst = le.AppendUint16(dst, 0)
+	if r.Candidates {
+		dst = le.AppendUint16(dst, 1)
+	} else {
+		dst = le.AppendUint16(dst, 0)
+	}
 	dst = le.AppendUint32(dst, uint32(r.Rows))
 	dst = le.AppendUint64(dst, r.Counter)
 	dst = le.AppendUint32(dst, uint32(r.RecordBytes))
-	dst = le.AppendUint32(dst, 0)
+	dst = le.AppendUint32(dst, r.Tick)
 	dst = append(dst, r.Records...)
 	for range align8(len(r.Records)) - len(r.Records) {
 		dst = append(dst, 0)
@@ -133,18 +173,23 @@ func ParseRestoreRows(b []byte) (id RestoreID, seq uint64, blocks []byte, err er
 	return RestoreID(b[:16]), le.Uint64(b[16:]), b[restoreRowsFixed:], nil
 }
 
-// ParseRestoreBlock reads the first block of b; r.Records aliases b.
+// ParseRestoreBlock reads the first block of b, of an entry of an apply version;
+// r.Records aliases b.
 // Errors: CodeCorrupt.
-func ParseRestoreBlock(b []byte, r *RestoreBlock) (rest []byte, err error) {
+func ParseRestoreBlock(version uint16, b []byte, r *RestoreBlock) (rest []byte, err error) {
 	if len(b) < restoreBlockFixed {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows end within a block: %d bytes left", len(b))
 	}
 	*r = RestoreBlock{
 		Table: rowraft.TableID(le.Uint64(b)), Slot: rowraft.Slot(le.Uint16(b[8:])), Rows: int(le.Uint32(b[12:])),
 		Counter: le.Uint64(b[16:]), RecordBytes: int(le.Uint32(b[24:])),
+		Tick: le.Uint32(b[28:]), Candidates: le.Uint16(b[10:]) == 1,
+	}
+	if version < 2 && (r.Candidates || r.Tick != 0) || r.Candidates && r.RecordBytes != candidateSize {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows of apply version %d have an impossible block: tick %d, records of %d bytes", version, r.Tick, r.RecordBytes)
 	}
 	size := uint64(r.Rows) * uint64(r.RecordBytes)
-	if r.Slot >= rowraft.NumSlots || le.Uint16(b[10:]) != 0 || le.Uint32(b[28:]) != 0 || r.RecordBytes < 24 || size > uint64(len(b)-restoreBlockFixed) {
+	if r.Slot >= rowraft.NumSlots || le.Uint16(b[10:]) > 1 || r.RecordBytes < 24 && !r.Candidates || size > uint64(len(b)-restoreBlockFixed) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have an impossible block: slot %d, %d rows of %d bytes in %d", r.Slot, r.Rows, r.RecordBytes, len(b)-restoreBlockFixed)
 	}
 	end := restoreBlockFixed + align8(int(size))

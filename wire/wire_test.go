@@ -321,7 +321,7 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 func FuzzParseEntry(f *testing.F) {
-	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex"} {
+	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex"} {
 		f.Add(golden(f, name))
 	}
 	f.Fuzz(func(t *testing.T, entry []byte) {
@@ -340,7 +340,7 @@ func FuzzParseEntry(f *testing.F) {
 			if s, after, err := ParseSchema(rest); err == nil {
 				again, rest = CreateTableEntry(h, &s), after
 			}
-		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop:
+		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop, EntrySweep:
 			if b := rebuilt(h, rest); b != nil {
 				again, rest = b, nil
 			}
@@ -364,7 +364,7 @@ func FuzzParseEntry(f *testing.F) {
 	})
 }
 
-// rebuilt writes what was read of an entry of kinds 4 to 8, nil if it is none.
+// rebuilt writes what was read of an entry of kinds 4 to 9, nil if it is none.
 func rebuilt(h EntryHeader, body []byte) []byte {
 	switch h.Kind {
 	case EntryMark:
@@ -372,7 +372,7 @@ func rebuilt(h EntryHeader, body []byte) []byte {
 			return MarkEntry(h, id)
 		}
 	case EntryRestoreBegin:
-		if r, err := ParseRestoreBegin(body); err == nil {
+		if r, err := ParseRestoreBegin(h.Version, body); err == nil {
 			return RestoreBeginEntry(h, &r)
 		}
 	case EntryRestoreRows:
@@ -380,7 +380,7 @@ func rebuilt(h EntryHeader, body []byte) []byte {
 		var blocks []byte
 		for err == nil && len(rest) > 0 {
 			var r RestoreBlock
-			if rest, err = ParseRestoreBlock(rest, &r); err == nil {
+			if rest, err = ParseRestoreBlock(h.Version, rest, &r); err == nil {
 				blocks = AppendRestoreBlock(blocks, &r)
 			}
 		}
@@ -394,6 +394,10 @@ func rebuilt(h EntryHeader, body []byte) []byte {
 	case EntryRestoreDrop:
 		if id, err := ParseRestoreDrop(body); err == nil {
 			return RestoreDropEntry(h, id)
+		}
+	case EntrySweep:
+		if s, err := ParseSweep(h, body); err == nil {
+			return SweepEntry(h, &s)
 		}
 	}
 	return nil

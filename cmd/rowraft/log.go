@@ -204,12 +204,12 @@ func (l *logEntryJSON) describe(entry []byte) error {
 		}
 		return nil
 	}
-	return l.describeOther(h.Kind, body)
+	return l.describeOther(h, body)
 }
 
 // describeOther is describe for entries that no client asked for.
-func (l *logEntryJSON) describeOther(kind wire.EntryKind, body []byte) error {
-	switch kind {
+func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
+	switch h.Kind {
 	case wire.EntryMark:
 		l.Kind = "mark"
 		id, err := wire.ParseMark(body)
@@ -227,9 +227,14 @@ func (l *logEntryJSON) describeOther(kind wire.EntryKind, body []byte) error {
 			l.What = fmt.Sprintf("at mark %d no majority has the same rows", p.Mark)
 		}
 		return err
+	case wire.EntrySweep:
+		l.Kind = "sweep"
+		w, err := wire.ParseSweep(h, body)
+		l.What = fmt.Sprintf("table %#x, slots %d to %d: %s", uint64(w.Table), w.First, int(w.First)+w.Slots-1, w.String())
+		return err
 	case wire.EntryRestoreBegin:
 		l.Kind = "restore-begin"
-		b, err := wire.ParseRestoreBegin(body)
+		b, err := wire.ParseRestoreBegin(h.Version, body)
 		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", b.ID, b.Epoch, plural(len(b.Tables), "table"))
 		return err
 	case wire.EntryRestoreRows:
@@ -248,7 +253,7 @@ func (l *logEntryJSON) describeOther(kind wire.EntryKind, body []byte) error {
 		l.What = fmt.Sprintf("restore %x", id)
 		return err
 	}
-	return rowraft.Errorf(rowraft.CodeVersionTooNew, "entry of kind %d", kind)
+	return rowraft.Errorf(rowraft.CodeVersionTooNew, "entry of kind %d", h.Kind)
 }
 
 func newLogPartJSON(p *wire.Part) logPartJSON {

@@ -29,6 +29,7 @@ type entry struct {
 	schema      rowraft.Schema
 	restore     *restore
 	proof       *proof
+	sweep       *sweep
 }
 
 type part struct {
@@ -87,10 +88,18 @@ func decodeEntry(b []byte) (*entry, error) {
 		e.proof = p
 		return e, err
 	}
+	if e.kind == kindSweep {
+		w, err := decodeSweep(version, body)
+		if err == nil && parts != 0 {
+			err = corrupt("a sweep with parts")
+		}
+		e.sweep = w
+		return e, err
+	}
 	if e.kind < kindMark || e.kind > kindRestoreDrop {
 		return nil, tooNew("entry of an unknown kind")
 	}
-	r, err := decodeRestore(e.kind, body)
+	r, err := decodeRestore(e.kind, version, body)
 	if err == nil && parts != 0 {
 		err = corrupt("a restore with parts")
 	}

@@ -117,7 +117,10 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 	case 0:
 		entry = wire.OpenSessionEntry(h, drawClient(t), drawIncarnation(t))
 	case 1:
-		s := rapid.SampledFrom(schemas).Draw(t, "schema")
+		if rapid.Bool().Draw(t, "sweep") {
+			return drawSweep(t, h)
+		}
+		s := rapid.SampledFrom(slices.Concat(schemas, streamTables)).Draw(t, "schema")
 		entry = wire.CreateTableEntry(h, &s)
 	default:
 		var parts []wire.Part
@@ -183,7 +186,7 @@ func drawPart(t *rapid.T, m *Machine) wire.Part {
 func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 	var segs []rows
 	for range rapid.IntRange(0, 3).Draw(t, "segments") {
-		seg := rows{schema: rapid.SampledFrom(schemas[:4]).Draw(t, "table"), dtype: rowraft.Float32}
+		seg := rows{schema: rapid.SampledFrom(slices.Concat(schemas[:4], streamTables)).Draw(t, "table"), dtype: rowraft.Float32}
 		if slices.ContainsFunc(segs, func(s rows) bool { return s.schema.ID == seg.schema.ID }) && rapid.IntRange(0, 9).Draw(t, "twice") > 0 {
 			continue
 		}
@@ -197,14 +200,10 @@ func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 			seg.flags = wire.FlagNoValues
 		}
 		fault := rapid.IntRange(0, 60).Draw(t, "fault")
-		for _, k := range rapid.SliceOfN(rapid.Uint64Range(0, 60), 0, 12).Draw(t, "keys") {
-			key := rowraft.Key(k)
-			if seg.schema.Kind == rowraft.Dense {
-				key = rowraft.DenseKey(uint32(k/8), k%8)
-			}
-			if m.Owned[clustermap.SlotOf(seg.schema.ID, seg.schema.Kind, key)] || fault == 1 {
-				seg.keys = append(seg.keys, key)
-			}
+		if crowd[seg.schema.ID] != nil {
+			seg.keys = slices.Clone(drawCrowd(t, seg.schema.ID))
+		} else {
+			seg.keys = drawFew(t, m, seg.schema, fault == 1)
 		}
 		if fault != 2 {
 			slices.Sort(seg.keys)
@@ -228,6 +227,20 @@ func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 		segs = append(segs, seg)
 	}
 	return segs
+}
+
+// drawFew draws keys of a table, in any order, and foreign ones if told.
+func drawFew(t *rapid.T, m *Machine, s rowraft.Schema, foreign bool) (keys []rowraft.Key) {
+	for _, k := range rapid.SliceOfN(rapid.Uint64Range(0, 60), 0, 12).Draw(t, "keys") {
+		key := rowraft.Key(k)
+		if s.Kind == rowraft.Dense {
+			key = rowraft.DenseKey(uint32(k/8), k%8)
+		}
+		if m.Owned[clustermap.SlotOf(s.ID, s.Kind, key)] || foreign {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 // spoil changes some bytes of an entry.

@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// small is a snapshot with three tables, some rows, two sessions and a number
+// small is a snapshot with four tables, some rows, a candidate, two sessions and a number
 // that was refused.
 func small(tb testing.TB) []byte {
 	m, err := shard.New(shard.Config{Shard: 6})
@@ -51,7 +51,7 @@ func small(tb testing.TB) []byte {
 	return b.Bytes()
 }
 
-var smallTables = []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad), testTable(3, "c", 3, adam)}
+var smallTables = []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad), testTable(3, "c", 3, adam), streamTables[0]}
 
 // FuzzApply: any bytes do to a Machine what they do to the reference, and those
 // that stop one stop the other. The rows stay those of one snapshot, so an input
@@ -76,6 +76,10 @@ func FuzzApply(f *testing.F) {
 	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &wire.RestoreBlock{Table: 1, Counter: 1, RecordBytes: 28})))
 	f.Add(wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: wire.RestoreID{1}, Epoch: 2}))
 	f.Add(wire.RestoreDropEntry(h, wire.RestoreID{1}))
+	f.Add(wire.SweepEntry(h, &wire.Sweep{Table: streamTables[0].ID, Slots: rowraft.NumSlots, Conditions: wire.SweepCount | wire.SweepUnseen, Count: 2, Unseen: 1}))
+	block := wire.RestoreBlock{Table: streamTables[0].ID, Slot: slotOf(&streamTables[0], 1), Counter: 2, Rows: 1, RecordBytes: 16, Tick: 7, Candidates: true, Records: make([]byte, 16)}
+	block.Records[0], block.Records[8] = 1, 1
+	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &block)))
 
 	stream := small(f)
 	m, err := shard.New(shard.Config{Shard: 6})

@@ -47,11 +47,16 @@ type Table struct {
 	Schema   rowraft.Schema
 	Rows     map[rowraft.Key]*Row
 	Counters map[rowraft.Slot]uint64 // the last version each slot gave out
-	Removed  map[rowraft.Slot]uint64 // the counter when a row was last removed; slots without are left out
+	Removed  map[rowraft.Slot]uint64 // the counter when a row last left the slot
+
+	Candidates map[rowraft.Key]Candidate
 }
 
 func newTable(s rowraft.Schema) *Table {
-	return &Table{Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}, Removed: map[rowraft.Slot]uint64{}}
+	return &Table{
+		Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}, Removed: map[rowraft.Slot]uint64{},
+		Candidates: map[rowraft.Key]Candidate{},
+	}
 }
 
 // Session is what is known of one client.
@@ -120,6 +125,8 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.create(e.schema)} }))
 	case kindProof:
 		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyProof(e.proof) }))
+	case kindSweep:
+		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.applySweep(e.sweep)} }))
 	default:
 		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyRestore(e.kind, e.restore) }))
 	}
@@ -235,12 +242,17 @@ func diffTable(a, b *Table) string {
 	if !maps.Equal(a.Removed, b.Removed) {
 		return fmt.Sprintf("rows were last removed at %v, %v", a.Removed, b.Removed)
 	}
+	for _, k := range keysOfBoth(a.Candidates, b.Candidates) {
+		if x, y := a.Candidates[k], b.Candidates[k]; x != y {
+			return fmt.Sprintf("candidate %d: %+v, %+v", k, x, y)
+		}
+	}
 	for _, k := range keysOfBoth(a.Rows, b.Rows) {
 		x, y := a.Rows[k], b.Rows[k]
 		if x == nil || y == nil {
 			return fmt.Sprintf("key %d: one has a row, the other does not", k)
 		}
-		if !bytes.Equal(x.record(k), y.record(k)) {
+		if x.Recency != y.Recency || x.Count != y.Count || !bytes.Equal(x.record(k), y.record(k)) {
 			return fmt.Sprintf("key %d: row %+v, %+v", k, *x, *y)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -39,7 +40,7 @@ func againstReference(rt *rapid.T) {
 	d := &duel{t: rt, config: c, ref: New(1, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
 	defer func() { d.restarted.Close(); d.plain.Close() }()
 	h := wire.EntryHeader{Version: 1, Epoch: 1}
-	for _, s := range schemas[:4] {
+	for _, s := range slices.Concat(schemas[:4], streamTables) {
 		if rapid.IntRange(0, 9).Draw(rt, "missing") > 0 {
 			d.take(wire.CreateTableEntry(h, &s))
 		}

@@ -1,6 +1,7 @@
 package reference
 
 import (
+	"bytes"
 	"maps"
 
 	"github.com/rowraft/rowraft"
@@ -22,6 +23,7 @@ type Stage struct {
 	Next   uint64
 	Broken rowraft.Code // why it will never be closed; CodeUnknown: it is whole
 	m      *Machine     // its tables
+	base   uint32       // tick that ages are counted back from
 }
 
 // restore is the body of an entry of kinds 4 to 8.
@@ -33,6 +35,7 @@ type restore struct {
 	rows   uint64
 	digest [16]byte
 	blocks []block
+	base   uint32
 }
 
 type block struct {
@@ -41,9 +44,12 @@ type block struct {
 	counter uint64
 	size    int
 	records [][]byte
+
+	candidates bool
+	tick       uint32 // of the source
 }
 
-func decodeRestore(kind byte, b []byte) (r *restore, err error) {
+func decodeRestore(kind byte, version uint16, b []byte) (r *restore, err error) {
 	if len(b) < 16 {
 		return nil, corrupt("restore: no id")
 	}
@@ -59,7 +65,10 @@ func decodeRestore(kind byte, b []byte) (r *restore, err error) {
 			return nil, corrupt("restore begin ends early")
 		}
 		r.epoch = rowraft.TableEpoch(le.Uint64(b))
-		n, last := le.Uint64(b[8:]), rowraft.TableID(0)
+		n, last := uint64(le.Uint32(b[8:])), rowraft.TableID(0)
+		if r.base = le.Uint32(b[12:]); r.base != 0 && version < 2 {
+			return nil, corrupt("restore begin: a base before its time")
+		}
 		for b = b[16:]; len(b) > 0; {
 			var s rowraft.Schema
 			if s, b, err = decodeSchema(b); err != nil {
@@ -80,7 +89,7 @@ func decodeRestore(kind byte, b []byte) (r *restore, err error) {
 		}
 		r.seq = le.Uint64(b)
 		for b = b[8:]; len(b) > 0; {
-			if b, err = r.decodeBlock(b); err != nil {
+			if b, err = r.decodeBlock(version, b); err != nil {
 				return nil, err
 			}
 		}
@@ -93,13 +102,16 @@ func decodeRestore(kind byte, b []byte) (r *restore, err error) {
 	return r, nil
 }
 
-func (r *restore) decodeBlock(b []byte) (rest []byte, err error) {
+func (r *restore) decodeBlock(version uint16, b []byte) (rest []byte, err error) {
 	if len(b) < 32 {
 		return nil, corrupt("a block ends early")
 	}
-	k := block{table: rowraft.TableID(le.Uint64(b)), slot: rowraft.Slot(le.Uint16(b[8:])), counter: le.Uint64(b[16:]), size: int(le.Uint32(b[24:]))}
+	k := block{table: rowraft.TableID(le.Uint64(b)), slot: rowraft.Slot(le.Uint16(b[8:])), counter: le.Uint64(b[16:]), size: int(le.Uint32(b[24:])), candidates: b[10] == 1, tick: le.Uint32(b[28:])}
 	n := int(le.Uint32(b[12:]))
-	if k.slot > 4095 || !zero(b[10:12]) || !zero(b[28:32]) || k.size < 24 || n > len(b)/24 || n*k.size > len(b)-32 {
+	if version < 2 && (k.candidates || k.tick != 0) || k.candidates && k.size != 16 || !k.candidates && k.size < 24 {
+		return nil, corrupt("an impossible block")
+	}
+	if k.slot > 4095 || b[10] > 1 || b[11] != 0 || n > len(b)/16 || n*k.size > len(b)-32 {
 		return nil, corrupt("an impossible block")
 	}
 	b = b[32:]
@@ -133,7 +145,7 @@ func (m *Machine) applyRestore(kind byte, r *restore) Answer {
 			return Answer{Duplicate: true}
 		}
 		for _, k := range r.blocks {
-			if g.Broken = g.m.stageBlock(k); g.Broken != rowraft.CodeUnknown {
+			if g.Broken = g.m.stageBlock(k, g.base); g.Broken != rowraft.CodeUnknown {
 				return Answer{Code: g.Broken}
 			}
 		}
@@ -168,13 +180,16 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 	if len(names) != len(r.tables) || len(r.tables) > maxTables {
 		return rowraft.CodeInvalidArgument
 	}
-	m.Stage = &Stage{ID: r.id, Epoch: r.epoch, Next: 1, m: next}
+	m.Stage = &Stage{ID: r.id, Epoch: r.epoch, Next: 1, m: next, base: max(r.base, m.tick())}
 	return rowraft.CodeUnknown
 }
 
 // stageBlock adds the rows of one block; m is the machine of a stage.
-func (m *Machine) stageBlock(k block) rowraft.Code {
+func (m *Machine) stageBlock(k block, base uint32) rowraft.Code {
 	t := m.Tables[k.table]
+	if t != nil && k.candidates {
+		return m.stageCandidates(t, k, base)
+	}
 	if t == nil || k.size != recordSize(&t.Schema) {
 		return rowraft.CodeCorrupt
 	}
@@ -188,8 +203,11 @@ func (m *Machine) stageBlock(k block) rowraft.Code {
 			return rowraft.CodeCorrupt
 		case !owned(slot):
 			return rowraft.CodeWrongShard
-		case t.Rows[key] != nil:
+		case t.Rows[key] != nil, len(t.candidatesOf(slot)) > 0:
 			return rowraft.CodeCorrupt
+		}
+		if tracked(&t.Schema) {
+			r.Recency = k.aged(r.Recency, base)
 		}
 		strangers = strangers || slot != k.slot
 		t.Rows[key] = r
@@ -208,6 +226,40 @@ func (m *Machine) stageBlock(k block) rowraft.Code {
 	return rowraft.CodeUnknown
 }
 
+// stageCandidates adds the candidates of one block.
+func (m *Machine) stageCandidates(t *Table, k block, base uint32) rowraft.Code {
+	if m.Owned != nil && !m.Owned[k.slot] {
+		return rowraft.CodeWrongShard
+	}
+	if code := m.addCandidates(t, k.slot, bytes.Join(k.records, nil)); code != rowraft.CodeUnknown {
+		return code
+	}
+	for _, key := range t.candidatesOf(k.slot) {
+		c := t.Candidates[key]
+		t.Candidates[key] = Candidate{c.Count, k.aged(c.Tick, base)}
+	}
+	if k.counter < t.Counters[k.slot] {
+		return rowraft.CodeCorrupt
+	}
+	t.Counters[k.slot] = k.counter
+	return rowraft.CodeUnknown
+}
+
+// aged is a tick of the source as it is kept here.
+func (k block) aged(tick, base uint32) uint32 {
+	if k.tick == 0 {
+		return tick
+	}
+	age := uint32(0)
+	if k.tick > tick {
+		age = k.tick - tick
+	}
+	if age > base {
+		return 0
+	}
+	return base - age
+}
+
 func (m *Machine) closeStage(r *restore) rowraft.Code {
 	g := m.Stage
 	switch {
@@ -224,6 +276,7 @@ func (m *Machine) closeStage(r *restore) rowraft.Code {
 	for _, t := range g.m.Tables {
 		maps.DeleteFunc(t.Counters, func(_ rowraft.Slot, n uint64) bool { return n == 0 })
 	}
+	m.LogTime = max(m.LogTime, uint64(g.base)*1_000_000_000)
 	m.Tables, m.sum, m.Epoch, m.Stage = g.m.Tables, g.m.sum, g.Epoch, nil
 	m.Sessions = map[rowraft.ClientID]*Session{}
 	return rowraft.CodeUnknown

@@ -10,6 +10,8 @@ import (
 
 // Row is the record of one key.
 type Row struct {
+	Recency, Count uint32 // of tracked tables: tick of the last push, pushes
+
 	Version uint64
 	Weights []float32
 	// State is what the optimizer keeps, in the order of docs/formats/snapshot.md.
@@ -29,7 +31,7 @@ func recordSize(s *rowraft.Schema) int {
 
 // parseRecord reads a record of recordSize bytes; nil if it is none of s.
 func parseRecord(s *rowraft.Schema, rec []byte) (rowraft.Key, *Row) {
-	r := &Row{Version: le.Uint64(rec[16:]), half: s.Storage == rowraft.BFloat16}
+	r := &Row{Recency: le.Uint32(rec), Count: le.Uint32(rec[4:]), Version: le.Uint64(rec[16:]), half: s.Storage == rowraft.BFloat16}
 	key, rest := rowraft.Key(le.Uint64(rec[8:])), rec[24:]
 	for range s.Dim {
 		if r.half {
@@ -190,13 +192,22 @@ func (m *Machine) applySegment(op byte, seg segment) {
 	}
 	for i, key := range seg.keys {
 		r := t.Rows[key]
+		slot := slotOf(&t.Schema, key)
 		if op == opDelete {
 			if r != nil {
 				m.remove(t, key)
+			} else if _, waits := t.Candidates[key]; waits {
+				m.setCandidate(t, key, Candidate{})
+				t.Counters[slot]++
 			}
 			continue
 		}
 		if r == nil {
+			if op == opPush && !m.admits(t, slot, key) {
+				continue
+			}
+			m.setCandidate(t, key, Candidate{})
+			m.evict(t, slot)
 			r = &Row{half: t.Schema.Storage == rowraft.BFloat16, Weights: InitialWeights(&t.Schema, key), State: initialState(&t.Schema)}
 			t.Rows[key] = r
 		} else {
@@ -208,8 +219,8 @@ func (m *Machine) applySegment(op byte, seg segment) {
 			r.step(t.Schema.Optimizer, lr, seg.rows[i])
 		}
 		round(&t.Schema, r.Weights)
-		slot := slotOf(&t.Schema, key)
 		t.Counters[slot]++
+		t.touch(r, t.Counters[slot], m.tick())
 		r.Version = t.Counters[slot]
 		m.sum = m.sum.plus(r.hash(key))
 	}

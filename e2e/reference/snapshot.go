@@ -32,6 +32,8 @@ func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
 		switch kind {
 		case 3:
 			err = l.rows(body)
+		case 5:
+			err = l.candidates(body)
 		case 4:
 			return l.m, l.trailer(body, at)
 		default:
@@ -52,6 +54,8 @@ type loader struct {
 	table      rowraft.TableID // of the last chunk of rows
 	slot, part int
 	chunks     uint64
+	waiting    bool   // candidates of that slot may follow
+	candidate  uint64 // how many there were
 }
 
 func sum32c(parts ...[]byte) uint32 {
@@ -216,10 +220,10 @@ func (l *loader) rows(b []byte) error {
 		removed = le.Uint64(b[32:])
 	}
 	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)] && removed == t.Removed[rowraft.Slot(slot)]
-	if part == 0 && !next || part > 0 && (!same || part != l.part+1 || n == 0) {
+	if part == 0 && !next || part > 0 && (!same || !l.waiting || part != l.part+1 || n == 0) {
 		return corrupt("snapshot: rows are not in order")
 	}
-	l.table, l.slot, l.part = id, slot, part
+	l.table, l.slot, l.part, l.waiting = id, slot, part, true
 	l.chunks++
 	t.Counters[rowraft.Slot(slot)] = counter
 	if removed > counter {
@@ -239,13 +243,26 @@ func (l *loader) rows(b []byte) error {
 	return nil
 }
 
+// candidates reads those of the slot whose rows came last.
+func (l *loader) candidates(b []byte) error {
+	if l.format < 2 || len(b) <= 16 || !l.waiting || rowraft.TableID(le.Uint64(b)) != l.table || int(le.Uint16(b[8:])) != l.slot || !zero(b[10:12]) || len(b)-16 != 16*int(le.Uint32(b[12:])) {
+		return corrupt("snapshot: impossible candidates")
+	}
+	l.waiting = false
+	l.candidate += uint64(le.Uint32(b[12:]))
+	if l.m.addCandidates(l.m.Tables[l.table], rowraft.Slot(l.slot), b[16:]) != rowraft.CodeUnknown {
+		return corrupt("snapshot: candidates that cannot be here")
+	}
+	return nil
+}
+
 func (l *loader) trailer(b []byte, at int) error {
 	if len(b) != 48 || len(l.rest) != 0 {
 		return corrupt("snapshot: an impossible end")
 	}
 	sum, rows := l.m.Digest()
 	switch {
-	case le.Uint64(b) != rows, le.Uint64(b[8:]) != l.chunks, le.Uint64(b[16:]) != uint64(at), !zero(b[24:32]):
+	case le.Uint64(b) != rows, le.Uint64(b[8:]) != l.chunks, le.Uint64(b[16:]) != uint64(at), le.Uint64(b[24:]) != l.candidate:
 		return corrupt("snapshot: the trailer counts otherwise")
 	case [16]byte(b[32:]) != sum:
 		return corrupt("snapshot: the digest of its rows is another")

@@ -157,7 +157,7 @@ func (t *Table) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
 // CodeOverloaded if the system gives no memory, after an unknown part of the
 // rows changed: the replica must stop and be restored.
 func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr float32) error {
-	return t.change(keys, grads, dt, func(w, state, g []float32) {
+	return t.change(keys, grads, dt, false, func(w, state, g []float32) {
 		t.rule.Update(w, state, g, lr)
 	})
 }
@@ -166,18 +166,21 @@ func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr fl
 // and gives them the next version of their slot. The optimizer state stays.
 // All else is as in Update.
 func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) error {
-	return t.change(keys, values, dt, func(w, _, v []float32) { copy(w, v) })
+	return t.change(keys, values, dt, true, func(w, _, v []float32) { copy(w, v) })
 }
 
 // change calls do with the numbers of each row and those of the argument. The
 // weights are rounded to the type they are stored in when do returns.
-func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, do func(w, state, arg []float32)) error {
+func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32)) error {
 	if err := t.check(keys, len(arg), dt); err != nil {
 		return err
 	}
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	t.reclaim()
+	if t.track != nil {
+		return t.changeTracked(keys, arg, dt, assign, do)
+	}
 	var c chunk
 	rowBytes := t.dim * dt.Size()
 	touched := t.RecordBytes()

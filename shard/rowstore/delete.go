@@ -7,7 +7,8 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// Delete removes the rows of keys; those without a row are passed over. Each
+// Delete removes the rows of keys; those without a row are
+// passed over, unless they wait for one, which is then forgotten. Each
 // removal raises the counter of its slot, which is then the slot's removed
 // counter. Keys may repeat.
 //
@@ -28,6 +29,8 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 			if err := t.remove(slot, tag, at); err != nil {
 				return err
 			}
+		} else if t.track != nil && t.forget(slot, tag, key) {
+			t.slots[slot].version++
 		}
 	}
 	return nil

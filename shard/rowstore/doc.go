@@ -8,8 +8,8 @@
 // A row is one record off the Go heap, which never moves (all little-endian):
 //
 //	offset | size      | field
-//	0      | 4         | recency counter, 0 for now
-//	4      | 4         | admission counter, 0 for now
+//	0      | 4         | recency: tick of the last push, in a tracked table; else 0
+//	4      | 4         | count of pushes, in a tracked table; else 0
 //	8      | 8         | key
 //	16     | 8         | version
 //	24     | 4·dim     | weights, float32; of a bfloat16 table 2·dim, padded to 4
@@ -28,6 +28,11 @@
 // tensor, has a directory of segments that are split one by one: nothing is ever
 // done at once that takes longer than some 0.1 ms.
 //
+// A tracked table, one with admission, expiry or capacity, also keeps candidates:
+// keys that were pushed and have no row yet, in an exact open-addressing table a
+// slot, 16 bytes each. What makes a row, and what removes it, is
+// docs/formats/streaming.md; other tables have a nil pointer for all of it.
+//
 // # Invariants
 //
 //  1. Determinism. Rows, versions and digests after an Update depend on the
@@ -35,8 +40,9 @@
 //     rehashed in between.
 //  2. The version of a row is the value its slot's counter took with the row's
 //     last change; it starts at 1, and no two rows of a slot share one.
-//  3. A slot's digest is the sum mod 2^128 of the hashes of its rows, at all
-//     times between calls.
+//  3. A slot's digest is the sum mod 2^128 of the hashes of its rows and its
+//     candidates, at all times between calls. Whatever changes in a slot raises
+//     its counter.
 //  4. A key never pushed, or removed since, reads as the initializer and is not created; its first
 //     Update or Assign creates it from the same value.
 //

@@ -32,6 +32,9 @@ func (t *Table) RestoreRow(rec []byte) error {
 	case !t.Owns(slot):
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold", t.schema.Name, key, slot)
 	}
+	if t.SlotCandidates(slot) > 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: a row of slot %d comes after the slot's candidates", t.schema.Name, slot)
+	}
 	if _, ok := t.find(slot, tag, key); ok {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d was restored twice", t.schema.Name, key)
 	}
@@ -42,6 +45,9 @@ func (t *Table) RestoreRow(rec []byte) error {
 	copy(t.bytes(r)[:versionOffset], rec)
 	copy(t.bytes(r)[headerBytes:], rec[headerBytes:])
 	r.setVersion(version)
+	if t.track != nil {
+		*r.recency() = t.track.restored(*r.recency())
+	}
 	s := &t.slots[slot]
 	s.version = max(s.version, version)
 	s.digest = s.digest.Add(t.rowHash(r))

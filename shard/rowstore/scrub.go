@@ -8,7 +8,7 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// CheckSlot hashes the rows of slot s anew and reports whether they are those whose
+// CheckSlot hashes the rows and candidates of slot s anew and reports whether they are those whose
 // digest and number the table has kept, change by change. If they are not, memory was
 // damaged. size is how many bytes it has read.
 //
@@ -49,7 +49,13 @@ func (t *Table) CheckSlot(s rowraft.Slot) (size int, ok bool) {
 			return size, false
 		}
 	}
-	return size, rows == int(t.slots[s].rows) && sum == t.slots[s].digest
+	waiting := 0
+	t.eachCandidate(s, func(_ uint32, c candidate) {
+		sum = sum.Add(c.digest())
+		size += CandidateBytes
+		waiting++
+	})
+	return size, rows == int(t.slots[s].rows) && waiting == t.SlotCandidates(s) && sum == t.slots[s].digest
 }
 
 // Rot is the sabotage canary.MemoryRots: a bit of the first row of a slot that has one

@@ -81,3 +81,30 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 		}
 	}
 }
+
+func TestCheckSlotFindsEveryBitOfCandidates(t *testing.T) {
+	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
+	schema.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
+	tb := mustNew(t, schema)
+	mustUpdate(t, tb, []rowraft.Key{5}, []float32{1})
+	slot, _ := tb.locate(5)
+	if n, ok := tb.CheckSlot(slot); n != CandidateBytes || !ok {
+		t.Fatalf("read %d bytes, whole: %v", n, ok)
+	}
+	words := tb.track.slots[slot].words
+	for i := range words {
+		for bit := range 64 {
+			if i%2 == 1 && bit >= 32 {
+				continue // the tick, or what an empty entry has in its place
+			}
+			if i%2 == 0 && words[i+1] == 0 {
+				continue // the key of an empty entry
+			}
+			words[i] ^= 1 << bit
+			if _, ok := tb.CheckSlot(slot); ok {
+				t.Errorf("bit %d of word %d: not found", bit, i)
+			}
+			words[i] ^= 1 << bit
+		}
+	}
+}

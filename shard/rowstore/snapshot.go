@@ -39,6 +39,8 @@ type Snapshot struct {
 	walking bool
 	slot    rowraft.Slot
 	walk    walk
+
+	candidates *candidateCut // nil: the table has none
 }
 
 // cut is one slot at the begin.
@@ -69,6 +71,9 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
 	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals, images: images}
+	if t.track != nil && t.track.slots != nil {
+		s.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64)}
+	}
 	t.snaps = append(t.snaps, s)
 	return s, nil
 }

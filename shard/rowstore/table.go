@@ -46,6 +46,7 @@ type Table struct {
 
 	removals bool // a slot has a removed counter
 
+	track    *track      // nil: the table is not tracked
 	snaps    []*Snapshot // that are running
 	outgrown []segment   // could not be freed because a snapshot walks them
 	scratch  []float32   // one unpacked gradient or value; used by Update and Assign only
@@ -87,6 +88,7 @@ func New(o Options) (*Table, error) {
 		stateLen: rule.StateLen(o.Schema.Dim),
 		hashSeed: clustermap.TableSeed(o.Schema.ID),
 		dense:    o.Schema.Kind == rowraft.Dense,
+		track:    newTrack(&o.Schema),
 		slots:    make([]slotState, rowraft.NumSlots),
 		longest:  maxSegment,
 		scratch:  make([]float32, o.Schema.Dim),
@@ -109,6 +111,11 @@ func (t *Table) Close() error {
 	err := t.rows.Close()
 	if e := t.blocks.Close(); err == nil {
 		err = e
+	}
+	if t.track != nil {
+		if e := t.track.blocks.Close(); err == nil {
+			err = e
+		}
 	}
 	for _, s := range t.snaps {
 		if e := s.images.Close(); err == nil {
@@ -146,6 +153,9 @@ func (t *Table) SlotRemoved(s rowraft.Slot) uint64 { return t.slots[s].removed }
 // Bytes returns the memory mapped for rows, index and running snapshots.
 func (t *Table) Bytes() int64 {
 	n := t.rows.Stats().MappedBytes + t.blocks.Stats().MappedBytes
+	if t.track != nil {
+		n += t.track.blocks.Stats().MappedBytes
+	}
 	for _, s := range t.snaps {
 		n += s.images.Stats().MappedBytes
 	}
@@ -161,6 +171,7 @@ func (t *Table) slabRecordBytes() int { return (t.RecordBytes() + 7) &^ 7 }
 
 // Offsets within a record; the package comment has the table.
 const (
+	countOffset   = 4
 	keyOffset     = 8
 	versionOffset = 16
 	headerBytes   = 24

@@ -1484,7 +1484,8 @@ func (*RestorePartRequest_Look) isRestorePartRequest_Step() {}
 type RestorePartBegin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	Tables        []*TableSchema         `protobuf:"bytes,2,rep,name=tables,proto3" json:"tables,omitempty"` // ascending by id
+	Tables        []*TableSchema         `protobuf:"bytes,2,rep,name=tables,proto3" json:"tables,omitempty"`                      // ascending by id
+	BaseTick      uint32                 `protobuf:"varint,3,opt,name=base_tick,json=baseTick,proto3" json:"base_tick,omitempty"` // highest of the checkpoint's shards, 0 if no table is tracked (docs/formats/streaming.md)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1531,6 +1532,13 @@ func (x *RestorePartBegin) GetTables() []*TableSchema {
 		return x.Tables
 	}
 	return nil
+}
+
+func (x *RestorePartBegin) GetBaseTick() uint32 {
+	if x != nil {
+		return x.BaseTick
+	}
+	return 0
 }
 
 // RestorePartRows is one chunk (docs/formats/entry.md, kind 6).
@@ -1926,11 +1934,12 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05close\x18\x05 \x01(\v2\x1c.rowraft.v1.RestorePartCloseH\x00R\x05close\x121\n" +
 	"\x04drop\x18\x06 \x01(\v2\x1b.rowraft.v1.RestorePartDropH\x00R\x04drop\x121\n" +
 	"\x04look\x18\a \x01(\v2\x1b.rowraft.v1.RestorePartLookH\x00R\x04lookB\x06\n" +
-	"\x04step\"d\n" +
+	"\x04step\"\x81\x01\n" +
 	"\x10RestorePartBegin\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12/\n" +
-	"\x06tables\x18\x02 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\";\n" +
+	"\x06tables\x18\x02 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x12\x1b\n" +
+	"\tbase_tick\x18\x03 \x01(\rR\bbaseTick\";\n" +
 	"\x0fRestorePartRows\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\fR\x06blocks\"w\n" +

@@ -1,0 +1,87 @@
+package checkpoint
+
+import (
+	"bytes"
+	"io"
+	"reflect"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+// goldenCandidates is what stands in testdata/candidates.hex.
+func goldenCandidates() stream {
+	slot := Slot{Table: 10, Slot: 5, Counter: 3, RecordBytes: 28}
+	s := stream{
+		header: Header{Shard: 2, Applied: 7, LogTime: 1_000_000_000, Epoch: 4, Format: 2},
+		tables: []rowraft.Schema{{
+			ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1, Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		}},
+		blocks: []block{{slot, 0, ""}, {slot, areCandidates, "" +
+			"\x07\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00" +
+			"\x2a\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00"}},
+	}
+	for i := range s.digest {
+		s.digest[i] = byte(32 + i)
+	}
+	return s
+}
+
+func TestGoldenCandidates(t *testing.T) {
+	want, file := goldenCandidates(), goldenFile(t, "candidates.hex")
+	got, err := read(bytes.NewReader(file))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("read %+v, %v\nwant %+v", got, err, want)
+	}
+	if written := mustWrite(t, want); !bytes.Equal(written, file) {
+		t.Errorf("written %x\nwant    %x", written, file)
+	}
+}
+
+// TestCandidatesOutOfPlace: they stand once, behind the rows of their slot, in order.
+func TestCandidatesOutOfPlace(t *testing.T) {
+	const chunk, body, trailer = 240, 256, 304 // where they begin in the file
+	file := goldenFile(t, "candidates.hex")
+	change := func(at int, v byte) []byte {
+		b := bytes.Clone(file)
+		b[at] = v
+		return b
+	}
+	before := bytes.Clone(file)
+	copy(before[184:], file[chunk:trailer])
+	copy(before[184+trailer-chunk:], file[184:chunk])
+	twice := bytes.Join([][]byte{file[:trailer], file[chunk:trailer], file[trailer:]}, nil)
+	for name, bad := range map[string][]byte{
+		"of another table":    change(body, 11),
+		"of another slot":     change(body+8, 6),
+		"a byte that is zero": change(body+10, 1),
+		"another number":      change(body+12, 1),
+		"not in order":        change(body+16, 0x2b),
+		"a key twice":         change(body+16, 0x2a),
+		"before the rows":     before,
+		"twice":               twice,
+		"counted otherwise":   change(trailer+16+24, 3),
+	} {
+		_, err := read(bytes.NewReader(sums(bad)))
+		wantCode(t, name, err, rowraft.CodeCorrupt)
+	}
+	old := goldenCandidates()
+	old.tables[0].Admission = rowraft.Admission{}
+	old.header.Format = 1
+	wantCode(t, "written in format 1", write(io.Discard, old), rowraft.CodeInternal)
+	alone := goldenCandidates()
+	alone.blocks = alone.blocks[1:]
+	wantCode(t, "written without a slot", write(io.Discard, alone), rowraft.CodeInternal)
+}
+
+func TestCandidateDigestIsOfKeyAndCount(t *testing.T) {
+	c := []byte("\x07\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00")
+	later := bytes.Clone(c)
+	later[12] = 9
+	more := bytes.Clone(c)
+	more[8] = 3
+	if CandidateDigest(c) != CandidateDigest(later) || CandidateDigest(c) == CandidateDigest(more) {
+		t.Error("the digest of a candidate is of its key and count, not of its tick")
+	}
+}

@@ -1,0 +1,172 @@
+package rowstore
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/slab"
+)
+
+// CandidateBytes is the size of a candidate as a snapshot stores it: key, count
+// and tick, little-endian.
+const CandidateBytes = 16
+
+// candidate is a key that was pushed and has no row yet.
+type candidate struct {
+	key   rowraft.Key
+	count uint32 // pushes, from 1
+	tick  uint32 // of the last one
+}
+
+// candidates is those of one slot, exact: an open-addressing table off the Go
+// heap, two words an entry, probed from the low bits of the key's hash. A count
+// of 0 is an empty entry.
+type candidates struct {
+	words []uint64
+	n     int
+}
+
+// minCandidates is the first number of entries: two cache lines.
+const minCandidates = 8
+
+func pack(c candidate) uint64 { return uint64(c.tick)<<32 | uint64(c.count) }
+
+func (s *candidates) at(i uint32) candidate {
+	return candidate{rowraft.Key(s.words[2*i]), uint32(s.words[2*i+1]), uint32(s.words[2*i+1] >> 32)}
+}
+
+func (s *candidates) set(i uint32, c candidate) {
+	s.words[2*i], s.words[2*i+1] = uint64(c.key), pack(c)
+}
+
+func (s *candidates) mask() uint32 { return uint32(len(s.words)/2 - 1) }
+
+// find returns the entry of key, or the empty one where its probe ends.
+// REQUIRES: there are entries.
+func (s *candidates) find(key rowraft.Key, tag uint32) (i uint32, ok bool) {
+	for i = tag & s.mask(); s.words[2*i+1] != 0; i = (i + 1) & s.mask() {
+		if s.words[2*i] == uint64(key) {
+			return i, true
+		}
+	}
+	return i, false
+}
+
+// put adds c, which is not there. tag is that of its key.
+func (s *candidates) put(blocks *slab.Blocks, seed uint64, c candidate, tag uint32) error {
+	if (s.n+1)*10 > len(s.words)/2*8 {
+		if err := s.grow(blocks, seed); err != nil {
+			return err
+		}
+	}
+	i, _ := s.find(c.key, tag)
+	s.set(i, c)
+	s.n++
+	return nil
+}
+
+// grow doubles the table.
+func (s *candidates) grow(blocks *slab.Blocks, seed uint64) error {
+	words, err := blocks.Alloc(max(2*minCandidates, 2*len(s.words)))
+	if err != nil {
+		return err
+	}
+	old := *s
+	s.words = words
+	for i := range uint32(len(old.words) / 2) {
+		if c := old.at(i); c.count != 0 {
+			to, _ := s.find(c.key, candidateTag(seed, c.key))
+			s.set(to, c)
+		}
+	}
+	if old.words != nil {
+		blocks.Free(old.words)
+	}
+	return nil
+}
+
+// remove empties entry i and closes the gap, so that no probe ends at it.
+func (s *candidates) remove(i uint32, seed uint64) {
+	s.n--
+	for j := i; ; {
+		j = (j + 1) & s.mask()
+		if s.words[2*j+1] == 0 {
+			s.words[2*i], s.words[2*i+1] = 0, 0
+			return
+		}
+		home := candidateTag(seed, rowraft.Key(s.words[2*j])) & s.mask()
+		if (j-home)&s.mask() < (j-i)&s.mask() {
+			continue // it is probed from behind the gap
+		}
+		s.words[2*i], s.words[2*i+1] = s.words[2*j], s.words[2*j+1]
+		i = j
+	}
+}
+
+func candidateTag(seed uint64, key rowraft.Key) uint32 {
+	return uint32(clustermap.Mix64(uint64(key) ^ seed))
+}
+
+// digest is a candidate's share of its slot's digest. The tick is no part of it,
+// as the recency of a row is not.
+func (c candidate) digest() Digest {
+	var b [CandidateBytes]byte
+	binary.LittleEndian.PutUint64(b[:], uint64(c.key))
+	binary.LittleEndian.PutUint32(b[8:], c.count)
+	h := xxh3.Hash128(b[:])
+	return Digest{Hi: h.Hi, Lo: h.Lo}
+}
+
+// candidateCut is the candidates at the begin of a snapshot: those of a slot that
+// has not changed since are where they were, of another one they are kept as they
+// were before its first change. A slot has few, so they are copied as a whole.
+type candidateCut struct {
+	kept  map[rowraft.Slot][]uint64
+	saved [rowraft.NumSlots / 64]uint64
+}
+
+func (c *candidateCut) isSaved(slot rowraft.Slot) bool { return c.saved[slot/64]>>(slot%64)&1 != 0 }
+
+// keepCandidates is called before the candidates of slot change. It includes touch.
+func (t *Table) keepCandidates(slot rowraft.Slot) {
+	t.touch(slot)
+	for _, s := range t.snaps {
+		c := s.candidates
+		if _, kept := c.kept[slot]; !kept && !c.isSaved(slot) {
+			c.kept[slot] = slices.Clone(t.track.slots[slot].words)
+		}
+	}
+}
+
+// AppendCandidates appends to dst the candidates that slot had at the begin,
+// ascending by key, CandidateBytes each, and returns the longer slice. It is
+// called at most once for a slot, under the rules of AppendSlot.
+func (s *Snapshot) AppendCandidates(dst []byte, slot rowraft.Slot) []byte {
+	if s.candidates == nil || s.candidates.isSaved(slot) {
+		return dst
+	}
+	s.candidates.saved[slot/64] |= 1 << (slot % 64)
+	words, kept := s.candidates.kept[slot]
+	if !kept {
+		words = s.t.track.slots[slot].words
+	}
+	from := candidates{words: words}
+	delete(s.candidates.kept, slot)
+	all := make([]candidate, 0, len(from.words)/2)
+	for i := range uint32(len(from.words) / 2) {
+		if c := from.at(i); c.count != 0 {
+			all = append(all, c)
+		}
+	}
+	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.key, b.key) })
+	for _, c := range all {
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(c.key))
+		dst = binary.LittleEndian.AppendUint64(dst, pack(c))
+	}
+	return dst
+}

@@ -1,0 +1,221 @@
+package rowstore
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// scanRecords is how many records are prefetched at a time where all of a slot are
+// looked at.
+const scanRecords = 64
+
+// each calls do with the index entry and the record of every row of slot. do must
+// not change the index.
+func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
+	var entry [scanRecords]uint64
+	var addr [scanRecords]unsafe.Pointer
+	n := 0
+	flush := func() {
+		prefetch(&addr[0], n, 0, min(touched, maxPrefetch))
+		for i := range n {
+			do(entry[i], record{addr[i]})
+		}
+		n = 0
+	}
+	for e := range t.slots[slot].entries() {
+		entry[n], addr[n] = e, t.rows.At(slab.Place(uint32(e)-1))
+		if n++; n == scanRecords {
+			flush()
+		}
+	}
+	if n > 0 {
+		flush()
+	}
+}
+
+// removeEntry removes the row of an index entry of slot.
+func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
+	tag := uint32(e >> 32)
+	seg := t.slots[slot].bucket(tag).root.load()
+	mask := uint32(len(seg) - 1)
+	at := tag & mask
+	for seg[at] != e {
+		at = (at + 1) & mask
+	}
+	return t.remove(slot, tag, at)
+}
+
+// makeRoom removes rows of slot if it is full, and reports whether it did.
+func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
+	k, s := t.track, &t.slots[slot]
+	if k.most == 0 || uint64(s.rows) < k.most {
+		return false, nil
+	}
+	k.ranks = k.ranks[:0]
+	t.each(slot, headerBytes, func(e uint64, r record) {
+		v := *r.version()
+		if k.lfu {
+			k.ranks = append(k.ranks, rank{hi: uint64(k.aged(*r.count(), v, s.version)), lo: v, ref: e})
+		} else {
+			k.ranks = append(k.ranks, rank{hi: v, ref: e})
+		}
+	})
+	stay := k.most - max(1, k.most/evictShare)
+	gone := lowest(k.ranks, len(k.ranks)-int(stay))
+	for _, r := range gone {
+		if err := t.removeEntry(slot, r.ref); err != nil {
+			return true, err
+		}
+	}
+	k.counters.evicted.Add(uint64(len(gone)))
+	return true, nil
+}
+
+// CheckSweep reports why w cannot be asked of this table.
+//
+// Errors: CodeInvalidArgument.
+func (t *Table) CheckSweep(w *wire.Sweep) error {
+	switch {
+	case t.dense:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s is dense: its tensors are whole", t.schema.Name)
+	case w.Conditions&wire.SweepExpire != 0 && t.schema.Expire == 0:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no expiry", t.schema.Name)
+	case w.Conditions&(wire.SweepUnseen|wire.SweepCount) != 0 && t.track == nil:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s keeps no count of pushes: only one with admission, expiry or capacity does", t.schema.Name)
+	}
+	return nil
+}
+
+// CountSweep returns how many rows and candidates of slot a Sweep would remove,
+// and changes nothing.
+//
+// REQUIRES: CheckSweep(w) is nil, and the table is not changed meanwhile.
+func (t *Table) CountSweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, candidates int) {
+	c := t.condition(slot, w, tick)
+	t.each(slot, c.touched, func(_ uint64, r record) {
+		if c.meets(t, r) {
+			rows++
+		}
+	})
+	t.eachCandidate(slot, func(_ uint32, k candidate) {
+		if c.meetsCandidate(k) {
+			candidates++
+		}
+	})
+	return rows, candidates
+}
+
+// Sweep removes the rows and candidates of slot that meet all conditions of w at
+// tick (docs/formats/streaming.md), and returns how many.
+//
+// REQUIRES: CheckSweep(w) is nil, and nobody else changes the table meanwhile.
+//
+// Errors: CodeOverloaded as for Update.
+func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, candidates int, err error) {
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	t.reclaim()
+	c := t.condition(slot, w, tick)
+	var found []uint64
+	t.each(slot, c.touched, func(e uint64, r record) {
+		if c.meets(t, r) {
+			found = append(found, e)
+		}
+	})
+	for _, e := range found {
+		if err := t.removeEntry(slot, e); err != nil {
+			return 0, 0, err
+		}
+	}
+	var keys []rowraft.Key
+	t.eachCandidate(slot, func(_ uint32, k candidate) {
+		if c.meetsCandidate(k) {
+			keys = append(keys, k.key)
+		}
+	})
+	for _, key := range keys {
+		t.forget(slot, candidateTag(t.hashSeed, key), key)
+		t.slots[slot].version++
+	}
+	if t.track != nil {
+		t.track.counters.expired.Add(uint64(len(found)))
+	}
+	return len(found), len(keys), nil
+}
+
+// condition is a sweep as it is asked of each row of one slot.
+type condition struct {
+	all     uint32
+	unseen  uint64 // more ticks than this; from both conditions
+	tick    uint32
+	count   uint32
+	square  float32
+	counter uint64
+	track   *track
+	touched int       // bytes of a record that are looked at
+	wide    []float32 // weights that are not stored as float32
+}
+
+func (t *Table) condition(slot rowraft.Slot, w *wire.Sweep, tick uint32) condition {
+	c := condition{all: w.Conditions, tick: tick, count: w.Count, square: float32(w.Norm * w.Norm), counter: t.slots[slot].version, track: t.track, touched: headerBytes}
+	if w.Conditions&wire.SweepExpire != 0 {
+		c.unseen = uint64(t.schema.Expire)
+	}
+	if w.Conditions&wire.SweepUnseen != 0 {
+		c.unseen = max(c.unseen, uint64(w.Unseen))
+	}
+	if w.Conditions&wire.SweepNorm != 0 {
+		c.touched, c.wide = t.stateAt, make([]float32, t.dim)
+	}
+	return c
+}
+
+func (c *condition) old(tick uint32) bool {
+	return c.all&(wire.SweepExpire|wire.SweepUnseen) == 0 || uint64(c.tick) > uint64(tick)+c.unseen
+}
+
+func (c *condition) meets(t *Table, r record) bool {
+	if !c.old(*r.recency()) {
+		return false
+	}
+	if c.all&wire.SweepCount != 0 && c.track.aged(*r.count(), *r.version(), c.counter) >= c.count {
+		return false
+	}
+	if c.all&wire.SweepNorm == 0 {
+		return true
+	}
+	sum := float32(0)
+	for _, w := range floats(t.weights(r), t.storage, c.wide) {
+		sum += float32(w * w)
+	}
+	return sum < c.square
+}
+
+func (c *condition) meetsCandidate(k candidate) bool {
+	return c.all&wire.SweepNorm == 0 && c.old(k.tick) && (c.all&wire.SweepCount == 0 || k.count < c.count)
+}
+
+// eachCandidate calls do with the candidates of slot. do must not change them.
+func (t *Table) eachCandidate(slot rowraft.Slot, do func(at uint32, c candidate)) {
+	if t.SlotCandidates(slot) == 0 {
+		return
+	}
+	set := &t.track.slots[slot]
+	for i := range uint32(len(set.words) / 2) {
+		if c := set.at(i); c.count != 0 {
+			do(i, c)
+		}
+	}
+}
+
+// increased is a count one higher, which stays at its limit.
+func increased(count uint32) uint32 {
+	if count == math.MaxUint32 {
+		return count
+	}
+	return count + 1
+}

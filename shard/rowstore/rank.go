@@ -1,0 +1,69 @@
+package rowstore
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+)
+
+// rank orders what may have to leave a slot: the lowest go first. No two are
+// equal in (hi, lo), so which ones go does not depend on how they are found.
+type rank struct {
+	hi, lo uint64
+	ref    uint64 // which one it is
+}
+
+func compareRanks(a, b rank) int {
+	if c := cmp.Compare(a.hi, b.hi); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.lo, b.lo)
+}
+
+func (a rank) less(b rank) bool { return a.hi < b.hi || a.hi == b.hi && a.lo < b.lo }
+
+// lowest moves the n lowest of r to its front, in no order, and returns them. It
+// takes time in the length of r: a tenth of what sorting takes.
+func lowest(r []rank, n int) []rank {
+	if n <= 0 {
+		return r[:0]
+	}
+	from, to := 0, len(r)
+	for tries := 2 * bits.Len(uint(len(r))); from < n && n < to; tries-- {
+		if tries == 0 { // pivots that part nothing; never seen
+			slices.SortFunc(r[from:to], compareRanks)
+			break
+		}
+		if p := partition(r[from:to]) + from; p < n {
+			from = p + 1
+		} else {
+			to = p
+		}
+	}
+	return r[:n]
+}
+
+// partition puts the median of three where it belongs, those below before it and
+// those above behind, and returns where that is. REQUIRES: r is not empty.
+func partition(r []rank) int {
+	last := len(r) - 1
+	mid := last / 2
+	if r[last].less(r[0]) {
+		r[0], r[last] = r[last], r[0]
+	}
+	if r[mid].less(r[0]) {
+		r[0], r[mid] = r[mid], r[0]
+	}
+	if r[mid].less(r[last]) {
+		r[mid], r[last] = r[last], r[mid]
+	}
+	pivot, at := r[last], 0
+	for i := range last {
+		if r[i].less(pivot) {
+			r[i], r[at] = r[at], r[i]
+			at++
+		}
+	}
+	r[at], r[last] = r[last], r[at]
+	return at
+}
