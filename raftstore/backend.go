@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	wal "github.com/hashicorp/raft-wal"
 	"github.com/hashicorp/raft-wal/segment"
+	"github.com/hashicorp/raft-wal/types"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	bolt "go.etcd.io/bbolt"
@@ -41,6 +43,9 @@ func openBackend(disk vfs.FS, kind, dir string, segmentSizeBytes int, logger *sl
 			wal.WithCodec(&codec{}),
 			wal.WithLogger(&hclogger{log: logger, name: "raft-wal"}))
 		if err != nil {
+			if errors.Is(err, types.ErrCorrupt) {
+				err = rowraft.Errorf(rowraft.CodeCorrupt, "%w", err)
+			}
 			return nil, fmt.Errorf("open raft-wal in %s: %w", dir, err)
 		}
 		return w, nil
