@@ -179,7 +179,7 @@ func (c Chain) Verify(ctx context.Context, read func(int)) (TableRows, error) {
 		}
 	}
 	for _, b := range m.Blobs {
-		if _, err := ReadFile(ctx, files, b.File, read); err != nil {
+		if err := CheckFile(ctx, files, b.File, read); err != nil {
 			return rows, fmt.Errorf("blob %s: %w", b.Name, err)
 		}
 	}

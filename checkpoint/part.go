@@ -81,8 +81,25 @@ func (s *summed) corrupt(format string, args ...any) error {
 
 func (s *summed) Close() error { return s.r.Close() }
 
+// OpenFile reads one file of a manifest. It is checked at its end: who has seen io.EOF
+// has read what the manifest names; before, it may be anything.
+func OpenFile(ctx context.Context, files Files, f File) (io.ReadCloser, error) {
+	return openSummed(ctx, files, f, nil)
+}
+
+// CheckFile reads one file of a manifest and keeps nothing of it.
+func CheckFile(ctx context.Context, files Files, f File, read func(int)) (err error) {
+	s, err := openSummed(ctx, files, f, read)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	_, err = io.Copy(io.Discard, s)
+	return err
+}
+
 // ReadFile returns the content of one file of a manifest, checked. It is for
-// files that fit memory: blobs and sums.
+// files that fit memory.
 func ReadFile(ctx context.Context, files Files, f File, read func(int)) (b []byte, err error) {
 	s, err := openSummed(ctx, files, f, read)
 	if err != nil {

@@ -139,6 +139,32 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	return c.handle(rpc.SchemaFromProto(reply.Table)), nil
 }
 
+// Restored is where a cluster's tables come from.
+type Restored struct {
+	ID, Destination, Name string    // of the checkpoint; "" if of none
+	Trained               []Trainer // that have trained since, or do
+}
+
+// Trainer names a trainer of a job.
+type Trainer struct {
+	Job  string
+	Rank int
+}
+
+// Restored asks where the cluster's tables come from.
+func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
+	err = c.schedulerCall(ctx, "status", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+		reply, err := stub.Status(ctx, &rowraftv1.StatusRequest{})
+		from := reply.GetRestored()
+		r = Restored{ID: from.GetId(), Destination: from.GetDestination(), Name: from.GetName()}
+		for _, t := range reply.GetTrainers() {
+			r.Trained = append(r.Trained, Trainer{t.GetJob(), int(t.GetRank())})
+		}
+		return err
+	})
+	return r, err
+}
+
 // JoinJob asks for this worker's rank in a job of the given number of workers. A
 // worker that comes back under its name gets its rank back with a higher incarnation.
 func (c *Client) JoinJob(ctx context.Context, job, worker string, workers int) (rank int, inc rowraft.Incarnation, err error) {

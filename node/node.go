@@ -357,7 +357,7 @@ func (n *Node) closeReplicas() error {
 
 // serve starts the gRPC services; the channel gives the error if they end early.
 func (n *Node) serve(conf *tls.Config) <-chan error {
-	n.grpc = grpc.NewServer(append(rpc.ServerOptions(conf), grpc.ChainUnaryInterceptor(n.endLongPolls))...)
+	n.grpc = grpc.NewServer(append(rpc.ServerOptions(conf), grpc.ChainUnaryInterceptor(n.endLongPolls), grpc.ChainStreamInterceptor(n.endAttendance))...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
 	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
@@ -382,6 +382,25 @@ func (n *Node) endLongPolls(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	return h(ctx, req)
 }
+
+// endAttendance lets the calls of trainers end when the server stops: they go on to
+// the next leader.
+func (n *Node) endAttendance(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	if info.FullMethod != rowraftv1.Checkpoints_Attend_FullMethodName {
+		return h(srv, stream)
+	}
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(n.stopping, func() { cancel(rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")) })()
+	return h(srv, &streamWithContext{stream, ctx})
+}
+
+type streamWithContext struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *streamWithContext) Context() context.Context { return s.ctx }
 
 // stopServing lets calls end for a while, then ends them.
 func (n *Node) stopServing() error {

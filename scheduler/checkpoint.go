@@ -35,6 +35,8 @@ const (
 	maxBlobs     = 4096
 	reportEvery  = 200 * time.Millisecond
 	busyPatience = 5 * time.Second
+	// leavingPatience is how long trainers that leave wait for another operation.
+	leavingPatience = 10 * time.Minute
 )
 
 // Checkpoints is the service that makes and restores checkpoints. One operation
@@ -50,10 +52,10 @@ func (s *Scheduler) Checkpoints() *Checkpoints { return s.checkpoints }
 
 // acquire makes the caller the operation that runs. It waits a little: the end of
 // a restore before may be under way.
-func (c *Checkpoints) acquire(ctx context.Context) error {
+func (c *Checkpoints) acquire(ctx context.Context, atMost time.Duration) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	patience := time.NewTimer(busyPatience)
+	patience := time.NewTimer(atMost)
 	defer patience.Stop()
 	for !c.busy.TryLock() {
 		select {
@@ -69,23 +71,49 @@ func (c *Checkpoints) acquire(ctx context.Context) error {
 
 // CreateCheckpoint cuts through all shards and writes them.
 func (c *Checkpoints) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+	_, err := c.create(stream.Context(), busyPatience, &creation{req: req, report: stream.Send})
+	return err
+}
+
+// create runs op once nothing else runs, and returns what was made. It waits for that
+// for patience.
+func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *creation) (*rowraftv1.CreateCheckpointReply, error) {
 	_, term, err := c.s.leading()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := c.acquire(stream.Context()); err != nil {
-		return err
+	if err := c.acquire(ctx, patience); err != nil {
+		return nil, err
 	}
 	defer c.busy.Unlock()
-	op := &creation{s: c.s, term: term, req: req, stream: stream, id: uuid.New(), created: time.Now().UTC()}
-	if err := op.open(stream.Context()); err != nil {
-		return err
+	op.s, op.term, op.id, op.created = c.s, term, uuid.New(), time.Now().UTC()
+	if err := op.open(ctx); err != nil {
+		return nil, err
 	}
-	if err := op.run(stream.Context()); err != nil {
+	done, err := op.run(ctx)
+	if err != nil {
 		c.s.logger.Warn("a checkpoint failed", "checkpoint", op.name, "destination", op.depot.String(), "err", err)
-		return errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, err), op.cleanUp())
+		return nil, errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, err), op.cleanUp())
 	}
-	return nil
+	return done, op.report(done)
+}
+
+// createFor makes the checkpoint that a trainer of job asked for as it leaves. paused
+// is called before the trainers are.
+func (c *Checkpoints) createFor(ctx context.Context, job string, park *rowraftv1.AttendPark, paused func()) (string, error) {
+	prefix := job[:min(len(job), 60)] + "-stop-"
+	if park.GetEnded() {
+		prefix = job[:min(len(job), 60)] + "-end-"
+	}
+	op := &creation{
+		prefix: prefix, paused: paused, report: func(*rowraftv1.CreateCheckpointReply) error { return nil },
+		req: &rowraftv1.CreateCheckpointRequest{Destination: park.GetDestination(), Job: job, SkipAbsent: park.GetSkipAbsent()},
+	}
+	done, err := c.create(ctx, leavingPatience, op)
+	if err != nil {
+		return "", err
+	}
+	return op.depot.String() + "/" + done.GetName(), nil
 }
 
 // creation is one checkpoint on its way.
@@ -93,7 +121,9 @@ type creation struct {
 	s       *Scheduler
 	term    rowraft.Term
 	req     *rowraftv1.CreateCheckpointRequest
-	stream  grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]
+	report  func(*rowraftv1.CreateCheckpointReply) error // an error ends it
+	prefix  string                                       // of a name that is made up
+	paused  func()                                       // called before trainers are paused; may be nil
 	id      uuid.UUID
 	created time.Time
 	depot   depot.Depot
@@ -105,7 +135,7 @@ type creation struct {
 // open checks the request and the destination.
 func (op *creation) open(ctx context.Context) (err error) {
 	if op.name = op.req.GetName(); op.name == "" {
-		op.name = op.created.Format("20060102T150405Z") + "-" + op.id.String()[:4]
+		op.name = op.prefix + op.created.Format("20060102T150405Z") + "-" + op.id.String()[:4]
 	}
 	if err := depot.CheckName(op.name); err != nil {
 		return err
@@ -135,6 +165,9 @@ func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
 		if err := checkpoint.CheckBlobName(b.GetName()); err != nil {
 			return err
 		}
+		if strings.HasPrefix(b.GetName(), "trainer/") {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s: names that begin with trainer/ are those of trainers' states", b.GetName())
+		}
 		if n := len(b.GetContent()); n == 0 || n > maxBlobBytes || names[b.GetName()] {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s has %d bytes or stands twice: want 1 to %d, once", b.GetName(), n, maxBlobBytes)
 		}
@@ -143,49 +176,65 @@ func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
 	return nil
 }
 
-func (op *creation) run(ctx context.Context) error {
+func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, error) {
 	var parts []*partWriter
+	var trainers *muster
 	for attempt := 1; ; attempt++ {
 		var err error
-		if parts, err = op.cut(ctx); err == nil {
+		if parts, trainers, err = op.cut(ctx); err == nil {
 			break
 		}
 		if attempt == cutAttempts || ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() {
-			return err
+			return nil, err
 		}
 		op.s.logger.Info("the cut of a checkpoint is tried again", "checkpoint", op.name, "err", err)
 		select {
 		case <-time.After(cutRetry):
 		case <-ctx.Done():
-			return err
+			return nil, err
 		}
 	}
 	defer closeAll(parts)
-	if err := op.collect(ctx, parts); err != nil {
-		return err
+	defer trainers.end()
+	if err := op.write(ctx, parts, trainers); err != nil {
+		return nil, err
 	}
-	m, err := op.manifest(ctx, parts)
+	m, err := op.manifest(ctx, parts, trainers)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	raw, err := m.Encode()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// Another leader may have taken over, and may be restoring.
 	if _, term, err := op.s.leading(); err != nil || term != op.term {
-		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
+		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
 	}
 	if err := op.depot.PutNew(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
-		return err
+		return nil, err
 	}
 	if err := op.stands(ctx, m); err != nil {
-		return err
+		return nil, err
 	}
 	op.s.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
-	return op.stream.Send(&rowraftv1.CreateCheckpointReply{
-		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.note,
+	return &rowraftv1.CreateCheckpointReply{
+		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.note, Trainers: trainers.attended(),
+	}, nil
+}
+
+// write returns when the rows of all shards and the states of all trainers are there.
+func (op *creation) write(ctx context.Context, parts []*partWriter, trainers *muster) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return op.collect(ctx, parts) })
+	g.Go(func() error {
+		err := trainers.store(ctx, op.depot, op.name, op.tag())
+		if err != nil {
+			closeAll(parts)
+		}
+		return err
 	})
+	return g.Wait()
 }
 
 // tag stands in the names of all files of this checkpoint: what another leader
@@ -222,12 +271,13 @@ func (op *creation) cleanUp() error {
 	return op.base.claim.Drop(ctx)
 }
 
-// cut opens the parts of all shards, holds them all, and marks them all. Without
-// an error each of them is being written.
-func (op *creation) cut(ctx context.Context) (parts []*partWriter, err error) {
+// cut opens the parts of all shards, brings the trainers to a halt, holds all shards
+// and marks them all. Without an error each of them is being written, and the
+// trainers go on.
+func (op *creation) cut(ctx context.Context) (parts []*partWriter, trainers *muster, err error) {
 	m := op.s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
+		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
 	for _, sh := range m.Shards {
 		parts = append(parts, &partWriter{op: op, shard: sh, slots: m.SlotsOf(sh.ID), cluster: m})
@@ -235,24 +285,36 @@ func (op *creation) cut(ctx context.Context) (parts []*partWriter, err error) {
 	defer func() {
 		if err != nil {
 			closeAll(parts)
+			trainers.letGo()
 		}
 	}()
+	if _, err := op.s.assemble(ctx, op.req.GetJob(), op.req.GetSkipAbsent()); err != nil {
+		return nil, nil, err // before anything is opened
+	}
 	mark := uuid.New()
 	copy(mark[:], op.tag()) // it names the files of the parts
 	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
 	defer deadline.Stop()
 	if err := all(parts, func(p *partWriter) error { return p.prepare(ctx, mark) }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, p := range parts {
 		if p.epoch != parts[0].epoch || p.epoch != m.Epoch {
-			return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d is of table epoch %d, the cluster of %d: a restore is being finished", p.shard.ID, p.epoch, m.Epoch)
+			return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d is of table epoch %d, the cluster of %d: a restore is being finished", p.shard.ID, p.epoch, m.Epoch)
 		}
 	}
-	if err := all(parts, (*partWriter).hold); err != nil {
-		return nil, err
+	if op.paused != nil {
+		op.paused()
 	}
-	return parts, all(parts, (*partWriter).mark)
+	if trainers, err = op.s.pauseTrainers(ctx, op.req.GetJob(), op.req.GetSkipAbsent()); err != nil {
+		return nil, nil, err
+	}
+	for _, step := range []func(*partWriter) error{(*partWriter).hold, (*partWriter).mark} {
+		if err := all(parts, step); err != nil {
+			return nil, trainers, err
+		}
+	}
+	return parts, trainers, trainers.release(ctx)
 }
 
 // all calls f for all parts at once.
@@ -320,12 +382,12 @@ func (op *creation) progress(parts []*partWriter) error {
 		r.BytesTotal += p.total
 	}
 	r.BytesTotal = max(r.BytesTotal, r.Bytes)
-	return op.stream.Send(r)
+	return op.report(r)
 }
 
 // manifest stores the blobs, looks whether everything lies where this server
 // reads it, and adds up what was written.
-func (op *creation) manifest(ctx context.Context, parts []*partWriter) (*checkpoint.Manifest, error) {
+func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers *muster) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{
 		ID: op.id.String(), Created: op.created, Binary: op.s.opts.Version, HashVers: clustermap.HashVersion,
 		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version, Parent: op.base.parent(),
@@ -352,6 +414,10 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter) (*checkpo
 		}
 		m.Blobs = append(m.Blobs, checkpoint.Blob{Name: b.GetName(), File: f})
 	}
+	for _, p := range trainers.members {
+		m.Blobs = append(m.Blobs, p.blob)
+	}
+	slices.SortFunc(m.Blobs, func(a, b checkpoint.Blob) int { return strings.Compare(a.Name, b.Name) })
 	return m, op.checkFiles(ctx, m)
 }
 

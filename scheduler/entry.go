@@ -17,7 +17,7 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 4 // the newest that this binary reads
+	frameVersion  = 5 // the newest that this binary reads
 	frameBytes    = 16
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
@@ -47,6 +47,9 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 func versionOf(m proto.Message) uint32 {
 	switch m := m.(type) {
 	case *rowraftv1.MetaCommand:
+		if m.GetRestore().GetSource() != nil {
+			return 5
+		}
 		if anyExtended(m.GetCreateTable().GetTable()) || anyExtended(m.GetRestore().GetTables()...) {
 			return 4
 		}
@@ -55,8 +58,13 @@ func versionOf(m proto.Message) uint32 {
 			return 2
 		case *rowraftv1.MetaCommand_BeginRestore, *rowraftv1.MetaCommand_Restore, *rowraftv1.MetaCommand_EndRestore:
 			return 3
+		case *rowraftv1.MetaCommand_Attend, *rowraftv1.MetaCommand_Leave:
+			return 5
 		}
 	case *rowraftv1.MetaState:
+		if m.GetRestored() != nil || m.GetRestore().GetSource() != nil || len(m.GetTrainers()) > 0 {
+			return 5
+		}
 		if anyExtended(m.GetMap().GetTables()...) || anyExtended(m.GetRestore().GetTables()...) {
 			return 4
 		}

@@ -107,6 +107,10 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.decideRestore(c.Restore)
 	case *rowraftv1.MetaCommand_EndRestore:
 		return nil, s.endRestore(c.EndRestore)
+	case *rowraftv1.MetaCommand_Attend:
+		return nil, s.attend(c.Attend)
+	case *rowraftv1.MetaCommand_Leave:
+		return nil, s.leave(c.Leave)
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -186,7 +190,8 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun}
+	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
+		Restored: s.restored, Trainers: slices.Clone(s.trainers)}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -232,6 +237,9 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 	if !slices.IsSortedFunc(s.jobs, func(a, b job) int { return strings.Compare(a.name, b.name) }) ||
 		!slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
 		return nil, fmt.Errorf("nodes or jobs are out of order")
+	}
+	if err := s.trainersFromProto(p); err != nil {
+		return nil, err
 	}
 	return s, s.movesFromProto(p)
 }

@@ -82,6 +82,9 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	if err := s.reconcileRestore(ctx, m); err != nil {
 		return err
 	}
+	if err := s.forgetDead(ctx); err != nil {
+		return err
+	}
 	return s.ensureTables(ctx, m.Tables)
 }
 

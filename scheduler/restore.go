@@ -38,7 +38,7 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 	if err != nil {
 		return err
 	}
-	if err := c.acquire(stream.Context()); err != nil {
+	if err := c.acquire(stream.Context(), busyPatience); err != nil {
 		return err
 	}
 	defer c.busy.Unlock()
@@ -376,8 +376,7 @@ func (op *restoration) stage(ctx context.Context) error {
 	}
 	for _, b := range op.manifest.Blobs {
 		g.Go(func() error {
-			_, err := checkpoint.ReadFile(ctx, op.chain[0].Files, b.File, op.count)
-			return err
+			return checkpoint.CheckFile(ctx, op.chain[0].Files, b.File, op.count)
 		})
 	}
 	if err := g.Wait(); err != nil || op.req.GetDryRun() {
@@ -448,6 +447,9 @@ func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error
 	d := &rowraftv1.MetaRestore{Id: op.id[:], TableEpoch: uint64(op.cluster.Epoch) + 1, Shards: make([]*rowraftv1.MetaRestoreShard, len(op.feeds))}
 	for _, t := range op.tables {
 		d.Tables = append(d.Tables, rpc.SchemaToProto(&t))
+	}
+	if len(op.tables) == len(op.manifest.Tables) { // else no trainer could go on from it
+		d.Source = &rowraftv1.MetaRestored{Id: op.manifest.ID, Destination: op.depot.String(), Name: op.req.GetName()}
 	}
 	err := op.each(func(f *feed) error {
 		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})

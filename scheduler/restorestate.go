@@ -54,6 +54,7 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		tables = append(tables, t)
 	}
 	s.restore, s.begun = r, nil
+	s.restored, s.trainers = r.GetSource(), nil // who trained before has to begin anew
 	s.cluster.Tables = tables
 	s.cluster.Epoch++
 	s.cluster.Version++

@@ -78,7 +78,7 @@ type Options struct {
 //
 // Goroutines: it starts none by itself; Run is one, and waits for those it starts.
 //
-// Lock order: soft.mu and driver.mu, each alone, never held across a call out of
+// Lock order: soft.mu, driver.mu and attendance.mu, each alone, never held across a call out of
 // this package.
 type Scheduler struct {
 	rowraftv1.UnimplementedClusterServer
@@ -94,6 +94,7 @@ type Scheduler struct {
 	driver  driver
 
 	checkpoints *Checkpoints
+	attendance  *attendance
 
 	// hello asks one address; tests put their own network here.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
@@ -144,6 +145,7 @@ func New(opts Options) (*Scheduler, error) {
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
+		attendance: newAttendance(),
 	}
 	s.hello = s.helloTo
 	s.checkpoints = &Checkpoints{s: s}

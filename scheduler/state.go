@@ -25,12 +25,14 @@ type state struct {
 	cluster         clustermap.Map // everything but the slots, which cmap holds
 	slots           []uint8        // slot → shard; nil until the shards are made
 	lastIncarnation rowraft.Incarnation
-	jobs            []job                  // by name
-	moves           []move                 // that run, by shard: at most one each
-	finished        []move                 // the last ones, oldest first
-	lastMove        uint64                 // highest id given
-	restore         *rowraftv1.MetaRestore // decided, not yet closed in every shard; immutable
-	begun           []byte                 // id of the restore that may be decided; immutable
+	jobs            []job                    // by name
+	moves           []move                   // that run, by shard: at most one each
+	finished        []move                   // the last ones, oldest first
+	lastMove        uint64                   // highest id given
+	restore         *rowraftv1.MetaRestore   // decided, not yet closed in every shard; immutable
+	begun           []byte                   // id of the restore that may be decided; immutable
+	restored        *rowraftv1.MetaRestored  // where the tables come from, nil if from no checkpoint; immutable
+	trainers        []*rowraftv1.MetaTrainer // by job and rank, each immutable
 }
 
 type job struct {
@@ -56,6 +58,7 @@ func (s *state) clone() *state {
 		c.jobs[i] = j
 	}
 	c.moves, c.finished = slices.Clone(s.moves), slices.Clone(s.finished)
+	c.trainers = slices.Clone(s.trainers)
 	return &c
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
@@ -35,6 +36,12 @@ type Config struct {
 	Model      ModelConfig           `yaml:"model"`
 	Embeddings TableConfig           `yaml:"embeddings"`
 	Dense      TableConfig           `yaml:"dense"`
+
+	Checkpoint CheckpointConfig `yaml:"checkpoint"`
+	// Resume is where to go on: DESTINATION/NAME of a checkpoint whose tables the
+	// cluster has; "auto": the one that its tables come from, if this trainer has not
+	// trained since; "": at the beginning of the data.
+	Resume string `yaml:"resume"`
 
 	Audit       bool   `yaml:"audit"`       // bump audit rows with each push
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out part at the end; default true
@@ -76,6 +83,42 @@ type TableConfig struct {
 type CapacityConfig struct {
 	Rows  uint64 `yaml:"rows"`
 	Evict string `yaml:"evict"` // lru or lfu
+}
+
+// CheckpointConfig says which checkpoints a job makes.
+type CheckpointConfig struct {
+	To string `yaml:"to"` // destination
+	// AtEnd is "true" for a checkpoint in To when all trainers are done, or another
+	// destination; OnStop makes one in To when a trainer is told to stop.
+	AtEnd      string `yaml:"at_end"`
+	OnStop     bool   `yaml:"on_stop"`
+	SkipAbsent bool   `yaml:"skip_absent"` // make them without trainers that do not answer
+}
+
+// atEnd is the destination of the checkpoint at the end, "" for none.
+func (c *CheckpointConfig) atEnd() string {
+	switch c.AtEnd {
+	case "", "false":
+		return ""
+	case "true":
+		return c.To
+	}
+	return c.AtEnd
+}
+
+func (c *CheckpointConfig) validate() error {
+	if c.To == "" && (c.OnStop || c.AtEnd == "true") {
+		return invalid("checkpoint: to is missing: where checkpoints are kept, an absolute path that all servers share or s3://bucket/prefix")
+	}
+	for _, to := range []string{c.To, c.atEnd()} {
+		if to == "" {
+			continue
+		}
+		if _, err := depot.Open(to); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // MaxAuditTrainers is the number of trainers an audit row has room for.
@@ -165,6 +208,9 @@ func (c *Config) Validate() error {
 		return invalid("model dim %d: want 1 to %d", c.Model.Dim, rowraft.MaxDim)
 	case !(c.Embeddings.Init > 0):
 		return invalid("embeddings: init %v: want > 0", c.Embeddings.Init)
+	}
+	if err := c.Checkpoint.validate(); err != nil {
+		return err
 	}
 	for _, t := range []*TableConfig{&c.Embeddings, &c.Dense} {
 		if _, err := t.optimizer(); err != nil {

@@ -44,6 +44,9 @@ type Result struct {
 	AuditTable string   `json:"audit_table,omitempty"`
 	AuditKeys  []string `json:"audit_keys,omitempty"` // decimal: JSON numbers end at 2^53
 
+	ResumedFrom string `json:"resumed_from,omitempty"` // checkpoint, DESTINATION/NAME
+	Checkpoint  string `json:"checkpoint,omitempty"`   // made at the end, or when it was stopped
+
 	Interrupted bool      `json:"interrupted"`
 	FinishedAt  time.Time `json:"finished_at"`
 }

@@ -13,6 +13,7 @@ const (
 	EventSkipped = "skipped" // a batch was not finite; Message says which
 	EventHeld    = "held"    // the held-out part is being scored; Step of Steps batches
 	EventDone    = "done"    // training ended; Message is the error, "" if none
+	EventNote    = "note"    // Message is for people
 )
 
 // Event is one thing that happened in a run. As JSON, one per line, it is what

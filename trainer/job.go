@@ -131,7 +131,10 @@ func (j *Job) Accelerator() *accel.Report { return j.accel }
 // stops reading, waits up to 20 s for the pushes it has sent, and returns the
 // result so far with Interrupted set. With an error the result holds what was
 // counted until then.
-func (j *Job) Run(ctx context.Context) (*Result, error) {
+func (j *Job) Run(ctx context.Context) (*Result, error) { return j.run(ctx, nil) }
+
+// run calls trained, unless it is nil, between training and scoring.
+func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, error) {
 	j.started = time.Now()
 	j.emit(EventStart, func(e *Event) { e.Message = j.set.Name() })
 	err := j.train(ctx)
@@ -143,6 +146,9 @@ func (j *Job) Run(ctx context.Context) (*Result, error) {
 	})
 	r := j.result()
 	r.Interrupted = ctx.Err() != nil
+	if err == nil && trained != nil {
+		err = trained(r)
+	}
 	if err != nil || r.Interrupted {
 		return r, err
 	}

@@ -65,7 +65,7 @@ func lineProgress(out io.Writer) *progress {
 		case trainer.EventStart:
 			last = e.Time
 			fmt.Fprintf(out, "training on %s\n", e.Message)
-		case trainer.EventSkipped:
+		case trainer.EventSkipped, trainer.EventNote:
 			fmt.Fprintln(out, e.Message)
 		case trainer.EventStep:
 			if e.Time.Sub(last) >= lineEvery {
@@ -107,7 +107,7 @@ func barProgress(out io.Writer) *progress {
 			case trainer.EventStep:
 				set(fmt.Sprintf(" loss %.4f  AUC %.4f  %.0f/s  ", e.Loss, e.AUC, e.ExamplesPerSecond))
 				bar.SetCurrent(e.Step)
-			case trainer.EventSkipped:
+			case trainer.EventSkipped, trainer.EventNote:
 				fmt.Fprintln(bars, e.Message)
 			case trainer.EventHeld:
 				set(fmt.Sprintf(" scoring the held-out part: %d examples", e.Examples))

@@ -37,7 +37,7 @@ type options struct {
 }
 
 func newTrain() *cobra.Command {
-	cmd := newJobCommand(options{}, func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Run(ctx) })
+	cmd := newJobCommand(options{})
 	cmd.Use, cmd.Short = "train", "Train a model on a cluster, then score the held-out part"
 	cmd.Long = `Train reads a job from a YAML file and flags; a flag wins over the file. It creates the tables of the job, or goes on
 with those that are there, trains, and scores the held-out part of the data.`
@@ -56,7 +56,7 @@ with those that are there, trains, and scores the held-out part of the data.`
 }
 
 func newEval() *cobra.Command {
-	cmd := newJobCommand(options{mustExist: true}, func(ctx context.Context, j *trainer.Job) (*trainer.Result, error) { return j.Evaluate(ctx) })
+	cmd := newJobCommand(options{mustExist: true})
 	cmd.Use, cmd.Short = "evaluate", "Score the held-out part with the weights the cluster has now"
 	cmd.Aliases = []string{"eval"}
 	cmd.Long = `Evaluate takes the configuration and flags of train, and trains nothing. The tables of the job must be there.`
@@ -64,16 +64,15 @@ func newEval() *cobra.Command {
 	return cmd
 }
 
-// newJobCommand is a command that makes a Job from flags, laid over o, and hands
-// it to run.
-func newJobCommand(o options, run func(context.Context, *trainer.Job) (*trainer.Result, error)) *cobra.Command {
+// newJobCommand is a command that makes a Job from flags, laid over o, and runs it.
+func newJobCommand(o options) *cobra.Command {
 	set := trainer.DefaultConfig() // what the flags set; the defaults are for the help
 	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 		cfg, err := o.load(cmd, &set)
 		if err != nil {
 			return err
 		}
-		return o.run(cmd.Context(), cfg, run)
+		return o.run(cmd.Context(), cfg)
 	}}
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "YAML file with the job")
@@ -100,6 +99,8 @@ func newJobCommand(o options, run func(context.Context, *trainer.Job) (*trainer.
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
+	f.StringVar(&set.Resume, "resume", "", "go on exactly from this checkpoint, DESTINATION/NAME, which was restored; auto: from the one that was, if any")
+	f.StringVar(&set.Checkpoint.AtEnd, "checkpoint-at-end", "", "make a checkpoint at this destination when all trainers of the job are done")
 	f.BoolVar(&set.Audit, "audit", false, "bump this trainer's dimension of an audit row per shard with each push")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")
 	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
@@ -132,6 +133,8 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("steps"), &cfg.Steps, set.Steps)
 	over(given("patience"), &cfg.Patience, set.Patience)
 	over(given("dim"), &cfg.Model.Dim, set.Model.Dim)
+	over(given("resume"), &cfg.Resume, set.Resume)
+	over(given("checkpoint-at-end"), &cfg.Checkpoint.AtEnd, set.Checkpoint.AtEnd)
 	over(given("audit"), &cfg.Audit, set.Audit)
 	over(given("accelerator"), &cfg.Accelerator, set.Accelerator)
 	if given("data") { // a file on the command line replaces a generator in the job
@@ -155,6 +158,9 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // better now than after the run
 		return cfg, usageError{fmt.Errorf("--json %s: %w", o.json, err)}
 	}
+	if o.local && (cfg.Resume != "" || cfg.Checkpoint != trainer.CheckpointConfig{}) {
+		return cfg, usageError{fmt.Errorf("--local: tables in this process have no checkpoints")}
+	}
 	if !o.local && len(cfg.Endpoints) == 0 {
 		return cfg, usageError{fmt.Errorf("no cluster: give --endpoints host:port, or --local to train without one")}
 	}
@@ -171,12 +177,14 @@ func over[T any](given bool, dst *T, v T) {
 }
 
 // run makes the job and runs it, with progress and result where they belong.
-func (o *options) run(ctx context.Context, cfg trainer.Config, do func(context.Context, *trainer.Job) (*trainer.Result, error)) error {
-	tables, closeTables, err := o.connect(ctx, &cfg)
+func (o *options) run(ctx context.Context, cfg trainer.Config) error {
+	tables, c, err := o.connect(ctx, &cfg)
 	if err != nil {
 		return err
 	}
-	defer closeTables()
+	if c != nil {
+		defer c.Close()
+	}
 	p, err := newProgress(o.progress, o.progressFile)
 	if err != nil {
 		return err
@@ -189,7 +197,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config, do func(context.C
 	if w := job.Accelerator().Warning(); w != "" {
 		fmt.Fprintln(os.Stderr, w)
 	}
-	result, err := do(ctx, job)
+	result, err := o.do(ctx, job, &cfg, c)
 	p.close()
 	if o.json != "" && result != nil {
 		if werr := writeJSON(o.json, result); werr != nil && err == nil {
@@ -205,14 +213,30 @@ func (o *options) run(ctx context.Context, cfg trainer.Config, do func(context.C
 	return err
 }
 
-// connect opens the tables and settles this trainer's rank.
-func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tables, func(), error) {
+// do trains, or scores; c is nil without a cluster.
+func (o *options) do(ctx context.Context, job *trainer.Job, cfg *trainer.Config, c *client.Client) (*trainer.Result, error) {
+	switch {
+	case o.mustExist:
+		return job.Evaluate(ctx)
+	case c == nil:
+		return job.Run(ctx)
+	}
+	saved, err := trainer.FindSaved(ctx, cfg, c)
+	if err != nil {
+		return nil, err
+	}
+	return job.RunOn(ctx, c, saved)
+}
+
+// connect opens the tables and settles this trainer's rank. The client is nil
+// without a cluster.
+func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tables, *client.Client, error) {
 	if o.local {
 		if cfg.Trainers > 1 {
 			return nil, nil, usageError{fmt.Errorf("--local with %d trainers: they would not share anything", cfg.Trainers)}
 		}
 		t, err := trainer.NewLocal(o.localShards, nil)
-		return t, func() {}, err
+		return t, nil, err
 	}
 	dtype := rowraft.Float32
 	if cfg.DType == "bfloat16" {
@@ -243,7 +267,7 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 	if o.mustExist {
 		tables = trainer.OpenCluster(c)
 	}
-	return tables, func() { c.Close() }, nil
+	return tables, c, nil
 }
 
 func printResult(w io.Writer, r *trainer.Result) {
@@ -266,6 +290,12 @@ func printResult(w io.Writer, r *trainer.Result) {
 		row("held out", "%d examples", r.HeldExamples)
 		row("AUC", "%s", withBest(r.AUC, r.BestAUC))
 		row("log loss", "%s", withBest(r.LogLoss, r.BestLogLoss))
+	}
+	if r.ResumedFrom != "" {
+		row("went on from", "%s, after step %d", r.ResumedFrom, r.ResumedAtStep)
+	}
+	if r.Checkpoint != "" {
+		row("checkpoint", "%s", r.Checkpoint)
 	}
 	if r.Interrupted {
 		row("interrupted", "at %s", r.FinishedAt.Format(time.TimeOnly))

@@ -21,6 +21,998 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type AttendRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Step:
+	//
+	//	*AttendRequest_Hello
+	//	*AttendRequest_Paused
+	//	*AttendRequest_Failed
+	//	*AttendRequest_Released
+	//	*AttendRequest_State
+	//	*AttendRequest_Park
+	Step          isAttendRequest_Step `protobuf_oneof:"step"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendRequest) Reset() {
+	*x = AttendRequest{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendRequest) ProtoMessage() {}
+
+func (x *AttendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
+func (*AttendRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AttendRequest) GetStep() isAttendRequest_Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *AttendRequest) GetHello() *AttendHello {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_Hello); ok {
+			return x.Hello
+		}
+	}
+	return nil
+}
+
+func (x *AttendRequest) GetPaused() *AttendPaused {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_Paused); ok {
+			return x.Paused
+		}
+	}
+	return nil
+}
+
+func (x *AttendRequest) GetFailed() *AttendFailed {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_Failed); ok {
+			return x.Failed
+		}
+	}
+	return nil
+}
+
+func (x *AttendRequest) GetReleased() *AttendReleased {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_Released); ok {
+			return x.Released
+		}
+	}
+	return nil
+}
+
+func (x *AttendRequest) GetState() *AttendState {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_State); ok {
+			return x.State
+		}
+	}
+	return nil
+}
+
+func (x *AttendRequest) GetPark() *AttendPark {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_Park); ok {
+			return x.Park
+		}
+	}
+	return nil
+}
+
+type isAttendRequest_Step interface {
+	isAttendRequest_Step()
+}
+
+type AttendRequest_Hello struct {
+	Hello *AttendHello `protobuf:"bytes,1,opt,name=hello,proto3,oneof"`
+}
+
+type AttendRequest_Paused struct {
+	Paused *AttendPaused `protobuf:"bytes,2,opt,name=paused,proto3,oneof"`
+}
+
+type AttendRequest_Failed struct {
+	Failed *AttendFailed `protobuf:"bytes,3,opt,name=failed,proto3,oneof"`
+}
+
+type AttendRequest_Released struct {
+	Released *AttendReleased `protobuf:"bytes,4,opt,name=released,proto3,oneof"`
+}
+
+type AttendRequest_State struct {
+	State *AttendState `protobuf:"bytes,5,opt,name=state,proto3,oneof"`
+}
+
+type AttendRequest_Park struct {
+	Park *AttendPark `protobuf:"bytes,6,opt,name=park,proto3,oneof"`
+}
+
+func (*AttendRequest_Hello) isAttendRequest_Step() {}
+
+func (*AttendRequest_Paused) isAttendRequest_Step() {}
+
+func (*AttendRequest_Failed) isAttendRequest_Step() {}
+
+func (*AttendRequest_Released) isAttendRequest_Step() {}
+
+func (*AttendRequest_State) isAttendRequest_Step() {}
+
+func (*AttendRequest_Park) isAttendRequest_Step() {}
+
+type AttendHello struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Trainers      uint32                 `protobuf:"varint,3,opt,name=trainers,proto3" json:"trainers,omitempty"`                       // of the job
+	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`                        // 16 bytes, of this process
+	Checkpoint    string                 `protobuf:"bytes,5,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
+	TableEpoch    uint64                 `protobuf:"varint,6,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // that it trains in, as it was told before; 0: it begins
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendHello) Reset() {
+	*x = AttendHello{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendHello) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendHello) ProtoMessage() {}
+
+func (x *AttendHello) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendHello.ProtoReflect.Descriptor instead.
+func (*AttendHello) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AttendHello) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *AttendHello) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *AttendHello) GetTrainers() uint32 {
+	if x != nil {
+		return x.Trainers
+	}
+	return 0
+}
+
+func (x *AttendHello) GetInstance() []byte {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
+func (x *AttendHello) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *AttendHello) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+// AttendPaused says that nothing is under way: all that was read is trained and
+// acknowledged.
+type AttendPaused struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
+	Step          uint64                 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // of the state that it would send
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendPaused) Reset() {
+	*x = AttendPaused{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendPaused) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendPaused) ProtoMessage() {}
+
+func (x *AttendPaused) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendPaused.ProtoReflect.Descriptor instead.
+func (*AttendPaused) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AttendPaused) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendPaused) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *AttendPaused) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// AttendFailed says that there is no state to give: the run has failed.
+type AttendFailed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendFailed) Reset() {
+	*x = AttendFailed{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendFailed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendFailed) ProtoMessage() {}
+
+func (x *AttendFailed) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendFailed.ProtoReflect.Descriptor instead.
+func (*AttendFailed) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AttendFailed) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendFailed) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// AttendReleased answers release.
+type AttendReleased struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Held          bool                   `protobuf:"varint,2,opt,name=held,proto3" json:"held,omitempty"`                         // it stood still since it said paused
+	PausedNs      uint64                 `protobuf:"varint,3,opt,name=paused_ns,json=pausedNs,proto3" json:"paused_ns,omitempty"` // since it was told to pause
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendReleased) Reset() {
+	*x = AttendReleased{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendReleased) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendReleased) ProtoMessage() {}
+
+func (x *AttendReleased) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendReleased.ProtoReflect.Descriptor instead.
+func (*AttendReleased) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AttendReleased) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendReleased) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *AttendReleased) GetPausedNs() uint64 {
+	if x != nil {
+		return x.PausedNs
+	}
+	return 0
+}
+
+// AttendState is one piece of the state.
+type AttendState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Content       []byte                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	Last          bool                   `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendState) Reset() {
+	*x = AttendState{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendState) ProtoMessage() {}
+
+func (x *AttendState) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendState.ProtoReflect.Descriptor instead.
+func (*AttendState) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AttendState) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendState) GetContent() []byte {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *AttendState) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+// AttendPark says that training is over.
+type AttendPark struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ended         bool                   `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`                             // it did all that it was to do; else it was stopped
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`                  // make a checkpoint there before it leaves: if ended, when all trainers of the job have; "": none
+	SkipAbsent    bool                   `protobuf:"varint,3,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"` // go on without trainers that do not answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendPark) Reset() {
+	*x = AttendPark{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendPark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendPark) ProtoMessage() {}
+
+func (x *AttendPark) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendPark.ProtoReflect.Descriptor instead.
+func (*AttendPark) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AttendPark) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *AttendPark) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *AttendPark) GetSkipAbsent() bool {
+	if x != nil {
+		return x.SkipAbsent
+	}
+	return false
+}
+
+type AttendReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Step:
+	//
+	//	*AttendReply_Welcome
+	//	*AttendReply_Pause
+	//	*AttendReply_Release
+	//	*AttendReply_Leave
+	//	*AttendReply_Beat
+	Step          isAttendReply_Step `protobuf_oneof:"step"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendReply) Reset() {
+	*x = AttendReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendReply) ProtoMessage() {}
+
+func (x *AttendReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendReply.ProtoReflect.Descriptor instead.
+func (*AttendReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AttendReply) GetStep() isAttendReply_Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *AttendReply) GetWelcome() *AttendWelcome {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Welcome); ok {
+			return x.Welcome
+		}
+	}
+	return nil
+}
+
+func (x *AttendReply) GetPause() *AttendPause {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Pause); ok {
+			return x.Pause
+		}
+	}
+	return nil
+}
+
+func (x *AttendReply) GetRelease() *AttendRelease {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Release); ok {
+			return x.Release
+		}
+	}
+	return nil
+}
+
+func (x *AttendReply) GetLeave() *AttendLeave {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Leave); ok {
+			return x.Leave
+		}
+	}
+	return nil
+}
+
+func (x *AttendReply) GetBeat() *AttendBeat {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Beat); ok {
+			return x.Beat
+		}
+	}
+	return nil
+}
+
+type isAttendReply_Step interface {
+	isAttendReply_Step()
+}
+
+type AttendReply_Welcome struct {
+	Welcome *AttendWelcome `protobuf:"bytes,1,opt,name=welcome,proto3,oneof"`
+}
+
+type AttendReply_Pause struct {
+	Pause *AttendPause `protobuf:"bytes,2,opt,name=pause,proto3,oneof"`
+}
+
+type AttendReply_Release struct {
+	Release *AttendRelease `protobuf:"bytes,3,opt,name=release,proto3,oneof"`
+}
+
+type AttendReply_Leave struct {
+	Leave *AttendLeave `protobuf:"bytes,4,opt,name=leave,proto3,oneof"`
+}
+
+type AttendReply_Beat struct {
+	Beat *AttendBeat `protobuf:"bytes,5,opt,name=beat,proto3,oneof"`
+}
+
+func (*AttendReply_Welcome) isAttendReply_Step() {}
+
+func (*AttendReply_Pause) isAttendReply_Step() {}
+
+func (*AttendReply_Release) isAttendReply_Step() {}
+
+func (*AttendReply_Leave) isAttendReply_Step() {}
+
+func (*AttendReply_Beat) isAttendReply_Step() {}
+
+// AttendBeat says twice a second that the scheduler is there.
+type AttendBeat struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendBeat) Reset() {
+	*x = AttendBeat{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendBeat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendBeat) ProtoMessage() {}
+
+func (x *AttendBeat) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendBeat.ProtoReflect.Descriptor instead.
+func (*AttendBeat) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{8}
+}
+
+type AttendWelcome struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	// Where the tables come from, if from a checkpoint, and whether this trainer has
+	// trained since they were restored.
+	RestoredId          string `protobuf:"bytes,2,opt,name=restored_id,json=restoredId,proto3" json:"restored_id,omitempty"`
+	RestoredDestination string `protobuf:"bytes,3,opt,name=restored_destination,json=restoredDestination,proto3" json:"restored_destination,omitempty"`
+	RestoredName        string `protobuf:"bytes,4,opt,name=restored_name,json=restoredName,proto3" json:"restored_name,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *AttendWelcome) Reset() {
+	*x = AttendWelcome{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendWelcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendWelcome) ProtoMessage() {}
+
+func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendWelcome.ProtoReflect.Descriptor instead.
+func (*AttendWelcome) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AttendWelcome) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *AttendWelcome) GetRestoredId() string {
+	if x != nil {
+		return x.RestoredId
+	}
+	return ""
+}
+
+func (x *AttendWelcome) GetRestoredDestination() string {
+	if x != nil {
+		return x.RestoredDestination
+	}
+	return ""
+}
+
+func (x *AttendWelcome) GetRestoredName() string {
+	if x != nil {
+		return x.RestoredName
+	}
+	return ""
+}
+
+type AttendPause struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendPause) Reset() {
+	*x = AttendPause{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendPause) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendPause) ProtoMessage() {}
+
+func (x *AttendPause) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendPause.ProtoReflect.Descriptor instead.
+func (*AttendPause) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AttendPause) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+// AttendRelease lets the trainer go on.
+type AttendRelease struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Send          bool                   `protobuf:"varint,2,opt,name=send,proto3" json:"send,omitempty"` // its state
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendRelease) Reset() {
+	*x = AttendRelease{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendRelease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendRelease) ProtoMessage() {}
+
+func (x *AttendRelease) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendRelease.ProtoReflect.Descriptor instead.
+func (*AttendRelease) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AttendRelease) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendRelease) GetSend() bool {
+	if x != nil {
+		return x.Send
+	}
+	return false
+}
+
+// AttendLeave tells a trainer that has parked that nobody needs it any more.
+type AttendLeave struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoint    string                 `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"` // DESTINATION/NAME, if one was made
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`           // why there is none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendLeave) Reset() {
+	*x = AttendLeave{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendLeave) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendLeave) ProtoMessage() {}
+
+func (x *AttendLeave) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendLeave.ProtoReflect.Descriptor instead.
+func (*AttendLeave) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AttendLeave) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *AttendLeave) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// AttendedTrainer is a trainer whose state is in a checkpoint.
+type AttendedTrainer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Step          uint64                 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
+	PausedNs      uint64                 `protobuf:"varint,4,opt,name=paused_ns,json=pausedNs,proto3" json:"paused_ns,omitempty"` // how long it stood still
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendedTrainer) Reset() {
+	*x = AttendedTrainer{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendedTrainer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendedTrainer) ProtoMessage() {}
+
+func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendedTrainer.ProtoReflect.Descriptor instead.
+func (*AttendedTrainer) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *AttendedTrainer) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *AttendedTrainer) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *AttendedTrainer) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *AttendedTrainer) GetPausedNs() uint64 {
+	if x != nil {
+		return x.PausedNs
+	}
+	return 0
+}
+
+func (x *AttendedTrainer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type CreateCheckpointRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Destination string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"` // absolute path or s3://bucket/prefix, as the servers see it
@@ -30,14 +1022,16 @@ type CreateCheckpointRequest struct {
 	// that of this name, or the newest that will do. Without one that will do the
 	// server makes a full one and says why.
 	Delta         bool   `protobuf:"varint,4,opt,name=delta,proto3" json:"delta,omitempty"`
-	Base          string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"` // "": see delta
+	Base          string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"`                                 // "": see delta
+	SkipAbsent    bool   `protobuf:"varint,10,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"` // go on without trainers that do not answer; else the checkpoint fails
+	Job           string `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`                                  // fail unless all trainers of this job are in it; "": of those jobs that train
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -49,7 +1043,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -62,7 +1056,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateCheckpointRequest) GetDestination() string {
@@ -100,6 +1094,20 @@ func (x *CreateCheckpointRequest) GetBase() string {
 	return ""
 }
 
+func (x *CreateCheckpointRequest) GetSkipAbsent() bool {
+	if x != nil {
+		return x.SkipAbsent
+	}
+	return false
+}
+
+func (x *CreateCheckpointRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
 // CheckpointBlob is kept with the rows and given back by whoever reads the checkpoint.
 type CheckpointBlob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -111,7 +1119,7 @@ type CheckpointBlob struct {
 
 func (x *CheckpointBlob) Reset() {
 	*x = CheckpointBlob{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -123,7 +1131,7 @@ func (x *CheckpointBlob) String() string {
 func (*CheckpointBlob) ProtoMessage() {}
 
 func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -136,7 +1144,7 @@ func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointBlob.ProtoReflect.Descriptor instead.
 func (*CheckpointBlob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckpointBlob) GetName() string {
@@ -161,13 +1169,14 @@ type CreateCheckpointReply struct {
 	BytesTotal    uint64                 `protobuf:"varint,4,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"` // what is expected; exact when done
 	Manifest      []byte                 `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"`                        // when done
 	Note          string                 `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`                                // why it is full, if a delta was asked for
+	Trainers      []*AttendedTrainer     `protobuf:"bytes,10,rep,name=trainers,proto3" json:"trainers,omitempty"`                       // when done, by job and rank
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateCheckpointReply) Reset() {
 	*x = CreateCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -179,7 +1188,7 @@ func (x *CreateCheckpointReply) String() string {
 func (*CreateCheckpointReply) ProtoMessage() {}
 
 func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -192,7 +1201,7 @@ func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointReply.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateCheckpointReply) GetName() string {
@@ -237,6 +1246,13 @@ func (x *CreateCheckpointReply) GetNote() string {
 	return ""
 }
 
+func (x *CreateCheckpointReply) GetTrainers() []*AttendedTrainer {
+	if x != nil {
+		return x.Trainers
+	}
+	return nil
+}
+
 type WritePartRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Step:
@@ -251,7 +1267,7 @@ type WritePartRequest struct {
 
 func (x *WritePartRequest) Reset() {
 	*x = WritePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -263,7 +1279,7 @@ func (x *WritePartRequest) String() string {
 func (*WritePartRequest) ProtoMessage() {}
 
 func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -276,7 +1292,7 @@ func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartRequest.ProtoReflect.Descriptor instead.
 func (*WritePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WritePartRequest) GetStep() isWritePartRequest_Step {
@@ -350,7 +1366,7 @@ type WritePartPrepare struct {
 
 func (x *WritePartPrepare) Reset() {
 	*x = WritePartPrepare{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -362,7 +1378,7 @@ func (x *WritePartPrepare) String() string {
 func (*WritePartPrepare) ProtoMessage() {}
 
 func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -375,7 +1391,7 @@ func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepare.ProtoReflect.Descriptor instead.
 func (*WritePartPrepare) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WritePartPrepare) GetShard() uint32 {
@@ -431,7 +1447,7 @@ type WritePartHold struct {
 
 func (x *WritePartHold) Reset() {
 	*x = WritePartHold{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +1459,7 @@ func (x *WritePartHold) String() string {
 func (*WritePartHold) ProtoMessage() {}
 
 func (x *WritePartHold) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +1472,7 @@ func (x *WritePartHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHold.ProtoReflect.Descriptor instead.
 func (*WritePartHold) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WritePartHold) GetLeaseNs() uint64 {
@@ -475,7 +1491,7 @@ type WritePartMark struct {
 
 func (x *WritePartMark) Reset() {
 	*x = WritePartMark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +1503,7 @@ func (x *WritePartMark) String() string {
 func (*WritePartMark) ProtoMessage() {}
 
 func (x *WritePartMark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +1516,7 @@ func (x *WritePartMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMark.ProtoReflect.Descriptor instead.
 func (*WritePartMark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
 type WritePartReply struct {
@@ -519,7 +1535,7 @@ type WritePartReply struct {
 
 func (x *WritePartReply) Reset() {
 	*x = WritePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -531,7 +1547,7 @@ func (x *WritePartReply) String() string {
 func (*WritePartReply) ProtoMessage() {}
 
 func (x *WritePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -544,7 +1560,7 @@ func (x *WritePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartReply.ProtoReflect.Descriptor instead.
 func (*WritePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WritePartReply) GetStep() isWritePartReply_Step {
@@ -642,7 +1658,7 @@ type WritePartPrepared struct {
 
 func (x *WritePartPrepared) Reset() {
 	*x = WritePartPrepared{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +1670,7 @@ func (x *WritePartPrepared) String() string {
 func (*WritePartPrepared) ProtoMessage() {}
 
 func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +1683,7 @@ func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepared.ProtoReflect.Descriptor instead.
 func (*WritePartPrepared) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WritePartPrepared) GetTableEpoch() uint64 {
@@ -685,7 +1701,7 @@ type WritePartHeld struct {
 
 func (x *WritePartHeld) Reset() {
 	*x = WritePartHeld{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +1713,7 @@ func (x *WritePartHeld) String() string {
 func (*WritePartHeld) ProtoMessage() {}
 
 func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +1726,7 @@ func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHeld.ProtoReflect.Descriptor instead.
 func (*WritePartHeld) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 type WritePartMarked struct {
@@ -724,7 +1740,7 @@ type WritePartMarked struct {
 
 func (x *WritePartMarked) Reset() {
 	*x = WritePartMarked{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +1752,7 @@ func (x *WritePartMarked) String() string {
 func (*WritePartMarked) ProtoMessage() {}
 
 func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +1765,7 @@ func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMarked.ProtoReflect.Descriptor instead.
 func (*WritePartMarked) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WritePartMarked) GetAppliedIndex() uint64 {
@@ -782,7 +1798,7 @@ type WritePartProgress struct {
 
 func (x *WritePartProgress) Reset() {
 	*x = WritePartProgress{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +1810,7 @@ func (x *WritePartProgress) String() string {
 func (*WritePartProgress) ProtoMessage() {}
 
 func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +1823,7 @@ func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartProgress.ProtoReflect.Descriptor instead.
 func (*WritePartProgress) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WritePartProgress) GetBytes() uint64 {
@@ -831,7 +1847,7 @@ type WritePartDone struct {
 
 func (x *WritePartDone) Reset() {
 	*x = WritePartDone{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +1859,7 @@ func (x *WritePartDone) String() string {
 func (*WritePartDone) ProtoMessage() {}
 
 func (x *WritePartDone) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +1872,7 @@ func (x *WritePartDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartDone.ProtoReflect.Descriptor instead.
 func (*WritePartDone) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WritePartDone) GetRows() uint64 {
@@ -912,7 +1928,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1940,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1953,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CheckpointFile) GetName() string {
@@ -973,7 +1989,7 @@ type PartTable struct {
 
 func (x *PartTable) Reset() {
 	*x = PartTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +2001,7 @@ func (x *PartTable) String() string {
 func (*PartTable) ProtoMessage() {}
 
 func (x *PartTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +2014,7 @@ func (x *PartTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartTable.ProtoReflect.Descriptor instead.
 func (*PartTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PartTable) GetTable() *TableSchema {
@@ -1042,7 +2058,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +2070,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +2083,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RestoreCheckpointRequest) GetDestination() string {
@@ -1119,7 +2135,7 @@ type RestoreCheckpointReply struct {
 
 func (x *RestoreCheckpointReply) Reset() {
 	*x = RestoreCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1131,7 +2147,7 @@ func (x *RestoreCheckpointReply) String() string {
 func (*RestoreCheckpointReply) ProtoMessage() {}
 
 func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1144,7 +2160,7 @@ func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointReply.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RestoreCheckpointReply) GetPhase() string {
@@ -1204,7 +2220,7 @@ type RestoredTable struct {
 
 func (x *RestoredTable) Reset() {
 	*x = RestoredTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +2232,7 @@ func (x *RestoredTable) String() string {
 func (*RestoredTable) ProtoMessage() {}
 
 func (x *RestoredTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +2245,7 @@ func (x *RestoredTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
 func (*RestoredTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestoredTable) GetName() string {
@@ -1285,7 +2301,7 @@ type RestoredShard struct {
 
 func (x *RestoredShard) Reset() {
 	*x = RestoredShard{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +2313,7 @@ func (x *RestoredShard) String() string {
 func (*RestoredShard) ProtoMessage() {}
 
 func (x *RestoredShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +2326,7 @@ func (x *RestoredShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
 func (*RestoredShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RestoredShard) GetShard() uint32 {
@@ -1352,7 +2368,7 @@ type RestorePartRequest struct {
 
 func (x *RestorePartRequest) Reset() {
 	*x = RestorePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +2380,7 @@ func (x *RestorePartRequest) String() string {
 func (*RestorePartRequest) ProtoMessage() {}
 
 func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +2393,7 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
 func (*RestorePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RestorePartRequest) GetShard() uint32 {
@@ -1492,7 +2508,7 @@ type RestorePartBegin struct {
 
 func (x *RestorePartBegin) Reset() {
 	*x = RestorePartBegin{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +2520,7 @@ func (x *RestorePartBegin) String() string {
 func (*RestorePartBegin) ProtoMessage() {}
 
 func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +2533,7 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
 func (*RestorePartBegin) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RestorePartBegin) GetTableEpoch() uint64 {
@@ -1552,7 +2568,7 @@ type RestorePartRows struct {
 
 func (x *RestorePartRows) Reset() {
 	*x = RestorePartRows{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +2580,7 @@ func (x *RestorePartRows) String() string {
 func (*RestorePartRows) ProtoMessage() {}
 
 func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +2593,7 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
 func (*RestorePartRows) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RestorePartRows) GetSeq() uint64 {
@@ -1607,7 +2623,7 @@ type RestorePartClose struct {
 
 func (x *RestorePartClose) Reset() {
 	*x = RestorePartClose{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +2635,7 @@ func (x *RestorePartClose) String() string {
 func (*RestorePartClose) ProtoMessage() {}
 
 func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +2648,7 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
 func (*RestorePartClose) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RestorePartClose) GetTableEpoch() uint64 {
@@ -1671,7 +2687,7 @@ type RestorePartDrop struct {
 
 func (x *RestorePartDrop) Reset() {
 	*x = RestorePartDrop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +2699,7 @@ func (x *RestorePartDrop) String() string {
 func (*RestorePartDrop) ProtoMessage() {}
 
 func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +2712,7 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
 func (*RestorePartDrop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
 }
 
 // RestorePartLook changes nothing.
@@ -1708,7 +2724,7 @@ type RestorePartLook struct {
 
 func (x *RestorePartLook) Reset() {
 	*x = RestorePartLook{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +2736,7 @@ func (x *RestorePartLook) String() string {
 func (*RestorePartLook) ProtoMessage() {}
 
 func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +2749,7 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
 func (*RestorePartLook) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
 }
 
 type RestorePartReply struct {
@@ -1751,7 +2767,7 @@ type RestorePartReply struct {
 
 func (x *RestorePartReply) Reset() {
 	*x = RestorePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +2779,7 @@ func (x *RestorePartReply) String() string {
 func (*RestorePartReply) ProtoMessage() {}
 
 func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +2792,7 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
 func (*RestorePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RestorePartReply) GetTableEpoch() uint64 {
@@ -1833,16 +2849,91 @@ var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"\x1browraft/v1/checkpoint.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xab\x01\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xc9\x02\n" +
+	"\rAttendRequest\x12/\n" +
+	"\x05hello\x18\x01 \x01(\v2\x17.rowraft.v1.AttendHelloH\x00R\x05hello\x122\n" +
+	"\x06paused\x18\x02 \x01(\v2\x18.rowraft.v1.AttendPausedH\x00R\x06paused\x122\n" +
+	"\x06failed\x18\x03 \x01(\v2\x18.rowraft.v1.AttendFailedH\x00R\x06failed\x128\n" +
+	"\breleased\x18\x04 \x01(\v2\x1a.rowraft.v1.AttendReleasedH\x00R\breleased\x12/\n" +
+	"\x05state\x18\x05 \x01(\v2\x17.rowraft.v1.AttendStateH\x00R\x05state\x12,\n" +
+	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04parkB\x06\n" +
+	"\x04step\"\xac\x01\n" +
+	"\vAttendHello\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
+	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x1a\n" +
+	"\binstance\x18\x04 \x01(\fR\binstance\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x05 \x01(\tR\n" +
+	"checkpoint\x12\x1f\n" +
+	"\vtable_epoch\x18\x06 \x01(\x04R\n" +
+	"tableEpoch\"H\n" +
+	"\fAttendPaused\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"6\n" +
+	"\fAttendFailed\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"Q\n" +
+	"\x0eAttendReleased\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04held\x18\x02 \x01(\bR\x04held\x12\x1b\n" +
+	"\tpaused_ns\x18\x03 \x01(\x04R\bpausedNs\"K\n" +
+	"\vAttendState\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
+	"\x04last\x18\x03 \x01(\bR\x04last\"e\n" +
+	"\n" +
+	"AttendPark\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1f\n" +
+	"\vskip_absent\x18\x03 \x01(\bR\n" +
+	"skipAbsent\"\x93\x02\n" +
+	"\vAttendReply\x125\n" +
+	"\awelcome\x18\x01 \x01(\v2\x19.rowraft.v1.AttendWelcomeH\x00R\awelcome\x12/\n" +
+	"\x05pause\x18\x02 \x01(\v2\x17.rowraft.v1.AttendPauseH\x00R\x05pause\x125\n" +
+	"\arelease\x18\x03 \x01(\v2\x19.rowraft.v1.AttendReleaseH\x00R\arelease\x12/\n" +
+	"\x05leave\x18\x04 \x01(\v2\x17.rowraft.v1.AttendLeaveH\x00R\x05leave\x12,\n" +
+	"\x04beat\x18\x05 \x01(\v2\x16.rowraft.v1.AttendBeatH\x00R\x04beatB\x06\n" +
+	"\x04step\"\f\n" +
+	"\n" +
+	"AttendBeat\"\xa9\x01\n" +
+	"\rAttendWelcome\x12\x1f\n" +
+	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
+	"tableEpoch\x12\x1f\n" +
+	"\vrestored_id\x18\x02 \x01(\tR\n" +
+	"restoredId\x121\n" +
+	"\x14restored_destination\x18\x03 \x01(\tR\x13restoredDestination\x12#\n" +
+	"\rrestored_name\x18\x04 \x01(\tR\frestoredName\"\x1d\n" +
+	"\vAttendPause\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"3\n" +
+	"\rAttendRelease\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04send\x18\x02 \x01(\bR\x04send\"C\n" +
+	"\vAttendLeave\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\tR\n" +
+	"checkpoint\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"~\n" +
+	"\x0fAttendedTrainer\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\x04R\x04step\x12\x1b\n" +
+	"\tpaused_ns\x18\x04 \x01(\x04R\bpausedNs\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"\xde\x01\n" +
 	"\x17CreateCheckpointRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x120\n" +
 	"\x05blobs\x18\x03 \x03(\v2\x1a.rowraft.v1.CheckpointBlobR\x05blobs\x12\x14\n" +
 	"\x05delta\x18\x04 \x01(\bR\x05delta\x12\x12\n" +
-	"\x04base\x18\x05 \x01(\tR\x04base\">\n" +
+	"\x04base\x18\x05 \x01(\tR\x04base\x12\x1f\n" +
+	"\vskip_absent\x18\n" +
+	" \x01(\bR\n" +
+	"skipAbsent\x12\x10\n" +
+	"\x03job\x18\v \x01(\tR\x03job\">\n" +
 	"\x0eCheckpointBlob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xa8\x01\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xe1\x01\n" +
 	"\x15CreateCheckpointReply\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05phase\x18\x02 \x01(\tR\x05phase\x12\x14\n" +
@@ -1850,7 +2941,9 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vbytes_total\x18\x04 \x01(\x04R\n" +
 	"bytesTotal\x12\x1a\n" +
 	"\bmanifest\x18\x05 \x01(\fR\bmanifest\x12\x12\n" +
-	"\x04note\x18\x06 \x01(\tR\x04note\"\xb6\x01\n" +
+	"\x04note\x18\x06 \x01(\tR\x04note\x127\n" +
+	"\btrainers\x18\n" +
+	" \x03(\v2\x1b.rowraft.v1.AttendedTrainerR\btrainers\"\xb6\x01\n" +
 	"\x10WritePartRequest\x128\n" +
 	"\aprepare\x18\x01 \x01(\v2\x1c.rowraft.v1.WritePartPrepareH\x00R\aprepare\x12/\n" +
 	"\x04hold\x18\x02 \x01(\v2\x19.rowraft.v1.WritePartHoldH\x00R\x04hold\x12/\n" +
@@ -1959,10 +3052,11 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\x12\x12\n" +
 	"\x04rows\x18\x05 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x06 \x01(\fR\x06digest\x12\x14\n" +
-	"\x05other\x18\a \x01(\fR\x05other2\xcc\x01\n" +
+	"\x05other\x18\a \x01(\fR\x05other2\x8e\x02\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
-	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x012\x9f\x01\n" +
+	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x01\x12@\n" +
+	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x012\x9f\x01\n" +
 	"\x05Parts\x12I\n" +
 	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01\x12K\n" +
 	"\vRestorePart\x12\x1e.rowraft.v1.RestorePartRequest\x1a\x1c.rowraft.v1.RestorePartReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
@@ -1979,71 +3073,99 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
-	(*CreateCheckpointRequest)(nil),  // 0: rowraft.v1.CreateCheckpointRequest
-	(*CheckpointBlob)(nil),           // 1: rowraft.v1.CheckpointBlob
-	(*CreateCheckpointReply)(nil),    // 2: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),         // 3: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),         // 4: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),            // 5: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),            // 6: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),           // 7: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),        // 8: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),            // 9: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),          // 10: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),        // 11: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),            // 12: rowraft.v1.WritePartDone
-	(*CheckpointFile)(nil),           // 13: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),                // 14: rowraft.v1.PartTable
-	(*RestoreCheckpointRequest)(nil), // 15: rowraft.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointReply)(nil),   // 16: rowraft.v1.RestoreCheckpointReply
-	(*RestoredTable)(nil),            // 17: rowraft.v1.RestoredTable
-	(*RestoredShard)(nil),            // 18: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 19: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 20: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 21: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 22: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 23: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 24: rowraft.v1.RestorePartLook
-	(*RestorePartReply)(nil),         // 25: rowraft.v1.RestorePartReply
-	(*TableSchema)(nil),              // 26: rowraft.v1.TableSchema
+	(*AttendRequest)(nil),            // 0: rowraft.v1.AttendRequest
+	(*AttendHello)(nil),              // 1: rowraft.v1.AttendHello
+	(*AttendPaused)(nil),             // 2: rowraft.v1.AttendPaused
+	(*AttendFailed)(nil),             // 3: rowraft.v1.AttendFailed
+	(*AttendReleased)(nil),           // 4: rowraft.v1.AttendReleased
+	(*AttendState)(nil),              // 5: rowraft.v1.AttendState
+	(*AttendPark)(nil),               // 6: rowraft.v1.AttendPark
+	(*AttendReply)(nil),              // 7: rowraft.v1.AttendReply
+	(*AttendBeat)(nil),               // 8: rowraft.v1.AttendBeat
+	(*AttendWelcome)(nil),            // 9: rowraft.v1.AttendWelcome
+	(*AttendPause)(nil),              // 10: rowraft.v1.AttendPause
+	(*AttendRelease)(nil),            // 11: rowraft.v1.AttendRelease
+	(*AttendLeave)(nil),              // 12: rowraft.v1.AttendLeave
+	(*AttendedTrainer)(nil),          // 13: rowraft.v1.AttendedTrainer
+	(*CreateCheckpointRequest)(nil),  // 14: rowraft.v1.CreateCheckpointRequest
+	(*CheckpointBlob)(nil),           // 15: rowraft.v1.CheckpointBlob
+	(*CreateCheckpointReply)(nil),    // 16: rowraft.v1.CreateCheckpointReply
+	(*WritePartRequest)(nil),         // 17: rowraft.v1.WritePartRequest
+	(*WritePartPrepare)(nil),         // 18: rowraft.v1.WritePartPrepare
+	(*WritePartHold)(nil),            // 19: rowraft.v1.WritePartHold
+	(*WritePartMark)(nil),            // 20: rowraft.v1.WritePartMark
+	(*WritePartReply)(nil),           // 21: rowraft.v1.WritePartReply
+	(*WritePartPrepared)(nil),        // 22: rowraft.v1.WritePartPrepared
+	(*WritePartHeld)(nil),            // 23: rowraft.v1.WritePartHeld
+	(*WritePartMarked)(nil),          // 24: rowraft.v1.WritePartMarked
+	(*WritePartProgress)(nil),        // 25: rowraft.v1.WritePartProgress
+	(*WritePartDone)(nil),            // 26: rowraft.v1.WritePartDone
+	(*CheckpointFile)(nil),           // 27: rowraft.v1.CheckpointFile
+	(*PartTable)(nil),                // 28: rowraft.v1.PartTable
+	(*RestoreCheckpointRequest)(nil), // 29: rowraft.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointReply)(nil),   // 30: rowraft.v1.RestoreCheckpointReply
+	(*RestoredTable)(nil),            // 31: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 32: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 33: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 34: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 35: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 36: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 37: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 38: rowraft.v1.RestorePartLook
+	(*RestorePartReply)(nil),         // 39: rowraft.v1.RestorePartReply
+	(*TableSchema)(nil),              // 40: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
-	1,  // 0: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
-	4,  // 1: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	5,  // 2: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	6,  // 3: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	8,  // 4: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	9,  // 5: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	10, // 6: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	11, // 7: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	12, // 8: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	13, // 9: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	13, // 10: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	14, // 11: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	26, // 12: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	17, // 13: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	18, // 14: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	20, // 15: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	21, // 16: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	22, // 17: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	23, // 18: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	24, // 19: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	26, // 20: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	0,  // 21: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	15, // 22: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	3,  // 23: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	19, // 24: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	2,  // 25: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	16, // 26: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	7,  // 27: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	25, // 28: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	25, // [25:29] is the sub-list for method output_type
-	21, // [21:25] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	1,  // 0: rowraft.v1.AttendRequest.hello:type_name -> rowraft.v1.AttendHello
+	2,  // 1: rowraft.v1.AttendRequest.paused:type_name -> rowraft.v1.AttendPaused
+	3,  // 2: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
+	4,  // 3: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
+	5,  // 4: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
+	6,  // 5: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
+	9,  // 6: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
+	10, // 7: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
+	11, // 8: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
+	12, // 9: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
+	8,  // 10: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
+	15, // 11: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
+	13, // 12: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
+	18, // 13: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
+	19, // 14: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
+	20, // 15: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
+	22, // 16: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
+	23, // 17: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
+	24, // 18: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
+	25, // 19: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
+	26, // 20: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
+	27, // 21: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
+	27, // 22: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
+	28, // 23: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
+	40, // 24: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	31, // 25: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	32, // 26: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	34, // 27: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	35, // 28: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	36, // 29: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	37, // 30: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	38, // 31: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	40, // 32: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	14, // 33: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	29, // 34: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	0,  // 35: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	17, // 36: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	33, // 37: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	16, // 38: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	30, // 39: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	7,  // 40: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	21, // 41: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	39, // 42: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	38, // [38:43] is the sub-list for method output_type
+	33, // [33:38] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -2052,19 +3174,34 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		return
 	}
 	file_rowraft_v1_cluster_proto_init()
-	file_rowraft_v1_checkpoint_proto_msgTypes[3].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[0].OneofWrappers = []any{
+		(*AttendRequest_Hello)(nil),
+		(*AttendRequest_Paused)(nil),
+		(*AttendRequest_Failed)(nil),
+		(*AttendRequest_Released)(nil),
+		(*AttendRequest_State)(nil),
+		(*AttendRequest_Park)(nil),
+	}
+	file_rowraft_v1_checkpoint_proto_msgTypes[7].OneofWrappers = []any{
+		(*AttendReply_Welcome)(nil),
+		(*AttendReply_Pause)(nil),
+		(*AttendReply_Release)(nil),
+		(*AttendReply_Leave)(nil),
+		(*AttendReply_Beat)(nil),
+	}
+	file_rowraft_v1_checkpoint_proto_msgTypes[17].OneofWrappers = []any{
 		(*WritePartRequest_Prepare)(nil),
 		(*WritePartRequest_Hold)(nil),
 		(*WritePartRequest_Mark)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[7].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[21].OneofWrappers = []any{
 		(*WritePartReply_Prepared)(nil),
 		(*WritePartReply_Held)(nil),
 		(*WritePartReply_Marked)(nil),
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[19].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[33].OneofWrappers = []any{
 		(*RestorePartRequest_Begin)(nil),
 		(*RestorePartRequest_Rows)(nil),
 		(*RestorePartRequest_Close)(nil),
@@ -2077,7 +3214,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

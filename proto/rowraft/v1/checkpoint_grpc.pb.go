@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Checkpoints_CreateCheckpoint_FullMethodName  = "/rowraft.v1.Checkpoints/CreateCheckpoint"
 	Checkpoints_RestoreCheckpoint_FullMethodName = "/rowraft.v1.Checkpoints/RestoreCheckpoint"
+	Checkpoints_Attend_FullMethodName            = "/rowraft.v1.Checkpoints/Attend"
 )
 
 // CheckpointsClient is the client API for Checkpoints service.
@@ -39,6 +40,13 @@ type CheckpointsClient interface {
 	// phase "close" the end of the call leaves everything as it was; from then on the
 	// scheduler finishes it whatever happens.
 	RestoreCheckpoint(ctx context.Context, in *RestoreCheckpointRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestoreCheckpointReply], error)
+	// Attend is how a trainer takes part in checkpoints, for as long as it trains. It
+	// says who it is and is welcomed. When a checkpoint is cut it is told to pause,
+	// answers paused, or failed, at its next batch boundary, is told to go on, answers
+	// whether it has stood still until then, and sends its state if it was asked to.
+	// At its end it parks, answers pauses as before, and is told when it may leave. When
+	// the stream ends it trains on.
+	Attend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttendRequest, AttendReply], error)
 }
 
 type checkpointsClient struct {
@@ -87,6 +95,19 @@ func (c *checkpointsClient) RestoreCheckpoint(ctx context.Context, in *RestoreCh
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_RestoreCheckpointClient = grpc.ServerStreamingClient[RestoreCheckpointReply]
 
+func (c *checkpointsClient) Attend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttendRequest, AttendReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Checkpoints_ServiceDesc.Streams[2], Checkpoints_Attend_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AttendRequest, AttendReply]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_AttendClient = grpc.BidiStreamingClient[AttendRequest, AttendReply]
+
 // CheckpointsServer is the server API for Checkpoints service.
 // All implementations must embed UnimplementedCheckpointsServer
 // for forward compatibility.
@@ -103,6 +124,13 @@ type CheckpointsServer interface {
 	// phase "close" the end of the call leaves everything as it was; from then on the
 	// scheduler finishes it whatever happens.
 	RestoreCheckpoint(*RestoreCheckpointRequest, grpc.ServerStreamingServer[RestoreCheckpointReply]) error
+	// Attend is how a trainer takes part in checkpoints, for as long as it trains. It
+	// says who it is and is welcomed. When a checkpoint is cut it is told to pause,
+	// answers paused, or failed, at its next batch boundary, is told to go on, answers
+	// whether it has stood still until then, and sends its state if it was asked to.
+	// At its end it parks, answers pauses as before, and is told when it may leave. When
+	// the stream ends it trains on.
+	Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error
 	mustEmbedUnimplementedCheckpointsServer()
 }
 
@@ -118,6 +146,9 @@ func (UnimplementedCheckpointsServer) CreateCheckpoint(*CreateCheckpointRequest,
 }
 func (UnimplementedCheckpointsServer) RestoreCheckpoint(*RestoreCheckpointRequest, grpc.ServerStreamingServer[RestoreCheckpointReply]) error {
 	return status.Error(codes.Unimplemented, "method RestoreCheckpoint not implemented")
+}
+func (UnimplementedCheckpointsServer) Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error {
+	return status.Error(codes.Unimplemented, "method Attend not implemented")
 }
 func (UnimplementedCheckpointsServer) mustEmbedUnimplementedCheckpointsServer() {}
 func (UnimplementedCheckpointsServer) testEmbeddedByValue()                     {}
@@ -162,6 +193,13 @@ func _Checkpoints_RestoreCheckpoint_Handler(srv interface{}, stream grpc.ServerS
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_RestoreCheckpointServer = grpc.ServerStreamingServer[RestoreCheckpointReply]
 
+func _Checkpoints_Attend_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(CheckpointsServer).Attend(&grpc.GenericServerStream[AttendRequest, AttendReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_AttendServer = grpc.BidiStreamingServer[AttendRequest, AttendReply]
+
 // Checkpoints_ServiceDesc is the grpc.ServiceDesc for Checkpoints service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -179,6 +217,12 @@ var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "RestoreCheckpoint",
 			Handler:       _Checkpoints_RestoreCheckpoint_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Attend",
+			Handler:       _Checkpoints_Attend_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "rowraft/v1/checkpoint.proto",

@@ -2208,6 +2208,8 @@ type StatusReply struct {
 	ExpectedServers uint32                 `protobuf:"varint,5,opt,name=expected_servers,json=expectedServers,proto3" json:"expected_servers,omitempty"` // the shards are made once so many have registered
 	Moves           []*MoveStatus          `protobuf:"bytes,6,rep,name=moves,proto3" json:"moves,omitempty"`                                             // that run, by shard
 	FinishedMoves   []*Move                `protobuf:"bytes,7,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"`        // the last ones, oldest first
+	Restored        *RestoredFrom          `protobuf:"bytes,20,opt,name=restored,proto3" json:"restored,omitempty"`                                      // where the tables come from; unset: from no checkpoint
+	Trainers        []*TrainerStatus       `protobuf:"bytes,21,rep,name=trainers,proto3" json:"trainers,omitempty"`                                      // by job and rank
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2291,6 +2293,159 @@ func (x *StatusReply) GetFinishedMoves() []*Move {
 	return nil
 }
 
+func (x *StatusReply) GetRestored() *RestoredFrom {
+	if x != nil {
+		return x.Restored
+	}
+	return nil
+}
+
+func (x *StatusReply) GetTrainers() []*TrainerStatus {
+	if x != nil {
+		return x.Trainers
+	}
+	return nil
+}
+
+// RestoredFrom is a checkpoint that was restored.
+type RestoredFrom struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of its manifest
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoredFrom) Reset() {
+	*x = RestoredFrom{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoredFrom) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoredFrom) ProtoMessage() {}
+
+func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoredFrom.ProtoReflect.Descriptor instead.
+func (*RestoredFrom) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RestoredFrom) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RestoredFrom) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *RestoredFrom) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// TrainerStatus is a trainer that is at work, or has been since the tables were
+// restored.
+type TrainerStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Trainers      uint32                 `protobuf:"varint,3,opt,name=trainers,proto3" json:"trainers,omitempty"` // of the job
+	Left          bool                   `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
+	Connected     bool                   `protobuf:"varint,5,opt,name=connected,proto3" json:"connected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrainerStatus) Reset() {
+	*x = TrainerStatus{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrainerStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrainerStatus) ProtoMessage() {}
+
+func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrainerStatus.ProtoReflect.Descriptor instead.
+func (*TrainerStatus) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *TrainerStatus) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *TrainerStatus) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *TrainerStatus) GetTrainers() uint32 {
+	if x != nil {
+		return x.Trainers
+	}
+	return 0
+}
+
+func (x *TrainerStatus) GetLeft() bool {
+	if x != nil {
+		return x.Left
+	}
+	return false
+}
+
+func (x *TrainerStatus) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
 // Move takes a replica of a shard from one server to another: under a new id, which
 // is born with its data.
 type Move struct {
@@ -2306,7 +2461,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2318,7 +2473,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2331,7 +2486,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Move) GetId() uint64 {
@@ -2380,7 +2535,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2392,7 +2547,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2405,7 +2560,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -2441,7 +2596,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2453,7 +2608,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2466,7 +2621,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -2507,7 +2662,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2674,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2687,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -2559,7 +2714,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2571,7 +2726,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2584,7 +2739,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -2610,7 +2765,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2777,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2790,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -2827,7 +2982,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tJobStatus\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\amembers\x18\x03 \x03(\tR\amembers\"\xb7\x02\n" +
+	"\amembers\x18\x03 \x03(\tR\amembers\"\xa4\x03\n" +
 	"\vStatusReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12,\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x16.rowraft.v1.NodeStatusR\x05nodes\x12\x1a\n" +
@@ -2835,7 +2990,19 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04jobs\x18\x04 \x03(\v2\x15.rowraft.v1.JobStatusR\x04jobs\x12)\n" +
 	"\x10expected_servers\x18\x05 \x01(\rR\x0fexpectedServers\x12,\n" +
 	"\x05moves\x18\x06 \x03(\v2\x16.rowraft.v1.MoveStatusR\x05moves\x127\n" +
-	"\x0efinished_moves\x18\a \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\"\xa7\x01\n" +
+	"\x0efinished_moves\x18\a \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x124\n" +
+	"\brestored\x18\x14 \x01(\v2\x18.rowraft.v1.RestoredFromR\brestored\x125\n" +
+	"\btrainers\x18\x15 \x03(\v2\x19.rowraft.v1.TrainerStatusR\btrainers\"T\n" +
+	"\fRestoredFrom\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x83\x01\n" +
+	"\rTrainerStatus\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
+	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x12\n" +
+	"\x04left\x18\x04 \x01(\bR\x04left\x12\x1c\n" +
+	"\tconnected\x18\x05 \x01(\bR\tconnected\"\xa7\x01\n" +
 	"\x04Move\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12'\n" +
@@ -2898,7 +3065,7 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(MovePhase)(0),                  // 0: rowraft.v1.MovePhase
 	(*HelloRequest)(nil),            // 1: rowraft.v1.HelloRequest
@@ -2933,12 +3100,14 @@ var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(*NodeStatus)(nil),              // 30: rowraft.v1.NodeStatus
 	(*JobStatus)(nil),               // 31: rowraft.v1.JobStatus
 	(*StatusReply)(nil),             // 32: rowraft.v1.StatusReply
-	(*Move)(nil),                    // 33: rowraft.v1.Move
-	(*MoveStatus)(nil),              // 34: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 35: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 36: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 37: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 38: rowraft.v1.CancelMoveReply
+	(*RestoredFrom)(nil),            // 33: rowraft.v1.RestoredFrom
+	(*TrainerStatus)(nil),           // 34: rowraft.v1.TrainerStatus
+	(*Move)(nil),                    // 35: rowraft.v1.Move
+	(*MoveStatus)(nil),              // 36: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 37: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 38: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 39: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 40: rowraft.v1.CancelMoveReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	8,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
@@ -2966,39 +3135,41 @@ var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	12, // 22: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
 	30, // 23: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
 	31, // 24: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	34, // 25: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	33, // 26: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	9,  // 27: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
-	9,  // 28: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
-	0,  // 29: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	33, // 30: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	33, // 31: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	33, // 32: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
-	1,  // 33: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	14, // 34: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	16, // 35: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	21, // 36: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	23, // 37: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	25, // 38: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	27, // 39: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	29, // 40: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	35, // 41: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	37, // 42: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	2,  // 43: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	15, // 44: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	17, // 45: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	22, // 46: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	24, // 47: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	26, // 48: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	28, // 49: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	32, // 50: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	36, // 51: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	38, // 52: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	43, // [43:53] is the sub-list for method output_type
-	33, // [33:43] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	36, // 25: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	35, // 26: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	33, // 27: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
+	34, // 28: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	9,  // 29: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	9,  // 30: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	0,  // 31: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	35, // 32: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	35, // 33: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	35, // 34: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	1,  // 35: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	14, // 36: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	16, // 37: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	21, // 38: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	23, // 39: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	25, // 40: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	27, // 41: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	29, // 42: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	37, // 43: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	39, // 44: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	2,  // 45: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	15, // 46: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	17, // 47: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	22, // 48: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	24, // 49: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	26, // 50: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	28, // 51: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	32, // 52: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	38, // 53: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	40, // 54: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	45, // [45:55] is the sub-list for method output_type
+	35, // [35:45] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
@@ -3012,7 +3183,7 @@ func file_rowraft_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   38,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

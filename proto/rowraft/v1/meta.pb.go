@@ -38,6 +38,8 @@ type MetaCommand struct {
 	//	*MetaCommand_Restore
 	//	*MetaCommand_EndRestore
 	//	*MetaCommand_BeginRestore
+	//	*MetaCommand_Attend
+	//	*MetaCommand_Leave
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -188,6 +190,24 @@ func (x *MetaCommand) GetBeginRestore() *MetaBeginRestore {
 	return nil
 }
 
+func (x *MetaCommand) GetAttend() *MetaAttend {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_Attend); ok {
+			return x.Attend
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetLeave() *MetaLeave {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_Leave); ok {
+			return x.Leave
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -240,6 +260,14 @@ type MetaCommand_BeginRestore struct {
 	BeginRestore *MetaBeginRestore `protobuf:"bytes,22,opt,name=begin_restore,json=beginRestore,proto3,oneof"`
 }
 
+type MetaCommand_Attend struct {
+	Attend *MetaAttend `protobuf:"bytes,30,opt,name=attend,proto3,oneof"` // since version 5
+}
+
+type MetaCommand_Leave struct {
+	Leave *MetaLeave `protobuf:"bytes,31,opt,name=leave,proto3,oneof"` // since version 5
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -263,6 +291,10 @@ func (*MetaCommand_Restore) isMetaCommand_Command() {}
 func (*MetaCommand_EndRestore) isMetaCommand_Command() {}
 
 func (*MetaCommand_BeginRestore) isMetaCommand_Command() {}
+
+func (*MetaCommand_Attend) isMetaCommand_Command() {}
+
+func (*MetaCommand_Leave) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -864,6 +896,8 @@ type MetaState struct {
 	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first; since version 2
 	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2
 	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
+	Restored        *MetaRestored          `protobuf:"bytes,30,opt,name=restored,proto3" json:"restored,omitempty"`                               // the tables come from this checkpoint; since version 5
+	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank; since version 5
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -955,6 +989,20 @@ func (x *MetaState) GetRestore() *MetaRestore {
 	return nil
 }
 
+func (x *MetaState) GetRestored() *MetaRestored {
+	if x != nil {
+		return x.Restored
+	}
+	return nil
+}
+
+func (x *MetaState) GetTrainers() []*MetaTrainer {
+	if x != nil {
+		return x.Trainers
+	}
+	return nil
+}
+
 func (x *MetaState) GetBegunRestore() []byte {
 	if x != nil {
 		return x.BegunRestore
@@ -1016,6 +1064,7 @@ type MetaRestore struct {
 	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // one above the present one
 	Tables        []*TableSchema         `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`
 	Shards        []*MetaRestoreShard    `protobuf:"bytes,4,rep,name=shards,proto3" json:"shards,omitempty"` // by id
+	Source        *MetaRestored          `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"` // since version 5
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1078,6 +1127,274 @@ func (x *MetaRestore) GetShards() []*MetaRestoreShard {
 	return nil
 }
 
+func (x *MetaRestore) GetSource() *MetaRestored {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+// MetaRestored is the checkpoint that the tables come from.
+type MetaRestored struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of its manifest
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaRestored) Reset() {
+	*x = MetaRestored{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaRestored) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaRestored) ProtoMessage() {}
+
+func (x *MetaRestored) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
+func (*MetaRestored) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MetaRestored) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MetaRestored) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *MetaRestored) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// MetaTrainer is a trainer that is at work, or has been since the tables were restored.
+type MetaTrainer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Trainers      uint32                 `protobuf:"varint,3,opt,name=trainers,proto3" json:"trainers,omitempty"` // of the job
+	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`  // 16 bytes, of its process
+	Left          bool                   `protobuf:"varint,5,opt,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaTrainer) Reset() {
+	*x = MetaTrainer{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaTrainer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaTrainer) ProtoMessage() {}
+
+func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
+func (*MetaTrainer) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MetaTrainer) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *MetaTrainer) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *MetaTrainer) GetTrainers() uint32 {
+	if x != nil {
+		return x.Trainers
+	}
+	return 0
+}
+
+func (x *MetaTrainer) GetInstance() []byte {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
+func (x *MetaTrainer) GetLeft() bool {
+	if x != nil {
+		return x.Left
+	}
+	return false
+}
+
+// MetaAttend says that a trainer begins. One that goes on from a checkpoint is
+// refused unless the tables come from it and the trainer has not trained since.
+type MetaAttend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Trainer       *MetaTrainer           `protobuf:"bytes,1,opt,name=trainer,proto3" json:"trainer,omitempty"`
+	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // refused if the tables are of another one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaAttend) Reset() {
+	*x = MetaAttend{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaAttend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaAttend) ProtoMessage() {}
+
+func (x *MetaAttend) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
+func (*MetaAttend) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *MetaAttend) GetTrainer() *MetaTrainer {
+	if x != nil {
+		return x.Trainer
+	}
+	return nil
+}
+
+func (x *MetaAttend) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *MetaAttend) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+// MetaLeave says that a trainer trains no more.
+type MetaLeave struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Instance      []byte                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaLeave) Reset() {
+	*x = MetaLeave{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaLeave) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaLeave) ProtoMessage() {}
+
+func (x *MetaLeave) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
+func (*MetaLeave) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MetaLeave) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *MetaLeave) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *MetaLeave) GetInstance() []byte {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
 // MetaRestoreShard is what the stage of a shard holds.
 type MetaRestoreShard struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1091,7 +1408,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1420,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1433,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -1159,7 +1476,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1488,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1501,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -1206,7 +1523,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\x87\x06\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xe8\x06\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -1221,7 +1538,9 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreH\x00R\arestore\x12=\n" +
 	"\vend_restore\x18\x15 \x01(\v2\x1a.rowraft.v1.MetaEndRestoreH\x00R\n" +
 	"endRestore\x12C\n" +
-	"\rbegin_restore\x18\x16 \x01(\v2\x1c.rowraft.v1.MetaBeginRestoreH\x00R\fbeginRestoreB\t\n" +
+	"\rbegin_restore\x18\x16 \x01(\v2\x1c.rowraft.v1.MetaBeginRestoreH\x00R\fbeginRestore\x120\n" +
+	"\x06attend\x18\x1e \x01(\v2\x16.rowraft.v1.MetaAttendH\x00R\x06attend\x12-\n" +
+	"\x05leave\x18\x1f \x01(\v2\x15.rowraft.v1.MetaLeaveH\x00R\x05leaveB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -1260,7 +1579,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xfd\x02\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xe8\x03\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -1269,16 +1588,41 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x05moves\x18\x05 \x03(\v2\x10.rowraft.v1.MoveR\x05moves\x127\n" +
 	"\x0efinished_moves\x18\x06 \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x12\x1b\n" +
 	"\tlast_move\x18\a \x01(\x04R\blastMove\x121\n" +
-	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\x12#\n" +
+	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\x124\n" +
+	"\brestored\x18\x1e \x01(\v2\x18.rowraft.v1.MetaRestoredR\brestored\x123\n" +
+	"\btrainers\x18\x1f \x03(\v2\x17.rowraft.v1.MetaTrainerR\btrainers\x12#\n" +
 	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\"\"\n" +
 	"\x10MetaBeginRestore\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\fR\x02id\"\xa5\x01\n" +
+	"\x02id\x18\x01 \x01(\fR\x02id\"\xd7\x01\n" +
 	"\vMetaRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
 	"tableEpoch\x12/\n" +
 	"\x06tables\x18\x03 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x124\n" +
-	"\x06shards\x18\x04 \x03(\v2\x1c.rowraft.v1.MetaRestoreShardR\x06shards\"l\n" +
+	"\x06shards\x18\x04 \x03(\v2\x1c.rowraft.v1.MetaRestoreShardR\x06shards\x120\n" +
+	"\x06source\x18\x05 \x01(\v2\x18.rowraft.v1.MetaRestoredR\x06source\"T\n" +
+	"\fMetaRestored\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x7f\n" +
+	"\vMetaTrainer\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
+	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x1a\n" +
+	"\binstance\x18\x04 \x01(\fR\binstance\x12\x12\n" +
+	"\x04left\x18\x05 \x01(\bR\x04left\"\x80\x01\n" +
+	"\n" +
+	"MetaAttend\x121\n" +
+	"\atrainer\x18\x01 \x01(\v2\x17.rowraft.v1.MetaTrainerR\atrainer\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x02 \x01(\tR\n" +
+	"checkpoint\x12\x1f\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\"M\n" +
+	"\tMetaLeave\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
+	"\binstance\x18\x03 \x01(\fR\binstance\"l\n" +
 	"\x10MetaRestoreShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06chunks\x18\x02 \x01(\x04R\x06chunks\x12\x12\n" +
@@ -1300,7 +1644,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -1317,15 +1661,19 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaState)(nil),            // 12: rowraft.v1.MetaState
 	(*MetaBeginRestore)(nil),     // 13: rowraft.v1.MetaBeginRestore
 	(*MetaRestore)(nil),          // 14: rowraft.v1.MetaRestore
-	(*MetaRestoreShard)(nil),     // 15: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 16: rowraft.v1.MetaEndRestore
-	(*Node)(nil),                 // 17: rowraft.v1.Node
-	(*Shard)(nil),                // 18: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 19: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 20: rowraft.v1.Replica
-	(MovePhase)(0),               // 21: rowraft.v1.MovePhase
-	(*Map)(nil),                  // 22: rowraft.v1.Map
-	(*Move)(nil),                 // 23: rowraft.v1.Move
+	(*MetaRestored)(nil),         // 15: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 16: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 17: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 18: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 19: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 20: rowraft.v1.MetaEndRestore
+	(*Node)(nil),                 // 21: rowraft.v1.Node
+	(*Shard)(nil),                // 22: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 23: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 24: rowraft.v1.Replica
+	(MovePhase)(0),               // 25: rowraft.v1.MovePhase
+	(*Map)(nil),                  // 26: rowraft.v1.Map
+	(*Move)(nil),                 // 27: rowraft.v1.Move
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -1338,27 +1686,33 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	8,  // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
 	9,  // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
 	14, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	16, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	20, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
 	13, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	17, // 12: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	18, // 13: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	19, // 14: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	20, // 15: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	21, // 16: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	21, // 17: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	11, // 18: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	22, // 19: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	10, // 20: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	23, // 21: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	23, // 22: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	14, // 23: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	19, // 24: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	15, // 25: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	17, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	18, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	21, // 14: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	22, // 15: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	23, // 16: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	24, // 17: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	25, // 18: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	25, // 19: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	11, // 20: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	26, // 21: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	10, // 22: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	27, // 23: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	27, // 24: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	14, // 25: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	15, // 26: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	16, // 27: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	23, // 28: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	19, // 29: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	15, // 30: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	16, // 31: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -1380,6 +1734,8 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_Restore)(nil),
 		(*MetaCommand_EndRestore)(nil),
 		(*MetaCommand_BeginRestore)(nil),
+		(*MetaCommand_Attend)(nil),
+		(*MetaCommand_Leave)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1387,7 +1743,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

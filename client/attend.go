@@ -1,0 +1,449 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	// attendSilence is how long the scheduler may say nothing; it speaks twice a second.
+	attendSilence = 3 * time.Second
+	stateChunk    = 256 << 10
+)
+
+// Attendance is a trainer that takes part in checkpoints.
+type Attendance struct {
+	Job            string
+	Rank, Trainers int
+	Checkpoint     string // id of the one that it goes on from; "": none
+	// Pause stops the training at its next batch boundary, where every push is
+	// acknowledged, until Release is called. Called on goroutines of the client, one
+	// at a time, also after the training is over: then it gives the last state.
+	Pause func(ctx context.Context) (*Paused, error)
+}
+
+// Paused is a trainer that stands still.
+type Paused struct {
+	Step    int64
+	Size    int64                 // bytes that Write writes
+	Write   func(io.Writer) error // the state; called after Release, beside the training
+	Release func()
+}
+
+// Parking is what a trainer asks for when it is done.
+type Parking struct {
+	Ended       bool          // it did all that it was to do; else it was stopped
+	Destination string        // of a checkpoint to make before it leaves; "": none
+	SkipAbsent  bool          // also if trainers of the job do not answer
+	Patience    time.Duration // how long to look for a scheduler that is not there; 0: for ever
+}
+
+// Attending is a trainer's place in checkpoints, from Attend to Close.
+//
+// Goroutines: one keeps the call to the scheduler, through elections; while it
+// waits for Pause there is a second one. Both end in Close, and with the client.
+type Attending struct {
+	c        *Client
+	a        Attendance
+	instance [16]byte
+	ctx      context.Context
+	cancel   context.CancelFunc
+	ended    chan struct{} // closed when the call is over for good
+	wake     chan struct{} // capacity 1: there is a park to be sent
+
+	mu     sync.Mutex
+	epoch  uint64 // of the tables; 0 before the first welcome
+	park   *rowraftv1.AttendPark
+	leave  *rowraftv1.AttendLeave
+	err    error
+	closed bool
+	lost   time.Time // when the call broke; zero while there is one
+}
+
+// Attend makes a trainer take part in checkpoints. It returns when the scheduler has
+// logged that it begins, or cannot be reached until ctx ends.
+//
+// Errors: CodePrecondition if the cluster's tables are not those of the checkpoint
+// that it goes on from, or have been trained on since.
+func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
+	t := &Attending{c: c, a: a, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+	_, _ = rand.Read(t.instance[:]) // never fails (crypto/rand)
+	t.ctx, t.cancel = context.WithCancel(c.ctx)
+	welcomed := make(chan struct{})
+	if err := c.spawn(func() { t.run(sync.OnceFunc(func() { close(welcomed) })) }); err != nil {
+		return nil, err
+	}
+	select {
+	case <-welcomed:
+		return t, nil
+	case <-t.ended:
+	case <-ctx.Done():
+		t.Close()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.err
+	if err == nil {
+		err = ctx.Err()
+	}
+	return nil, fmt.Errorf("trainer %d of job %s: %w", a.Rank, a.Job, err)
+}
+
+// Close ends the call. The scheduler goes on to expect the trainer unless it has
+// parked, and left.
+func (t *Attending) Close() {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	t.cancel()
+	<-t.ended
+}
+
+// Ended is closed when the scheduler has ended the trainer's part for good: it has
+// left, or, if Err is not nil, another process has taken its place or the tables
+// were replaced by those of a checkpoint.
+func (t *Attending) Ended() <-chan struct{} { return t.ended }
+
+// Err tells why it ended, nil if the trainer left or closed it.
+func (t *Attending) Err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leave != nil || t.closed || t.c.ctx.Err() != nil {
+		return nil
+	}
+	return t.err
+}
+
+// Park says that the training is over and waits until nobody needs the trainer's
+// state any more: its job's other trainers are done too, if it Ended, and the
+// checkpoint that it asks for is made. It returns where that lies.
+func (t *Attending) Park(ctx context.Context, p Parking) (checkpoint string, err error) {
+	t.mu.Lock()
+	t.park = &rowraftv1.AttendPark{Ended: p.Ended, Destination: p.Destination, SkipAbsent: p.SkipAbsent}
+	t.mu.Unlock()
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+	if err := t.awaitEnd(ctx, p.Patience); err != nil {
+		return "", err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.leave == nil && t.err == nil:
+		return "", errClosed
+	case t.leave == nil:
+		return "", t.err
+	case t.leave.GetError() != "":
+		return "", rowraft.Errorf(rowraft.CodePrecondition, "no checkpoint was made: %s", t.leave.GetError())
+	}
+	return t.leave.GetCheckpoint(), nil
+}
+
+// awaitEnd waits until it is over, or there was no call for patience.
+func (t *Attending) awaitEnd(ctx context.Context, patience time.Duration) error {
+	tick := time.NewTicker(attendSilence / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-t.ended:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+		t.mu.Lock()
+		lost, err := t.lost, t.err
+		t.mu.Unlock()
+		if patience > 0 && !lost.IsZero() && time.Since(lost) > patience {
+			return rowraft.Errorf(rowraft.CodeDeadline, "no scheduler within %v: %w", patience, err)
+		}
+	}
+}
+
+// errLeft ends a call whose trainer was told to leave.
+var errLeft = errors.New("left")
+
+// run keeps a call to the leader of the metadata group until it is over for good.
+func (t *Attending) run(welcomed func()) {
+	defer close(t.ended)
+	defer t.cancel()
+	b := backoff{}
+	hint := ""
+	for i := 0; t.ctx.Err() == nil; i++ {
+		addr := hint
+		if addr == "" {
+			addr = t.c.schedulerAddr(i)
+		}
+		err := t.call(addr, func() { welcomed(); b = backoff{} })
+		t.mu.Lock()
+		t.err = err
+		if t.lost.IsZero() {
+			t.lost = time.Now()
+		}
+		t.mu.Unlock()
+		if err == errLeft || !rowraft.CodeOf(err).Retryable() {
+			return
+		}
+		followed := hint != ""
+		hint = ""
+		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok && nl.Leader != "" && !followed {
+			hint = t.c.addrOf(nl.Leader)
+		}
+		if hint == "" && t.c.pause(t.ctx, &b, 0) != nil {
+			return
+		}
+	}
+}
+
+// call is one call, to the server at addr, until it breaks.
+func (t *Attending) call(addr string, welcomed func()) error {
+	conn, err := t.c.conns.get(addr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(t.ctx)
+	defer cancel()
+	stream, err := rowraftv1.NewCheckpointsClient(conn).Attend(ctx)
+	if err != nil {
+		return rpc.FromStatus(err)
+	}
+	t.mu.Lock()
+	epoch := t.epoch
+	t.mu.Unlock()
+	hello := &rowraftv1.AttendHello{
+		Job: t.a.Job, Rank: uint32(t.a.Rank), Trainers: uint32(t.a.Trainers), Instance: t.instance[:], Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
+	}
+	// An error of Send says nothing; that of Recv does.
+	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
+	call := &attendCall{t: t, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), welcomed: welcomed}
+	broken := make(chan error, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { broken <- call.receive() })
+	return call.serve(broken)
+}
+
+// attendCall is one call. Its goroutine owns what is not a channel.
+type attendCall struct {
+	t        *Attending
+	stream   grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+	ctx      context.Context
+	end      context.CancelFunc
+	replies  chan *rowraftv1.AttendReply
+	reached  chan reached
+	welcomed func()
+
+	pausing *pausing // nil: it trains
+	parked  bool     // it was said
+}
+
+// pausing is a pause from the time that it was asked for.
+type pausing struct {
+	id     uint64
+	begun  time.Time
+	cancel context.CancelFunc
+	at     *Paused // nil until it is reached
+}
+
+// reached is the end of a call of Pause.
+type reached struct {
+	of  *pausing
+	at  *Paused
+	err error
+}
+
+// receive hands on what the scheduler says, and ends the call when it is silent.
+func (c *attendCall) receive() error {
+	silence := time.AfterFunc(attendSilence, c.end)
+	defer silence.Stop()
+	for {
+		r, err := c.stream.Recv()
+		if err != nil {
+			if c.ctx.Err() != nil && c.t.ctx.Err() == nil {
+				return rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has said nothing for %v", attendSilence)
+			}
+			if errors.Is(err, io.EOF) {
+				return rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has ended the call")
+			}
+			return rpc.FromStatus(err)
+		}
+		silence.Reset(attendSilence)
+		if r.GetBeat() != nil {
+			continue
+		}
+		select {
+		case c.replies <- r:
+		case <-c.ctx.Done():
+		}
+	}
+}
+
+// serve does what the scheduler says until the call breaks.
+func (c *attendCall) serve(broken <-chan error) error {
+	var wg sync.WaitGroup // of Pause
+	defer wg.Wait()
+	defer c.end()
+	defer c.goOn()
+	welcome := false
+	for {
+		if welcome && !c.parked {
+			c.sayPark()
+		}
+		select {
+		case r := <-c.replies:
+			switch step := r.GetStep().(type) {
+			case *rowraftv1.AttendReply_Welcome:
+				welcome = true
+				c.t.mu.Lock()
+				c.t.epoch, c.t.lost = step.Welcome.GetTableEpoch(), time.Time{}
+				c.t.mu.Unlock()
+				c.welcomed()
+			case *rowraftv1.AttendReply_Pause:
+				c.pause(&wg, step.Pause.GetId())
+			case *rowraftv1.AttendReply_Release:
+				if err := c.release(step.Release); err != nil {
+					return err
+				}
+			case *rowraftv1.AttendReply_Leave:
+				c.t.mu.Lock()
+				c.t.leave = step.Leave
+				c.t.mu.Unlock()
+				return errLeft
+			}
+		case r := <-c.reached:
+			c.paused(r)
+		case <-c.t.wake:
+		case err := <-broken:
+			return err
+		}
+	}
+}
+
+func (c *attendCall) send(r *rowraftv1.AttendRequest) { _ = c.stream.Send(r) } // Recv tells of errors
+
+func (c *attendCall) sayPark() {
+	c.t.mu.Lock()
+	park := c.t.park
+	c.t.mu.Unlock()
+	if park != nil {
+		c.parked = true
+		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Park{Park: park}})
+	}
+}
+
+// goOn ends the pause, reached or not.
+func (c *attendCall) goOn() {
+	p := c.pausing
+	if p == nil {
+		return
+	}
+	c.pausing = nil
+	p.cancel()
+	if p.at != nil {
+		p.at.Release()
+	}
+}
+
+// pause begins one. What was before it is over.
+func (c *attendCall) pause(wg *sync.WaitGroup, id uint64) {
+	c.goOn()
+	ctx, cancel := context.WithCancel(c.ctx)
+	p := &pausing{id: id, begun: time.Now(), cancel: cancel}
+	c.pausing = p
+	wg.Go(func() {
+		at, err := c.t.a.Pause(ctx)
+		select {
+		case c.reached <- reached{p, at, err}:
+		case <-c.ctx.Done():
+			if err == nil {
+				at.Release()
+			}
+		}
+	})
+}
+
+// paused tells the scheduler of a boundary that was reached.
+func (c *attendCall) paused(r reached) {
+	switch {
+	case r.of != c.pausing: // it was given up meanwhile
+		if r.err == nil {
+			r.at.Release()
+		}
+	case c.ctx.Err() != nil: // the call is over, and nobody asks any more
+	case r.err != nil:
+		c.goOn()
+		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Failed{Failed: &rowraftv1.AttendFailed{Id: r.of.id, Reason: r.err.Error()}}})
+	default:
+		c.pausing.at = r.at
+		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{
+			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size),
+		}}})
+	}
+}
+
+// release lets the trainer go on, and sends its state if the scheduler wants it.
+func (c *attendCall) release(r *rowraftv1.AttendRelease) error {
+	p := c.pausing
+	if p == nil || p.id != r.GetId() {
+		return nil
+	}
+	c.goOn()
+	if p.at == nil || !r.GetSend() {
+		return nil
+	}
+	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{
+		Id: p.id, Held: true, PausedNs: uint64(time.Since(p.begun)),
+	}}})
+	w := &stateWriter{stream: c.stream, id: p.id}
+	if err := p.at.Write(w); err != nil {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
+	}
+	return w.end()
+}
+
+// stateWriter cuts a state into messages.
+type stateWriter struct {
+	stream grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+	id     uint64
+	buf    []byte
+}
+
+func (w *stateWriter) Write(b []byte) (n int, err error) {
+	for n < len(b) {
+		k := min(len(b)-n, stateChunk-len(w.buf))
+		w.buf = append(w.buf, b[n:n+k]...)
+		if n += k; len(w.buf) == stateChunk {
+			if err := w.flush(false); err != nil {
+				return n, err
+			}
+		}
+	}
+	return n, nil
+}
+
+func (w *stateWriter) flush(last bool) error {
+	err := w.stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_State{State: &rowraftv1.AttendState{Id: w.id, Content: w.buf, Last: last}}})
+	w.buf = nil // gRPC may still be reading it
+	return err
+}
+
+func (w *stateWriter) end() error {
+	if err := w.flush(true); err != nil {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
+	}
+	return nil
+}

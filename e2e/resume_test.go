@@ -1,0 +1,247 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/trainer"
+)
+
+// runJob trains on c and takes part in its checkpoints.
+func runJob(c *cluster, cfg trainer.Config, observe trainer.Observer) (*trainer.Result, error) {
+	c.t.Helper()
+	ctx := deadline(c.t, 2*time.Minute)
+	cl := c.dial(client.Options{})
+	j, err := trainer.NewJob(ctx, cfg, trainer.NewCluster(cl), observe)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	saved, err := trainer.FindSaved(ctx, &cfg, cl)
+	if err != nil {
+		return nil, err
+	}
+	return j.RunOn(ctx, cl, saved)
+}
+
+// TestATrainerGoesOnExactly: a run of 80 steps, a checkpoint somewhere on the way, and
+// what goes on from it in a cluster with another number of shards, end in the same
+// bits: equal digests of all rows, the dense weights among them.
+func TestATrainerGoesOnExactly(t *testing.T) {
+	skipUnderRace(t)
+	dest := t.TempDir()
+	a := start(t, localcluster.Options{Servers: 1, Shards: 3})
+	cfg := smallJob("exact", "adagrad", 80)
+	cfg.Audit = false             // its rows are one per shard
+	cfg.Generator.Examples = 1000 // five passes
+	cfg.Checkpoint.AtEnd = dest
+	made := make(chan *checkpoint.Manifest, 1)
+	straight, err := runJob(a, cfg, func(e trainer.Event) {
+		if e.Event == trainer.EventStep && e.Step == 30 {
+			go func() { made <- a.createCheckpoint(dest, "midway") }()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := <-made
+	if len(m.Blobs) != 1 || m.Blobs[0].Name != "trainer/exact/0" {
+		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)
+	}
+	want := a.digestOfAll()
+	end, err := trainer.ReadSaved(t.Context(), straight.Checkpoint, "exact", 0)
+	if err != nil || !end.State.Ended || end.State.Step != 80 {
+		t.Fatalf("the checkpoint at the end, %q: %+v, %v", straight.Checkpoint, end, err)
+	}
+	if code, out := verifies(t, dest+"/midway"); code != 0 {
+		t.Errorf("verify: %d: %s", code, out)
+	}
+
+	b := start(t, localcluster.Options{Servers: 1, Shards: 7})
+	cfg.Checkpoint.AtEnd, cfg.Resume = "", dest+"/midway"
+	refusedResume(b, cfg, "do not come from checkpoint", "rowraft checkpoint restore "+dest+"/midway")
+	b.mustRestore(dest+"/midway", "--replace")
+	bad := cfg
+	bad.Batch = 32
+	refusedResume(b, bad, "batch was 64")
+	r, err := runJob(b, cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.ResumedAtStep < 30 || r.ResumedAtStep >= 80 || r.Steps != 80 || r.Examples != straight.Examples || r.PushesAcknowledged != 80 {
+		t.Errorf("it went on as %+v, the straight run was %+v", r, straight)
+	}
+	t.Logf("it went on after step %d", r.ResumedAtStep)
+	if got := b.digestOfAll(); got != want {
+		t.Errorf("digest %x after the stop, %x without", got, want)
+	}
+	refusedResume(b, cfg, "has trained since")
+	cfg.Resume, cfg.Steps = "auto", 1 // from the beginning then
+	if r, err := runJob(b, cfg, nil); err != nil || r.ResumedAtStep != 0 || r.Steps != 1 {
+		t.Errorf("auto, of a trainer that has trained since: %+v, %v", r, err)
+	}
+	b.mustRestore(straight.Checkpoint, "--replace")
+	if got := b.digestOfAll(); got != want {
+		t.Errorf("digest %x of the checkpoint at the end, want %x", got, want)
+	}
+}
+
+// refusedResume wants a trainer that goes on from a checkpoint to be refused.
+func refusedResume(c *cluster, cfg trainer.Config, says ...string) {
+	c.t.Helper()
+	_, err := runJob(c, cfg, nil)
+	for _, s := range says {
+		if err == nil || !strings.Contains(err.Error(), s) {
+			c.t.Errorf("error %v, want one that says %q", err, s)
+		}
+	}
+}
+
+// trainers are processes of one job.
+type trainers struct {
+	c      *cluster
+	dir    string
+	config string
+	n      int
+	procs  []*running
+}
+
+func (tr *trainers) start(args ...string) {
+	tr.procs = nil
+	for rank := range tr.n {
+		progress := tr.progress(rank)
+		_ = os.Remove(progress)
+		tr.procs = append(tr.procs, spawn(tr.c.t, "rowraft-trainer", append([]string{"train", "--config", tr.config, "--rank", fmt.Sprint(rank),
+			"--endpoints", strings.Join(tr.c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "json", "--progress-file", progress}, args...)...))
+	}
+}
+
+func (tr *trainers) progress(rank int) string {
+	return filepath.Join(tr.dir, fmt.Sprintf("progress-%d", rank))
+}
+
+// reached waits until every trainer has made so many steps.
+func (tr *trainers) reached(step int64) {
+	tr.c.t.Helper()
+	err := poll(deadline(tr.c.t, time.Minute), func() error {
+		for rank := range tr.n {
+			b, err := os.ReadFile(tr.progress(rank))
+			if err != nil {
+				return err
+			}
+			lines := strings.Split(string(b), "\n")
+			var e trainer.Event
+			if len(lines) < 2 || json.Unmarshal([]byte(lines[len(lines)-2]), &e) != nil || e.Step < step {
+				return fmt.Errorf("trainer %d is at step %d", rank, e.Step)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		tr.c.t.Fatal(err)
+	}
+}
+
+func (tr *trainers) ended() {
+	tr.c.t.Helper()
+	for _, p := range tr.procs {
+		if code := p.code(tr.c.t, 2*time.Minute); code != 0 {
+			tr.c.t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
+		}
+	}
+}
+
+// TestTrainersGoOnWithoutLossOrDoubles: two trainers with pushes in flight are killed
+// some time after a checkpoint, and go on from it: the audit rows count every batch
+// of theirs once.
+func TestTrainersGoOnWithoutLossOrDoubles(t *testing.T) {
+	skipUnderRace(t)
+	c := start(t, localcluster.Options{})
+	dest, dir := t.TempDir(), t.TempDir()
+	const steps = 600
+	config := filepath.Join(dir, "job.yaml")
+	err := os.WriteFile(config, fmt.Appendf(nil, `job: pair
+trainers: 2
+steps: %d
+batch: 64
+in_flight: 3
+audit: true
+evaluate: false
+resume: auto
+generator: {examples: 0, held: 0, keys: 400, categorical: 4, dense: 3}
+model: {dim: 8, bottom: [16], top: [16]}
+checkpoint: {to: %s, at_end: true}
+`, steps, dest), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := &trainers{c: c, dir: dir, config: config, n: 2}
+	tr.start()
+	tr.reached(50)
+	m := c.createCheckpoint(dest, "midway")
+	if len(m.Blobs) != 2 {
+		t.Fatalf("blobs %+v, want those of two trainers", m.Blobs)
+	}
+	tr.reached(120)
+	for _, p := range tr.procs {
+		p.kill()
+	}
+	c.mustRestore(dest+"/midway", "--replace")
+	tr.start()
+	tr.ended()
+	for _, p := range tr.procs {
+		if out := p.stdout.String(); !strings.Contains(out, "went on from") || !strings.Contains(out, dest+"/pair-end-") {
+			t.Errorf("a trainer does not say where it went on from, or that it made a checkpoint:\n%s%s", out, &p.stderr)
+		}
+	}
+	counts := auditCounts(c, "pair.audit", 2)
+	for shard, n := range counts {
+		if n[0] != steps || n[1] != steps {
+			t.Errorf("shard %d counts %v pushes of the two trainers, want %d each", shard, n, steps)
+		}
+	}
+	ends := 0
+	for name, state := range listed(t, dest) {
+		if strings.HasPrefix(name, "pair-end-") && state == "complete" {
+			ends++
+		}
+	}
+	if ends != 1 {
+		t.Errorf("%d checkpoints at the end, want one for both: %v", ends, listed(t, dest))
+	}
+}
+
+// auditCounts reads, for each shard, how many pushes of each trainer it applied.
+func auditCounts(c *cluster, name string, trainers int) (counts [][]int) {
+	c.t.Helper()
+	cl := c.dial(client.Options{})
+	table, err := cl.Table(deadline(c.t, 30*time.Second), name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, s := range cl.Map().Shards {
+		k, err := cl.Map().KeyInShard(table.Schema().ID, s.ID)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		row := make([]float32, table.Dim())
+		if err := table.Pull(deadline(c.t, 30*time.Second), []rowraft.Key{k}, row); err != nil {
+			c.t.Fatal(err)
+		}
+		n := make([]int, trainers)
+		for i := range n {
+			n[i] = int(math.Round(float64(row[i])))
+		}
+		counts = append(counts, n)
+	}
+	return counts
+}

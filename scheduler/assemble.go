@@ -1,0 +1,128 @@
+package scheduler
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func sortPaused(list []*paused) {
+	slices.SortFunc(list, func(a, b *paused) int { return a.a.id.compare(b.a.id) })
+}
+
+// assemble returns the trainers that are there, when all are that ought to be.
+func (s *Scheduler) assemble(ctx context.Context, job string, skip bool) ([]*attendee, error) {
+	patience := time.NewTimer(s.attendance.patience)
+	defer patience.Stop()
+	for {
+		changed := s.attendance.watch()
+		who, absent := s.rollCall(job)
+		if absent == nil {
+			return who, nil
+		}
+		select {
+		case <-changed:
+		case <-patience.C:
+			if skip && (job == "" || slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == job })) {
+				s.logger.Warn("a checkpoint goes on without a trainer", "job", absent.job, "rank", absent.rank)
+				return who, nil
+			}
+			return nil, rowraft.Errorf(rowraft.CodePrecondition,
+				"%s is not here: without its state the job could not go on exactly (--skip-absent makes the checkpoint without it; a job that nobody hears of counts as dead after %v)", absent, forgetJobAfter)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// rollCall returns the trainers that are there, and one that ought to be and is not:
+// who has begun and not left, by the log, and all others of the jobs that train.
+func (s *Scheduler) rollCall(job string) (who []*attendee, absent *trainerID) {
+	who = s.attendance.list()
+	ought := make(map[trainerID]bool)
+	for _, a := range who {
+		for rank := range a.trainers {
+			ought[trainerID{a.id.job, rank}] = true
+		}
+	}
+	for _, t := range s.machine.atWork() {
+		if id := idOf(t); !s.dead(id.job) {
+			ought[id] = true
+		}
+	}
+	if job != "" {
+		ought[trainerID{job, 0}] = true
+	}
+	for _, a := range who {
+		delete(ought, a.id)
+	}
+	for id := range ought {
+		if absent == nil || id.compare(*absent) < 0 {
+			absent = &id
+		}
+	}
+	return who, absent
+}
+
+// dead reports that nothing was heard of a job for long, by this leader.
+func (s *Scheduler) dead(job string) bool {
+	since := s.leadsSince()
+	s.attendance.mu.Lock()
+	defer s.attendance.mu.Unlock()
+	for id := range s.attendance.trainers {
+		if id.job == job {
+			return false
+		}
+	}
+	if last, ok := s.attendance.heard[job]; ok && last.After(since) {
+		since = last
+	}
+	return time.Since(since) > forgetJobAfter
+}
+
+// leadsSince is when this server began to lead the metadata group.
+func (s *Scheduler) leadsSince() time.Time {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	return s.soft.since
+}
+
+// attended is what a checkpoint tells of its trainers.
+func (m *muster) attended() (out []*rowraftv1.AttendedTrainer) {
+	for _, p := range m.members {
+		out = append(out, &rowraftv1.AttendedTrainer{Job: p.a.id.job, Rank: p.a.id.rank, Step: p.step, PausedNs: uint64(p.pausedFor), Bytes: p.bytes})
+	}
+	return out
+}
+
+// forgetDead notes in the log that the trainers of dead jobs have left.
+func (s *Scheduler) forgetDead(ctx context.Context) error {
+	for _, t := range s.machine.atWork() {
+		if id := idOf(t); s.dead(id.job) {
+			if err := s.logLeave(ctx, id, t.GetInstance()); err != nil {
+				return err
+			}
+			s.logger.Info("nothing was heard of a trainer, and of its job, for long: it does not count any more", "job", id.job, "rank", id.rank)
+		}
+	}
+	return nil
+}
+
+// addTrainers says who trains, and what checkpoint the tables come from.
+func (s *Scheduler) addTrainers(reply *rowraftv1.StatusReply) {
+	if from, _ := s.machine.restored(); from != nil {
+		reply.Restored = &rowraftv1.RestoredFrom{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName()}
+	}
+	there := make(map[trainerID]bool)
+	for _, a := range s.attendance.list() {
+		there[a.id] = true
+	}
+	for _, t := range s.machine.allTrainers() {
+		reply.Trainers = append(reply.Trainers, &rowraftv1.TrainerStatus{
+			Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Left: t.GetLeft(), Connected: there[idOf(t)],
+		})
+	}
+}

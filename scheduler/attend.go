@@ -1,0 +1,350 @@
+package scheduler
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	attendBeat = 500 * time.Millisecond
+	// leavePatience is how long a trainer that has done its work waits for others of
+	// its job that ought to be there, and are not, before it asks for a checkpoint.
+	leavePatience = 30 * time.Second
+	// forgetJobAfter is how long none of a job's trainers was heard of when the job
+	// counts as dead: checkpoints do not wait for it any more.
+	forgetJobAfter = time.Minute
+)
+
+// attendance are the trainers that have a call to this leader. Which trainers there
+// ought to be is in the log (attendstate.go).
+type attendance struct {
+	patience time.Duration // absentPatience, but in tests
+
+	mu        sync.Mutex
+	trainers  map[trainerID]*attendee
+	heard     map[string]time.Time // of jobs: when the last trainer went
+	endings   map[string]*ending   // of jobs: the last checkpoint of trainers that leave
+	changed   chan struct{}        // closed at the next change
+	lastPause uint64
+}
+
+func newAttendance() *attendance {
+	return &attendance{
+		patience: absentPatience,
+		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), changed: make(chan struct{}),
+	}
+}
+
+// attendee is one trainer on its call.
+type attendee struct {
+	id       trainerID
+	trainers uint32 // of its job
+	instance []byte
+	gone     chan struct{} // closed when the call is over
+	replaced chan struct{} // closed when another process comes in its place
+
+	send struct {
+		sync.Mutex
+		stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+	}
+	pause atomic.Pointer[paused] // that takes its answers
+
+	// Under attendance.mu.
+	park     *rowraftv1.AttendPark // nil while it trains
+	parkedAt time.Time
+}
+
+func (a *attendee) tell(r *rowraftv1.AttendReply) error {
+	a.send.Lock()
+	defer a.send.Unlock()
+	return a.send.stream.Send(r)
+}
+
+// watch returns a channel that is closed at the next change.
+func (t *attendance) watch() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.changed
+}
+
+func (t *attendance) changeLocked() {
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+func (t *attendance) add(a *attendee) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if old := t.trainers[a.id]; old != nil {
+		close(old.replaced)
+	}
+	t.trainers[a.id] = a
+	t.changeLocked()
+}
+
+func (t *attendance) remove(a *attendee) {
+	close(a.gone)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.trainers[a.id] == a {
+		delete(t.trainers, a.id)
+		t.heard[a.id.job] = time.Now()
+		t.changeLocked()
+	}
+}
+
+// list returns the trainers that are there, by job and rank.
+func (t *attendance) list() (out []*attendee) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, a := range t.trainers {
+		out = append(out, a)
+	}
+	slices.SortFunc(out, func(a, b *attendee) int { return a.id.compare(b.id) })
+	return out
+}
+
+// Attend serves one trainer until it leaves, its call breaks, or this server leads
+// the metadata group no more.
+func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error {
+	_, term, err := c.s.leading()
+	if err != nil {
+		return err
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	hello := first.GetHello()
+	if hello == nil {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a trainer says who it is before anything else")
+	}
+	a := &attendee{
+		id: trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), instance: hello.GetInstance(),
+		gone: make(chan struct{}), replaced: make(chan struct{}),
+	}
+	a.send.stream = stream
+	if err := c.s.logAttend(stream.Context(), hello); err != nil {
+		return err
+	}
+	c.s.attendance.add(a)
+	defer c.s.attendance.remove(a)
+	if err := a.tell(c.s.welcome()); err != nil {
+		return err
+	}
+	// Recv ends with the call, so just after this function has returned.
+	broken := make(chan error, 1)
+	go func() { broken <- c.s.listen(a) }()
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { c.s.beat(ctx, cancel, a, term) })
+	err = c.serve(ctx, a, broken)
+	cancel(nil)
+	return err
+}
+
+// beat tells the trainer that the scheduler is there, until ctx ends; it ends ctx
+// when this server leads the metadata group no more.
+func (s *Scheduler) beat(ctx context.Context, lost context.CancelCauseFunc, a *attendee, term rowraft.Term) {
+	tick := time.NewTicker(attendBeat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		_, now, err := s.leading()
+		if err == nil && now != term {
+			err = rowraft.Errorf(rowraft.CodeNoLeader, "the metadata leader changed")
+		}
+		if err == nil {
+			err = a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Beat{Beat: &rowraftv1.AttendBeat{}}})
+		}
+		if err != nil {
+			lost(err)
+			return
+		}
+	}
+}
+
+func (s *Scheduler) welcome() *rowraftv1.AttendReply {
+	from, epoch := s.machine.restored()
+	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{Welcome: &rowraftv1.AttendWelcome{
+		TableEpoch: uint64(epoch), RestoredId: from.GetId(), RestoredDestination: from.GetDestination(), RestoredName: from.GetName(),
+	}}}
+}
+
+// logAttend makes sure that the next leader knows of the trainer too.
+func (s *Scheduler) logAttend(ctx context.Context, h *rowraftv1.AttendHello) error {
+	t := &rowraftv1.MetaTrainer{Job: h.GetJob(), Rank: h.GetRank(), Trainers: h.GetTrainers(), Instance: h.GetInstance()}
+	if _, epoch := s.machine.restored(); s.machine.knows(t) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
+		return nil // it comes back
+	}
+	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
+		Trainer: t, Checkpoint: h.GetCheckpoint(), TableEpoch: h.GetTableEpoch(),
+	}}})
+	if err == nil {
+		s.logger.Info("a trainer begins", "job", t.Job, "rank", t.Rank, "of", t.Trainers, "checkpoint", h.GetCheckpoint())
+	}
+	return err
+}
+
+func (s *Scheduler) logLeave(ctx context.Context, id trainerID, instance []byte) error {
+	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Leave{Leave: &rowraftv1.MetaLeave{
+		Job: id.job, Rank: id.rank, Instance: instance,
+	}}})
+	return err
+}
+
+// listen takes what the trainer says until the call ends.
+func (s *Scheduler) listen(a *attendee) error {
+	for {
+		req, err := a.send.stream.Recv()
+		if err != nil {
+			return err
+		}
+		if park := req.GetPark(); park != nil {
+			s.attendance.mu.Lock()
+			if a.park == nil {
+				a.park, a.parkedAt = park, time.Now()
+				s.attendance.changeLocked()
+			}
+			s.attendance.mu.Unlock()
+			continue
+		}
+		if p := a.pause.Load(); p != nil {
+			p.take(req)
+		}
+	}
+}
+
+// serve lets a trainer that has parked go when it may.
+func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan error) error {
+	tick := time.NewTicker(attendBeat)
+	defer tick.Stop()
+	for {
+		changed := c.s.attendance.watch()
+		if leave := c.mayLeave(ctx, a); leave != nil {
+			if err := c.s.logLeave(ctx, a.id, a.instance); err != nil {
+				return err
+			}
+			return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Leave{Leave: leave}})
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-a.replaced:
+			return rowraft.Errorf(rowraft.CodeAlreadyExists, "another process has become %s", a.id)
+		case err := <-broken:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// ending is a checkpoint that trainers asked for as they left.
+type ending struct {
+	begun time.Time // trainers that had parked by then need no other one
+	done  chan struct{}
+	leave *rowraftv1.AttendLeave
+}
+
+// covers reports that the checkpoint is over and has the state at which a trainer
+// parked.
+func (e *ending) covers(parkedAt time.Time) bool {
+	if e == nil || parkedAt.IsZero() {
+		return false
+	}
+	select {
+	case <-e.done:
+		return !e.begun.Before(parkedAt)
+	default:
+		return false
+	}
+}
+
+// mayLeave returns what to tell a trainer that has parked, or nil if it has not, or
+// has to wait: for others of its job, or for a checkpoint, which is made in here.
+func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.AttendLeave {
+	t := c.s.attendance
+	t.mu.Lock()
+	park, parkedAt := a.park, a.parkedAt
+	training, there := 0, uint32(0)
+	for _, o := range t.trainers {
+		if o.id.job != a.id.job {
+			continue
+		}
+		if there++; o.park == nil {
+			training++
+		}
+	}
+	last := t.endings[a.id.job]
+	t.mu.Unlock()
+	if last.covers(parkedAt) {
+		return last.leave
+	}
+	switch {
+	case park == nil:
+		return nil
+	case park.GetEnded() && training > 0:
+		return nil
+	case park.GetDestination() == "":
+		return &rowraftv1.AttendLeave{}
+	case park.GetEnded() && there < a.trainers && time.Since(parkedAt) < leavePatience && !park.GetSkipAbsent():
+		return nil
+	}
+	return c.endingOf(ctx, a, park, parkedAt)
+}
+
+// endingOf makes the checkpoint that a asks for, or waits for one that another
+// trainer of the job asked for after a had parked. It returns nil if it must be
+// asked again.
+func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1.AttendPark, parkedAt time.Time) *rowraftv1.AttendLeave {
+	t := c.s.attendance
+	t.mu.Lock()
+	e := t.endings[a.id.job]
+	mine := e == nil
+	if !mine {
+		select {
+		case <-e.done: // and does not cover a, or nobody would be here
+			mine = true
+		default:
+		}
+	}
+	if mine {
+		e = &ending{done: make(chan struct{})}
+		t.endings[a.id.job] = e
+	}
+	t.mu.Unlock()
+	if !mine {
+		select {
+		case <-e.done:
+		case <-ctx.Done():
+		}
+		if e.covers(parkedAt) {
+			return e.leave
+		}
+		return nil
+	}
+	e.leave = &rowraftv1.AttendLeave{}
+	name, err := c.createFor(ctx, a.id.job, park, func() { e.begun = time.Now() })
+	if err != nil {
+		e.leave.Error = err.Error()
+	} else {
+		e.leave.Checkpoint = name
+	}
+	close(e.done)
+	return e.leave
+}

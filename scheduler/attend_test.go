@@ -1,0 +1,329 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// served is a scheduler that leads a cluster of one server and answers on a port.
+func served(t *testing.T) (*Scheduler, *fakeLog, *client.Client) {
+	t.Helper()
+	s, l := newLeader(t, 1, 1)
+	s.attendance.patience = 50 * time.Millisecond
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer(rpc.ServerOptions(nil)...)
+	rowraftv1.RegisterClusterServer(srv, s)
+	rowraftv1.RegisterCheckpointsServer(srv, s.Checkpoints())
+	go func() { _ = srv.Serve(lis) }()
+	t.Cleanup(srv.Stop)
+	reconcile(t, s)
+	register(t, s, string(s.opts.Self.ID), lis.Addr().String())
+	reconcile(t, s)
+	c, err := client.Dial(t.Context(), client.Options{Endpoints: []string{lis.Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return s, l, c
+}
+
+// fakeTrainer answers pauses.
+type fakeTrainer struct {
+	*client.Attending
+	mu       sync.Mutex
+	content  string
+	step     int64
+	fail     error
+	hold     chan struct{} // not nil: Pause waits for it
+	asked    chan struct{} // gets one for each Pause
+	standing int
+}
+
+func (f *fakeTrainer) pause(ctx context.Context) (*client.Paused, error) {
+	f.asked <- struct{}{}
+	if f.hold != nil {
+		select {
+		case <-f.hold:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fail != nil {
+		return nil, f.fail
+	}
+	f.standing++
+	return &client.Paused{Step: f.step, Size: int64(len(f.content)), Release: func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.standing--
+	}, Write: func(w io.Writer) error {
+		_, err := io.WriteString(w, f.content)
+		return err
+	}}, nil
+}
+
+func (f *fakeTrainer) stands() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.standing > 0
+}
+
+func attend(t *testing.T, c *client.Client, job string, rank, trainers int, change func(*fakeTrainer)) *fakeTrainer {
+	t.Helper()
+	f := &fakeTrainer{content: strings.Repeat(fmt.Sprintf("state of %s/%d ", job, rank), 40000), step: int64(100 + rank), asked: make(chan struct{}, 16)}
+	if change != nil {
+		change(f)
+	}
+	var err error
+	if f.Attending, err = c.Attend(t.Context(), client.Attendance{Job: job, Rank: rank, Trainers: trainers, Pause: f.pause}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	return f
+}
+
+// A cut stops all trainers at once and lets them go on; their states follow, and are
+// what they were told to be.
+func TestTrainersStandStillForACut(t *testing.T) {
+	s, _, c := served(t)
+	list := []*fakeTrainer{attend(t, c, "b", 0, 1, nil), attend(t, c, "a", 1, 2, nil), attend(t, c, "a", 0, 2, nil)}
+	m, err := s.pauseTrainers(t.Context(), "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range list {
+		if !f.stands() {
+			t.Errorf("trainer %d does not stand still", i)
+		}
+	}
+	if err := m.release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range list {
+		if f.stands() {
+			t.Errorf("trainer %d does not go on", i)
+		}
+	}
+	d, err := depot.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.store(t.Context(), d, "x", []byte{1, 2, 3, 4}); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, p := range m.members {
+		names = append(names, p.blob.Name)
+		b, err := checkpoint.ReadFile(t.Context(), depot.At(d, "x"), p.blob.File, nil)
+		want := strings.Repeat(fmt.Sprintf("state of %s/%d ", p.a.id.job, p.a.id.rank), 40000)
+		if err != nil || string(b) != want {
+			t.Errorf("%s: %d bytes, %v", p.blob.Name, len(b), err)
+		}
+	}
+	if got := strings.Join(names, " "); got != "trainer/a/0 trainer/a/1 trainer/b/0" {
+		t.Errorf("states of %s", got)
+	}
+	if told := m.attended(); len(told) != 3 || told[1].GetStep() != 101 || told[1].GetPausedNs() == 0 || told[1].GetBytes() == 0 {
+		t.Errorf("attended: %v", told)
+	}
+	m.end()
+}
+
+// Without one that ought to be there a cut fails, unless it is told to go on; nobody
+// stands still afterwards.
+func TestAnAbsentTrainer(t *testing.T) {
+	for name, absent := range map[string]func(t *testing.T, s *Scheduler, c *client.Client){
+		"it never came": func(*testing.T, *Scheduler, *client.Client) {},
+		"it went without a word": func(t *testing.T, s *Scheduler, c *client.Client) {
+			changed := s.attendance.watch()
+			f := attend(t, c, "a", 1, 2, nil)
+			<-changed
+			changed = s.attendance.watch()
+			f.Close()
+			<-changed
+		},
+		"it has failed": func(t *testing.T, s *Scheduler, c *client.Client) {
+			attend(t, c, "a", 1, 2, func(f *fakeTrainer) { f.fail = rowraft.Errorf(rowraft.CodeSessionExpired, "its session is gone") })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _, c := served(t)
+			f := attend(t, c, "a", 0, 2, nil)
+			absent(t, s, c)
+			if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
+				t.Errorf("%v, want Precondition that names the trainer", err)
+			}
+			for f.stands() { // it is told to go on, and not waited for
+				if t.Context().Err() != nil {
+					t.Fatal("it stands still for ever")
+				}
+			}
+			m, err := s.pauseTrainers(t.Context(), "", true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(m.members) != 1 || m.members[0].a.id.rank != 0 {
+				t.Errorf("members: %v, want trainer 0", m.attended())
+			}
+			if err := m.release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			m.end()
+			if _, err := s.pauseTrainers(t.Context(), "other", true); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+				t.Errorf("a job that does not train, and must: %v", err)
+			}
+		})
+	}
+}
+
+// The log knows of a trainer of which nothing else is left, until its job counts as dead.
+func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
+	s, _, c := served(t)
+	f := attend(t, c, "a", 0, 1, nil)
+	changed := s.attendance.watch()
+	f.Close()
+	<-changed
+	if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+		t.Errorf("%v, want Precondition", err)
+	}
+	s.attendance.mu.Lock()
+	s.attendance.heard["a"] = time.Now().Add(-2 * forgetJobAfter)
+	s.attendance.mu.Unlock()
+	s.soft.mu.Lock()
+	s.soft.since = time.Now().Add(-2 * forgetJobAfter)
+	s.soft.mu.Unlock()
+	if err := s.forgetDead(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.pauseTrainers(t.Context(), "", false); err != nil || len(s.machine.atWork()) > 0 {
+		t.Errorf("%v; at work: %v; its job is dead", err, s.machine.atWork())
+	}
+}
+
+// A trainer that goes while it stands still is noticed: it may have gone on.
+func TestATrainerThatGoesDuringTheCut(t *testing.T) {
+	s, _, c := served(t)
+	f := attend(t, c, "a", 0, 1, nil)
+	m, err := s.pauseTrainers(t.Context(), "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if err := m.release(t.Context()); err == nil || !strings.Contains(err.Error(), "has gone") {
+		t.Errorf("released: %v, though the trainer has gone", err)
+	}
+	m.end()
+	f2 := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.hold = make(chan struct{}) })
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.pauseTrainers(t.Context(), "", false)
+		done <- err
+	}()
+	<-f2.asked
+	f2.Close()
+	if err := <-done; !rowraft.CodeOf(err).Retryable() || !strings.Contains(fmt.Sprint(err), "has gone") {
+		t.Errorf("it went before it stood still: %v, want one to try again after", err)
+	}
+}
+
+// Trainers that are done wait for those of their job that are not; who takes another's
+// place ends it.
+func TestTrainersLeaveTogether(t *testing.T) {
+	s, _, c := served(t)
+	first, second := attend(t, c, "a", 0, 2, nil), attend(t, c, "a", 1, 2, nil)
+	other := attend(t, c, "b", 0, 1, nil)
+	left := make(chan error, 2)
+	changed := s.attendance.watch()
+	go func() {
+		_, err := first.Park(t.Context(), client.Parking{Ended: true})
+		left <- err
+	}()
+	<-changed // it is known to have parked
+	m, err := s.pauseTrainers(t.Context(), "", false)
+	if err != nil || len(m.members) != 3 {
+		t.Fatalf("%v: a parked trainer is part of the cut", err)
+	}
+	m.letGo()
+	select {
+	case err := <-left:
+		t.Fatalf("it left while the other trains: %v", err)
+	default:
+	}
+	if _, err := second.Park(t.Context(), client.Parking{Ended: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-left; err != nil {
+		t.Fatal(err)
+	}
+	if got := s.machine.atWork(); len(got) != 1 || got[0].GetJob() != "b" {
+		t.Errorf("at work: %v", got)
+	}
+	if _, err := s.pauseTrainers(t.Context(), "", false); err != nil {
+		t.Errorf("those who have left are not waited for: %v", err)
+	}
+	attend(t, c, "b", 0, 1, nil)
+	<-other.Ended()
+	if err := other.Err(); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
+		t.Errorf("replaced: %v", err)
+	}
+}
+
+// A trainer goes to the next leader by itself, which knows of it before it comes.
+func TestTrainersFindTheNextLeader(t *testing.T) {
+	s, l, c := served(t)
+	f := attend(t, c, "a", 0, 1, nil)
+	changed := s.attendance.watch()
+	l.elect("somebody")
+	<-changed // gone
+	l.elect(s.opts.Self.ID)
+	s.attendance.patience = 30 * time.Second
+	m, err := s.pauseTrainers(t.Context(), "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(m.members) != 1 {
+		t.Error("the cut does not wait for the trainer")
+	}
+	if err := m.release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	m.end()
+	if got := s.machine.atWork(); len(got) != 1 {
+		t.Errorf("at work: %v", got)
+	}
+
+	// A trainer of tables that are no more does not come back.
+	for _, c := range []*rowraftv1.MetaCommand{begin(1), decide(restoreOf(1, 2, 1))} {
+		if _, err := s.propose(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changed = s.attendance.watch()
+	l.elect("somebody")
+	<-changed
+	l.elect(s.opts.Self.ID)
+	<-f.Ended()
+	if err := f.Err(); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("after a restore: %v, want SessionExpired", err)
+	}
+}

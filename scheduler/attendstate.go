@@ -1,0 +1,128 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// maxTrainers bounds the trainers that the metadata group knows.
+const maxTrainers = 1 << 16
+
+// trainerID names a trainer.
+type trainerID struct {
+	job  string
+	rank uint32
+}
+
+func (t trainerID) String() string { return fmt.Sprintf("trainer %d of job %s", t.rank, t.job) }
+
+func (t trainerID) compare(o trainerID) int {
+	return cmp.Or(cmp.Compare(t.job, o.job), cmp.Compare(t.rank, o.rank))
+}
+
+func idOf(t *rowraftv1.MetaTrainer) trainerID { return trainerID{t.GetJob(), t.GetRank()} }
+
+func (s *state) findTrainer(id trainerID) (int, bool) {
+	return slices.BinarySearchFunc(s.trainers, id, func(t *rowraftv1.MetaTrainer, id trainerID) int { return idOf(t).compare(id) })
+}
+
+// attend notes that a trainer is at work. Checkpoints need its state from here on.
+func (s *state) attend(a *rowraftv1.MetaAttend) error {
+	t := a.GetTrainer()
+	if err := checkTrainer(t); err != nil {
+		return err
+	}
+	if e := a.GetTableEpoch(); e != 0 && e != uint64(s.cluster.Epoch) {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains on tables of epoch %d, those of the cluster are of %d: a checkpoint was restored; start it again", idOf(t), e, s.cluster.Epoch)
+	}
+	i, found := s.findTrainer(idOf(t))
+	switch same := found && slices.Equal(s.trainers[i].GetInstance(), t.GetInstance()); {
+	case a.GetCheckpoint() == "" || same:
+	case s.restored == nil:
+		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
+	case s.restored.GetId() != a.GetCheckpoint():
+		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", s.restored.GetDestination(), s.restored.GetName())
+	case found:
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", idOf(t), s.restored.GetName())
+	}
+	if !found {
+		if len(s.trainers) >= maxTrainers {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster knows %d trainers already, the most there can be", idOf(t), maxTrainers)
+		}
+		s.trainers = slices.Insert(s.trainers, i, nil)
+	}
+	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance()}
+	return nil
+}
+
+func checkTrainer(t *rowraftv1.MetaTrainer) error {
+	if n := len(t.GetJob()); n < 1 || n > maxNameLength || t.GetTrainers() > MaxWorkers || t.GetRank() >= t.GetTrainers() || len(t.GetInstance()) != 16 {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer %d of %d, a job's name of %d bytes, an instance of %d: want a rank below the number of trainers, at most %d, 1 to %d bytes, and 16",
+			t.GetRank(), t.GetTrainers(), len(t.GetJob()), len(t.GetInstance()), MaxWorkers, maxNameLength)
+	}
+	return nil
+}
+
+// leave notes that a trainer trains no more. One that has been followed by another
+// process changes nothing.
+func (s *state) leave(l *rowraftv1.MetaLeave) error {
+	i, found := s.findTrainer(trainerID{l.GetJob(), l.GetRank()})
+	if !found || !slices.Equal(s.trainers[i].GetInstance(), l.GetInstance()) {
+		return nil
+	}
+	if s.restored == nil {
+		s.trainers = slices.Delete(slices.Clone(s.trainers), i, i+1) // nobody will ask
+		return nil
+	}
+	t := s.trainers[i]
+	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Left: true}
+	return nil
+}
+
+// trainersFromProto checks what a snapshot says of trainers.
+func (s *state) trainersFromProto(p *rowraftv1.MetaState) error {
+	s.restored, s.trainers = p.GetRestored(), p.GetTrainers()
+	for i, t := range s.trainers {
+		if err := checkTrainer(t); err != nil {
+			return err
+		}
+		if i > 0 && idOf(s.trainers[i-1]).compare(idOf(t)) >= 0 {
+			return fmt.Errorf("trainers are out of order")
+		}
+	}
+	if len(s.trainers) > maxTrainers {
+		return fmt.Errorf("%d trainers", len(s.trainers))
+	}
+	return nil
+}
+
+// allTrainers returns those that the log knows, by job and rank.
+func (m *machine) allTrainers() []*rowraftv1.MetaTrainer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.state.trainers)
+}
+
+// atWork returns the trainers that have begun and not left, by job and rank.
+func (m *machine) atWork() []*rowraftv1.MetaTrainer {
+	return slices.DeleteFunc(m.allTrainers(), (*rowraftv1.MetaTrainer).GetLeft)
+}
+
+// knows reports that the process is the last one known of its trainer.
+func (m *machine) knows(t *rowraftv1.MetaTrainer) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i, found := m.state.findTrainer(idOf(t))
+	return found && slices.Equal(m.state.trainers[i].GetInstance(), t.GetInstance()) && !m.state.trainers[i].GetLeft()
+}
+
+// restored returns the checkpoint that the tables come from, nil if none.
+func (m *machine) restored() (*rowraftv1.MetaRestored, rowraft.TableEpoch) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.restored, m.state.cluster.Epoch
+}

@@ -1,0 +1,202 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/state"
+)
+
+// Saved is the state of a trainer in a checkpoint.
+type Saved struct {
+	Path  string // DESTINATION/NAME
+	ID    string // of the checkpoint
+	State *state.State
+}
+
+// ReadSaved reads the state of one trainer out of the checkpoint at path.
+//
+// Errors: CodeNotFound if there is no such checkpoint, or it has no such state;
+// CodeCorrupt; those of the destination.
+func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("checkpoint %s: %w", path, err)
+		}
+	}()
+	url, name, err := depot.Split(path)
+	if err != nil {
+		return nil, err
+	}
+	d, err := depot.Open(url)
+	if err != nil {
+		return nil, err
+	}
+	files := depot.At(d, name)
+	m, err := checkpoint.ReadManifest(ctx, files)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == state.BlobName(job, rank) })
+	if i < 0 {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "it has no state of trainer %d of job %s, which was not training when it was made, or was left out", rank, job)
+	}
+	r, err := checkpoint.OpenFile(ctx, files, m.Blobs[i].File)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	st, err := state.Read(r) // to the end, where the file is checked
+	return &Saved{Path: path, ID: m.ID, State: st}, err
+}
+
+// FindSaved reads the state that c.Resume names, nil if there is none to go on from.
+func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, error) {
+	switch cfg.Resume {
+	case "":
+		return nil, nil
+	case "auto":
+	default:
+		return ReadSaved(ctx, cfg.Resume, cfg.Job, cfg.rank())
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Patience)
+	defer cancel()
+	from, err := c.Restored(ctx)
+	if err != nil || from.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
+		return nil, err
+	}
+	s, err := ReadSaved(ctx, from.Destination+"/"+from.Name, cfg.Job, cfg.rank())
+	switch {
+	case rowraft.CodeOf(err) == rowraft.CodeNotFound: // of the state; the tables may be from elsewhere
+		return nil, nil
+	case err == nil && s.ID != from.ID:
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "checkpoint %s is another one than the cluster's tables come from", s.Path)
+	}
+	return s, err
+}
+
+// Attend makes the run take part in the checkpoints of c's cluster, going on from s
+// unless it is nil. Call it before Run, and Park of what it returns afterwards.
+//
+// Errors: CodePrecondition if the cluster's tables are not those of the checkpoint.
+func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.Attending, error) {
+	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor}
+	if s != nil {
+		a.Checkpoint = s.ID
+	}
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	at, err := c.Attend(ctx, a)
+	if err != nil && s != nil && rowraft.CodeOf(err) == rowraft.CodePrecondition {
+		return nil, fmt.Errorf("%w; to go on from the checkpoint put its tables in place first, with every trainer stopped: rowraft checkpoint restore %s --replace", err, s.Path)
+	}
+	return at, err
+}
+
+// pauseFor is Pause as a client calls it.
+func (j *Job) pauseFor(ctx context.Context) (*client.Paused, error) {
+	s, release, err := j.Pause(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &client.Paused{Step: s.Step, Size: s.Size(), Release: release, Write: func(w io.Writer) error {
+		_, err := s.WriteTo(w)
+		return err
+	}}, nil
+}
+
+// RunOn is Run on a cluster: it goes on from s unless that is nil, takes part in the
+// cluster's checkpoints, and makes those that the configuration asks for. When it is
+// done it waits for the other trainers of its job, whose checkpoints need its state.
+func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, error) {
+	if s != nil {
+		if err := j.Resume(s.State); err != nil {
+			return nil, fmt.Errorf("go on from checkpoint %s: %w", s.Path, err)
+		}
+	}
+	at, err := j.Attend(ctx, c, s)
+	if err != nil {
+		return nil, err
+	}
+	defer at.Close()
+	train, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() {
+		select {
+		case <-at.Ended():
+			if err := at.Err(); err != nil {
+				cancel(err)
+			}
+		case <-train.Done():
+		}
+	})
+	if s != nil {
+		j.note("going on from checkpoint %s after step %d", s.Path, s.State.Step)
+	}
+	r, err := j.run(train, func(r *Result) error {
+		if s != nil {
+			r.ResumedFrom = s.Path
+		}
+		return j.park(ctx, at, r)
+	})
+	if ctx.Err() == nil && train.Err() != nil { // Ended, with an error
+		err = errors.Join(err, context.Cause(train))
+	}
+	return r, err
+}
+
+func (j *Job) note(format string, args ...any) {
+	j.emit(EventNote, func(e *Event) { e.Message = fmt.Sprintf(format, args...) })
+}
+
+// stopPatience is how long a trainer that was told to stop waits for the checkpoint
+// that it was configured to make then. A second signal ends it at once.
+const stopPatience = 10 * time.Minute
+
+// park waits until the cluster needs this trainer's state no more, and for the
+// checkpoint that the configuration wants now.
+func (j *Job) park(ctx context.Context, at *client.Attending, r *Result) error {
+	conf := &j.cfg.Checkpoint
+	p := client.Parking{Ended: !r.Interrupted, Destination: conf.atEnd(), SkipAbsent: conf.SkipAbsent, Patience: j.cfg.Patience}
+	if r.Interrupted {
+		patience := leavePatience
+		if p.Destination = ""; conf.OnStop {
+			p.Destination, patience = conf.To, stopPatience
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+	}
+	if p.Destination != "" {
+		j.note("making a checkpoint in %s", p.Destination)
+	} else if j.cfg.Trainers > 1 && p.Ended {
+		j.note("done; waiting for the job's other trainers")
+	}
+	path, err := at.Park(ctx, p)
+	switch {
+	case path != "":
+		r.Checkpoint = path
+		j.note("made checkpoint %s", path)
+	case p.Destination != "" && err != nil:
+		return fmt.Errorf("checkpoint in %s: %w", p.Destination, err)
+	case err != nil && ctx.Err() != nil && p.Ended:
+		r.Interrupted = true
+	case err != nil:
+		j.note("left without a word to the scheduler: %v", err) // nothing depends on it
+	}
+	return nil
+}
+
+// leavePatience is how long a trainer that stops tries to say so.
+const leavePatience = 5 * time.Second
