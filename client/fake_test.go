@@ -24,6 +24,7 @@ type fakeServer struct {
 	push   func(context.Context, *rowraftv1.PushRequest) error
 	pull   func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
 	remove func(context.Context, *rowraftv1.DeleteRequest) error
+	scan   func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
 	create func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
 }
 
@@ -61,6 +62,10 @@ func (s *fakeServer) Delete(ctx context.Context, req *rowraftv1.DeleteRequest) (
 
 func (s *fakeServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	return s.pull(ctx, req)
+}
+
+func (s *fakeServer) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStreamingServer[rowraftv1.ScanReply]) error {
+	return s.scan(req, stream)
 }
 
 func (s *fakeServer) CreateTable(_ context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {

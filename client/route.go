@@ -18,6 +18,11 @@ type attempt func(context.Context, rowraftv1.TableClient) error
 // other replicas, until it succeeds, fails for good, ctx ends, or the client is
 // closed (errClosed). The error is the last answer; maybe says whether any try may have taken effect.
 func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
+	return c.onLeader(ctx, shard, func(node rowraft.NodeID, addr string) error { return c.try(ctx, shard, node, addr, call) })
+}
+
+// onLeader is shardCall of any way to try.
+func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, try func(node rowraft.NodeID, addr string) error) (maybe bool, err error) {
 	b := backoff{}
 	useHint := true
 	var last rowraft.NodeID // that answered, or did not
@@ -25,7 +30,7 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 		node, addr := c.target(shard, last, useHint)
 		last = node
 		before := c.leaders[shard].Load()
-		err = c.try(ctx, shard, node, addr, call)
+		err = try(node, addr)
 		if err == nil {
 			c.confirmLeader(shard, node)
 			return false, nil

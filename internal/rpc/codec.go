@@ -26,6 +26,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return withPayload(pullRequestHead(nil, m), 6, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.PullReply:
 		return withPayload(pullReplyHead(nil, m), 3, mem.NewBuffer(&m.Payload, Pool)), nil
+	case *rowraftv1.ScanReply:
+		return scanReply(m), nil
 	case *rowraftv1.PushRequest:
 		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.AssignRequest:
@@ -53,6 +55,13 @@ func withPayload(head []byte, num protowire.Number, payload mem.Buffer) mem.Buff
 	head = protowire.AppendTag(head, num, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(payload.Len()))
 	return mem.BufferSlice{mem.SliceBuffer(head), payload}
+}
+
+// scanReply has fields behind its payload, which belong there in the order of the
+// numbers.
+func scanReply(m *rowraftv1.ScanReply) mem.BufferSlice {
+	out := withPayload(appendUint(appendUint(nil, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex()), 3, mem.NewBuffer(&m.Payload, Pool))
+	return append(out, mem.SliceBuffer(appendUint(appendUint(nil, 4, uint64(m.GetNextSlot())), 5, m.GetNextKey())))
 }
 
 // nested wraps a message with payload as field 2 of a stream message.
@@ -115,6 +124,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		fields = pullRequestField(m)
 	case *rowraftv1.PullReply:
 		fields = pullReplyField(m)
+	case *rowraftv1.ScanReply:
+		fields = scanReplyField(m)
 	case *rowraftv1.PushRequest:
 		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
 	case *rowraftv1.AssignRequest:
@@ -307,6 +318,24 @@ func pullReplyField(m *rowraftv1.PullReply) func(*reader, protowire.Number, prot
 			return setNumber(r, typ, &m.AppliedIndex)
 		case 3:
 			return setBytes(r, typ, &m.Payload)
+		}
+		return false, nil
+	}
+}
+
+func scanReplyField(m *rowraftv1.ScanReply) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
+		switch num {
+		case 1:
+			return setNumber(r, typ, &m.TableEpoch)
+		case 2:
+			return setNumber(r, typ, &m.AppliedIndex)
+		case 3:
+			return setBytes(r, typ, &m.Payload)
+		case 4:
+			return setNumber(r, typ, &m.NextSlot)
+		case 5:
+			return setNumber(r, typ, &m.NextKey)
 		}
 		return false, nil
 	}

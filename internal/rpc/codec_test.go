@@ -27,6 +27,7 @@ func hotMessages() []proto.Message {
 		&rowraftv1.PushStreamRequest{Id: 7, Push: push},
 		&rowraftv1.PushStreamReply{Id: 8, Reply: &rowraftv1.PushReply{AppliedIndex: 3}},
 		&rowraftv1.HelloRequest{ClusterId: "c"},
+		&rowraftv1.ScanReply{TableEpoch: 2, AppliedIndex: 9, Payload: payload, NextSlot: 4096, NextKey: 1<<64 - 1}, &rowraftv1.ScanReply{}, &rowraftv1.ScanReply{NextSlot: 1},
 	}
 }
 

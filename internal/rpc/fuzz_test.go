@@ -31,7 +31,7 @@ func FuzzCodecUnmarshal(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, cut uint8) {
 		for _, m := range []proto.Message{
 			new(rowraftv1.PullRequest), new(rowraftv1.PushRequest), new(rowraftv1.PullReply), new(rowraftv1.AssignRequest), new(rowraftv1.DeleteRequest),
-			new(rowraftv1.PullStreamRequest), new(rowraftv1.PushStreamRequest), new(rowraftv1.PullStreamReply), new(rowraftv1.HelloRequest),
+			new(rowraftv1.PullStreamRequest), new(rowraftv1.PushStreamRequest), new(rowraftv1.PullStreamReply), new(rowraftv1.HelloRequest), new(rowraftv1.ScanReply),
 		} {
 			ref := m.ProtoReflect().New().Interface()
 			at := min(int(cut), len(b)) // in two buffers, as it comes off the network

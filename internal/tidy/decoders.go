@@ -20,6 +20,8 @@ var decoders = map[string]string{
 	"checkpoint.parseHeader":              "checkpoint.FuzzReader",
 	"checkpoint.parseSession":             "checkpoint.FuzzReader",
 	"client.Client.scatter":               "client.FuzzPullReply",
+	"client.scan.parse":                   "client.FuzzScanReply",
+	"client.scan.take":                    "client.FuzzScanReply",
 	"cmd/rowraft.fromFile":                "cmd/rowraft.FuzzServerFile",
 	"e2e/history.Decode":                  "e2e/history.FuzzDecode",
 	"internal/identity.decode":            "internal/identity.FuzzDecode",

@@ -932,6 +932,192 @@ func (x *PushStreamReply) GetError() *ErrorDetail {
 	return nil
 }
 
+type ScanRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // cluster map the slots were looked up in
+	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // 0: any
+	MinIndex      uint64                 `protobuf:"varint,4,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`       // the rows reflect at least this applied index; 0: any
+	Table         uint64                 `protobuf:"varint,5,opt,name=table,proto3" json:"table,omitempty"`                             // id
+	Dtype         uint32                 `protobuf:"varint,6,opt,name=dtype,proto3" json:"dtype,omitempty"`                             // of the values: 1 float32, 2 bfloat16
+	FirstSlot     uint32                 `protobuf:"varint,7,opt,name=first_slot,json=firstSlot,proto3" json:"first_slot,omitempty"`    // the slots from here to last_slot all belong to the shard
+	FirstKey      uint64                 `protobuf:"varint,8,opt,name=first_key,json=firstKey,proto3" json:"first_key,omitempty"`       // rows of first_slot with smaller keys are left out
+	LastSlot      uint32                 `protobuf:"varint,9,opt,name=last_slot,json=lastSlot,proto3" json:"last_slot,omitempty"`       // inclusive, less than 4096
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScanRequest) Reset() {
+	*x = ScanRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScanRequest) ProtoMessage() {}
+
+func (x *ScanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
+func (*ScanRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ScanRequest) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetMinIndex() uint64 {
+	if x != nil {
+		return x.MinIndex
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetTable() uint64 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetDtype() uint32 {
+	if x != nil {
+		return x.Dtype
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetFirstSlot() uint32 {
+	if x != nil {
+		return x.FirstSlot
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetFirstKey() uint64 {
+	if x != nil {
+		return x.FirstKey
+	}
+	return 0
+}
+
+func (x *ScanRequest) GetLastSlot() uint32 {
+	if x != nil {
+		return x.LastSlot
+	}
+	return 0
+}
+
+// ScanReply goes on where the one before it ended, so a call that breaks can be
+// made again from next_slot and next_key.
+type ScanReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	Payload       []byte                 `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`                    // segments with keys, ascending by (slot, key), and values
+	NextSlot      uint32                 `protobuf:"varint,4,opt,name=next_slot,json=nextSlot,proto3" json:"next_slot,omitempty"` // what is still to come; last_slot + 1: nothing
+	NextKey       uint64                 `protobuf:"varint,5,opt,name=next_key,json=nextKey,proto3" json:"next_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScanReply) Reset() {
+	*x = ScanReply{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScanReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScanReply) ProtoMessage() {}
+
+func (x *ScanReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScanReply.ProtoReflect.Descriptor instead.
+func (*ScanReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ScanReply) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *ScanReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *ScanReply) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+func (x *ScanReply) GetNextSlot() uint32 {
+	if x != nil {
+		return x.NextSlot
+	}
+	return 0
+}
+
+func (x *ScanReply) GetNextKey() uint64 {
+	if x != nil {
+		return x.NextKey
+	}
+	return 0
+}
+
 type OpenSessionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -943,7 +1129,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1141,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1154,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -1002,7 +1188,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1014,7 +1200,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1027,7 +1213,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -1064,7 +1250,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1076,7 +1262,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,7 +1275,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1244,7 +1430,27 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x0fPushStreamReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
 	"\x05reply\x18\x02 \x01(\v2\x15.rowraft.v1.PushReplyR\x05reply\x12-\n" +
-	"\x05error\x18\x03 \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"i\n" +
+	"\x05error\x18\x03 \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"\x87\x02\n" +
+	"\vScanRequest\x12\x1f\n" +
+	"\vmap_version\x18\x01 \x01(\x04R\n" +
+	"mapVersion\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1f\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\x12\x1b\n" +
+	"\tmin_index\x18\x04 \x01(\x04R\bminIndex\x12\x14\n" +
+	"\x05table\x18\x05 \x01(\x04R\x05table\x12\x14\n" +
+	"\x05dtype\x18\x06 \x01(\rR\x05dtype\x12\x1d\n" +
+	"\n" +
+	"first_slot\x18\a \x01(\rR\tfirstSlot\x12\x1b\n" +
+	"\tfirst_key\x18\b \x01(\x04R\bfirstKey\x12\x1b\n" +
+	"\tlast_slot\x18\t \x01(\rR\blastSlot\"\xa3\x01\n" +
+	"\tScanReply\x12\x1f\n" +
+	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
+	"tableEpoch\x12#\n" +
+	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x18\n" +
+	"\apayload\x18\x03 \x01(\fR\apayload\x12\x1b\n" +
+	"\tnext_slot\x18\x04 \x01(\rR\bnextSlot\x12\x19\n" +
+	"\bnext_key\x18\x05 \x01(\x04R\anextKey\"i\n" +
 	"\x12OpenSessionRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12 \n" +
@@ -1268,7 +1474,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\bReadMode\x12\x19\n" +
 	"\x15READ_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10READ_MODE_LEADER\x10\x01\x12\x1a\n" +
-	"\x16READ_MODE_LINEARIZABLE\x10\x022\xdc\x03\n" +
+	"\x16READ_MODE_LINEARIZABLE\x10\x022\x96\x04\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x126\n" +
 	"\x04Push\x12\x17.rowraft.v1.PushRequest\x1a\x15.rowraft.v1.PushReply\x12<\n" +
@@ -1277,7 +1483,8 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"PullStream\x12\x1d.rowraft.v1.PullStreamRequest\x1a\x1b.rowraft.v1.PullStreamReply(\x010\x01\x12L\n" +
 	"\n" +
-	"PushStream\x12\x1d.rowraft.v1.PushStreamRequest\x1a\x1b.rowraft.v1.PushStreamReply(\x010\x01\x12K\n" +
+	"PushStream\x12\x1d.rowraft.v1.PushStreamRequest\x1a\x1b.rowraft.v1.PushStreamReply(\x010\x01\x128\n" +
+	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12K\n" +
 	"\vOpenSession\x12\x1e.rowraft.v1.OpenSessionRequest\x1a\x1c.rowraft.v1.OpenSessionReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
@@ -1293,7 +1500,7 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),              // 0: rowraft.v1.ReadMode
 	(*PullRequest)(nil),        // 1: rowraft.v1.PullRequest
@@ -1308,34 +1515,38 @@ var file_rowraft_v1_table_proto_goTypes = []any{
 	(*PullStreamReply)(nil),    // 10: rowraft.v1.PullStreamReply
 	(*PushStreamRequest)(nil),  // 11: rowraft.v1.PushStreamRequest
 	(*PushStreamReply)(nil),    // 12: rowraft.v1.PushStreamReply
-	(*OpenSessionRequest)(nil), // 13: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),   // 14: rowraft.v1.OpenSessionReply
-	(*ErrorDetail)(nil),        // 15: rowraft.v1.ErrorDetail
+	(*ScanRequest)(nil),        // 13: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),          // 14: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil), // 15: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),   // 16: rowraft.v1.OpenSessionReply
+	(*ErrorDetail)(nil),        // 17: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
 	1,  // 1: rowraft.v1.PullStreamRequest.pull:type_name -> rowraft.v1.PullRequest
 	2,  // 2: rowraft.v1.PullStreamReply.reply:type_name -> rowraft.v1.PullReply
-	15, // 3: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	17, // 3: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
 	3,  // 4: rowraft.v1.PushStreamRequest.push:type_name -> rowraft.v1.PushRequest
 	4,  // 5: rowraft.v1.PushStreamReply.reply:type_name -> rowraft.v1.PushReply
-	15, // 6: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	17, // 6: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
 	1,  // 7: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
 	3,  // 8: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
 	5,  // 9: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
 	7,  // 10: rowraft.v1.Table.Delete:input_type -> rowraft.v1.DeleteRequest
 	9,  // 11: rowraft.v1.Table.PullStream:input_type -> rowraft.v1.PullStreamRequest
 	11, // 12: rowraft.v1.Table.PushStream:input_type -> rowraft.v1.PushStreamRequest
-	13, // 13: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	2,  // 14: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	4,  // 15: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
-	6,  // 16: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
-	8,  // 17: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
-	10, // 18: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
-	12, // 19: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
-	14, // 20: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	14, // [14:21] is the sub-list for method output_type
-	7,  // [7:14] is the sub-list for method input_type
+	13, // 13: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
+	15, // 14: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	2,  // 15: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	4,  // 16: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
+	6,  // 17: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
+	8,  // 18: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
+	10, // 19: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
+	12, // 20: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
+	14, // 21: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	16, // 22: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	15, // [15:23] is the sub-list for method output_type
+	7,  // [7:15] is the sub-list for method input_type
 	7,  // [7:7] is the sub-list for extension type_name
 	7,  // [7:7] is the sub-list for extension extendee
 	0,  // [0:7] is the sub-list for field type_name
@@ -1352,7 +1563,7 @@ func file_rowraft_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	Table_Delete_FullMethodName      = "/rowraft.v1.Table/Delete"
 	Table_PullStream_FullMethodName  = "/rowraft.v1.Table/PullStream"
 	Table_PushStream_FullMethodName  = "/rowraft.v1.Table/PushStream"
+	Table_Scan_FullMethodName        = "/rowraft.v1.Table/Scan"
 	Table_OpenSession_FullMethodName = "/rowraft.v1.Table/OpenSession"
 )
 
@@ -54,6 +55,11 @@ type TableClient interface {
 	// tells which.
 	PullStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PullStreamRequest, PullStreamReply], error)
 	PushStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PushStreamRequest, PushStreamReply], error)
+	// Scan reads the rows of one table in a run of slots of one shard, in the order of
+	// (slot, key). A slot is of one moment unless it is very large; different slots
+	// are of different moments, all of them after the call. Leader only, who proves
+	// first that it leads.
+	Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanReply], error)
 	// OpenSession logs a session in one shard; needed before the first push there.
 	OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionReply, error)
 }
@@ -132,6 +138,25 @@ func (c *tableClient) PushStream(ctx context.Context, opts ...grpc.CallOption) (
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Table_PushStreamClient = grpc.BidiStreamingClient[PushStreamRequest, PushStreamReply]
 
+func (c *tableClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[2], Table_Scan_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ScanRequest, ScanReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_ScanClient = grpc.ServerStreamingClient[ScanReply]
+
 func (c *tableClient) OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OpenSessionReply)
@@ -165,6 +190,11 @@ type TableServer interface {
 	// tells which.
 	PullStream(grpc.BidiStreamingServer[PullStreamRequest, PullStreamReply]) error
 	PushStream(grpc.BidiStreamingServer[PushStreamRequest, PushStreamReply]) error
+	// Scan reads the rows of one table in a run of slots of one shard, in the order of
+	// (slot, key). A slot is of one moment unless it is very large; different slots
+	// are of different moments, all of them after the call. Leader only, who proves
+	// first that it leads.
+	Scan(*ScanRequest, grpc.ServerStreamingServer[ScanReply]) error
 	// OpenSession logs a session in one shard; needed before the first push there.
 	OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionReply, error)
 	mustEmbedUnimplementedTableServer()
@@ -194,6 +224,9 @@ func (UnimplementedTableServer) PullStream(grpc.BidiStreamingServer[PullStreamRe
 }
 func (UnimplementedTableServer) PushStream(grpc.BidiStreamingServer[PushStreamRequest, PushStreamReply]) error {
 	return status.Error(codes.Unimplemented, "method PushStream not implemented")
+}
+func (UnimplementedTableServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanReply]) error {
+	return status.Error(codes.Unimplemented, "method Scan not implemented")
 }
 func (UnimplementedTableServer) OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method OpenSession not implemented")
@@ -305,6 +338,17 @@ func _Table_PushStream_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Table_PushStreamServer = grpc.BidiStreamingServer[PushStreamRequest, PushStreamReply]
 
+func _Table_Scan_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ScanRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(TableServer).Scan(m, &grpc.GenericServerStream[ScanRequest, ScanReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_ScanServer = grpc.ServerStreamingServer[ScanReply]
+
 func _Table_OpenSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(OpenSessionRequest)
 	if err := dec(in); err != nil {
@@ -363,6 +407,11 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Table_PushStream_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Scan",
+			Handler:       _Table_Scan_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "rowraft/v1/table.proto",

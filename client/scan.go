@@ -1,0 +1,215 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// Scan calls rows with every row of the table, a batch at a time, in the order of
+// the slots and of the keys within one. The slices belong to Scan and change after
+// rows has returned; an error of rows ends the scan and is returned.
+//
+// A slot is read at one moment (if its rows take more than 4 MiB: row by row, at
+// one moment for each piece of 1 MiB), and no key comes twice. Different slots are
+// of different moments: beside pushes, a scan is not the table at one point in time,
+// which only a checkpoint is. What anybody was told of before Scan was called is in
+// it. When a server fails, Scan goes on at the next slot with whoever leads then.
+//
+// Memory is bounded by some messages of about 1 MiB, whatever the size of the table.
+//
+// Errors: CodeTableNotFound; CodeSessionExpired if a checkpoint was restored
+// meanwhile; otherwise the last answer of the cluster when ctx ends.
+func (t *Table) Scan(ctx context.Context, rows func(keys []rowraft.Key, weights []float32) error) error {
+	s := scan{t: t, rows: rows}
+	for s.slot < rowraft.NumSlots {
+		if err := s.run(ctx); err != nil {
+			return fmt.Errorf("scan table %s: %w", t.schema.Name, err)
+		}
+	}
+	return nil
+}
+
+// scan is a Scan and how far it is.
+type scan struct {
+	t    *Table
+	rows func([]rowraft.Key, []float32) error
+	told error // by rows
+
+	epoch uint64 // of the tables, once a server has told
+	slot  uint32 // what is next
+	key   uint64
+	b     backoff
+
+	keys   []rowraft.Key // of one message
+	values []float32
+}
+
+// run reads the slots from s.slot on that one shard holds without a gap.
+func (s *scan) run(ctx context.Context) error {
+	c := s.t.c
+	m := c.cluster.Load()
+	shard, last := runOf(m, s.slot)
+	_, err := c.onLeader(ctx, shard, func(node rowraft.NodeID, addr string) error {
+		err := s.try(ctx, m, shard, last, node, addr)
+		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound && c.named(s.t.schema.ID) {
+			return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)
+		}
+		return err
+	})
+	if s.told != nil {
+		return s.told
+	}
+	if ws, ok := errors.AsType[*rowraft.WrongShardError](err); ok && m.SlotsVersion < ws.Want {
+		c.askForMap() // and split again
+		if c.pause(ctx, &s.b, 0) == nil {
+			return nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("shard %d: %w", shard, err)
+	}
+	return nil
+}
+
+// runOf returns the shard of slot first and the last slot that it holds without a
+// gap from there.
+func runOf(m *clustermap.Map, first uint32) (shard rowraft.ShardID, last uint32) {
+	shard, last = m.ShardOf(rowraft.Slot(first)), first
+	for last+1 < rowraft.NumSlots && m.ShardOf(rowraft.Slot(last+1)) == shard {
+		last++
+	}
+	return shard, last
+}
+
+// errQuiet ends a try on a server that stops in the middle of a scan.
+var errQuiet = errors.New("no message within the time of a try")
+
+// try reads from one server, as far as it goes. No bound is set to the whole, but
+// to the silence before a message: as long as it lasts it is treated as that of any
+// other try.
+func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, last uint32, node rowraft.NodeID, addr string) error {
+	c := s.t.c
+	if addr == "" {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
+	}
+	conn, err := c.conns.get(addr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(c.ctx, func() { cancel(errClosed) })()
+	patiently := func(f func() error) error {
+		quiet, answered := context.WithCancel(ctx)
+		defer answered()
+		defer time.AfterFunc(slowTry, func() { c.watchLeader(quiet, cancel, shard, node) }).Stop()
+		defer time.AfterFunc(c.opts.AttemptTimeout, func() { cancel(errQuiet) }).Stop()
+		return rpc.FromStatus(f())
+	}
+	err = s.read(ctx, rowraftv1.NewTableClient(conn), m, shard, last, patiently)
+	if cause := context.Cause(ctx); err != nil && (cause == errSilent || cause == errQuiet) {
+		err = rowraft.Errorf(rowraft.CodeDeadline, "%w", cause)
+	}
+	if err != nil {
+		return fmt.Errorf("server %s: %w", addr, err)
+	}
+	return nil
+}
+
+// read makes one call and passes on what comes. patiently is what waits.
+func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clustermap.Map, shard rowraft.ShardID, last uint32, patiently func(func() error) error) error {
+	c := s.t.c
+	var stream grpc.ServerStreamingClient[rowraftv1.ScanReply]
+	err := patiently(func() (err error) {
+		stream, err = stub.Scan(ctx, &rowraftv1.ScanRequest{
+			MapVersion: uint64(m.SlotsVersion), Shard: uint32(shard), TableEpoch: s.epoch, MinIndex: c.acked[shard].Load(),
+			Table: uint64(s.t.schema.ID), Dtype: uint32(c.opts.DType), FirstSlot: s.slot, FirstKey: s.key, LastSlot: last,
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for s.slot <= last {
+		var reply *rowraftv1.ScanReply
+		err := patiently(func() (err error) { reply, err = stream.Recv(); return err })
+		if errors.Is(err, io.EOF) {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "the scan ended before slot %d", s.slot)
+		}
+		if err != nil {
+			return err
+		}
+		err = s.take(reply, last)
+		rpc.Pool.Release(reply.Payload)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take passes the rows of a message on and remembers what is next.
+func (s *scan) take(reply *rowraftv1.ScanReply, last uint32) error {
+	if reply.NextSlot < s.slot || reply.NextSlot == s.slot && reply.NextKey <= s.key || reply.NextSlot > last+1 || reply.NextSlot == last+1 && reply.NextKey != 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "a scan went from slot %d key %d to slot %d key %d, of slots up to %d", s.slot, s.key, reply.NextSlot, reply.NextKey, last)
+	}
+	if s.epoch != 0 && reply.TableEpoch != s.epoch {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "the scan began with the tables of epoch %d, a restore has brought those of %d", s.epoch, reply.TableEpoch)
+	}
+	s.epoch = reply.TableEpoch
+	if err := s.parse(reply); err != nil {
+		return err
+	}
+	if len(s.keys) > 0 {
+		if s.told = s.rows(s.keys, s.values); s.told != nil {
+			return rowraft.Errorf(rowraft.CodePrecondition, "the caller ended the scan")
+		}
+	}
+	s.slot, s.key = reply.NextSlot, reply.NextKey
+	return nil
+}
+
+// parse fills keys and values with the rows of a message, each of which must lie
+// between what came before and what the message says is next.
+func (s *scan) parse(reply *rowraftv1.ScanReply) error {
+	s.keys, s.values = s.keys[:0], s.values[:0]
+	slot, key := s.slot, s.key
+	dim, dtype := s.t.schema.Dim, s.t.c.opts.DType
+	for payload := reply.Payload; len(payload) > 0; {
+		seg, body, rest, err := wire.ParseSegment(payload)
+		if err != nil {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan: %w", err)
+		}
+		if seg.Table != s.t.schema.ID || seg.Dim != dim || seg.DType != dtype || seg.Flags != 0 {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan has segment %+v", seg)
+		}
+		for i := range seg.N {
+			k := body.Key(i)
+			at := uint32(s.t.Slot(k))
+			if at < slot || at == slot && uint64(k) < key || at > reply.NextSlot || at == reply.NextSlot && uint64(k) >= reply.NextKey {
+				return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan has key %d of slot %d out of its order", k, at)
+			}
+			if slot, key = at, uint64(k)+1; key == 0 { // the last of all keys
+				slot++
+			}
+			s.keys = append(s.keys, k)
+		}
+		n := len(s.values)
+		s.values = slices.Grow(s.values, seg.N*dim)[:n+seg.N*dim]
+		wire.GetFloats(s.values[n:], dtype, body.Values)
+		payload = rest
+	}
+	return nil
+}

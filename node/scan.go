@@ -1,0 +1,117 @@
+package node
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/shard"
+)
+
+// scanMessageBytes is what a message of a scan is filled up to; the last slot in it
+// may make it longer.
+const scanMessageBytes = 512 << 10
+
+// Scan streams the rows of some slots. It holds one message at a time: gRPC's flow
+// control lets no more go out than the client takes.
+func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStreamingServer[rowraftv1.ScanReply]) error {
+	if req.FirstSlot > req.LastSlot || req.LastSlot >= rowraft.NumSlots {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "scan of slots %d to %d: want them ascending and below %d", req.FirstSlot, req.LastSlot, rowraft.NumSlots)
+	}
+	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if err != nil {
+		return err
+	}
+	if err := r.readyToScan(stream.Context(), rowraft.Index(req.MinIndex)); err != nil {
+		return err
+	}
+	c, err := r.newScan(req)
+	if err != nil {
+		return err
+	}
+	for c.slot <= req.LastSlot {
+		reply, err := c.fill(req.LastSlot)
+		if err == nil {
+			err = s.n.mayGoOn(r, c.epoch)
+		}
+		if err != nil {
+			rpc.Pool.Release(reply.GetPayload())
+			return err
+		}
+		if err := stream.Send(reply); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readyToScan returns when this replica has proved that it leads and has applied
+// minIndex and all that was committed before the call.
+func (r *replica) readyToScan(ctx context.Context, minIndex rowraft.Index) error {
+	if err := r.mustLead(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
+	defer cancel()
+	minIndex, err := r.linearize(ctx, minIndex)
+	if err != nil {
+		return err
+	}
+	if err := r.group.WaitApplied(ctx, minIndex); err != nil {
+		return &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
+	}
+	return nil
+}
+
+// scanCall is a scan and how far it is.
+type scanCall struct {
+	r     *replica
+	scan  *shard.Scan
+	epoch rowraft.TableEpoch
+	slot  uint32
+	key   rowraft.Key
+}
+
+func (r *replica) newScan(req *rowraftv1.ScanRequest) (*scanCall, error) {
+	c := &scanCall{r: r, epoch: r.machine.Epoch(), slot: req.FirstSlot, key: rowraft.Key(req.FirstKey)}
+	var err error
+	c.scan, err = r.machine.NewScan(rowraft.TableID(req.Table), rowraft.DType(min(req.Dtype, 0xff)))
+	return c, err
+}
+
+// fill makes the next message, of the slots up to last.
+func (c *scanCall) fill(last uint32) (*rowraftv1.ScanReply, error) {
+	reply := &rowraftv1.ScanReply{TableEpoch: uint64(c.epoch), AppliedIndex: uint64(c.r.machine.AppliedIndex())}
+	payload := rpc.Pool.Bytes(2 * scanMessageBytes)[:0]
+	for c.slot <= last && len(payload) < scanMessageBytes {
+		out, next, done, err := c.scan.Append(payload, rowraft.Slot(c.slot), c.key)
+		if cap(out) != cap(payload) {
+			rpc.Pool.Release(payload)
+		}
+		payload = out
+		if err != nil {
+			reply.Payload = payload
+			return reply, err
+		}
+		if c.key = next; done {
+			c.slot, c.key = c.slot+1, 0
+		}
+	}
+	reply.Payload, reply.NextSlot, reply.NextKey = payload, c.slot, uint64(c.key)
+	return reply, nil
+}
+
+// mayGoOn says whether what was read for a scan may be sent: this replica still
+// leads, and the tables are those of the epoch the scan began in.
+func (n *Node) mayGoOn(r *replica, epoch rowraft.TableEpoch) error {
+	if n.stopping.Err() != nil {
+		return rowraft.Errorf(rowraft.CodeClosing, "the server stops")
+	}
+	if now := r.machine.Epoch(); now != epoch {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the scan began with the tables of epoch %d, a restore has brought those of %d", r.shard, epoch, now)
+	}
+	return r.mustLead()
+}
