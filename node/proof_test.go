@@ -3,12 +3,15 @@ package node
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -286,11 +289,54 @@ func (c *proofCluster) prove() (reply *rowraftv1.ProveReply) {
 	return reply
 }
 
+// checkpoint calls fn on the leader of the metadata group.
+func (c *proofCluster) checkpoint(fn func(rowraftv1.CheckpointsClient) error) (err error) {
+	c.t.Helper()
+	eventually(c.t, c.ctx, "the scheduler answers", func() bool {
+		for _, n := range c.nodes {
+			conn, derr := rpc.Dial(n.addr, nil, nil)
+			if derr != nil {
+				c.t.Fatal(derr)
+			}
+			err = fn(rowraftv1.NewCheckpointsClient(conn))
+			conn.Close()
+			if err == nil || !rowraft.CodeOf(err).Retryable() {
+				return true
+			}
+		}
+		return false
+	})
+	return err
+}
+
+func (c *proofCluster) create(dir, name string) error {
+	c.t.Helper()
+	return c.checkpoint(func(s rowraftv1.CheckpointsClient) error {
+		return drain(s.CreateCheckpoint(c.ctx, &rowraftv1.CreateCheckpointRequest{Destination: dir, Name: name}))
+	})
+}
+
+// drain reads a stream to its end.
+func drain[Reply any](stream grpc.ServerStreamingClient[Reply], err error) error {
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return rpc.FromStatus(err)
+}
+
 // TestADividedShardServesNothing: of two replicas that differ nobody knows which is
-// right, so neither serves; they go on as a group.
+// right, so neither serves, nor is checkpointed. They go on as a group, and a restore
+// makes them equal again.
 func TestADividedShardServesNothing(t *testing.T) {
 	c := startProofCluster(t, 2)
+	dir := t.TempDir()
 	c.push()
+	if err := c.create(dir, "good"); err != nil {
+		t.Fatal(err)
+	}
 	c.harm.Store(2)
 	c.push()
 	eventually(t, c.ctx, "the shard is divided", func() bool {
@@ -315,6 +361,30 @@ func TestADividedShardServesNothing(t *testing.T) {
 	eventually(t, c.ctx, "the scheduler calls it a problem", func() bool {
 		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"), "no majority of its replicas")
 	})
+	if err := c.create(dir, "bad"); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("checkpoint of a divided shard: %v, want Corrupt", err)
+	}
+	if err := c.checkpoint(func(s rowraftv1.CheckpointsClient) error {
+		return drain(s.RestoreCheckpoint(c.ctx, &rowraftv1.RestoreCheckpointRequest{Destination: dir, Name: "good", Replace: true}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, c.ctx, "the shard is whole again", func() bool {
+		for _, r := range c.replicas() {
+			if r.DividedIndex != 0 || r.ProvedIndex == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	var err error
+	if c.table, err = c.dial().Table(c.ctx, "user"); err != nil { // an older session is refused
+		t.Fatal(err)
+	}
+	c.pushed = 1
+	c.wantRow()
+	c.push()
+	c.wantRow()
 }
 
 // TestTheFirstMarkWaitsForEveryServer: one that does not answer may be of a version
