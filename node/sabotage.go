@@ -29,7 +29,7 @@ var rotten atomic.Bool
 // misapplied is set once a canary has done its harm.
 var misapplied atomic.Bool
 
-// misapply turns the sign of the first gradient in an entry, once.
+// misapply turns the sign of the first number that is not 0 in an entry, once.
 func misapply(entry []byte, done *atomic.Bool) []byte {
 	h, _, err := wire.ParseEntryHeader(entry)
 	if err != nil || h.Kind != wire.EntryParts || h.Parts == 0 || done.Load() {
@@ -41,9 +41,14 @@ func misapply(entry []byte, done *atomic.Bool) []byte {
 		return entry
 	}
 	seg, body, _, err := wire.ParseSegment(p.Payload)
-	if err != nil || len(body.Values) == 0 || !done.CompareAndSwap(false, true) {
+	if err != nil {
 		return entry
 	}
-	body.Values[seg.DType.Size()-1] ^= 0x80
-	return changed
+	for size := seg.DType.Size(); len(body.Values) >= size; body.Values = body.Values[size:] {
+		if number := body.Values[:size]; number[size-1]&0x7F != 0 && done.CompareAndSwap(false, true) {
+			number[size-1] ^= 0x80
+			return changed
+		}
+	}
+	return entry
 }

@@ -245,6 +245,13 @@ func (r *chaos) final(ctx context.Context) error {
 	if err := cluster.Poll(ctx, func() error { return r.movesEnded(ctx) }); err != nil {
 		r.wrong("%v", err)
 	}
+	fenced, err := r.cluster.Proved(ctx)
+	if err != nil {
+		r.wrong("proof: %v", err)
+	}
+	for _, f := range fenced {
+		r.wrong("proof: %s", f)
+	}
 	rows := uint64(0)
 	for shard := range r.cfg.Shards {
 		digests, err := r.cluster.Digests(ctx, rowraft.ShardID(shard))
@@ -264,13 +271,6 @@ func (r *chaos) final(ctx context.Context) error {
 		if want := min(3, r.cfg.Servers); len(names) != want {
 			r.wrong("shard %d has %d replicas, want %d", shard, len(names), want)
 		}
-	}
-	fenced, err := r.cluster.Proved(ctx)
-	if err != nil {
-		r.wrong("proof: %v", err)
-	}
-	for _, f := range fenced {
-		r.wrong("proof: %s", f)
 	}
 	if least, most := r.load.Rows(); rows < uint64(least) || rows > uint64(most) {
 		r.wrong("the shards hold %d rows, want %d to %d", rows, least, most)

@@ -308,19 +308,19 @@ func (r *runner) final(ctx context.Context) {
 	for _, d := range f.Details {
 		r.wrong("%s", d)
 	}
-	var rows uint64
-	for shard := range r.cfg.Shards {
-		rows += r.compare(ctx, rowraft.ShardID(shard))
-	}
-	if rows != uint64(r.cfg.Rows) && len(r.res.Problems) == 0 {
-		r.wrong("the shards hold %d rows, want %d", rows, r.cfg.Rows)
-	}
 	fenced, err := r.cluster.Proved(ctx)
 	if err != nil {
 		r.wrong("proof: %v", err)
 	}
 	for _, f := range fenced {
 		r.wrong("proof: %s", f)
+	}
+	var rows uint64
+	for shard := range r.cfg.Shards {
+		rows += r.compare(ctx, rowraft.ShardID(shard))
+	}
+	if rows != uint64(r.cfg.Rows) && len(r.res.Problems) == 0 {
+		r.wrong("the shards hold %d rows, want %d", rows, r.cfg.Rows)
 	}
 	for _, p := range r.cluster.Dead() {
 		r.wrong("%s", p)
