@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"slices"
@@ -163,4 +164,58 @@ func BenchmarkScrub(b *testing.B) {
 	}
 	b.ReportMetric(float64(benchRows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
 	b.ReportMetric(float64(benchRows)*152*float64(b.N)/b.Elapsed().Seconds()/1e6, "MB/s")
+}
+
+// BenchmarkPart writes the part of a checkpoint: all rows, or those of a delta when
+// some have been pushed since its base.
+func BenchmarkPart(b *testing.B) {
+	r, table := benchMachine(b)
+	rng := rand.New(rand.NewPCG(1, 2))
+	seq := rowraft.Seq(0)
+	for _, touched := range []int{benchRows, benchRows / 100, benchRows / 10} {
+		base := make(map[rowraft.Slot]uint64)
+		snap, err := r.Snapshot()
+		if err != nil {
+			b.Fatal(err)
+		}
+		sums, err := snap.Sums()
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, s := range sums {
+			base[s.Slot] = s.Counter
+		}
+		snap.Release()
+		name := "full"
+		if touched < benchRows {
+			name = fmt.Sprintf("delta/touched=%d%%", 100*touched/benchRows)
+			for keys := range slices.Chunk(randomKeys(rng, touched), benchPart) {
+				seq++
+				p := push(2, seq, payloadOf(rows{schema: table, keys: keys}))
+				p.Floor = seq - 1
+				if err := r.parts(p)[0].Err; err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		b.Run(name, func(b *testing.B) {
+			bytes := int64(0)
+			for b.Loop() {
+				snap, err := r.Snapshot()
+				if err != nil {
+					b.Fatal(err)
+				}
+				if touched == benchRows {
+					bytes, err = snap.WriteRows(io.Discard)
+				} else {
+					bytes, err = snap.WriteDelta(io.Discard, func(_ rowraft.TableID, s rowraft.Slot) uint64 { return base[s] })
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				snap.Release()
+			}
+			b.ReportMetric(float64(bytes)/1e6, "MB")
+		})
+	}
 }
