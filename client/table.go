@@ -165,6 +165,17 @@ func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
 	return r, err
 }
 
+// DropTable removes the table with all of its rows and returns once no shard has it.
+// Its id never comes back, so whoever has it gets CodeTableNotFound from then on;
+// a later table of the same name is another one. Errors: CodeTableNotFound;
+// CodeOverloaded while a restore is under way, when ctx ends.
+func (c *Client) DropTable(ctx context.Context, t *Table) error {
+	return c.schedulerCall(ctx, fmt.Sprintf("drop table %s", t.schema.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+		_, err := stub.DropTable(ctx, &rowraftv1.DropTableRequest{Name: t.schema.Name, Id: uint64(t.schema.ID)})
+		return err
+	})
+}
+
 // JoinJob asks for this worker's rank in a job of the given number of workers. A
 // worker that comes back under its name gets its rank back with a higher incarnation.
 func (c *Client) JoinJob(ctx context.Context, job, worker string, workers int) (rank int, inc rowraft.Incarnation, err error) {

@@ -296,6 +296,23 @@ func (r *replica) ensureTable(ctx context.Context, s *rowraft.Schema, epoch rowr
 	return r.propose(ctx, wire.CreateTableEntry(h, s))
 }
 
+// dropTable logs that a table of an epoch is gone, unless the shard does not have it.
+func (r *replica) dropTable(ctx context.Context, id rowraft.TableID, epoch rowraft.TableEpoch) (rowraft.Index, error) {
+	if id == 0 || epoch == 0 {
+		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %#x of epoch %d: want both", uint64(id), epoch)
+	}
+	// A leader that has just been elected may not have applied the table yet.
+	if err := r.confirm(ctx); err != nil {
+		return 0, err
+	}
+	if !r.machine.HasTable(id) {
+		return r.machine.AppliedIndex(), nil
+	}
+	h := r.header()
+	h.Epoch = epoch // the tables of a restore that comes between are others
+	return r.propose(ctx, wire.DropTableEntry(h, id))
+}
+
 // pull answers a read as the leader, not before minIndex is applied.
 func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizable bool, minIndex rowraft.Index) (reply []byte, index rowraft.Index, err error) {
 	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {

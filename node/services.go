@@ -211,6 +211,18 @@ func (s *adminService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureTab
 	return &rowraftv1.EnsureTableReply{AppliedIndex: uint64(index)}, nil
 }
 
+func (s *adminService) DropShardTable(ctx context.Context, req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	index, err := r.dropTable(ctx, rowraft.TableID(req.Table), rowraft.TableEpoch(req.TableEpoch))
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.DropShardTableReply{AppliedIndex: uint64(index)}, nil
+}
+
 func (s *adminService) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*rowraftv1.NodeStatusReply, error) {
 	return s.n.status(), nil
 }

@@ -406,6 +406,9 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers 
 			return nil, fmt.Errorf("shard %d: %w", p.shard.ID, err)
 		}
 	}
+	if err := checkWhole(parts); err != nil {
+		return nil, err
+	}
 	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int { return strings.Compare(a.GetName(), b.GetName()) })
 	for i, b := range blobs {
 		f := checkpoint.File{Name: fmt.Sprintf("blob-%04d-%x", i, op.tag()), Bytes: int64(len(b.GetContent())), SHA256: sha256.Sum256(b.GetContent())}
@@ -449,6 +452,22 @@ func missing(name string, m *checkpoint.Manifest, found []depot.Entry) (file str
 		}
 	}
 	return "", false
+}
+
+// checkWhole refuses a cut on one side of which a table was dropped: the
+// checkpoint would silently lack the rows of some shards.
+func checkWhole(parts []*partWriter) error {
+	has := func(p *partWriter, id rowraft.TableID) bool {
+		return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool { return t.GetTable().GetId() == uint64(id) })
+	}
+	for _, t := range parts[0].cluster.Tables {
+		with := func(p *partWriter) bool { return has(p, t.ID) }
+		without := func(p *partWriter) bool { return !has(p, t.ID) }
+		if i := slices.IndexFunc(parts, without); i >= 0 && slices.ContainsFunc(parts, with) {
+			return rowraft.Errorf(rowraft.CodePrecondition, "table %s was dropped while the checkpoint was cut: shard %d has none of it any more, others do; make the checkpoint again", t.Name, parts[i].shard.ID)
+		}
+	}
+	return nil
 }
 
 func addTables(m *checkpoint.Manifest, tables []*rowraftv1.PartTable) error {

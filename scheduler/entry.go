@@ -53,6 +53,9 @@ func versionOf(m proto.Message) uint32 {
 		if anyExtended(m.GetCreateTable().GetTable()) || anyExtended(m.GetRestore().GetTables()...) {
 			return 4
 		}
+		if m.GetDropTable() != nil {
+			return 4
+		}
 		switch m.Command.(type) {
 		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
 			return 2
@@ -65,7 +68,7 @@ func versionOf(m proto.Message) uint32 {
 		if m.GetRestored() != nil || m.GetRestore().GetSource() != nil || len(m.GetTrainers()) > 0 {
 			return 5
 		}
-		if anyExtended(m.GetMap().GetTables()...) || anyExtended(m.GetRestore().GetTables()...) {
+		if len(m.GetDropped()) > 0 || anyExtended(m.GetMap().GetTables()...) || anyExtended(m.GetRestore().GetTables()...) {
 			return 4
 		}
 		if m.GetRestore() != nil || len(m.GetBegunRestore()) > 0 {

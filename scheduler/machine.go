@@ -89,6 +89,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_CreateTable:
 		schema, created, err := s.createTable(rpc.SchemaFromProto(c.CreateTable.GetTable()), c.CreateTable.GetIfNotExists())
 		return tableResult{schema, created}, err
+	case *rowraftv1.MetaCommand_DropTable:
+		return nil, s.dropTable(c.DropTable.GetName(), rowraft.TableID(c.DropTable.GetId()))
 	case *rowraftv1.MetaCommand_IssueIncarnation:
 		return s.issueIncarnation(), nil
 	case *rowraftv1.MetaCommand_JoinJob:
@@ -209,6 +211,9 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		p.FinishedMoves = append(p.FinishedMoves, s.finished[i].toProto())
 	}
 	p.LastMove = s.lastMove
+	for _, d := range s.dropped {
+		p.Dropped = append(p.Dropped, &rowraftv1.MetaDroppedTable{Id: uint64(d.id), TableEpoch: uint64(d.epoch), Name: d.name})
+	}
 	return p, nil
 }
 
@@ -223,6 +228,12 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 	}
 	if len(m.Shards) > 0 {
 		s.slots = m.Slots()
+	}
+	for _, d := range p.GetDropped() {
+		s.dropped = append(s.dropped, droppedTable{rowraft.TableID(d.GetId()), rowraft.TableEpoch(d.GetTableEpoch()), d.GetName()})
+	}
+	if err := s.checkDropped(); err != nil {
+		return nil, err
 	}
 	for _, pj := range p.GetJobs() {
 		j := job{name: pj.GetName(), workers: int(pj.GetWorkers())}

@@ -85,7 +85,7 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	if err := s.forgetDead(ctx); err != nil {
 		return err
 	}
-	return s.ensureTables(ctx, m.Tables)
+	return errors.Join(s.ensureTables(ctx, m.Tables), s.ensureDrops(ctx))
 }
 
 func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
@@ -162,7 +162,7 @@ func (s *Scheduler) notEnsured(shard rowraft.ShardID, tables []rowraft.Schema) [
 	defer s.soft.mu.Unlock()
 	var out []rowraft.Schema
 	for _, t := range tables {
-		if _, done := s.soft.ensured[ensuredKey{t.ID, shard}]; !done {
+		if _, done := s.soft.ensured[ensuredKey{t.ID, shard, false}]; !done {
 			out = append(out, t)
 		}
 	}
@@ -179,7 +179,7 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 	for seek := s.seekLeader(sh); ; {
 		err := s.callEnsureTable(ctx, seek.node, sh.ID, t, epoch)
 		if err == nil {
-			s.markEnsured(term, ensuredKey{t.ID, sh.ID})
+			s.markEnsured(term, ensuredKey{t.ID, sh.ID, false})
 			return nil
 		}
 		err = fmt.Errorf("shard %d: table %s: node %s: %w", sh.ID, t.Name, seek.node, err)

@@ -55,7 +55,7 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 	}
 	s.restore, s.begun = r, nil
 	s.restored, s.trainers = r.GetSource(), nil // who trained before has to begin anew
-	s.cluster.Tables = tables
+	s.cluster.Tables, s.dropped = tables, nil   // a checkpoint may bring a dropped one back
 	s.cluster.Epoch++
 	s.cluster.Version++
 	return nil

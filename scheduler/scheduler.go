@@ -119,6 +119,7 @@ type beat struct {
 type ensuredKey struct {
 	table rowraft.TableID
 	shard rowraft.ShardID
+	gone  bool // a dropped table is not there; else a table is
 }
 
 // New returns a scheduler that answers Hello and GetMap. Close it.

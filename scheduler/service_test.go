@@ -298,6 +298,9 @@ type shardServer struct {
 	tables map[string]int // "shard table" → calls
 	answer func(call int, req *rowraftv1.EnsureTableRequest) error
 	calls  int
+
+	drops      []string // "shard table epoch" of each DropShardTable
+	dropAnswer func(call int) error
 }
 
 func (a *shardServer) EnsureTable(_ context.Context, req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {

@@ -33,6 +33,7 @@ type state struct {
 	begun           []byte                   // id of the restore that may be decided; immutable
 	restored        *rowraftv1.MetaRestored  // where the tables come from, nil if from no checkpoint; immutable
 	trainers        []*rowraftv1.MetaTrainer // by job and rank, each immutable
+	dropped         []droppedTable           // since the last restore, oldest first; at most maxDropped
 }
 
 type job struct {
@@ -59,6 +60,7 @@ func (s *state) clone() *state {
 	}
 	c.moves, c.finished = slices.Clone(s.moves), slices.Clone(s.finished)
 	c.trainers = slices.Clone(s.trainers)
+	c.dropped = slices.Clone(s.dropped)
 	return &c
 }
 

@@ -116,6 +116,12 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the schema of table %s", len(rest), s.Name)
 		}
 		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
+	case wire.EntryDropTable:
+		id, err := wire.ParseDropTable(body)
+		if err != nil {
+			return nil, err
+		}
+		return a, m.change(h, a, func(*state, uint64) (error, error) { m.dropTable(id); return nil, nil })
 	case wire.EntryMark:
 		return a, m.applyMark(h, body, a)
 	case wire.EntrySweep:

@@ -74,9 +74,6 @@ func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
 	return c
 }
 
-// push gives some keys of both tables a gradient.
-func (c *deltaCluster) push(keys []int) { c.change(wire.OpPush, keys) }
-
 // change applies op to some keys of both tables.
 func (c *deltaCluster) change(op wire.Op, keys []int) {
 	c.seq++
@@ -222,6 +219,12 @@ func TestDeltasMergeToTheState(t *testing.T) {
 		for n := range rapid.IntRange(2, 4).Draw(rt, "checkpoints") {
 			for range rapid.IntRange(0, 3).Draw(rt, "pushes") {
 				c.change(rapid.SampledFrom([]wire.Op{wire.OpPush, wire.OpPush, wire.OpDelete}).Draw(rt, "op"), keys.Draw(rt, "keys"))
+			}
+			if len(c.tables) == 2 && rapid.IntRange(0, 5).Draw(rt, "drop") == 0 {
+				for _, r := range c.shards {
+					r.apply(wire.DropTableEntry(r.header(), c.tables[1].ID))
+				}
+				c.tables = c.tables[:1]
 			}
 			whole, name := fmt.Sprintf("whole%d", n), fmt.Sprintf("c%d", n)
 			c.save(whole, "", func() {})

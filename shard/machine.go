@@ -29,7 +29,8 @@ type Config struct {
 //
 // Goroutines: the apply goroutine (owned by raftstore) calls Apply, Snapshot
 // and Restore, one at a time and in log order. Any goroutine may call all else
-// until Close returns. Machine starts no goroutine of its own.
+// until Close returns. Machine starts a goroutine only to give back the memory of
+// a dropped table; Close waits for it.
 //
 // Lock order: entry, then mu, then life. None is held across I/O, a channel
 // operation or a call out of this package and the ones below.
@@ -64,6 +65,8 @@ type Machine struct {
 	// waits for it while rows change.
 	life sync.RWMutex
 
+	freeing sync.WaitGroup // of the goroutines that free dropped tables
+
 	mu struct {
 		sync.RWMutex
 		*state
@@ -88,6 +91,7 @@ type Machine struct {
 // its address tells whether that happened.
 type state struct {
 	tables   []*table // ascending by ID
+	dropped  []*table // that a running snapshot still reads; no part of a snapshot
 	sessions sessions
 	// private are the sessions that no snapshot shares: all of them if it is nil.
 	private map[*checkpoint.Session]bool
@@ -177,15 +181,12 @@ func (m *Machine) Close() error {
 	m.life.Lock()
 	m.publishLocked()
 	m.life.Unlock()
+	m.freeing.Wait()
 	return errors.Join(m.dropStageLocked(), m.mu.state.close())
 }
 
 func (st *state) close() error {
-	var errs []error
-	for _, t := range st.tables {
-		errs = append(errs, t.rows.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(closeTables(st.tables), closeTables(st.dropped))
 }
 
 // AppliedIndex returns the index of the last entry whose effects Pull can see.

@@ -221,6 +221,7 @@ func (s *Snapshot) endLocked() error {
 	for _, t := range s.tables {
 		errs = append(errs, t.snap.End())
 	}
+	s.m.freeDroppedLocked()
 	return errors.Join(errs...)
 }
 

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
@@ -397,6 +398,7 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 		t.Errorf("table create: %+v", create)
 	}
 	checkRows(t, info.Addr)
+	checkTableDelete(t, info.Addr)
 	second := rowraftCmd(t, "server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
 	if second.code != exitFailed || !strings.Contains(second.errout, "in use by the process with pid") {
 		t.Errorf("a second server in one data directory: %+v", second)
@@ -404,6 +406,52 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	cancel()
 	if code := <-done; code != exitDone {
 		t.Errorf("exit code %d after a stop; log:\n%s", code, errout.String())
+	}
+}
+
+// checkTableDelete deletes table t, which others have forgotten by then.
+func checkTableDelete(t *testing.T, addr string) {
+	t.Helper()
+	at := []string{"--insecure", "--endpoints", addr}
+	// Nobody types anything here.
+	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != exitUsage || !strings.Contains(got.errout, "nothing was deleted") {
+		t.Errorf("table delete without an answer: %+v", got)
+	}
+	c, err := client.Dial(t.Context(), client.Options{Endpoints: []string{addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	table, err := c.Table(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := rowraftCmd(t, append([]string{"table", "delete", "t", "--yes"}, at...)...); got.code != exitDone || !strings.Contains(got.out, "table t deleted") {
+		t.Errorf("table delete: %+v", got)
+	}
+	if _, err := table.Assign(t.Context(), []rowraft.Key{1}, make([]float32, 4)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("an assign to the table that was deleted: %v, want TableNotFound", err)
+	}
+	if err := c.DropTable(t.Context(), table); err != nil {
+		t.Errorf("deleted again: %v", err)
+	}
+	for _, args := range [][]string{{"table", "create", "t", "--dim", "9"}, {"row", "get", "t", "7", "-o", "json"}} {
+		got := rowraftCmd(t, append(args, at...)...)
+		if got.code != exitDone || args[0] == "row" && !strings.Contains(got.out, `"exists": false`) {
+			t.Errorf("%v after the delete: %+v", args, got)
+		}
+	}
+}
+
+func TestConfirmWantsTheName(t *testing.T) {
+	for answer, ok := range map[string]bool{"users\n": true, " users \r\n": true, "users": true, "user\n": false, "yes\n": false, "\n": false, "": false} {
+		cmd := &cobra.Command{}
+		cmd.SetIn(strings.NewReader(answer))
+		var asked strings.Builder
+		cmd.SetErr(&asked)
+		if err := confirm(cmd, "really? ", "users"); (err == nil) != ok || !strings.HasPrefix(asked.String(), "really? ") {
+			t.Errorf("%q: %v after %q, want it accepted: %v", answer, err, asked.String(), ok)
+		}
 	}
 }
 

@@ -215,6 +215,11 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 		id, err := wire.ParseMark(body)
 		l.What = fmt.Sprintf("of a checkpoint, %x", id)
 		return err
+	case wire.EntryDropTable:
+		l.Kind = "drop-table"
+		id, err := wire.ParseDropTable(body)
+		l.What = fmt.Sprintf("table %#x", uint64(id))
+		return err
 	case wire.EntryProof:
 		l.Kind = "proof"
 		p, err := wire.ParseProof(body)
@@ -259,7 +264,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 func newLogPartJSON(p *wire.Part) logPartJSON {
 	out := logPartJSON{
 		Client: hex.EncodeToString(p.Client[:]), Inc: uint64(p.Incarnation), Number: uint64(p.Seq), Floor: uint64(p.Floor),
-		Op: map[wire.Op]string{wire.OpPush: "push", wire.OpAssign: "assign"}[p.Op], Segments: []logSegmentJSON{},
+		Op: map[wire.Op]string{wire.OpPush: "push", wire.OpAssign: "assign", wire.OpDelete: "delete"}[p.Op], Segments: []logSegmentJSON{},
 	}
 	for payload := p.Payload; len(payload) > 0; {
 		seg, _, rest, err := wire.ParseSegment(payload)

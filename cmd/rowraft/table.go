@@ -17,8 +17,8 @@ import (
 )
 
 func newTableCmd(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "table", Short: "Create tables and look at them"}
-	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g))
+	cmd := &cobra.Command{Use: "table", Short: "Create and delete tables, and look at them"}
+	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g), newTableDeleteCmd(g))
 	return cmd
 }
 

@@ -11,6 +11,7 @@ const (
 	kindParts       = 1
 	kindOpenSession = 2
 	kindCreateTable = 3
+	kindDropTable   = 10
 
 	opPush   = 1
 	opAssign = 2
@@ -27,6 +28,7 @@ type entry struct {
 	client      rowraft.ClientID
 	incarnation rowraft.Incarnation
 	schema      rowraft.Schema
+	dropped     rowraft.TableID
 	restore     *restore
 	proof       *proof
 	sweep       *sweep
@@ -79,6 +81,13 @@ func decodeEntry(b []byte) (*entry, error) {
 		}
 		e.schema = s
 		return e, err
+	}
+	if e.kind == kindDropTable {
+		if parts != 0 || len(body) != 8 || zero(body) {
+			return nil, corrupt("drop of no table")
+		}
+		e.dropped = rowraft.TableID(le.Uint64(body))
+		return e, nil
 	}
 	if e.kind == kindProof {
 		p, err := decodeProof(body)

@@ -122,6 +122,12 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 		}
 		s := rapid.SampledFrom(slices.Concat(schemas, streamTables)).Draw(t, "schema")
 		entry = wire.CreateTableEntry(h, &s)
+	case 9:
+		if rapid.IntRange(0, 3).Draw(t, "drop") == 0 {
+			entry = wire.DropTableEntry(h, rapid.SampledFrom(schemas).Draw(t, "schema").ID)
+			break
+		}
+		fallthrough
 	default:
 		var parts []wire.Part
 		for range rapid.IntRange(0, 4).Draw(t, "parts") {

@@ -123,6 +123,8 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.open(e.client, e.incarnation)} }))
 	case kindCreateTable:
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.create(e.schema)} }))
+	case kindDropTable:
+		answers = append(answers, m.inEpoch(e, func() Answer { m.drop(e.dropped); return Answer{} }))
 	case kindProof:
 		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyProof(e.proof) }))
 	case kindSweep:
@@ -139,6 +141,18 @@ func (m *Machine) inEpoch(e *entry, do func() Answer) Answer {
 		return Answer{Code: rowraft.CodeSessionExpired}
 	}
 	return do()
+}
+
+// drop takes a table out, if it is there.
+func (m *Machine) drop(id rowraft.TableID) {
+	t := m.Tables[id]
+	if t == nil {
+		return
+	}
+	for key, r := range t.Rows {
+		m.sum = m.sum.minus(r.hash(key))
+	}
+	delete(m.Tables, id)
 }
 
 func (m *Machine) create(s rowraft.Schema) rowraft.Code {

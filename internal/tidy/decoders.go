@@ -81,6 +81,7 @@ var decoders = map[string]string{
 	"trainer/state.Read":                  "trainer/state.FuzzRead",
 	"trainer/state.reader.header":         "trainer/state.FuzzRead",
 	"trainer/state.reader.tensor":         "trainer/state.FuzzRead",
+	"wire.ParseDropTable":                 "wire.FuzzParseEntry",
 	"wire.ParseEntryHeader":               "wire.FuzzParseEntry",
 	"wire.ParseOpenSession":               "wire.FuzzParseEntry",
 	"wire.ParsePart":                      "wire.FuzzParseEntry",

@@ -75,3 +75,7 @@ open(os.path.join(here, "leave.entry"), "wb").write(frame(b"RRME", data(31, data
 cmap = data(1, b"c-1") + num(2, 2) + num(8, 2)
 source = data(1, b"ckpt") + data(2, b"/mnt") + data(3, b"nightly")
 open(os.path.join(here, "trainers.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(30, source) + data(31, trainer + num(5, 1)), 5))
+drop = data(1, b"ads") + num(2, 7)
+open(os.path.join(here, "drop_table.entry"), "wb").write(frame(b"RRME", data(40, drop), 4))
+cmap = data(1, b"c-1") + num(2, 4) + num(8, 1)
+open(os.path.join(here, "dropped.snapshot"), "wb").write(frame(b"RRMS", num(1, 11) + data(2, cmap) + data(40, num(1, 7) + num(2, 1) + data(3, b"ads")), 4))

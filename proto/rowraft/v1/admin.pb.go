@@ -812,6 +812,110 @@ func (x *ChangeMembersReply) GetMembers() []*MemberStatus {
 	return nil
 }
 
+type DropShardTableRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Table         uint64                 `protobuf:"varint,2,opt,name=table,proto3" json:"table,omitempty"`                             // id
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // in which it was dropped
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropShardTableRequest) Reset() {
+	*x = DropShardTableRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropShardTableRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropShardTableRequest) ProtoMessage() {}
+
+func (x *DropShardTableRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropShardTableRequest.ProtoReflect.Descriptor instead.
+func (*DropShardTableRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *DropShardTableRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *DropShardTableRequest) GetTable() uint64 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *DropShardTableRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+type DropShardTableReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AppliedIndex  uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropShardTableReply) Reset() {
+	*x = DropShardTableReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropShardTableReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropShardTableReply) ProtoMessage() {}
+
+func (x *DropShardTableReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropShardTableReply.ProtoReflect.Descriptor instead.
+func (*DropShardTableReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DropShardTableReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
 type EnsureTableRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -823,7 +927,7 @@ type EnsureTableRequest struct {
 
 func (x *EnsureTableRequest) Reset() {
 	*x = EnsureTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +939,7 @@ func (x *EnsureTableRequest) String() string {
 func (*EnsureTableRequest) ProtoMessage() {}
 
 func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +952,7 @@ func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableRequest.ProtoReflect.Descriptor instead.
 func (*EnsureTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EnsureTableRequest) GetShard() uint32 {
@@ -881,7 +985,7 @@ type EnsureTableReply struct {
 
 func (x *EnsureTableReply) Reset() {
 	*x = EnsureTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +997,7 @@ func (x *EnsureTableReply) String() string {
 func (*EnsureTableReply) ProtoMessage() {}
 
 func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1010,7 @@ func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableReply.ProtoReflect.Descriptor instead.
 func (*EnsureTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EnsureTableReply) GetAppliedIndex() uint64 {
@@ -924,7 +1028,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1040,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1053,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 type NodeStatusReply struct {
@@ -968,7 +1072,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1084,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1097,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeStatusReply) GetClusterId() string {
@@ -1062,7 +1166,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1178,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,7 +1191,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -1115,7 +1219,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1127,7 +1231,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1140,7 +1244,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -1226,7 +1330,14 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x06change\"k\n" +
 	"\x12ChangeMembersReply\x12!\n" +
 	"\fconfig_index\x18\x01 \x01(\x04R\vconfigIndex\x122\n" +
-	"\amembers\x18\x02 \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"z\n" +
+	"\amembers\x18\x02 \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\"d\n" +
+	"\x15DropShardTableRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
+	"\x05table\x18\x02 \x01(\x04R\x05table\x12\x1f\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\":\n" +
+	"\x13DropShardTableReply\x12#\n" +
+	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"z\n" +
 	"\x12EnsureTableRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12-\n" +
 	"\x05table\x18\x02 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x1f\n" +
@@ -1259,9 +1370,10 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x19PROOF_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PROOF_VERDICT_AGREED\x10\x01\x12\x19\n" +
 	"\x15PROOF_VERDICT_DIVIDED\x10\x02\x12\x1b\n" +
-	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xce\x04\n" +
+	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xa4\x05\n" +
 	"\x05Admin\x12K\n" +
-	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12H\n" +
+	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
+	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12H\n" +
 	"\n" +
 	"NodeStatus\x12\x1d.rowraft.v1.NodeStatusRequest\x1a\x1b.rowraft.v1.NodeStatusReply\x12<\n" +
 	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12K\n" +
@@ -1284,7 +1396,7 @@ func file_rowraft_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_rowraft_v1_admin_proto_goTypes = []any{
 	(ProofVerdict)(0),             // 0: rowraft.v1.ProofVerdict
 	(*NotedDigestRequest)(nil),    // 1: rowraft.v1.NotedDigestRequest
@@ -1298,43 +1410,47 @@ var file_rowraft_v1_admin_proto_goTypes = []any{
 	(*MembersReply)(nil),          // 9: rowraft.v1.MembersReply
 	(*ChangeMembersRequest)(nil),  // 10: rowraft.v1.ChangeMembersRequest
 	(*ChangeMembersReply)(nil),    // 11: rowraft.v1.ChangeMembersReply
-	(*EnsureTableRequest)(nil),    // 12: rowraft.v1.EnsureTableRequest
-	(*EnsureTableReply)(nil),      // 13: rowraft.v1.EnsureTableReply
-	(*NodeStatusRequest)(nil),     // 14: rowraft.v1.NodeStatusRequest
-	(*NodeStatusReply)(nil),       // 15: rowraft.v1.NodeStatusReply
-	(*DigestRequest)(nil),         // 16: rowraft.v1.DigestRequest
-	(*DigestReply)(nil),           // 17: rowraft.v1.DigestReply
-	(*MemberStatus)(nil),          // 18: rowraft.v1.MemberStatus
-	(*Replica)(nil),               // 19: rowraft.v1.Replica
-	(*TableSchema)(nil),           // 20: rowraft.v1.TableSchema
-	(*ReplicaStatus)(nil),         // 21: rowraft.v1.ReplicaStatus
+	(*DropShardTableRequest)(nil), // 12: rowraft.v1.DropShardTableRequest
+	(*DropShardTableReply)(nil),   // 13: rowraft.v1.DropShardTableReply
+	(*EnsureTableRequest)(nil),    // 14: rowraft.v1.EnsureTableRequest
+	(*EnsureTableReply)(nil),      // 15: rowraft.v1.EnsureTableReply
+	(*NodeStatusRequest)(nil),     // 16: rowraft.v1.NodeStatusRequest
+	(*NodeStatusReply)(nil),       // 17: rowraft.v1.NodeStatusReply
+	(*DigestRequest)(nil),         // 18: rowraft.v1.DigestRequest
+	(*DigestReply)(nil),           // 19: rowraft.v1.DigestReply
+	(*MemberStatus)(nil),          // 20: rowraft.v1.MemberStatus
+	(*Replica)(nil),               // 21: rowraft.v1.Replica
+	(*TableSchema)(nil),           // 22: rowraft.v1.TableSchema
+	(*ReplicaStatus)(nil),         // 23: rowraft.v1.ReplicaStatus
 }
 var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
 	5,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
-	18, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
-	19, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
-	18, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
-	20, // 5: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
-	21, // 6: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	12, // 7: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	14, // 8: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	16, // 9: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	1,  // 10: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
-	3,  // 11: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
-	6,  // 12: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	8,  // 13: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
-	10, // 14: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	13, // 15: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	15, // 16: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	17, // 17: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	2,  // 18: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	4,  // 19: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
-	7,  // 20: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	9,  // 21: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
-	11, // 22: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	15, // [15:23] is the sub-list for method output_type
-	7,  // [7:15] is the sub-list for method input_type
+	20, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
+	21, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
+	20, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
+	22, // 5: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
+	23, // 6: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
+	14, // 7: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	12, // 8: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
+	16, // 9: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	18, // 10: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
+	1,  // 11: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	3,  // 12: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
+	6,  // 13: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	8,  // 14: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
+	10, // 15: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	15, // 16: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	13, // 17: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	17, // 18: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	19, // 19: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
+	2,  // 20: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	4,  // 21: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
+	7,  // 22: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	9,  // 23: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
+	11, // 24: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	16, // [16:25] is the sub-list for method output_type
+	7,  // [7:16] is the sub-list for method input_type
 	7,  // [7:7] is the sub-list for extension type_name
 	7,  // [7:7] is the sub-list for extension extendee
 	0,  // [0:7] is the sub-list for field type_name
@@ -1357,7 +1473,7 @@ func file_rowraft_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_admin_proto_rawDesc), len(file_rowraft_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,6 +20,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Admin_EnsureTable_FullMethodName    = "/rowraft.v1.Admin/EnsureTable"
+	Admin_DropShardTable_FullMethodName = "/rowraft.v1.Admin/DropShardTable"
 	Admin_NodeStatus_FullMethodName     = "/rowraft.v1.Admin/NodeStatus"
 	Admin_Digest_FullMethodName         = "/rowraft.v1.Admin/Digest"
 	Admin_NotedDigest_FullMethodName    = "/rowraft.v1.Admin/NotedDigest"
@@ -37,6 +38,8 @@ const (
 type AdminClient interface {
 	// EnsureTable logs a table in one shard if it is not there yet; leader only.
 	EnsureTable(ctx context.Context, in *EnsureTableRequest, opts ...grpc.CallOption) (*EnsureTableReply, error)
+	// DropShardTable logs that a table is gone in one shard if it is there; leader only.
+	DropShardTable(ctx context.Context, in *DropShardTableRequest, opts ...grpc.CallOption) (*DropShardTableReply, error)
 	// NodeStatus describes the replicas on this node.
 	NodeStatus(ctx context.Context, in *NodeStatusRequest, opts ...grpc.CallOption) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
@@ -67,6 +70,16 @@ func (c *adminClient) EnsureTable(ctx context.Context, in *EnsureTableRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EnsureTableReply)
 	err := c.cc.Invoke(ctx, Admin_EnsureTable_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DropShardTable(ctx context.Context, in *DropShardTableRequest, opts ...grpc.CallOption) (*DropShardTableReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropShardTableReply)
+	err := c.cc.Invoke(ctx, Admin_DropShardTable_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -151,6 +164,8 @@ func (c *adminClient) ChangeMembers(ctx context.Context, in *ChangeMembersReques
 type AdminServer interface {
 	// EnsureTable logs a table in one shard if it is not there yet; leader only.
 	EnsureTable(context.Context, *EnsureTableRequest) (*EnsureTableReply, error)
+	// DropShardTable logs that a table is gone in one shard if it is there; leader only.
+	DropShardTable(context.Context, *DropShardTableRequest) (*DropShardTableReply, error)
 	// NodeStatus describes the replicas on this node.
 	NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
@@ -179,6 +194,9 @@ type UnimplementedAdminServer struct{}
 
 func (UnimplementedAdminServer) EnsureTable(context.Context, *EnsureTableRequest) (*EnsureTableReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method EnsureTable not implemented")
+}
+func (UnimplementedAdminServer) DropShardTable(context.Context, *DropShardTableRequest) (*DropShardTableReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropShardTable not implemented")
 }
 func (UnimplementedAdminServer) NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeStatus not implemented")
@@ -236,6 +254,24 @@ func _Admin_EnsureTable_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).EnsureTable(ctx, req.(*EnsureTableRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DropShardTable_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropShardTableRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DropShardTable(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DropShardTable_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DropShardTable(ctx, req.(*DropShardTableRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -376,6 +412,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EnsureTable",
 			Handler:    _Admin_EnsureTable_Handler,
+		},
+		{
+			MethodName: "DropShardTable",
+			Handler:    _Admin_DropShardTable_Handler,
 		},
 		{
 			MethodName: "NodeStatus",

@@ -1715,6 +1715,102 @@ func (x *HeartbeatReply) GetMapVersion() uint64 {
 	return 0
 }
 
+type DropTableRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id            uint64                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"` // of the table that is meant: one of this name with another id is not dropped
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropTableRequest) Reset() {
+	*x = DropTableRequest{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropTableRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropTableRequest) ProtoMessage() {}
+
+func (x *DropTableRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropTableRequest.ProtoReflect.Descriptor instead.
+func (*DropTableRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DropTableRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DropTableRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+type DropTableReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropTableReply) Reset() {
+	*x = DropTableReply{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropTableReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropTableReply) ProtoMessage() {}
+
+func (x *DropTableReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropTableReply.ProtoReflect.Descriptor instead.
+func (*DropTableReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *DropTableReply) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
 type CreateTableRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Table         *TableSchema           `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
@@ -1725,7 +1821,7 @@ type CreateTableRequest struct {
 
 func (x *CreateTableRequest) Reset() {
 	*x = CreateTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1833,7 @@ func (x *CreateTableRequest) String() string {
 func (*CreateTableRequest) ProtoMessage() {}
 
 func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +1846,7 @@ func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateTableRequest) GetTable() *TableSchema {
@@ -1778,7 +1874,7 @@ type CreateTableReply struct {
 
 func (x *CreateTableReply) Reset() {
 	*x = CreateTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +1886,7 @@ func (x *CreateTableReply) String() string {
 func (*CreateTableReply) ProtoMessage() {}
 
 func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +1899,7 @@ func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableReply.ProtoReflect.Descriptor instead.
 func (*CreateTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateTableReply) GetTable() *TableSchema {
@@ -1836,7 +1932,7 @@ type IssueIncarnationRequest struct {
 
 func (x *IssueIncarnationRequest) Reset() {
 	*x = IssueIncarnationRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +1944,7 @@ func (x *IssueIncarnationRequest) String() string {
 func (*IssueIncarnationRequest) ProtoMessage() {}
 
 func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +1957,7 @@ func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationRequest.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *IssueIncarnationRequest) GetClientId() []byte {
@@ -1880,7 +1976,7 @@ type IssueIncarnationReply struct {
 
 func (x *IssueIncarnationReply) Reset() {
 	*x = IssueIncarnationReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +1988,7 @@ func (x *IssueIncarnationReply) String() string {
 func (*IssueIncarnationReply) ProtoMessage() {}
 
 func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2001,7 @@ func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationReply.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *IssueIncarnationReply) GetIncarnation() uint64 {
@@ -1926,7 +2022,7 @@ type JoinJobRequest struct {
 
 func (x *JoinJobRequest) Reset() {
 	*x = JoinJobRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2034,7 @@ func (x *JoinJobRequest) String() string {
 func (*JoinJobRequest) ProtoMessage() {}
 
 func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2047,7 @@ func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobRequest.ProtoReflect.Descriptor instead.
 func (*JoinJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *JoinJobRequest) GetJob() string {
@@ -1985,7 +2081,7 @@ type JoinJobReply struct {
 
 func (x *JoinJobReply) Reset() {
 	*x = JoinJobReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2093,7 @@ func (x *JoinJobReply) String() string {
 func (*JoinJobReply) ProtoMessage() {}
 
 func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2106,7 @@ func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobReply.ProtoReflect.Descriptor instead.
 func (*JoinJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *JoinJobReply) GetRank() uint32 {
@@ -2035,7 +2131,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2143,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2156,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 type NodeStatus struct {
@@ -2076,7 +2172,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2184,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2197,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NodeStatus) GetNode() *Node {
@@ -2150,7 +2246,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2258,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2271,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JobStatus) GetJob() string {
@@ -2216,7 +2312,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2324,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2337,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StatusReply) GetMap() *Map {
@@ -2319,7 +2415,7 @@ type RestoredFrom struct {
 
 func (x *RestoredFrom) Reset() {
 	*x = RestoredFrom{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2427,7 @@ func (x *RestoredFrom) String() string {
 func (*RestoredFrom) ProtoMessage() {}
 
 func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2440,7 @@ func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredFrom.ProtoReflect.Descriptor instead.
 func (*RestoredFrom) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RestoredFrom) GetId() string {
@@ -2383,7 +2479,7 @@ type TrainerStatus struct {
 
 func (x *TrainerStatus) Reset() {
 	*x = TrainerStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2491,7 @@ func (x *TrainerStatus) String() string {
 func (*TrainerStatus) ProtoMessage() {}
 
 func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2504,7 @@ func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrainerStatus.ProtoReflect.Descriptor instead.
 func (*TrainerStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TrainerStatus) GetJob() string {
@@ -2461,7 +2557,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2569,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2582,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Move) GetId() uint64 {
@@ -2535,7 +2631,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2643,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2656,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -2596,7 +2692,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2704,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2717,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -2662,7 +2758,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2770,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2783,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -2714,7 +2810,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2822,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2835,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -2765,7 +2861,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2873,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2886,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -2951,6 +3047,12 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\breplicas\x18\x04 \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\"1\n" +
 	"\x0eHeartbeatReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
+	"mapVersion\"6\n" +
+	"\x10DropTableRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x04R\x02id\"1\n" +
+	"\x0eDropTableReply\x12\x1f\n" +
+	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\"g\n" +
 	"\x12CreateTableRequest\x12-\n" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\"\n" +
@@ -3038,13 +3140,14 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x11MOVE_PHASE_REMOVE\x10\x03\x12\x15\n" +
 	"\x11MOVE_PHASE_CANCEL\x10\x04\x12\x13\n" +
 	"\x0fMOVE_PHASE_DONE\x10\x05\x12\x18\n" +
-	"\x14MOVE_PHASE_CANCELLED\x10\x062\xd8\x05\n" +
+	"\x14MOVE_PHASE_CANCELLED\x10\x062\x9f\x06\n" +
 	"\aCluster\x129\n" +
 	"\x05Hello\x12\x18.rowraft.v1.HelloRequest\x1a\x16.rowraft.v1.HelloReply\x12<\n" +
 	"\x06GetMap\x12\x19.rowraft.v1.GetMapRequest\x1a\x17.rowraft.v1.GetMapReply\x12N\n" +
 	"\fRegisterNode\x12\x1f.rowraft.v1.RegisterNodeRequest\x1a\x1d.rowraft.v1.RegisterNodeReply\x12E\n" +
 	"\tHeartbeat\x12\x1c.rowraft.v1.HeartbeatRequest\x1a\x1a.rowraft.v1.HeartbeatReply\x12K\n" +
-	"\vCreateTable\x12\x1e.rowraft.v1.CreateTableRequest\x1a\x1c.rowraft.v1.CreateTableReply\x12Z\n" +
+	"\vCreateTable\x12\x1e.rowraft.v1.CreateTableRequest\x1a\x1c.rowraft.v1.CreateTableReply\x12E\n" +
+	"\tDropTable\x12\x1c.rowraft.v1.DropTableRequest\x1a\x1a.rowraft.v1.DropTableReply\x12Z\n" +
 	"\x10IssueIncarnation\x12#.rowraft.v1.IssueIncarnationRequest\x1a!.rowraft.v1.IssueIncarnationReply\x12?\n" +
 	"\aJoinJob\x12\x1a.rowraft.v1.JoinJobRequest\x1a\x18.rowraft.v1.JoinJobReply\x12<\n" +
 	"\x06Status\x12\x19.rowraft.v1.StatusRequest\x1a\x17.rowraft.v1.StatusReply\x12K\n" +
@@ -3065,7 +3168,7 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(MovePhase)(0),                  // 0: rowraft.v1.MovePhase
 	(*HelloRequest)(nil),            // 1: rowraft.v1.HelloRequest
@@ -3090,24 +3193,26 @@ var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(*TableStats)(nil),              // 20: rowraft.v1.TableStats
 	(*HeartbeatRequest)(nil),        // 21: rowraft.v1.HeartbeatRequest
 	(*HeartbeatReply)(nil),          // 22: rowraft.v1.HeartbeatReply
-	(*CreateTableRequest)(nil),      // 23: rowraft.v1.CreateTableRequest
-	(*CreateTableReply)(nil),        // 24: rowraft.v1.CreateTableReply
-	(*IssueIncarnationRequest)(nil), // 25: rowraft.v1.IssueIncarnationRequest
-	(*IssueIncarnationReply)(nil),   // 26: rowraft.v1.IssueIncarnationReply
-	(*JoinJobRequest)(nil),          // 27: rowraft.v1.JoinJobRequest
-	(*JoinJobReply)(nil),            // 28: rowraft.v1.JoinJobReply
-	(*StatusRequest)(nil),           // 29: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 30: rowraft.v1.NodeStatus
-	(*JobStatus)(nil),               // 31: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 32: rowraft.v1.StatusReply
-	(*RestoredFrom)(nil),            // 33: rowraft.v1.RestoredFrom
-	(*TrainerStatus)(nil),           // 34: rowraft.v1.TrainerStatus
-	(*Move)(nil),                    // 35: rowraft.v1.Move
-	(*MoveStatus)(nil),              // 36: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 37: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 38: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 39: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 40: rowraft.v1.CancelMoveReply
+	(*DropTableRequest)(nil),        // 23: rowraft.v1.DropTableRequest
+	(*DropTableReply)(nil),          // 24: rowraft.v1.DropTableReply
+	(*CreateTableRequest)(nil),      // 25: rowraft.v1.CreateTableRequest
+	(*CreateTableReply)(nil),        // 26: rowraft.v1.CreateTableReply
+	(*IssueIncarnationRequest)(nil), // 27: rowraft.v1.IssueIncarnationRequest
+	(*IssueIncarnationReply)(nil),   // 28: rowraft.v1.IssueIncarnationReply
+	(*JoinJobRequest)(nil),          // 29: rowraft.v1.JoinJobRequest
+	(*JoinJobReply)(nil),            // 30: rowraft.v1.JoinJobReply
+	(*StatusRequest)(nil),           // 31: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 32: rowraft.v1.NodeStatus
+	(*JobStatus)(nil),               // 33: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 34: rowraft.v1.StatusReply
+	(*RestoredFrom)(nil),            // 35: rowraft.v1.RestoredFrom
+	(*TrainerStatus)(nil),           // 36: rowraft.v1.TrainerStatus
+	(*Move)(nil),                    // 37: rowraft.v1.Move
+	(*MoveStatus)(nil),              // 38: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 39: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 40: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 41: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 42: rowraft.v1.CancelMoveReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	8,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
@@ -3133,40 +3238,42 @@ var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	8,  // 20: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
 	18, // 21: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
 	12, // 22: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	30, // 23: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	31, // 24: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	36, // 25: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	35, // 26: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	33, // 27: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
-	34, // 28: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	32, // 23: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	33, // 24: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	38, // 25: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	37, // 26: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	35, // 27: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
+	36, // 28: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
 	9,  // 29: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
 	9,  // 30: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
 	0,  // 31: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	35, // 32: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	35, // 33: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	35, // 34: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	37, // 32: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	37, // 33: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	37, // 34: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
 	1,  // 35: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
 	14, // 36: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
 	16, // 37: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
 	21, // 38: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	23, // 39: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	25, // 40: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	27, // 41: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	29, // 42: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	37, // 43: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	39, // 44: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	2,  // 45: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	15, // 46: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	17, // 47: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	22, // 48: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	24, // 49: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	26, // 50: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	28, // 51: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	32, // 52: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	38, // 53: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	40, // 54: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	45, // [45:55] is the sub-list for method output_type
-	35, // [35:45] is the sub-list for method input_type
+	25, // 39: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	23, // 40: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
+	27, // 41: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	29, // 42: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	31, // 43: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	39, // 44: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	41, // 45: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	2,  // 46: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	15, // 47: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	17, // 48: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	22, // 49: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	26, // 50: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	24, // 51: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
+	28, // 52: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	30, // 53: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	34, // 54: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	40, // 55: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	42, // 56: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	46, // [46:57] is the sub-list for method output_type
+	35, // [35:46] is the sub-list for method input_type
 	35, // [35:35] is the sub-list for extension type_name
 	35, // [35:35] is the sub-list for extension extendee
 	0,  // [0:35] is the sub-list for field type_name
@@ -3183,7 +3290,7 @@ func file_rowraft_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   40,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

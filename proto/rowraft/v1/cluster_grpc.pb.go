@@ -24,6 +24,7 @@ const (
 	Cluster_RegisterNode_FullMethodName     = "/rowraft.v1.Cluster/RegisterNode"
 	Cluster_Heartbeat_FullMethodName        = "/rowraft.v1.Cluster/Heartbeat"
 	Cluster_CreateTable_FullMethodName      = "/rowraft.v1.Cluster/CreateTable"
+	Cluster_DropTable_FullMethodName        = "/rowraft.v1.Cluster/DropTable"
 	Cluster_IssueIncarnation_FullMethodName = "/rowraft.v1.Cluster/IssueIncarnation"
 	Cluster_JoinJob_FullMethodName          = "/rowraft.v1.Cluster/JoinJob"
 	Cluster_Status_FullMethodName           = "/rowraft.v1.Cluster/Status"
@@ -50,6 +51,8 @@ type ClusterClient interface {
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatReply, error)
 	// CreateTable returns once every shard has logged the table.
 	CreateTable(ctx context.Context, in *CreateTableRequest, opts ...grpc.CallOption) (*CreateTableReply, error)
+	// DropTable removes a table and returns once every shard has dropped its rows.
+	DropTable(ctx context.Context, in *DropTableRequest, opts ...grpc.CallOption) (*DropTableReply, error)
 	// IssueIncarnation returns a number greater than any before it for this client.
 	IssueIncarnation(ctx context.Context, in *IssueIncarnationRequest, opts ...grpc.CallOption) (*IssueIncarnationReply, error)
 	// JoinJob gives a trainer its rank.
@@ -115,6 +118,16 @@ func (c *clusterClient) CreateTable(ctx context.Context, in *CreateTableRequest,
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateTableReply)
 	err := c.cc.Invoke(ctx, Cluster_CreateTable_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DropTable(ctx context.Context, in *DropTableRequest, opts ...grpc.CallOption) (*DropTableReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropTableReply)
+	err := c.cc.Invoke(ctx, Cluster_DropTable_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -190,6 +203,8 @@ type ClusterServer interface {
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatReply, error)
 	// CreateTable returns once every shard has logged the table.
 	CreateTable(context.Context, *CreateTableRequest) (*CreateTableReply, error)
+	// DropTable removes a table and returns once every shard has dropped its rows.
+	DropTable(context.Context, *DropTableRequest) (*DropTableReply, error)
 	// IssueIncarnation returns a number greater than any before it for this client.
 	IssueIncarnation(context.Context, *IssueIncarnationRequest) (*IssueIncarnationReply, error)
 	// JoinJob gives a trainer its rank.
@@ -225,6 +240,9 @@ func (UnimplementedClusterServer) Heartbeat(context.Context, *HeartbeatRequest) 
 }
 func (UnimplementedClusterServer) CreateTable(context.Context, *CreateTableRequest) (*CreateTableReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateTable not implemented")
+}
+func (UnimplementedClusterServer) DropTable(context.Context, *DropTableRequest) (*DropTableReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropTable not implemented")
 }
 func (UnimplementedClusterServer) IssueIncarnation(context.Context, *IssueIncarnationRequest) (*IssueIncarnationReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method IssueIncarnation not implemented")
@@ -352,6 +370,24 @@ func _Cluster_CreateTable_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_DropTable_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropTableRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DropTable(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DropTable_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DropTable(ctx, req.(*DropTableRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cluster_IssueIncarnation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(IssueIncarnationRequest)
 	if err := dec(in); err != nil {
@@ -468,6 +504,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateTable",
 			Handler:    _Cluster_CreateTable_Handler,
+		},
+		{
+			MethodName: "DropTable",
+			Handler:    _Cluster_DropTable_Handler,
 		},
 		{
 			MethodName: "IssueIncarnation",

@@ -40,6 +40,7 @@ type MetaCommand struct {
 	//	*MetaCommand_BeginRestore
 	//	*MetaCommand_Attend
 	//	*MetaCommand_Leave
+	//	*MetaCommand_DropTable
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -208,6 +209,15 @@ func (x *MetaCommand) GetLeave() *MetaLeave {
 	return nil
 }
 
+func (x *MetaCommand) GetDropTable() *MetaDropTable {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_DropTable); ok {
+			return x.DropTable
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -268,6 +278,10 @@ type MetaCommand_Leave struct {
 	Leave *MetaLeave `protobuf:"bytes,31,opt,name=leave,proto3,oneof"` // since version 5
 }
 
+type MetaCommand_DropTable struct {
+	DropTable *MetaDropTable `protobuf:"bytes,40,opt,name=drop_table,json=dropTable,proto3,oneof"` // since version 4
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -295,6 +309,8 @@ func (*MetaCommand_BeginRestore) isMetaCommand_Command() {}
 func (*MetaCommand_Attend) isMetaCommand_Command() {}
 
 func (*MetaCommand_Leave) isMetaCommand_Command() {}
+
+func (*MetaCommand_DropTable) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -491,6 +507,120 @@ func (x *MetaCreateTable) GetIfNotExists() bool {
 	return false
 }
 
+// MetaDropTable takes a table off the map. The shards follow.
+type MetaDropTable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id            uint64                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaDropTable) Reset() {
+	*x = MetaDropTable{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaDropTable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaDropTable) ProtoMessage() {}
+
+func (x *MetaDropTable) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaDropTable.ProtoReflect.Descriptor instead.
+func (*MetaDropTable) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *MetaDropTable) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MetaDropTable) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+// MetaDroppedTable is a table that shards must not have any more.
+type MetaDroppedTable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // in which it was dropped
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaDroppedTable) Reset() {
+	*x = MetaDroppedTable{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaDroppedTable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaDroppedTable) ProtoMessage() {}
+
+func (x *MetaDroppedTable) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaDroppedTable.ProtoReflect.Descriptor instead.
+func (*MetaDroppedTable) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MetaDroppedTable) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *MetaDroppedTable) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *MetaDroppedTable) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 type MetaIssueIncarnation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -499,7 +629,7 @@ type MetaIssueIncarnation struct {
 
 func (x *MetaIssueIncarnation) Reset() {
 	*x = MetaIssueIncarnation{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[5]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +641,7 @@ func (x *MetaIssueIncarnation) String() string {
 func (*MetaIssueIncarnation) ProtoMessage() {}
 
 func (x *MetaIssueIncarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[5]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +654,7 @@ func (x *MetaIssueIncarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaIssueIncarnation.ProtoReflect.Descriptor instead.
 func (*MetaIssueIncarnation) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{7}
 }
 
 type MetaJoinJob struct {
@@ -538,7 +668,7 @@ type MetaJoinJob struct {
 
 func (x *MetaJoinJob) Reset() {
 	*x = MetaJoinJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[6]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +680,7 @@ func (x *MetaJoinJob) String() string {
 func (*MetaJoinJob) ProtoMessage() {}
 
 func (x *MetaJoinJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[6]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +693,7 @@ func (x *MetaJoinJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJoinJob.ProtoReflect.Descriptor instead.
 func (*MetaJoinJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MetaJoinJob) GetJob() string {
@@ -600,7 +730,7 @@ type MetaStartMove struct {
 
 func (x *MetaStartMove) Reset() {
 	*x = MetaStartMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +742,7 @@ func (x *MetaStartMove) String() string {
 func (*MetaStartMove) ProtoMessage() {}
 
 func (x *MetaStartMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[7]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +755,7 @@ func (x *MetaStartMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartMove.ProtoReflect.Descriptor instead.
 func (*MetaStartMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MetaStartMove) GetShard() uint32 {
@@ -669,7 +799,7 @@ type MetaAdvanceMove struct {
 
 func (x *MetaAdvanceMove) Reset() {
 	*x = MetaAdvanceMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +811,7 @@ func (x *MetaAdvanceMove) String() string {
 func (*MetaAdvanceMove) ProtoMessage() {}
 
 func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +824,7 @@ func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAdvanceMove.ProtoReflect.Descriptor instead.
 func (*MetaAdvanceMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MetaAdvanceMove) GetMoveId() uint64 {
@@ -730,7 +860,7 @@ type MetaForgetReplica struct {
 
 func (x *MetaForgetReplica) Reset() {
 	*x = MetaForgetReplica{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +872,7 @@ func (x *MetaForgetReplica) String() string {
 func (*MetaForgetReplica) ProtoMessage() {}
 
 func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +885,7 @@ func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetReplica.ProtoReflect.Descriptor instead.
 func (*MetaForgetReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MetaForgetReplica) GetShard() uint32 {
@@ -784,7 +914,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +926,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +939,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MetaJob) GetName() string {
@@ -843,7 +973,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +985,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +998,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -899,13 +1029,14 @@ type MetaState struct {
 	Restored        *MetaRestored          `protobuf:"bytes,30,opt,name=restored,proto3" json:"restored,omitempty"`                               // the tables come from this checkpoint; since version 5
 	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank; since version 5
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
+	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first; since version 4
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1048,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1061,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -1010,6 +1141,13 @@ func (x *MetaState) GetBegunRestore() []byte {
 	return nil
 }
 
+func (x *MetaState) GetDropped() []*MetaDroppedTable {
+	if x != nil {
+		return x.Dropped
+	}
+	return nil
+}
+
 // MetaBeginRestore is logged before anything is staged: this restore, and no
 // other one, may be decided, until it ends.
 type MetaBeginRestore struct {
@@ -1021,7 +1159,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1171,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1184,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -1071,7 +1209,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1221,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1234,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -1146,7 +1284,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1296,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1309,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -1209,7 +1347,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1359,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1372,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -1285,7 +1423,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1435,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1448,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -1346,7 +1484,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1496,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1509,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -1408,7 +1546,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1558,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1571,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -1476,7 +1614,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1626,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1639,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -1523,7 +1661,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xe8\x06\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xa4\a\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -1540,7 +1678,9 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"endRestore\x12C\n" +
 	"\rbegin_restore\x18\x16 \x01(\v2\x1c.rowraft.v1.MetaBeginRestoreH\x00R\fbeginRestore\x120\n" +
 	"\x06attend\x18\x1e \x01(\v2\x16.rowraft.v1.MetaAttendH\x00R\x06attend\x12-\n" +
-	"\x05leave\x18\x1f \x01(\v2\x15.rowraft.v1.MetaLeaveH\x00R\x05leaveB\t\n" +
+	"\x05leave\x18\x1f \x01(\v2\x15.rowraft.v1.MetaLeaveH\x00R\x05leave\x12:\n" +
+	"\n" +
+	"drop_table\x18( \x01(\v2\x19.rowraft.v1.MetaDropTableH\x00R\tdropTableB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -1552,7 +1692,15 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x05slots\x18\x02 \x01(\fR\x05slots\"d\n" +
 	"\x0fMetaCreateTable\x12-\n" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\"\n" +
-	"\rif_not_exists\x18\x02 \x01(\bR\vifNotExists\"\x16\n" +
+	"\rif_not_exists\x18\x02 \x01(\bR\vifNotExists\"3\n" +
+	"\rMetaDropTable\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x04R\x02id\"W\n" +
+	"\x10MetaDroppedTable\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1f\n" +
+	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
+	"tableEpoch\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x16\n" +
 	"\x14MetaIssueIncarnation\"Q\n" +
 	"\vMetaJoinJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
@@ -1579,7 +1727,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xe8\x03\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xa0\x04\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -1591,7 +1739,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\x124\n" +
 	"\brestored\x18\x1e \x01(\v2\x18.rowraft.v1.MetaRestoredR\brestored\x123\n" +
 	"\btrainers\x18\x1f \x03(\v2\x17.rowraft.v1.MetaTrainerR\btrainers\x12#\n" +
-	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\"\"\n" +
+	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\x126\n" +
+	"\adropped\x18( \x03(\v2\x1c.rowraft.v1.MetaDroppedTableR\adropped\"\"\n" +
 	"\x10MetaBeginRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\"\xd7\x01\n" +
 	"\vMetaRestore\x12\x0e\n" +
@@ -1644,75 +1793,79 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
 	(*MetaPutNode)(nil),          // 2: rowraft.v1.MetaPutNode
 	(*MetaCreateShards)(nil),     // 3: rowraft.v1.MetaCreateShards
 	(*MetaCreateTable)(nil),      // 4: rowraft.v1.MetaCreateTable
-	(*MetaIssueIncarnation)(nil), // 5: rowraft.v1.MetaIssueIncarnation
-	(*MetaJoinJob)(nil),          // 6: rowraft.v1.MetaJoinJob
-	(*MetaStartMove)(nil),        // 7: rowraft.v1.MetaStartMove
-	(*MetaAdvanceMove)(nil),      // 8: rowraft.v1.MetaAdvanceMove
-	(*MetaForgetReplica)(nil),    // 9: rowraft.v1.MetaForgetReplica
-	(*MetaJob)(nil),              // 10: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 11: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 12: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 13: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 14: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 15: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 16: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 17: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 18: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 19: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 20: rowraft.v1.MetaEndRestore
-	(*Node)(nil),                 // 21: rowraft.v1.Node
-	(*Shard)(nil),                // 22: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 23: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 24: rowraft.v1.Replica
-	(MovePhase)(0),               // 25: rowraft.v1.MovePhase
-	(*Map)(nil),                  // 26: rowraft.v1.Map
-	(*Move)(nil),                 // 27: rowraft.v1.Move
+	(*MetaDropTable)(nil),        // 5: rowraft.v1.MetaDropTable
+	(*MetaDroppedTable)(nil),     // 6: rowraft.v1.MetaDroppedTable
+	(*MetaIssueIncarnation)(nil), // 7: rowraft.v1.MetaIssueIncarnation
+	(*MetaJoinJob)(nil),          // 8: rowraft.v1.MetaJoinJob
+	(*MetaStartMove)(nil),        // 9: rowraft.v1.MetaStartMove
+	(*MetaAdvanceMove)(nil),      // 10: rowraft.v1.MetaAdvanceMove
+	(*MetaForgetReplica)(nil),    // 11: rowraft.v1.MetaForgetReplica
+	(*MetaJob)(nil),              // 12: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 13: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 14: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 15: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 16: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 17: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 18: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 19: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 20: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 21: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 22: rowraft.v1.MetaEndRestore
+	(*Node)(nil),                 // 23: rowraft.v1.Node
+	(*Shard)(nil),                // 24: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 25: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 26: rowraft.v1.Replica
+	(MovePhase)(0),               // 27: rowraft.v1.MovePhase
+	(*Map)(nil),                  // 28: rowraft.v1.Map
+	(*Move)(nil),                 // 29: rowraft.v1.Move
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
 	2,  // 1: rowraft.v1.MetaCommand.put_node:type_name -> rowraft.v1.MetaPutNode
 	3,  // 2: rowraft.v1.MetaCommand.create_shards:type_name -> rowraft.v1.MetaCreateShards
 	4,  // 3: rowraft.v1.MetaCommand.create_table:type_name -> rowraft.v1.MetaCreateTable
-	5,  // 4: rowraft.v1.MetaCommand.issue_incarnation:type_name -> rowraft.v1.MetaIssueIncarnation
-	6,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
-	7,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
-	8,  // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
-	9,  // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	14, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	20, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	13, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	17, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	18, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
-	21, // 14: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	22, // 15: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	23, // 16: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	24, // 17: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	25, // 18: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	25, // 19: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	11, // 20: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	26, // 21: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	10, // 22: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	27, // 23: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	27, // 24: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	14, // 25: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	15, // 26: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	16, // 27: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	23, // 28: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	19, // 29: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	15, // 30: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	16, // 31: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	7,  // 4: rowraft.v1.MetaCommand.issue_incarnation:type_name -> rowraft.v1.MetaIssueIncarnation
+	8,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
+	9,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
+	10, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
+	11, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
+	16, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	22, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	15, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	19, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	20, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
+	23, // 15: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	24, // 16: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	25, // 17: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	26, // 18: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	27, // 19: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	27, // 20: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	13, // 21: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	28, // 22: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	12, // 23: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	29, // 24: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	29, // 25: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	16, // 26: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	17, // 27: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	18, // 28: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	6,  // 29: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	25, // 30: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	21, // 31: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	17, // 32: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	18, // 33: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	34, // [34:34] is the sub-list for method output_type
+	34, // [34:34] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -1736,6 +1889,7 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_BeginRestore)(nil),
 		(*MetaCommand_Attend)(nil),
 		(*MetaCommand_Leave)(nil),
+		(*MetaCommand_DropTable)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1743,7 +1897,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,176 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// maxDropped is how many dropped tables are remembered, so that a shard that
+// brings one back late is told again.
+const maxDropped = 64
+
+// droppedTable is a table that no shard may have: its id is never used again, but by
+// a restore, which begins another epoch.
+type droppedTable struct {
+	id    rowraft.TableID
+	epoch rowraft.TableEpoch // in which it was dropped
+	name  string
+}
+
+// dropTable takes a table off the map. One that is dropped already is not refused.
+func (s *state) dropTable(name string, id rowraft.TableID) error {
+	if slices.ContainsFunc(s.dropped, func(d droppedTable) bool { return d.id == id }) {
+		return nil
+	}
+	if s.restore != nil || len(s.begun) > 0 {
+		return &rowraft.OverloadedError{What: "a restore is under way, which brings tables of its own: drop table " + name + " when it has ended"}
+	}
+	i := slices.IndexFunc(s.cluster.Tables, func(t rowraft.Schema) bool { return t.Name == name })
+	switch {
+	case i < 0:
+		return rowraft.Errorf(rowraft.CodeTableNotFound, "table %q does not exist", name)
+	case s.cluster.Tables[i].ID != id:
+		return rowraft.Errorf(rowraft.CodeTableNotFound, "table %s has id %d, another table than the one with id %d, which is gone", name, s.cluster.Tables[i].ID, id)
+	}
+	s.cluster.Tables = slices.Delete(s.cluster.Tables, i, i+1)
+	s.cluster.Version++
+	if len(s.dropped) == maxDropped {
+		s.dropped = slices.Delete(s.dropped, 0, 1)
+	}
+	s.dropped = append(s.dropped, droppedTable{id, s.cluster.Epoch, name})
+	return nil
+}
+
+// checkDropped reports dropped tables that cannot be those of s.
+func (s *state) checkDropped() error {
+	for _, d := range s.dropped {
+		if d.id == 0 || d.epoch != s.cluster.Epoch || slices.ContainsFunc(s.cluster.Tables, func(t rowraft.Schema) bool { return t.ID == d.id }) {
+			return fmt.Errorf("table %s, id %d of epoch %d, cannot have been dropped", d.name, d.id, d.epoch)
+		}
+	}
+	if n := len(s.dropped); n > maxDropped {
+		return fmt.Errorf("%d dropped tables", n)
+	}
+	return nil
+}
+
+// droppedTables returns those that no shard may have.
+func (m *machine) droppedTables() []droppedTable {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.state.dropped)
+}
+
+// DropTable logs that a table is gone and returns once no shard has it.
+func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableRequest) (*rowraftv1.DropTableReply, error) {
+	if req.GetName() == "" || req.GetId() == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %q with id %d: want both", req.GetName(), req.GetId())
+	}
+	if _, hasDeadline := ctx.Deadline(); !hasDeadline {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, createTableTimeout)
+		defer cancel()
+	}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: req.GetName(), Id: req.GetId()}}}
+	if _, err := s.propose(ctx, c); err != nil {
+		return nil, fmt.Errorf("drop table: %w", err)
+	}
+	s.logger.Info("table dropped", "table", req.GetName(), "id", req.GetId())
+	if err := s.ensureDrops(ctx); err != nil {
+		return nil, fmt.Errorf("table %s is dropped, but not yet in every shard; the scheduler goes on with it: %w", req.GetName(), err)
+	}
+	return &rowraftv1.DropTableReply{MapVersion: s.mapVersion()}, nil
+}
+
+// ensureDrops returns once no shard has a dropped table. A shard that is known
+// to have none is asked again only if its leader reports one.
+func (s *Scheduler) ensureDrops(ctx context.Context) error {
+	m := s.view.Map()
+	if m == nil {
+		return nil
+	}
+	dropped := s.machine.droppedTables()
+	var g errgroup.Group
+	g.SetLimit(maxEnsureCalls)
+	for _, sh := range m.Shards {
+		for _, d := range dropped {
+			key := ensuredKey{d.id, sh.ID, true}
+			if s.isEnsured(key) && !s.reports(sh, d.id) {
+				continue
+			}
+			g.Go(func() error { return s.ensureDrop(ctx, sh, d, key) })
+		}
+	}
+	return g.Wait()
+}
+
+// isEnsured reports whether a table is known to be in a shard, or a dropped one to
+// be gone from it.
+func (s *Scheduler) isEnsured(key ensuredKey) bool {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	_, done := s.soft.ensured[key]
+	return done
+}
+
+// reports tells whether the last heartbeat of the shard's leader names the table.
+func (s *Scheduler) reports(sh clustermap.Shard, id rowraft.TableID) bool {
+	leader := s.leaderOf(sh)
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	for _, r := range s.soft.beats[leader].replicas {
+		if rowraft.ShardID(r.GetShard()) == sh.ID {
+			for _, t := range r.GetTables() {
+				if rowraft.TableID(t.GetTable()) == id {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// ensureDrop drives one drop into one shard, following its leader. Another table
+// epoch answers SessionExpired: what is there then came with a restore.
+func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d droppedTable, key ensuredKey) error {
+	_, term, err := s.leading()
+	if err != nil {
+		return err
+	}
+	for seek := s.seekLeader(sh); ; {
+		err := s.callDropTable(ctx, seek.node, sh.ID, d)
+		if err == nil || rowraft.CodeOf(err) == rowraft.CodeSessionExpired {
+			s.markEnsured(term, key)
+			return nil
+		}
+		err = fmt.Errorf("shard %d: drop table %s: node %s: %w", sh.ID, d.name, seek.node, err)
+		if !rowraft.CodeOf(err).Retryable() || !seek.on(ctx, err) {
+			return err
+		}
+		if _, now, lerr := s.leading(); lerr != nil || now != term {
+			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was dropped from shard %d", d.name, sh.ID)
+		}
+	}
+}
+
+func (s *Scheduler) callDropTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, d droppedTable) error {
+	addr := s.addrOf(node)
+	if addr == "" {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "its address is unknown")
+	}
+	conn, err := s.conns.get(addr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, ensureCallTimeout)
+	defer cancel()
+	_, err = rowraftv1.NewAdminClient(conn).DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(shard), Table: uint64(d.id), TableEpoch: uint64(d.epoch)})
+	return err
+}

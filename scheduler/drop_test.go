@@ -1,0 +1,194 @@
+package scheduler
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func cmdDrop(name string, id uint64) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name, Id: id}}}
+}
+
+func (a *applier) done(c *rowraftv1.MetaCommand) {
+	a.t.Helper()
+	if err, ok := a.do(c).(error); ok {
+		a.t.Fatalf("%v: %v", c, err)
+	}
+}
+
+func TestDropTakesATableOffTheMap(t *testing.T) {
+	a := formed(t)
+	version := a.m.view.Map().Version
+	a.refused(cmdDrop("u", 9), rowraft.CodeTableNotFound, "does not exist")
+	a.refused(cmdDrop("t", 8), rowraft.CodeTableNotFound, "another table")
+	a.done(cmdDrop("t", 9))
+	if m := a.m.view.Map(); len(m.Tables) != 0 || m.Version != version+1 {
+		t.Errorf("version %d after %d, tables %v", m.Version, version, m.Tables)
+	}
+	a.done(cmdDrop("t", 9)) // a copy
+	a.do(cmdTable(sgd("t", 8), 10, false))
+	a.done(cmdDrop("t", 9)) // a late one does not meet the new table of the name
+	if m := a.m.view.Map(); len(m.Tables) != 1 || m.Tables[0].ID != 10 {
+		t.Errorf("tables %v, want the new one", m.Tables)
+	}
+	if got := reloaded(t, a.m).droppedTables(); len(got) != 1 || got[0] != (droppedTable{9, 1, "t"}) {
+		t.Errorf("after a restart: dropped %v", got)
+	}
+	// The list is bounded, and what is in it stays in order.
+	for i := range uint64(maxDropped + 3) {
+		a.do(cmdTable(sgd("x", 1), 100+i, false))
+		a.done(cmdDrop("x", 100+i))
+	}
+	if got := a.m.droppedTables(); len(got) != maxDropped || got[0].id != 103 || got[maxDropped-1].id != 100+maxDropped+2 {
+		t.Errorf("%d dropped tables, from %v to %v", len(got), got[0], got[len(got)-1])
+	}
+}
+
+// TestDropAndRestore: none while a restore may be decided; and one that brings a
+// dropped table back forgets that it was dropped.
+func TestDropAndRestore(t *testing.T) {
+	a := formed(t)
+	a.do(cmdTable(sgd("u", 4), 10, false))
+	a.done(cmdDrop("t", 9))
+	a.done(begin(1))
+	a.refused(cmdDrop("u", 10), rowraft.CodeOverloaded, "restore")
+	back := sgd("t", 4)
+	back.ID = 9
+	a.done(decide(restoreOf(1, 2, 2, back)))
+	a.refused(cmdDrop("t", 9), rowraft.CodeOverloaded, "restore")
+	a.done(end(1, true))
+	if got := a.m.droppedTables(); len(got) != 0 {
+		t.Errorf("dropped %v, of an epoch that is over", got)
+	}
+	a.done(cmdDrop("t", 9))
+	if got := a.m.droppedTables(); len(got) != 1 || got[0].epoch != 2 {
+		t.Errorf("dropped %v, want table 9 of epoch 2", got)
+	}
+}
+
+func TestGoldenDrop(t *testing.T) {
+	entry, err := os.ReadFile(filepath.Join("testdata", "drop_table.entry"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := encodeCommand(cmdDrop("ads", 7)); err != nil || !bytes.Equal(got, entry) {
+		t.Errorf("the entry encodes to %x (%v), want %x", got, err, entry)
+	}
+	snap, err := os.ReadFile(filepath.Join("testdata", "dropped.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(NewView())
+	if err := m.Restore(bytes.NewReader(snap)); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.droppedTables(); len(got) != 1 || got[0] != (droppedTable{7, 1, "ads"}) {
+		t.Errorf("the snapshot reads %v", got)
+	}
+	if !bytes.Equal(snapshotBytes(t, m), snap) {
+		t.Errorf("the snapshot encodes to %x, want %x", snapshotBytes(t, m), snap)
+	}
+}
+
+// DropShardTable makes shardServer a shard that has what EnsureTable brought.
+func (a *shardServer) DropShardTable(_ context.Context, req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.drops = append(a.drops, fmt.Sprint(req.Shard, " ", req.Table, " ", req.TableEpoch))
+	if a.dropAnswer != nil {
+		if err := a.dropAnswer(len(a.drops)); err != nil {
+			return nil, err
+		}
+	}
+	return &rowraftv1.DropShardTableReply{}, nil
+}
+
+// TestDropReachesEveryShard: through its leader, again after what may pass, and
+// once more when a shard turns out to have the table.
+func TestDropReachesEveryShard(t *testing.T) {
+	s, l := newLeader(t, 1, 2)
+	reconcile(t, s)
+	a, addr := startShardServer(t)
+	register(t, s, "a", addr)
+	reconcile(t, s)
+	schema := sgd("user", 8)
+	ctx := testContext(t)
+	made, err := s.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.dropAnswer = func(call int) error {
+		if call == 1 {
+			return rowraft.Errorf(rowraft.CodeNoLeader, "an election")
+		}
+		return nil
+	}
+	if _, err := s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: "user"}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a drop by name alone: %v, want InvalidArgument", err)
+	}
+	if _, err := s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: "user", Id: made.Table.Id}); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{fmt.Sprint(0, " ", made.Table.Id, " ", 1): true, fmt.Sprint(1, " ", made.Table.Id, " ", 1): true}
+	for _, d := range a.drops {
+		if !want[d] {
+			t.Errorf("drop %q, want %v", d, want)
+		}
+	}
+	if len(a.drops) != 3 {
+		t.Errorf("%d calls, want one for each shard and one again: %v", len(a.drops), a.drops)
+	}
+	reconcile(t, s)
+	if len(a.drops) != 3 {
+		t.Errorf("shards that are done were asked again: %v", a.drops)
+	}
+	// A late copy of the creation, say, has brought the table back.
+	zombie := &rowraftv1.ReplicaStatus{Shard: 1, Role: roleLeader, LeaderNode: "a", Term: 9, Tables: []*rowraftv1.TableStats{{Table: made.Table.Id}}}
+	heartbeat(t, s, "a", zombie)
+	reconcile(t, s)
+	if n := len(a.drops); n != 4 || a.drops[3] != fmt.Sprint(1, " ", made.Table.Id, " ", 1) {
+		t.Errorf("after a shard reported the table: calls %v", a.drops)
+	}
+	// The next leader does not know what is done.
+	heartbeat(t, s, "a")
+	l.elect(s.opts.Self.ID)
+	reconcile(t, s)
+	if n := len(a.drops); n != 6 {
+		t.Errorf("in a new term: %d calls, want one more for each shard", n)
+	}
+	// A shard whose tables are those of a later epoch cannot have it.
+	l.elect(s.opts.Self.ID)
+	a.dropAnswer = func(int) error { return rowraft.Errorf(rowraft.CodeSessionExpired, "another epoch") }
+	reconcile(t, s)
+}
+
+// TestACheckpointWantsTablesWhole: one that a drop has divided is no checkpoint.
+func TestACheckpointWantsTablesWhole(t *testing.T) {
+	a, b := sgd("a", 1), sgd("b", 1)
+	a.ID, b.ID = 1, 2
+	part := func(id rowraft.ShardID, tables ...rowraft.Schema) *partWriter {
+		p := &partWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id}, done: &rowraftv1.WritePartDone{}}
+		for _, s := range tables {
+			p.done.Tables = append(p.done.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&s)})
+		}
+		return p
+	}
+	for name, parts := range map[string][]*partWriter{
+		"all have both": {part(0, a, b), part(1, a, b)}, "all have one": {part(0, b), part(1, b)}, "nobody has any": {part(0), part(1)},
+	} {
+		if err := checkWhole(parts); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)})
+	wantError(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
+}

@@ -1,0 +1,66 @@
+package shard
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/rowraft/rowraft"
+)
+
+// dropTable takes a table out of the state, if it is there. Its memory is given
+// back aside: what a running snapshot reads of it when that ends, else at once.
+// REQUIRES: m.entry is held, and m.mu for writing.
+func (m *Machine) dropTable(id rowraft.TableID) {
+	st := m.mu.state
+	i := slices.IndexFunc(st.tables, func(t *table) bool { return t.schema.ID == id })
+	if i < 0 {
+		return
+	}
+	t := st.tables[i]
+	st.tables = slices.Delete(slices.Clone(st.tables), i, i+1)
+	st.dropped = append(st.dropped, t)
+	m.freeDroppedLocked()
+}
+
+// freeDroppedLocked gives back the memory of the dropped tables that no running
+// snapshot reads.
+// REQUIRES: m.mu is held for writing.
+func (m *Machine) freeDroppedLocked() {
+	var free []*table
+	m.mu.dropped = slices.DeleteFunc(m.mu.dropped, func(t *table) bool {
+		for _, s := range m.mu.snapshots {
+			if s != nil && s.reads(t) {
+				return false
+			}
+		}
+		free = append(free, t)
+		return true
+	})
+	if len(free) == 0 {
+		return
+	}
+	m.publishLocked()
+	m.freeing.Go(func() {
+		// Pulls that found a table in an earlier view end their chunk first.
+		m.life.Lock()
+		m.life.Unlock() //lint:ignore SA2001 it waits for those who hold it
+		for _, t := range free {
+			// An error can only mean that memory was not given back; nobody uses it.
+			_ = t.rows.Close()
+		}
+	})
+}
+
+// reads reports whether s goes through the rows of t.
+func (s *Snapshot) reads(t *table) bool {
+	return slices.ContainsFunc(s.tables, func(o tableSnapshot) bool { return o.rows == t.rows })
+}
+
+// closeTables frees the rows of tables.
+func closeTables(tables []*table) error {
+	var errs []error
+	for _, t := range tables {
+		errs = append(errs, t.rows.Close())
+	}
+	return errors.Join(errs...)
+}
