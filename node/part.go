@@ -54,6 +54,9 @@ func (s *partService) WritePart(stream partStream) error {
 		return fmt.Errorf("shard %d: %w", p.r.shard, err)
 	}
 	defer snap.Release()
+	if err := s.n.vouch(stream.Context(), p.r, snap.Index()); err != nil {
+		return err
+	}
 	if err := p.write(stream, snap); err != nil {
 		return fmt.Errorf("shard %d: %w", p.r.shard, err)
 	}

@@ -193,6 +193,24 @@ func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRoun
 	return round, err
 }
 
+// vouch reports why rows of the leader r at a mark must not be kept: others had
+// different ones there. Replicas that do not answer vouch for nothing and accuse nobody.
+func (n *Node) vouch(ctx context.Context, r *replica, mark rowraft.Index) error {
+	members, err := r.group.Members()
+	if err != nil {
+		return translate(r.shard, err)
+	}
+	all := n.hear(ctx, r, &members, mark, false)
+	own, noted := r.machine.Noted(mark)
+	switch v, figures := judge(all); {
+	case v == agreed && (!noted || figures == own), v == undecided && !differ(all):
+		return nil
+	case v == agreed:
+		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d this leader has other rows than the majority", r.shard, mark)
+	}
+	return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d its replicas have different rows, and it is not known which are right", r.shard, mark)
+}
+
 func (r *replica) proofHeader() wire.EntryHeader {
 	h := r.header()
 	h.Version = 1

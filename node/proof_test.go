@@ -419,6 +419,30 @@ func TestTheFirstMarkWaitsForEveryServer(t *testing.T) {
 	}
 }
 
+// TestOnlyRowsOfTheMajorityAreKept: a leader that misapplied makes no checkpoint, before
+// anything has fenced it; beside a follower that did, it does.
+func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
+	for role, tc := range map[string]struct {
+		harm int32
+		want rowraft.Code
+	}{"leader": {1, rowraft.CodeCorrupt}, "follower": {2, rowraft.CodeUnknown}} {
+		t.Run(role, func(t *testing.T) {
+			c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.ProofEvery = -1 })
+			dir := t.TempDir()
+			c.push()
+			if err := c.create(dir, "before"); err != nil {
+				t.Fatal(err)
+			}
+			c.harm.Store(tc.harm)
+			c.push()
+			eventually(t, c.ctx, "somebody has misapplied it", c.harmed.Load)
+			if err := c.create(dir, "after"); rowraft.CodeOf(err) != tc.want {
+				t.Errorf("checkpoint while a %s is wrong: %v, want %v", role, err, tc.want)
+			}
+		})
+	}
+}
+
 // TestNoReplicaIsFenced is what catches the canaries that misapply a gradient.
 func TestNoReplicaIsFenced(t *testing.T) {
 	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.tamper = nil }) // but what the build does

@@ -75,7 +75,10 @@ func (m *Machine) applyMark(h wire.EntryHeader, body []byte, a *Applied) error {
 		return err
 	}
 	a.mark = &id
-	return m.change(h, a, func(*state, uint64) (error, error) { return nil, nil })
+	return m.change(h, a, func(*state, uint64) (error, error) {
+		m.noteLocked(a.Index)
+		return nil, nil
+	})
 }
 
 // takeMark takes the snapshot that is expected at the mark id.

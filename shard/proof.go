@@ -88,11 +88,10 @@ func (m *Machine) applyProof(h wire.EntryHeader, index rowraft.Index, body []byt
 		return err
 	}
 	m.provers.Store(true)
-	return m.change(h, a, func(st *state, _ uint64) (error, error) {
+	return m.change(h, a, func(*state, uint64) (error, error) {
 		switch p.Step {
 		case wire.ProofMark:
-			sum, rows := st.digest()
-			m.mu.notes.add(Digest{Index: index, Sum: sum.Bytes(), Rows: rows})
+			m.noteLocked(index)
 		case wire.ProofDivided:
 			m.divided.Store(uint64(p.Mark))
 		case wire.ProofAgreed:
@@ -100,6 +99,13 @@ func (m *Machine) applyProof(h wire.EntryHeader, index rowraft.Index, body []byt
 		}
 		return nil, nil
 	})
+}
+
+// noteLocked notes the digest at index, that of a mark which is being applied.
+// REQUIRES: m.mu is held for writing.
+func (m *Machine) noteLocked(index rowraft.Index) {
+	sum, rows := m.mu.digest()
+	m.mu.notes.add(Digest{Index: index, Sum: sum.Bytes(), Rows: rows})
 }
 
 // judgeLocked compares what this replica noted with what the majority did.

@@ -47,13 +47,18 @@ func decodeProof(b []byte) (*proof, error) {
 	return p, nil
 }
 
+// takeNote notes what there is now.
+func (m *Machine) takeNote() {
+	sum, rows := m.Digest()
+	m.notes = append(m.notes, note{m.Applied, rows, sum})
+	m.notes = m.notes[max(0, len(m.notes)-maxNotes):]
+}
+
 // applyProof fences the machine if the majority had something else than it had.
 func (m *Machine) applyProof(p *proof) Answer {
 	switch p.step {
 	case stepMark:
-		sum, rows := m.Digest()
-		m.notes = append(m.notes, note{m.Applied, rows, sum})
-		m.notes = m.notes[max(0, len(m.notes)-maxNotes):]
+		m.takeNote()
 	case stepAgreed:
 		i := slices.IndexFunc(m.notes, func(n note) bool { return n.index == p.note.index })
 		if i >= 0 && m.notes[i] != p.note {

@@ -131,6 +131,8 @@ func (r *restore) decodeBlock(version uint16, b []byte) (rest []byte, err error)
 func (m *Machine) applyRestore(kind byte, r *restore) Answer {
 	g := m.Stage
 	switch kind {
+	case kindMark:
+		m.takeNote()
 	case kindRestoreBegin:
 		return Answer{Code: m.beginStage(r)}
 	case kindRestoreRows:
