@@ -103,8 +103,12 @@ func (p *parquetReader) checkGroups(r io.ReaderAt, size int64) error {
 		if g.NumRows < 0 || rows < 0 || max(p.ids.index, p.vectors.index) >= len(g.Columns) {
 			return corruptf("row group %d is damaged", i)
 		}
-		if n := g.Columns[p.ids.index].MetaData.NumValues; n != g.NumRows {
-			return corruptf("row group %d has %d ids for %d rows", i, n, g.NumRows)
+		if g.NumRows == 0 {
+			continue // it is not read; pyarrow gives its columns no place
+		}
+		ids, numbers := g.Columns[p.ids.index].MetaData.NumValues, g.Columns[p.vectors.index].MetaData.NumValues
+		if ids != g.NumRows || numbers < g.NumRows {
+			return corruptf("row group %d has %d ids and %d numbers for %d rows", i, ids, numbers, g.NumRows)
 		}
 		for _, c := range []*format.ColumnChunk{&g.Columns[p.ids.index], &g.Columns[p.vectors.index]} {
 			if err := checkPages(r, size, &c.MetaData); err != nil {
@@ -289,6 +293,9 @@ func (c *columnReader) more() error {
 	}
 	if c.pages == nil {
 		groups := c.file.RowGroups()
+		for c.group < len(groups) && groups[c.group].NumRows() == 0 {
+			c.group++
+		}
 		if c.group == len(groups) {
 			return io.EOF
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -17,8 +18,8 @@ import (
 )
 
 func newTableCmd(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "table", Short: "Create and delete tables, and look at them"}
-	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g), newTableDeleteCmd(g))
+	cmd := &cobra.Command{Use: "table", Short: "Create, delete, export and import tables, and look at them"}
+	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g), newTableDeleteCmd(g), newTableExportCmd(g), newTableImportCmd(g))
 	return cmd
 }
 
@@ -60,6 +61,13 @@ func newTableCreateCmd(g *globals) *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
+	f.register(fl)
+	fl.BoolVar(&f.ifMissing, "if-not-exists", false, "accept an existing table of the same shape")
+	return cmd
+}
+
+// register adds the flags that make a schema.
+func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.kind, "kind", "sparse", "sparse (embedding rows, any key) or dense (tensors cut into rows)")
 	fl.IntVar(&f.dim, "dim", 0, fmt.Sprintf("weights per row, 1 to %d (required)", rowraft.MaxDim))
 	fl.StringVar(&f.optimizer, "optimizer", "adagrad", "sgd, adagrad or adam: the update that every replica runs")
@@ -79,8 +87,6 @@ func newTableCreateCmd(g *globals) *cobra.Command {
 	fl.StringVar(&f.expire, "expire", "", "rows that get no push for so long are removed: a duration (168h) or a number of seconds; default never")
 	fl.Uint64Var(&f.capacity, "capacity", 0, "most rows of the whole table, shared equally by its 4096 slots; 0 for no bound")
 	fl.StringVar(&f.evict, "evict", "", "which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
-	fl.BoolVar(&f.ifMissing, "if-not-exists", false, "accept an existing table of the same shape")
-	return cmd
 }
 
 // only lists the flags that make sense with one value of another flag.

@@ -111,6 +111,7 @@ var noDecoders = map[string]string{
 	"raftstore.metaReader.u16":         "of decodeMeta",
 	"raftstore.metaReader.u32":         "of decodeMeta",
 	"raftstore.metaReader.u64":         "of decodeMeta",
+	"checkpoint.Weights":               "a record that Reader has given out",
 	"tablefile.getKeys":                "as many ids as the length of the file has been held against",
 	"tablefile.number.get":             "likewise of numbers",
 	"raftstore.rowLog.GetUint64":       "eight bytes that decodeMeta has measured",
