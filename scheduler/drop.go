@@ -96,14 +96,21 @@ func (s *Scheduler) ensureDrops(ctx context.Context) error {
 	if m == nil {
 		return nil
 	}
-	dropped := s.machine.droppedTables()
 	var g errgroup.Group
 	g.SetLimit(maxEnsureCalls)
+	waited := false
 	for _, sh := range m.Shards {
-		for _, d := range dropped {
+		for _, d := range s.machine.droppedTables() {
 			key := ensuredKey{d.id, sh.ID, true}
 			if s.isEnsured(key) && !s.reports(sh, d.id) {
 				continue
+			}
+			if !waited {
+				// A call under way may yet bring the table into a shard; later ones look at
+				// the map, which does not have it.
+				s.driving.Lock()
+				s.driving.Unlock() //lint:ignore SA2001 it waits for those who hold it
+				waited = true
 			}
 			g.Go(func() error { return s.ensureDrop(ctx, sh, d, key) })
 		}

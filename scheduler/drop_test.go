@@ -3,9 +3,11 @@ package scheduler
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -191,4 +193,43 @@ func TestACheckpointWantsTablesWhole(t *testing.T) {
 	}
 	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)})
 	wantError(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
+}
+
+// TestNoTableComesBackBehindItsDrop: a call that is to bring a table into a shard
+// is under way when the table is dropped, fails, and is not made again.
+func TestNoTableComesBackBehindItsDrop(t *testing.T) {
+	s, _ := newLeader(t, 1, 1)
+	reconcile(t, s)
+	a, addr := startShardServer(t)
+	register(t, s, "a", addr)
+	reconcile(t, s)
+	ctx := testContext(t)
+	schema := sgd("user", 8)
+	entered, leave := make(chan uint64, 1), make(chan struct{})
+	a.answer = func(call int, req *rowraftv1.EnsureTableRequest) error {
+		entered <- req.Table.Id
+		<-leave
+		return rowraft.Errorf(rowraft.CodeNoLeader, "an election")
+	}
+	created := make(chan error, 1)
+	go func() {
+		_, err := s.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
+		created <- err
+	}()
+	id := <-entered
+	dropped := make(chan error, 1)
+	go func() {
+		_, err := s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: "user", Id: id})
+		dropped <- err
+	}()
+	for len(s.view.Map().Tables) > 0 { // logged, and not yet driven
+		runtime.Gosched()
+	}
+	close(leave)
+	if err := errors.Join(<-created, <-dropped); err != nil {
+		t.Fatal(err)
+	}
+	if a.calls != 1 || len(a.drops) != 1 {
+		t.Errorf("%d calls for the table and %d for the drop, want one each", a.calls, len(a.drops))
+	}
 }

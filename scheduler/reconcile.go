@@ -177,7 +177,10 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 		return err
 	}
 	for seek := s.seekLeader(sh); ; {
-		err := s.callEnsureTable(ctx, seek.node, sh.ID, t, epoch)
+		there, err := s.callEnsureTable(ctx, seek.node, sh.ID, t, epoch)
+		if !there {
+			return nil // dropped meanwhile, or a restore has taken its place
+		}
 		if err == nil {
 			s.markEnsured(term, ensuredKey{t.ID, sh.ID, false})
 			return nil
@@ -251,17 +254,24 @@ func (k *leaderSeeker) on(ctx context.Context, answer error) bool {
 
 const ensureCallTimeout = 2 * time.Second
 
-func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema, epoch rowraft.TableEpoch) error {
+// callEnsureTable reports whether the map still has the table. If so it asks node to
+// log it, while no drop is driven: a shard must not get it back behind one.
+func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema, epoch rowraft.TableEpoch) (there bool, err error) {
+	s.driving.RLock()
+	defer s.driving.RUnlock()
+	if m := s.view.Map(); !slices.ContainsFunc(m.Tables, func(have rowraft.Schema) bool { return have.ID == t.ID }) {
+		return false, nil
+	}
 	addr := s.addrOf(node)
 	if addr == "" {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "its address is unknown")
+		return true, rowraft.Errorf(rowraft.CodeNoLeader, "its address is unknown")
 	}
 	conn, err := s.conns.get(addr)
 	if err != nil {
-		return err
+		return true, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, ensureCallTimeout)
 	defer cancel()
 	_, err = rowraftv1.NewAdminClient(conn).EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t), TableEpoch: uint64(epoch)})
-	return err
+	return true, err
 }

@@ -93,6 +93,9 @@ type Scheduler struct {
 	soft    soft
 	driver  driver
 
+	// driving is held for reading while a table is driven into a shard.
+	driving sync.RWMutex
+
 	checkpoints *Checkpoints
 	attendance  *attendance
 
