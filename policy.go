@@ -220,16 +220,3 @@ func (s *Schema) validatePolicies() error {
 func (s *Schema) Tracked() bool {
 	return s.Admission.Kind != AdmitAll || s.Expire != 0 || s.Capacity.Rows != 0
 }
-
-// Unsupported reports a property that this version stores but does not yet
-// act on, so that no table is made that promises what nobody does.
-func (s *Schema) Unsupported() error {
-	what := ""
-	switch {
-	case s.Expire != 0:
-		what = "expiry"
-	default:
-		return nil
-	}
-	return Errorf(CodeInvalidArgument, "table %s: this version cannot do %s yet", s.Name, what)
-}

@@ -59,6 +59,10 @@ type Config struct {
 	// replicas; 0: 5 s, negative: never.
 	ProofEvery time.Duration
 
+	// SweepEvery is the pause between two looks for expired rows in the shards that
+	// this server leads; 0: 10 s, negative: never.
+	SweepEvery time.Duration
+
 	// ScrubBytesPerSecond of rows are read all the time and held against their
 	// digests, on all replicas together; 0: 16 MiB, negative: none.
 	ScrubBytesPerSecond int
@@ -124,6 +128,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.ProofEvery == 0 {
 		c.ProofEvery = 5 * time.Second
+	}
+	if c.SweepEvery == 0 {
+		c.SweepEvery = 10 * time.Second
 	}
 	if c.ScrubBytesPerSecond == 0 {
 		c.ScrubBytesPerSecond = 16 << 20

@@ -188,6 +188,7 @@ func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err e
 	}
 	wg.Go(func() { n.control.register(ctx) })
 	wg.Go(func() { n.scrub(ctx) })
+	wg.Go(func() { n.sweep(ctx) })
 	wg.Go(func() { n.control.hear(ctx) })
 	return n.followMap(ctx)
 }
@@ -363,6 +364,8 @@ func (n *Node) serve(conf *tls.Config) <-chan error {
 	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
 	rowraftv1.RegisterAdminServer(n.grpc, &adminService{n: n})
 	rowraftv1.RegisterPartsServer(n.grpc, &partService{n: n})
+	rowraftv1.RegisterShardSweepsServer(n.grpc, &sweepService{n: n})
+	rowraftv1.RegisterSweepsServer(n.grpc, n.sched.Sweeps())
 	rowraftv1.RegisterClusterServer(n.grpc, n.sched)
 	rowraftv1.RegisterCheckpointsServer(n.grpc, n.sched.Checkpoints())
 	healthpb.RegisterHealthServer(n.grpc, n.health)

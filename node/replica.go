@@ -251,18 +251,31 @@ func (r *replica) propose(ctx context.Context, entry []byte) (rowraft.Index, err
 func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, error) {
 	f := r.group.Propose(entry)
 	return func(ctx context.Context) (rowraft.Index, error) {
-		result, index, err := f.Wait(ctx)
+		a, err := r.answer(ctx, f)
 		if err != nil {
-			return 0, translate(r.shard, err)
+			return 0, err
 		}
-		switch a := result.(type) {
-		case *shard.Applied:
-			return index, a.Parts[0].Err
-		case error:
-			return 0, a
-		}
-		return 0, rowraft.Errorf(rowraft.CodeInternal, "apply answered %T", result)
+		return a.Index, a.Parts[0].Err
 	}
+}
+
+// proposeAny is propose with the whole answer, which may be a refusal.
+func (r *replica) proposeAny(ctx context.Context, entry []byte) (*shard.Applied, error) {
+	return r.answer(ctx, r.group.Propose(entry))
+}
+
+func (r *replica) answer(ctx context.Context, f *raftstore.Future) (*shard.Applied, error) {
+	result, _, err := f.Wait(ctx)
+	if err != nil {
+		return nil, translate(r.shard, err)
+	}
+	switch a := result.(type) {
+	case *shard.Applied:
+		return a, nil
+	case error:
+		return nil, a
+	}
+	return nil, rowraft.Errorf(rowraft.CodeInternal, "apply answered %T", result)
 }
 
 // openSession logs a session.

@@ -124,9 +124,6 @@ func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableR
 	if err := schema.Validate(); err != nil {
 		return nil, err
 	}
-	if err := schema.Unsupported(); err != nil {
-		return nil, err
-	}
 	if _, _, err := s.leading(); err != nil {
 		return nil, err
 	}

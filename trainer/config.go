@@ -227,9 +227,6 @@ func (c *Config) Validate() error {
 		if err := s.Validate(); err != nil {
 			return err
 		}
-		if err := s.Unsupported(); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -31,6 +31,7 @@ type meter struct {
 	total  atomic.Int64
 	at     atomic.Int64
 	what   string
+	noun   string // of what is counted, if it is not bytes
 
 	bars *mpb.Progress // nil off a terminal
 	bar  *mpb.Bar
@@ -45,16 +46,25 @@ func (g *globals) newMeter(cmd *cobra.Command, what string) *meter {
 }
 
 func newMeter(out io.Writer, what string, events bool) *meter {
-	m := &meter{what: what, out: out, events: events, every: meterEvery, started: time.Now()}
+	return newMeterOf(out, what, "", events)
+}
+
+// newMeterOf counts things that are not bytes.
+func newMeterOf(out io.Writer, what, noun string, events bool) *meter {
+	m := &meter{what: what, noun: noun, out: out, events: events, every: meterEvery, started: time.Now()}
 	if events {
 		m.every = eventEvery
 	}
 	m.nextLine.Store(m.started.Add(m.every).UnixNano())
 	if f, ok := out.(*os.File); ok && !events && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
 		m.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond))
+		counted, speed := decor.CountersKibiByte("% .1f / % .1f "), decor.AverageSpeed(decor.SizeB1024(0), "% .1f")
+		if noun != "" {
+			counted, speed = decor.CountersNoUnit("%d / %d "+noun+" "), decor.AverageSpeed(0, "%.0f/s")
+		}
 		m.bar = m.bars.AddBar(0,
-			mpb.PrependDecorators(decor.Name(what+" "), decor.CountersKibiByte("% .1f / % .1f ")),
-			mpb.AppendDecorators(decor.AverageSpeed(decor.SizeB1024(0), "% .1f"), decor.Name("  "), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
+			mpb.PrependDecorators(decor.Name(what+" "), counted),
+			mpb.AppendDecorators(speed, decor.Name("  "), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
 	}
 	return m
 }
@@ -89,7 +99,8 @@ type progressJSON struct {
 		Bytes      int64    `json:"bytes"`
 		BytesTotal int64    `json:"bytes_total"`
 		Rate       float64  `json:"bytes_per_second"`
-		Left       *float64 `json:"seconds_left"` // null: unknown
+		Left       *float64 `json:"seconds_left"`   // null: unknown
+		Unit       string   `json:"unit,omitempty"` // of what is counted instead of bytes, in the same fields
 	} `json:"progress"`
 }
 
@@ -103,6 +114,7 @@ func (m *meter) say(what string, now time.Time) {
 	if m.events {
 		var e progressJSON
 		e.Progress.Phase, e.Progress.Bytes, e.Progress.BytesTotal, e.Progress.Rate = what, at, total, rate
+		e.Progress.Unit = m.noun
 		if known {
 			e.Progress.Left = &left
 		}
@@ -112,6 +124,9 @@ func (m *meter) say(what string, now time.Time) {
 		return
 	}
 	line := fmt.Sprintf("%s: %s of %s  %s/s", what, size(uint64(at)), size(uint64(total)), size(uint64(rate)))
+	if m.noun != "" {
+		line = fmt.Sprintf("%s: %s of %s %s", what, count(uint64(at)), count(uint64(total)), m.noun)
+	}
 	if known && left > 0 {
 		line += fmt.Sprintf("  %v left", time.Duration(left*1e9).Round(time.Second))
 	}

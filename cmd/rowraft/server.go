@@ -24,6 +24,7 @@ import (
 // serverFlags are the flags of `rowraft server`.
 type serverFlags struct {
 	proofEvery               time.Duration
+	sweepEvery               time.Duration
 	config                   string
 	dataDir, name            string
 	listen, peerListen       string
@@ -87,6 +88,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.StringVar(&f.profile, "profile", "default", "Raft timers: fast (up to 24 replicas a server), default (100) or dense")
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
 	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
+	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second, "pause between two looks for expired rows in the shards that this server leads; negative: never")
 	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard compares its replicas; one that differs from the majority is fenced; negative: never")
 	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default 512 MiB")
 	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files, preallocated; default 64 MiB, less with more than 8 shards on a server")
@@ -127,7 +129,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
 		WithScheduler: f.withScheduler, Join: f.join, Servers: f.servers, Shards: f.shards,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
-		SnapshotEveryBytes: f.snapshotEvery, ProofEvery: f.proofEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
+		SnapshotEveryBytes: f.snapshotEvery, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		TLS: g.tls, Insecure: g.insecure, Logger: logger,
 	}
 	if cfg.Advertise, err = advertised("--advertise", f.advertise, listener); err == nil {

@@ -1,0 +1,210 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// pushOnes makes every weight of keys one larger.
+func pushOnes(t *testing.T, ctx context.Context, table *client.Table, keys ...rowraft.Key) {
+	t.Helper()
+	grads := make([]float32, len(keys)*table.Dim())
+	for i := range grads {
+		grads[i] = -1
+	}
+	if _, err := table.Push(ctx, keys, grads); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// present counts the keys whose weights are not those of the initializer, zeros.
+func present(t *testing.T, ctx context.Context, table *client.Table, keys []rowraft.Key) (n int) {
+	t.Helper()
+	w := make([]float32, len(keys)*table.Dim())
+	if err := table.Pull(ctx, keys, w); err != nil {
+		t.Fatal(err)
+	}
+	for i := range keys {
+		if w[i*table.Dim()] != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func keysUpTo(n int) (keys []rowraft.Key) {
+	for k := range n {
+		keys = append(keys, rowraft.Key(k))
+	}
+	return keys
+}
+
+// sameRows waits until all servers are at one index in a shard and wants them to
+// hold the same; it returns how many rows that is.
+func sameRows(t *testing.T, ctx context.Context, c *testCluster, shard uint32) (rows uint64) {
+	t.Helper()
+	eventually(t, ctx, "all replicas are at one index", func() bool {
+		var first *rowraftv1.DigestReply
+		for i := range c.nodes {
+			conn, err := rpc.Dial(c.nodes[i].addr, nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d, err := rowraftv1.NewAdminClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: shard})
+			conn.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if first == nil {
+				first = d
+			}
+			if d.GetAppliedIndex() != first.GetAppliedIndex() {
+				return false
+			}
+			if string(d.GetDigest()) != string(first.GetDigest()) || d.GetRows() != first.GetRows() {
+				t.Fatalf("server %d has %v, server 0 %v", i, d, first)
+			}
+		}
+		rows = first.GetRows()
+		return true
+	})
+	return rows
+}
+
+// TestUnseenRowsExpire: rows that nobody pushes go, those that are pushed stay, and
+// so it goes on when a leader stops in the middle of it.
+func TestUnseenRowsExpire(t *testing.T) {
+	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.SweepEvery = 20 * time.Millisecond })
+	cl, ctx := c.dial(), testContext(t)
+	s := counterSchema("fading")
+	s.Expire = 2
+	table, err := cl.CreateTable(ctx, s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := keysUpTo(3000)
+	pushOnes(t, ctx, table, keys...)
+	kept := keys[:10]
+	first := true
+	eventually(t, ctx, "the rows expire", func() bool {
+		pushOnes(t, ctx, table, kept...)
+		left := present(t, ctx, table, keys[10:])
+		if left < len(keys)-10 && first {
+			first = false
+			c.stopNode(0)
+			c.restart(0)
+		}
+		return left == 0
+	})
+	if n := sameRows(t, ctx, c, 0) + sameRows(t, ctx, c, 1); n > 10 {
+		t.Errorf("%d rows are left, of which 10 were pushed", n)
+	}
+	pushOnes(t, ctx, table, keys[20])
+	if w := make([]float32, 4); table.Pull(ctx, keys[20:21], w) != nil || w[0] != 1 {
+		t.Errorf("a key that was pushed again after its row expired reads %v, want 1", w)
+	}
+}
+
+// shrink asks whichever server leads the metadata group.
+func shrink(t *testing.T, ctx context.Context, c *testCluster, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
+	t.Helper()
+	eventually(t, ctx, "a scheduler answers", func() bool {
+		for i := range c.nodes {
+			conn, dialed := rpc.Dial(c.nodes[i].addr, nil, nil)
+			if dialed != nil {
+				t.Fatal(dialed)
+			}
+			last, err = shrinkAt(ctx, rowraftv1.NewSweepsClient(conn), req)
+			conn.Close()
+			if code := rowraft.CodeOf(err); code != rowraft.CodeNotLeader && code != rowraft.CodeNoLeader {
+				return true
+			}
+		}
+		return false
+	})
+	return last, err
+}
+
+func shrinkAt(ctx context.Context, s rowraftv1.SweepsClient, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
+	stream, err := s.ShrinkTable(ctx, req)
+	for err == nil {
+		var reply *rowraftv1.ShrinkTableReply
+		if reply, err = stream.Recv(); err == nil {
+			last = reply
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return last, nil
+	}
+	return last, rpc.FromStatus(err)
+}
+
+func TestShrinkATable(t *testing.T) {
+	c := startClusterWith(t, 3, 4, func(cfg *Config) { cfg.SweepEvery = -1 })
+	cl, ctx := c.dial(), testContext(t)
+	s := counterSchema("tracked")
+	s.Expire = 1 << 30
+	table, err := cl.CreateTable(ctx, s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := cl.CreateTable(ctx, counterSchema("plain"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := keysUpTo(1000)
+	pushOnes(t, ctx, table, keys...)
+	pushOnes(t, ctx, table, keys[:300]...)
+	pushOnes(t, ctx, plain, keys...)
+	pushOnes(t, ctx, plain, keys[:400]...)
+	once := &rowraftv1.SweepConditions{CountBelow: 2}
+	zero := uint32(0)
+	for _, tc := range []struct {
+		name        string
+		req         *rowraftv1.ShrinkTableRequest
+		removed     uint64
+		left, plain int
+		code        rowraft.Code
+	}{
+		{"no such table", &rowraftv1.ShrinkTableRequest{Table: "other", Conditions: once}, 0, 1000, 1000, rowraft.CodeTableNotFound},
+		{"no condition", &rowraftv1.ShrinkTableRequest{Table: "tracked"}, 0, 1000, 1000, rowraft.CodeInvalidArgument},
+		{"counts that nobody keeps", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: once}, 0, 1000, 1000, rowraft.CodeInvalidArgument},
+		{"a dry run", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once, DryRun: true}, 700, 1000, 1000, 0},
+		{"pushed just now", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: &rowraftv1.SweepConditions{CountBelow: 2, UnseenTicks: &s.Expire}}, 0, 1000, 1000, 0},
+		{"by count", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once}, 700, 300, 1000, 0},
+		{"again", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once}, 0, 300, 1000, 0},
+		{"by norm", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: &rowraftv1.SweepConditions{NormBelow: 3}}, 600, 300, 400, 0},
+	} {
+		reply, err := shrink(t, ctx, c, tc.req)
+		if rowraft.CodeOf(err) != tc.code {
+			t.Fatalf("%s: %v, want %s", tc.name, err, tc.code)
+		}
+		if err == nil && (!reply.GetDone() || reply.GetSlots() != rowraft.NumSlots || reply.GetRemoved() != tc.removed) {
+			t.Errorf("%s: %v, want %d removed", tc.name, reply, tc.removed)
+		}
+		if a, b := present(t, ctx, table, keys), present(t, ctx, plain, keys); a != tc.left || b != tc.plain {
+			t.Errorf("%s: %d and %d rows are left, want %d and %d", tc.name, a, b, tc.left, tc.plain)
+		}
+	}
+	eventually(t, ctx, "rows that were pushed are unseen for a second", func() bool {
+		reply, err := shrink(t, ctx, c, &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: &rowraftv1.SweepConditions{UnseenTicks: &zero}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply.GetRows() == 0
+	})
+	if n := present(t, ctx, table, keys); n != 0 {
+		t.Errorf("%d rows are left", n)
+	}
+	for sh := range uint32(4) {
+		sameRows(t, ctx, c, sh)
+	}
+}

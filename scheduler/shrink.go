@@ -1,0 +1,149 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	// sweepPatience is how long a shard without a leader is waited for.
+	sweepPatience = time.Minute
+	// sweepTimeout is that of one piece.
+	sweepTimeout = 30 * time.Second
+)
+
+// Sweeps is the service that shrinks tables. The operation lives in the call: each
+// piece is an entry in the log of its shard, and what was removed stays so.
+type Sweeps struct {
+	rowraftv1.UnimplementedSweepsServer
+	s *Scheduler
+}
+
+// Sweeps returns the service.
+func (s *Scheduler) Sweeps() *Sweeps { return &Sweeps{s: s} }
+
+// ShrinkTable goes through all shards at once, piece by piece in each.
+func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest, stream grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
+	if _, _, err := w.s.leading(); err != nil {
+		return err
+	}
+	m := w.s.view.Map()
+	if m == nil || len(m.Shards) == 0 {
+		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
+	}
+	i := slices.IndexFunc(m.Tables, func(t rowraft.Schema) bool { return t.Name == req.GetTable() })
+	if i < 0 {
+		return rowraft.Errorf(rowraft.CodeTableNotFound, "there is no table %q", req.GetTable())
+	}
+	op := &shrinking{s: w.s, m: m, table: m.Tables[i].ID, req: req, stream: stream}
+	err := op.run(stream.Context())
+	if !req.GetDryRun() {
+		w.s.logger.Info("shrank a table", "table", req.GetTable(), "removed", op.removed.Load(), "err", err)
+	}
+	if err != nil {
+		return fmt.Errorf("shrink table %s: %w", req.GetTable(), err)
+	}
+	last := op.sofar()
+	last.Done = true
+	return stream.Send(last)
+}
+
+// shrinking is one table on its way to be smaller.
+type shrinking struct {
+	s      *Scheduler
+	m      *clustermap.Map
+	table  rowraft.TableID
+	req    *rowraftv1.ShrinkTableRequest
+	stream grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]
+
+	slots, rows, removed, candidates atomic.Uint64
+}
+
+func (op *shrinking) sofar() *rowraftv1.ShrinkTableReply {
+	return &rowraftv1.ShrinkTableReply{Slots: op.slots.Load(), Rows: op.rows.Load(), Removed: op.removed.Load(), Candidates: op.candidates.Load()}
+}
+
+// run goes through all shards at once, and tells the caller now and then.
+func (op *shrinking) run(ctx context.Context) error {
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { op.report(stop) })
+	defer wg.Wait()
+	defer close(stop)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxEnsureCalls)
+	for _, sh := range op.m.Shards {
+		g.Go(func() error {
+			if err := op.shard(ctx, sh); err != nil {
+				return fmt.Errorf("shard %d: %w", sh.ID, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func (op *shrinking) report(stop <-chan struct{}) {
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		if op.stream.Send(op.sofar()) != nil {
+			return // the caller is gone, and with it the context
+		}
+	}
+}
+
+// shard goes through the slots of one shard.
+func (op *shrinking) shard(ctx context.Context, sh clustermap.Shard) error {
+	slots := op.m.SlotsOf(sh.ID)
+	for next := uint32(0); next < rowraft.NumSlots; {
+		reply, err := op.piece(ctx, sh, next)
+		if err != nil {
+			return err
+		}
+		if reply.GetNextSlot() <= next {
+			return rowraft.Errorf(rowraft.CodeInternal, "a sweep from slot %d on came to slot %d", next, reply.GetNextSlot())
+		}
+		next = reply.GetNextSlot()
+		for len(slots) > 0 && uint32(slots[0]) < next {
+			slots = slots[1:]
+			op.slots.Add(1)
+		}
+		op.rows.Add(reply.GetRows())
+		op.removed.Add(reply.GetRemoved())
+		op.candidates.Add(reply.GetCandidates())
+	}
+	return nil
+}
+
+// piece sweeps some slots from first on. A piece that is done again, because its
+// answer was lost, finds nothing more.
+func (op *shrinking) piece(ctx context.Context, sh clustermap.Shard, first uint32) (reply *rowraftv1.SweepSlotsReply, err error) {
+	req := &rowraftv1.SweepSlotsRequest{
+		Shard: uint32(sh.ID), Table: uint64(op.table), TableEpoch: uint64(op.m.Epoch), FirstSlot: first,
+		Conditions: op.req.GetConditions(), DryRun: op.req.GetDryRun(),
+	}
+	err = op.s.onLeader(ctx, sh, sweepPatience, func(conn *grpc.ClientConn) (err error) {
+		call, cancel := context.WithTimeout(ctx, sweepTimeout)
+		defer cancel()
+		reply, err = rowraftv1.NewShardSweepsClient(conn).SweepSlots(call, req)
+		return err
+	})
+	return reply, err
+}
