@@ -174,7 +174,7 @@ func (t *target) delete(ctx context.Context, dryRun bool) (n int, bytes int64, e
 // announce says that the checkpoint goes, and looks whether a delta was quicker.
 func (t *target) announce(ctx context.Context) (file string, err error) {
 	id := uuid.New()
-	file = fmt.Sprintf("%s/%s%x", t.name, deletingPrefix, id[:4])
+	file = fmt.Sprintf("%s/%s%010d", t.name, deletingPrefix, id.ID())
 	if err := t.d.Put(ctx, file, []byte("deleted\n")); err != nil {
 		return "", err
 	}

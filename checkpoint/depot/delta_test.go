@@ -23,6 +23,10 @@ import (
 // manifestOf is that of an empty checkpoint; parent may be nil.
 func manifestOf(t *testing.T, id string, age time.Duration, parent *checkpoint.Parent) []byte {
 	t.Helper()
+	key := fmt.Sprint(id, age, parent)
+	if b, ok := manifests.Load(key); ok {
+		return b.([]byte)
+	}
 	m := &checkpoint.Manifest{ID: id, Created: time.Unix(1e9, 0).Add(-age), Cluster: "c", Epoch: 1, HashVers: 1, Parent: parent}
 	p := checkpoint.Part{Stream: checkpoint.File{Name: "shard-0000.rows"}, Sums: checkpoint.File{Name: "shard-0000.sums"}}
 	for s := range rowraft.NumSlots {
@@ -33,8 +37,12 @@ func manifestOf(t *testing.T, id string, age time.Duration, parent *checkpoint.P
 	if err != nil {
 		t.Fatal(err)
 	}
+	manifests.Store(key, b)
 	return b
 }
+
+// manifests are those that manifestOf made.
+var manifests sync.Map
 
 // putDelta makes an empty delta as the scheduler does, and leaves nothing if it fails.
 func putDelta(ctx context.Context, t *testing.T, d Depot, name string, id uuid.UUID, parent, parentID string) error {

@@ -181,7 +181,8 @@ func (d *Dir) list(name string) ([]Entry, error) {
 	return out, nil
 }
 
-// Remove implements Depot. A directory that became empty goes too.
+// Remove implements Depot. What it removed stays removed when it returns: a manifest
+// must not come back when its files are gone. A directory that became empty goes too.
 func (d *Dir) Remove(_ context.Context, names ...string) error {
 	for _, n := range names {
 		if err := d.remove(n); err != nil {
@@ -195,13 +196,18 @@ func (d *Dir) Remove(_ context.Context, names ...string) error {
 			continue
 		}
 		dirs[dir] = true
-		if left, err := d.fs.ReadDir(d.path(dir)); err != nil || len(left) > 0 {
-			continue
+		left, err := d.fs.ReadDir(d.path(dir))
+		switch {
+		case err != nil:
+			continue // it is gone
+		case len(left) > 0:
+			err = d.fs.SyncDir(d.path(dir))
+		default:
+			if err = d.remove(dir); err == nil {
+				err = d.fs.SyncDir(d.root)
+			}
 		}
-		if err := d.remove(dir); err != nil {
-			return err
-		}
-		if err := d.fs.SyncDir(d.root); err != nil {
+		if err != nil {
 			return err
 		}
 	}
