@@ -61,11 +61,12 @@ func versionOf(m proto.Message) uint32 {
 			return 2
 		case *rowraftv1.MetaCommand_BeginRestore, *rowraftv1.MetaCommand_Restore, *rowraftv1.MetaCommand_EndRestore:
 			return 3
-		case *rowraftv1.MetaCommand_Attend, *rowraftv1.MetaCommand_Leave:
+		case *rowraftv1.MetaCommand_Attend, *rowraftv1.MetaCommand_Leave, *rowraftv1.MetaCommand_SetPolicy, *rowraftv1.MetaCommand_DeletePolicy,
+			*rowraftv1.MetaCommand_BeginPolicyRun, *rowraftv1.MetaCommand_EndPolicyRun, *rowraftv1.MetaCommand_ForgetCheckpoint:
 			return 5
 		}
 	case *rowraftv1.MetaState:
-		if m.GetRestored() != nil || m.GetRestore().GetSource() != nil || len(m.GetTrainers()) > 0 {
+		if m.GetRestored() != nil || m.GetRestore().GetSource() != nil || len(m.GetTrainers()) > 0 || len(m.GetPolicies()) > 0 {
 			return 5
 		}
 		if len(m.GetDropped()) > 0 || anyExtended(m.GetMap().GetTables()...) || anyExtended(m.GetRestore().GetTables()...) {

@@ -44,6 +44,7 @@ func FuzzEntry(f *testing.F) {
 	for _, c := range []*rowraftv1.MetaCommand{
 		cmdInit("c2"), cmdNode("n3", "c", "h:3"), cmdShards(4, "n1", "n2"),
 		cmdTable(sgd("u", 1<<20), 10, true), cmdIncarnation(), cmdJoin("job", "w1", 2), cmdDrop("t", 9),
+		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true), cmdForgetMade("nightly", "a", ""),
 		cmdAttend("job", 1, 2, 3, "", 0), cmdAttend("job", 0, 2, 4, "x", 1), cmdLeave("job", 0, 4),
 	} {
 		entry, err := encodeCommand(c)

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -113,6 +114,16 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.attend(c.Attend)
 	case *rowraftv1.MetaCommand_Leave:
 		return nil, s.leave(c.Leave)
+	case *rowraftv1.MetaCommand_SetPolicy:
+		return nil, s.setPolicy(c.SetPolicy)
+	case *rowraftv1.MetaCommand_DeletePolicy:
+		return nil, s.deletePolicy(c.DeletePolicy.GetName())
+	case *rowraftv1.MetaCommand_BeginPolicyRun:
+		return nil, s.beginPolicyRun(c.BeginPolicyRun)
+	case *rowraftv1.MetaCommand_EndPolicyRun:
+		return nil, s.endPolicyRun(c.EndPolicyRun)
+	case *rowraftv1.MetaCommand_ForgetCheckpoint:
+		return nil, s.forgetCheckpoint(c.ForgetCheckpoint)
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -193,7 +204,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		return nil, err
 	}
 	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
-		Restored: s.restored, Trainers: slices.Clone(s.trainers)}
+		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies)}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -249,7 +260,7 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 		!slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
 		return nil, fmt.Errorf("nodes or jobs are out of order")
 	}
-	if err := s.trainersFromProto(p); err != nil {
+	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p)); err != nil {
 		return nil, err
 	}
 	return s, s.movesFromProto(p)

@@ -27,6 +27,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.drive(ctx) })
+	wg.Go(func() { s.runPolicies(ctx) })
 	var lastErr string
 	for {
 		err := s.reconcile(ctx)

@@ -98,6 +98,7 @@ type Scheduler struct {
 
 	checkpoints *Checkpoints
 	attendance  *attendance
+	policyRuns  sync.Mutex // held by the policy that runs
 
 	// hello asks one address; tests put their own network here.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
@@ -268,6 +269,12 @@ func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any,
 		return nil, refused
 	}
 	return result, nil
+}
+
+// proposeCommand is propose for commands that answer with nothing.
+func (s *Scheduler) proposeCommand(ctx context.Context, c *rowraftv1.MetaCommand) error {
+	_, err := s.propose(ctx, c)
+	return err
 }
 
 // proposeFor is propose for commands that answer with a T.

@@ -34,6 +34,7 @@ type state struct {
 	restored        *rowraftv1.MetaRestored  // where the tables come from, nil if from no checkpoint; immutable
 	trainers        []*rowraftv1.MetaTrainer // by job and rank, each immutable
 	dropped         []droppedTable           // since the last restore, oldest first; at most maxDropped
+	policies        []*policy                // of checkpoints, by name
 }
 
 type job struct {
@@ -59,7 +60,7 @@ func (s *state) clone() *state {
 		c.jobs[i] = j
 	}
 	c.moves, c.finished = slices.Clone(s.moves), slices.Clone(s.finished)
-	c.trainers = slices.Clone(s.trainers)
+	c.trainers, c.policies = slices.Clone(s.trainers), slices.Clone(s.policies)
 	c.dropped = slices.Clone(s.dropped)
 	return &c
 }

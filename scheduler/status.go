@@ -52,7 +52,7 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 		})
 	}
 	s.soft.mu.Unlock()
-	reply.Problems = s.problems(m, reply.Nodes)
+	reply.Problems = append(s.problems(m, reply.Nodes), s.policyProblems()...)
 	s.addMoves(reply)
 	s.addTrainers(reply)
 	return reply, nil

@@ -24,7 +24,7 @@ func newCheckpointCmd(g *globals) *cobra.Command {
 		Short: "Keep the tables of a cluster at one cut, and bring them back",
 		Long:  "Keep the tables of a cluster at one cut through all shards, and bring them back into any number of shards.\n\n" + destinationHelp,
 	}
-	cmd.AddCommand(newCheckpointCreateCmd(g), newCheckpointListCmd(g), newCheckpointVerifyCmd(g), newCheckpointRestoreCmd(g), newCheckpointDeleteCmd(g))
+	cmd.AddCommand(newCheckpointCreateCmd(g), newCheckpointListCmd(g), newCheckpointVerifyCmd(g), newCheckpointRestoreCmd(g), newCheckpointDeleteCmd(g), newCheckpointPolicyCmd(g))
 	return cmd
 }
 

@@ -79,3 +79,11 @@ drop = data(1, b"ads") + num(2, 7)
 open(os.path.join(here, "drop_table.entry"), "wb").write(frame(b"RRME", data(40, drop), 4))
 cmap = data(1, b"c-1") + num(2, 4) + num(8, 1)
 open(os.path.join(here, "dropped.snapshot"), "wb").write(frame(b"RRMS", num(1, 11) + data(2, cmap) + data(40, num(1, 7) + num(2, 1) + data(3, b"ads")), 4))
+
+# Version 5, too: checkpoint policies. Every 10 minutes, keep 5; one made, one running, one failure.
+spec = data(1, b"nightly") + data(2, b"/mnt") + num(3, 600 * 10**9) + num(4, 5)
+open(os.path.join(here, "set_policy.entry"), "wb").write(frame(b"RRME", data(32, data(1, spec) + num(2, 7)), 5))
+open(os.path.join(here, "begin_policy_run.entry"), "wb").write(frame(b"RRME", data(34, data(1, b"nightly") + data(2, b"nightly-2") + num(3, 9)), 5))
+record = num(1, 7) + num(2, 9) + data(3, b"nightly-2") + data(4, data(1, b"nightly-1") + num(2, 8)) + data(5, b"full") + num(6, 1)
+cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
+open(os.path.join(here, "policies.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(32, data(1, spec) + data(2, record)), 5))

@@ -21,6 +21,585 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// CheckpointPolicy says which checkpoints are made by themselves.
+type CheckpointPolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // those of its checkpoints begin with it
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	EveryNs       uint64                 `protobuf:"varint,3,opt,name=every_ns,json=everyNs,proto3" json:"every_ns,omitempty"`
+	Keep          uint32                 `protobuf:"varint,4,opt,name=keep,proto3" json:"keep,omitempty"`                                       // this many, at least 1
+	KeepWithinNs  uint64                 `protobuf:"varint,5,opt,name=keep_within_ns,json=keepWithinNs,proto3" json:"keep_within_ns,omitempty"` // and those that are younger; 0: none
+	Job           string                 `protobuf:"bytes,6,opt,name=job,proto3" json:"job,omitempty"`                                          // only while it trains, and with all its trainers; "": always
+	SkipAbsent    bool                   `protobuf:"varint,7,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"`
+	FullEvery     uint32                 `protobuf:"varint,8,opt,name=full_every,json=fullEvery,proto3" json:"full_every,omitempty"` // 1 or 0: all are full; n: after a full one come n-1 deltas
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointPolicy) Reset() {
+	*x = CheckpointPolicy{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointPolicy) ProtoMessage() {}
+
+func (x *CheckpointPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointPolicy.ProtoReflect.Descriptor instead.
+func (*CheckpointPolicy) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *CheckpointPolicy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CheckpointPolicy) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *CheckpointPolicy) GetEveryNs() uint64 {
+	if x != nil {
+		return x.EveryNs
+	}
+	return 0
+}
+
+func (x *CheckpointPolicy) GetKeep() uint32 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+func (x *CheckpointPolicy) GetKeepWithinNs() uint64 {
+	if x != nil {
+		return x.KeepWithinNs
+	}
+	return 0
+}
+
+func (x *CheckpointPolicy) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *CheckpointPolicy) GetSkipAbsent() bool {
+	if x != nil {
+		return x.SkipAbsent
+	}
+	return false
+}
+
+func (x *CheckpointPolicy) GetFullEvery() uint32 {
+	if x != nil {
+		return x.FullEvery
+	}
+	return 0
+}
+
+// PolicyRecord is what a policy has done. Times are Unix nanoseconds by the clock of
+// the server that led then; 0: never.
+type PolicyRecord struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SetNs          uint64                 `protobuf:"varint,1,opt,name=set_ns,json=setNs,proto3" json:"set_ns,omitempty"`                           // when it was made
+	BegunNs        uint64                 `protobuf:"varint,2,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"`                     // the last run
+	Running        string                 `protobuf:"bytes,3,opt,name=running,proto3" json:"running,omitempty"`                                     // name of the checkpoint that is being made
+	Made           []*PolicyCheckpoint    `protobuf:"bytes,4,rep,name=made,proto3" json:"made,omitempty"`                                           // that were not removed, oldest first
+	Error          string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                                         // of the last run; "": it succeeded
+	Failures       uint32                 `protobuf:"varint,6,opt,name=failures,proto3" json:"failures,omitempty"`                                  // in a row
+	RetentionError string                 `protobuf:"bytes,7,opt,name=retention_error,json=retentionError,proto3" json:"retention_error,omitempty"` // why something could not be removed
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PolicyRecord) Reset() {
+	*x = PolicyRecord{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyRecord) ProtoMessage() {}
+
+func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
+func (*PolicyRecord) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PolicyRecord) GetSetNs() uint64 {
+	if x != nil {
+		return x.SetNs
+	}
+	return 0
+}
+
+func (x *PolicyRecord) GetBegunNs() uint64 {
+	if x != nil {
+		return x.BegunNs
+	}
+	return 0
+}
+
+func (x *PolicyRecord) GetRunning() string {
+	if x != nil {
+		return x.Running
+	}
+	return ""
+}
+
+func (x *PolicyRecord) GetMade() []*PolicyCheckpoint {
+	if x != nil {
+		return x.Made
+	}
+	return nil
+}
+
+func (x *PolicyRecord) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *PolicyRecord) GetFailures() uint32 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *PolicyRecord) GetRetentionError() string {
+	if x != nil {
+		return x.RetentionError
+	}
+	return ""
+}
+
+type PolicyCheckpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	BegunNs       uint64                 `protobuf:"varint,2,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"`
+	Delta         bool                   `protobuf:"varint,3,opt,name=delta,proto3" json:"delta,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyCheckpoint) Reset() {
+	*x = PolicyCheckpoint{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyCheckpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyCheckpoint) ProtoMessage() {}
+
+func (x *PolicyCheckpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyCheckpoint.ProtoReflect.Descriptor instead.
+func (*PolicyCheckpoint) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PolicyCheckpoint) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyCheckpoint) GetBegunNs() uint64 {
+	if x != nil {
+		return x.BegunNs
+	}
+	return 0
+}
+
+func (x *PolicyCheckpoint) GetDelta() bool {
+	if x != nil {
+		return x.Delta
+	}
+	return false
+}
+
+type PolicyStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *CheckpointPolicy      `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	Record        *PolicyRecord          `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                  // waiting, running, failing, idle: its job does not train
+	NextNs        uint64                 `protobuf:"varint,4,opt,name=next_ns,json=nextNs,proto3" json:"next_ns,omitempty"` // when it runs next; 0: as soon as its job trains
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStatus) Reset() {
+	*x = PolicyStatus{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStatus) ProtoMessage() {}
+
+func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
+func (*PolicyStatus) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PolicyStatus) GetPolicy() *CheckpointPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *PolicyStatus) GetRecord() *PolicyRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *PolicyStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetNextNs() uint64 {
+	if x != nil {
+		return x.NextNs
+	}
+	return 0
+}
+
+type SetPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *CheckpointPolicy      `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPolicyRequest) Reset() {
+	*x = SetPolicyRequest{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPolicyRequest) ProtoMessage() {}
+
+func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
+func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SetPolicyRequest) GetPolicy() *CheckpointPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type ListPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+}
+
+type ListPoliciesReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*PolicyStatus        `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"` // by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesReply) Reset() {
+	*x = ListPoliciesReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesReply) ProtoMessage() {}
+
+func (x *ListPoliciesReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesReply.ProtoReflect.Descriptor instead.
+func (*ListPoliciesReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ListPoliciesReply) GetPolicies() []*PolicyStatus {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type DeletePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePolicyRequest) Reset() {
+	*x = DeletePolicyRequest{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePolicyRequest) ProtoMessage() {}
+
+func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePolicyRequest.ProtoReflect.Descriptor instead.
+func (*DeletePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DeletePolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RunPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunPolicyRequest) Reset() {
+	*x = RunPolicyRequest{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunPolicyRequest) ProtoMessage() {}
+
+func (x *RunPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunPolicyRequest.ProtoReflect.Descriptor instead.
+func (*RunPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RunPolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type PolicyReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *PolicyStatus          `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyReply) Reset() {
+	*x = PolicyReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyReply) ProtoMessage() {}
+
+func (x *PolicyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyReply.ProtoReflect.Descriptor instead.
+func (*PolicyReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PolicyReply) GetPolicy() *PolicyStatus {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
 type AttendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Step:
@@ -38,7 +617,7 @@ type AttendRequest struct {
 
 func (x *AttendRequest) Reset() {
 	*x = AttendRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -50,7 +629,7 @@ func (x *AttendRequest) String() string {
 func (*AttendRequest) ProtoMessage() {}
 
 func (x *AttendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[0]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -63,7 +642,7 @@ func (x *AttendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
 func (*AttendRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AttendRequest) GetStep() isAttendRequest_Step {
@@ -181,7 +760,7 @@ type AttendHello struct {
 
 func (x *AttendHello) Reset() {
 	*x = AttendHello{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -193,7 +772,7 @@ func (x *AttendHello) String() string {
 func (*AttendHello) ProtoMessage() {}
 
 func (x *AttendHello) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[1]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -206,7 +785,7 @@ func (x *AttendHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendHello.ProtoReflect.Descriptor instead.
 func (*AttendHello) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AttendHello) GetJob() string {
@@ -264,7 +843,7 @@ type AttendPaused struct {
 
 func (x *AttendPaused) Reset() {
 	*x = AttendPaused{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -276,7 +855,7 @@ func (x *AttendPaused) String() string {
 func (*AttendPaused) ProtoMessage() {}
 
 func (x *AttendPaused) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[2]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -289,7 +868,7 @@ func (x *AttendPaused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPaused.ProtoReflect.Descriptor instead.
 func (*AttendPaused) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AttendPaused) GetId() uint64 {
@@ -324,7 +903,7 @@ type AttendFailed struct {
 
 func (x *AttendFailed) Reset() {
 	*x = AttendFailed{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +915,7 @@ func (x *AttendFailed) String() string {
 func (*AttendFailed) ProtoMessage() {}
 
 func (x *AttendFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[3]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +928,7 @@ func (x *AttendFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendFailed.ProtoReflect.Descriptor instead.
 func (*AttendFailed) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AttendFailed) GetId() uint64 {
@@ -378,7 +957,7 @@ type AttendReleased struct {
 
 func (x *AttendReleased) Reset() {
 	*x = AttendReleased{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -390,7 +969,7 @@ func (x *AttendReleased) String() string {
 func (*AttendReleased) ProtoMessage() {}
 
 func (x *AttendReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -403,7 +982,7 @@ func (x *AttendReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendReleased.ProtoReflect.Descriptor instead.
 func (*AttendReleased) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AttendReleased) GetId() uint64 {
@@ -439,7 +1018,7 @@ type AttendState struct {
 
 func (x *AttendState) Reset() {
 	*x = AttendState{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +1030,7 @@ func (x *AttendState) String() string {
 func (*AttendState) ProtoMessage() {}
 
 func (x *AttendState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +1043,7 @@ func (x *AttendState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendState.ProtoReflect.Descriptor instead.
 func (*AttendState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AttendState) GetId() uint64 {
@@ -500,7 +1079,7 @@ type AttendPark struct {
 
 func (x *AttendPark) Reset() {
 	*x = AttendPark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +1091,7 @@ func (x *AttendPark) String() string {
 func (*AttendPark) ProtoMessage() {}
 
 func (x *AttendPark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +1104,7 @@ func (x *AttendPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPark.ProtoReflect.Descriptor instead.
 func (*AttendPark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AttendPark) GetEnded() bool {
@@ -565,7 +1144,7 @@ type AttendReply struct {
 
 func (x *AttendReply) Reset() {
 	*x = AttendReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +1156,7 @@ func (x *AttendReply) String() string {
 func (*AttendReply) ProtoMessage() {}
 
 func (x *AttendReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +1169,7 @@ func (x *AttendReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendReply.ProtoReflect.Descriptor instead.
 func (*AttendReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AttendReply) GetStep() isAttendReply_Step {
@@ -688,7 +1267,7 @@ type AttendBeat struct {
 
 func (x *AttendBeat) Reset() {
 	*x = AttendBeat{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +1279,7 @@ func (x *AttendBeat) String() string {
 func (*AttendBeat) ProtoMessage() {}
 
 func (x *AttendBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +1292,7 @@ func (x *AttendBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendBeat.ProtoReflect.Descriptor instead.
 func (*AttendBeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
 type AttendWelcome struct {
@@ -730,7 +1309,7 @@ type AttendWelcome struct {
 
 func (x *AttendWelcome) Reset() {
 	*x = AttendWelcome{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +1321,7 @@ func (x *AttendWelcome) String() string {
 func (*AttendWelcome) ProtoMessage() {}
 
 func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +1334,7 @@ func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendWelcome.ProtoReflect.Descriptor instead.
 func (*AttendWelcome) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AttendWelcome) GetTableEpoch() uint64 {
@@ -795,7 +1374,7 @@ type AttendPause struct {
 
 func (x *AttendPause) Reset() {
 	*x = AttendPause{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +1386,7 @@ func (x *AttendPause) String() string {
 func (*AttendPause) ProtoMessage() {}
 
 func (x *AttendPause) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +1399,7 @@ func (x *AttendPause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPause.ProtoReflect.Descriptor instead.
 func (*AttendPause) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AttendPause) GetId() uint64 {
@@ -841,7 +1420,7 @@ type AttendRelease struct {
 
 func (x *AttendRelease) Reset() {
 	*x = AttendRelease{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -853,7 +1432,7 @@ func (x *AttendRelease) String() string {
 func (*AttendRelease) ProtoMessage() {}
 
 func (x *AttendRelease) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -866,7 +1445,7 @@ func (x *AttendRelease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRelease.ProtoReflect.Descriptor instead.
 func (*AttendRelease) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AttendRelease) GetId() uint64 {
@@ -894,7 +1473,7 @@ type AttendLeave struct {
 
 func (x *AttendLeave) Reset() {
 	*x = AttendLeave{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +1485,7 @@ func (x *AttendLeave) String() string {
 func (*AttendLeave) ProtoMessage() {}
 
 func (x *AttendLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +1498,7 @@ func (x *AttendLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendLeave.ProtoReflect.Descriptor instead.
 func (*AttendLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AttendLeave) GetCheckpoint() string {
@@ -950,7 +1529,7 @@ type AttendedTrainer struct {
 
 func (x *AttendedTrainer) Reset() {
 	*x = AttendedTrainer{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1541,7 @@ func (x *AttendedTrainer) String() string {
 func (*AttendedTrainer) ProtoMessage() {}
 
 func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1554,7 @@ func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendedTrainer.ProtoReflect.Descriptor instead.
 func (*AttendedTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttendedTrainer) GetJob() string {
@@ -1031,7 +1610,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1622,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1635,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateCheckpointRequest) GetDestination() string {
@@ -1119,7 +1698,7 @@ type CheckpointBlob struct {
 
 func (x *CheckpointBlob) Reset() {
 	*x = CheckpointBlob{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1131,7 +1710,7 @@ func (x *CheckpointBlob) String() string {
 func (*CheckpointBlob) ProtoMessage() {}
 
 func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1144,7 +1723,7 @@ func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointBlob.ProtoReflect.Descriptor instead.
 func (*CheckpointBlob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CheckpointBlob) GetName() string {
@@ -1176,7 +1755,7 @@ type CreateCheckpointReply struct {
 
 func (x *CreateCheckpointReply) Reset() {
 	*x = CreateCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1767,7 @@ func (x *CreateCheckpointReply) String() string {
 func (*CreateCheckpointReply) ProtoMessage() {}
 
 func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1780,7 @@ func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointReply.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateCheckpointReply) GetName() string {
@@ -1267,7 +1846,7 @@ type WritePartRequest struct {
 
 func (x *WritePartRequest) Reset() {
 	*x = WritePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1858,7 @@ func (x *WritePartRequest) String() string {
 func (*WritePartRequest) ProtoMessage() {}
 
 func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1871,7 @@ func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartRequest.ProtoReflect.Descriptor instead.
 func (*WritePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WritePartRequest) GetStep() isWritePartRequest_Step {
@@ -1366,7 +1945,7 @@ type WritePartPrepare struct {
 
 func (x *WritePartPrepare) Reset() {
 	*x = WritePartPrepare{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1957,7 @@ func (x *WritePartPrepare) String() string {
 func (*WritePartPrepare) ProtoMessage() {}
 
 func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1970,7 @@ func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepare.ProtoReflect.Descriptor instead.
 func (*WritePartPrepare) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WritePartPrepare) GetShard() uint32 {
@@ -1447,7 +2026,7 @@ type WritePartHold struct {
 
 func (x *WritePartHold) Reset() {
 	*x = WritePartHold{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +2038,7 @@ func (x *WritePartHold) String() string {
 func (*WritePartHold) ProtoMessage() {}
 
 func (x *WritePartHold) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +2051,7 @@ func (x *WritePartHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHold.ProtoReflect.Descriptor instead.
 func (*WritePartHold) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WritePartHold) GetLeaseNs() uint64 {
@@ -1491,7 +2070,7 @@ type WritePartMark struct {
 
 func (x *WritePartMark) Reset() {
 	*x = WritePartMark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +2082,7 @@ func (x *WritePartMark) String() string {
 func (*WritePartMark) ProtoMessage() {}
 
 func (x *WritePartMark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +2095,7 @@ func (x *WritePartMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMark.ProtoReflect.Descriptor instead.
 func (*WritePartMark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 type WritePartReply struct {
@@ -1535,7 +2114,7 @@ type WritePartReply struct {
 
 func (x *WritePartReply) Reset() {
 	*x = WritePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +2126,7 @@ func (x *WritePartReply) String() string {
 func (*WritePartReply) ProtoMessage() {}
 
 func (x *WritePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +2139,7 @@ func (x *WritePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartReply.ProtoReflect.Descriptor instead.
 func (*WritePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WritePartReply) GetStep() isWritePartReply_Step {
@@ -1658,7 +2237,7 @@ type WritePartPrepared struct {
 
 func (x *WritePartPrepared) Reset() {
 	*x = WritePartPrepared{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +2249,7 @@ func (x *WritePartPrepared) String() string {
 func (*WritePartPrepared) ProtoMessage() {}
 
 func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +2262,7 @@ func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepared.ProtoReflect.Descriptor instead.
 func (*WritePartPrepared) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WritePartPrepared) GetTableEpoch() uint64 {
@@ -1701,7 +2280,7 @@ type WritePartHeld struct {
 
 func (x *WritePartHeld) Reset() {
 	*x = WritePartHeld{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +2292,7 @@ func (x *WritePartHeld) String() string {
 func (*WritePartHeld) ProtoMessage() {}
 
 func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +2305,7 @@ func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHeld.ProtoReflect.Descriptor instead.
 func (*WritePartHeld) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
 }
 
 type WritePartMarked struct {
@@ -1740,7 +2319,7 @@ type WritePartMarked struct {
 
 func (x *WritePartMarked) Reset() {
 	*x = WritePartMarked{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +2331,7 @@ func (x *WritePartMarked) String() string {
 func (*WritePartMarked) ProtoMessage() {}
 
 func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +2344,7 @@ func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMarked.ProtoReflect.Descriptor instead.
 func (*WritePartMarked) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WritePartMarked) GetAppliedIndex() uint64 {
@@ -1798,7 +2377,7 @@ type WritePartProgress struct {
 
 func (x *WritePartProgress) Reset() {
 	*x = WritePartProgress{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +2389,7 @@ func (x *WritePartProgress) String() string {
 func (*WritePartProgress) ProtoMessage() {}
 
 func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +2402,7 @@ func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartProgress.ProtoReflect.Descriptor instead.
 func (*WritePartProgress) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WritePartProgress) GetBytes() uint64 {
@@ -1847,7 +2426,7 @@ type WritePartDone struct {
 
 func (x *WritePartDone) Reset() {
 	*x = WritePartDone{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +2438,7 @@ func (x *WritePartDone) String() string {
 func (*WritePartDone) ProtoMessage() {}
 
 func (x *WritePartDone) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +2451,7 @@ func (x *WritePartDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartDone.ProtoReflect.Descriptor instead.
 func (*WritePartDone) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WritePartDone) GetRows() uint64 {
@@ -1928,7 +2507,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2519,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2532,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CheckpointFile) GetName() string {
@@ -1989,7 +2568,7 @@ type PartTable struct {
 
 func (x *PartTable) Reset() {
 	*x = PartTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2580,7 @@ func (x *PartTable) String() string {
 func (*PartTable) ProtoMessage() {}
 
 func (x *PartTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2593,7 @@ func (x *PartTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartTable.ProtoReflect.Descriptor instead.
 func (*PartTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PartTable) GetTable() *TableSchema {
@@ -2058,7 +2637,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2649,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2662,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RestoreCheckpointRequest) GetDestination() string {
@@ -2135,7 +2714,7 @@ type RestoreCheckpointReply struct {
 
 func (x *RestoreCheckpointReply) Reset() {
 	*x = RestoreCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2147,7 +2726,7 @@ func (x *RestoreCheckpointReply) String() string {
 func (*RestoreCheckpointReply) ProtoMessage() {}
 
 func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2160,7 +2739,7 @@ func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointReply.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RestoreCheckpointReply) GetPhase() string {
@@ -2220,7 +2799,7 @@ type RestoredTable struct {
 
 func (x *RestoredTable) Reset() {
 	*x = RestoredTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +2811,7 @@ func (x *RestoredTable) String() string {
 func (*RestoredTable) ProtoMessage() {}
 
 func (x *RestoredTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2824,7 @@ func (x *RestoredTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
 func (*RestoredTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RestoredTable) GetName() string {
@@ -2301,7 +2880,7 @@ type RestoredShard struct {
 
 func (x *RestoredShard) Reset() {
 	*x = RestoredShard{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2892,7 @@ func (x *RestoredShard) String() string {
 func (*RestoredShard) ProtoMessage() {}
 
 func (x *RestoredShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2905,7 @@ func (x *RestoredShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
 func (*RestoredShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestoredShard) GetShard() uint32 {
@@ -2368,7 +2947,7 @@ type RestorePartRequest struct {
 
 func (x *RestorePartRequest) Reset() {
 	*x = RestorePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2959,7 @@ func (x *RestorePartRequest) String() string {
 func (*RestorePartRequest) ProtoMessage() {}
 
 func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2972,7 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
 func (*RestorePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RestorePartRequest) GetShard() uint32 {
@@ -2508,7 +3087,7 @@ type RestorePartBegin struct {
 
 func (x *RestorePartBegin) Reset() {
 	*x = RestorePartBegin{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +3099,7 @@ func (x *RestorePartBegin) String() string {
 func (*RestorePartBegin) ProtoMessage() {}
 
 func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +3112,7 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
 func (*RestorePartBegin) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RestorePartBegin) GetTableEpoch() uint64 {
@@ -2568,7 +3147,7 @@ type RestorePartRows struct {
 
 func (x *RestorePartRows) Reset() {
 	*x = RestorePartRows{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +3159,7 @@ func (x *RestorePartRows) String() string {
 func (*RestorePartRows) ProtoMessage() {}
 
 func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +3172,7 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
 func (*RestorePartRows) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RestorePartRows) GetSeq() uint64 {
@@ -2623,7 +3202,7 @@ type RestorePartClose struct {
 
 func (x *RestorePartClose) Reset() {
 	*x = RestorePartClose{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +3214,7 @@ func (x *RestorePartClose) String() string {
 func (*RestorePartClose) ProtoMessage() {}
 
 func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +3227,7 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
 func (*RestorePartClose) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RestorePartClose) GetTableEpoch() uint64 {
@@ -2687,7 +3266,7 @@ type RestorePartDrop struct {
 
 func (x *RestorePartDrop) Reset() {
 	*x = RestorePartDrop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +3278,7 @@ func (x *RestorePartDrop) String() string {
 func (*RestorePartDrop) ProtoMessage() {}
 
 func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +3291,7 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
 func (*RestorePartDrop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
 }
 
 // RestorePartLook changes nothing.
@@ -2724,7 +3303,7 @@ type RestorePartLook struct {
 
 func (x *RestorePartLook) Reset() {
 	*x = RestorePartLook{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +3315,7 @@ func (x *RestorePartLook) String() string {
 func (*RestorePartLook) ProtoMessage() {}
 
 func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +3328,7 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
 func (*RestorePartLook) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
 }
 
 type RestorePartReply struct {
@@ -2767,7 +3346,7 @@ type RestorePartReply struct {
 
 func (x *RestorePartReply) Reset() {
 	*x = RestorePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2779,7 +3358,7 @@ func (x *RestorePartReply) String() string {
 func (*RestorePartReply) ProtoMessage() {}
 
 func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2792,7 +3371,7 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
 func (*RestorePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RestorePartReply) GetTableEpoch() uint64 {
@@ -2849,7 +3428,46 @@ var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"\x1browraft/v1/checkpoint.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xc9\x02\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xef\x01\n" +
+	"\x10CheckpointPolicy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x19\n" +
+	"\bevery_ns\x18\x03 \x01(\x04R\aeveryNs\x12\x12\n" +
+	"\x04keep\x18\x04 \x01(\rR\x04keep\x12$\n" +
+	"\x0ekeep_within_ns\x18\x05 \x01(\x04R\fkeepWithinNs\x12\x10\n" +
+	"\x03job\x18\x06 \x01(\tR\x03job\x12\x1f\n" +
+	"\vskip_absent\x18\a \x01(\bR\n" +
+	"skipAbsent\x12\x1d\n" +
+	"\n" +
+	"full_every\x18\b \x01(\rR\tfullEvery\"\xe7\x01\n" +
+	"\fPolicyRecord\x12\x15\n" +
+	"\x06set_ns\x18\x01 \x01(\x04R\x05setNs\x12\x19\n" +
+	"\bbegun_ns\x18\x02 \x01(\x04R\abegunNs\x12\x18\n" +
+	"\arunning\x18\x03 \x01(\tR\arunning\x120\n" +
+	"\x04made\x18\x04 \x03(\v2\x1c.rowraft.v1.PolicyCheckpointR\x04made\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1a\n" +
+	"\bfailures\x18\x06 \x01(\rR\bfailures\x12'\n" +
+	"\x0fretention_error\x18\a \x01(\tR\x0eretentionError\"W\n" +
+	"\x10PolicyCheckpoint\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bbegun_ns\x18\x02 \x01(\x04R\abegunNs\x12\x14\n" +
+	"\x05delta\x18\x03 \x01(\bR\x05delta\"\xa5\x01\n" +
+	"\fPolicyStatus\x124\n" +
+	"\x06policy\x18\x01 \x01(\v2\x1c.rowraft.v1.CheckpointPolicyR\x06policy\x120\n" +
+	"\x06record\x18\x02 \x01(\v2\x18.rowraft.v1.PolicyRecordR\x06record\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x17\n" +
+	"\anext_ns\x18\x04 \x01(\x04R\x06nextNs\"H\n" +
+	"\x10SetPolicyRequest\x124\n" +
+	"\x06policy\x18\x01 \x01(\v2\x1c.rowraft.v1.CheckpointPolicyR\x06policy\"\x15\n" +
+	"\x13ListPoliciesRequest\"I\n" +
+	"\x11ListPoliciesReply\x124\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x18.rowraft.v1.PolicyStatusR\bpolicies\")\n" +
+	"\x13DeletePolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"&\n" +
+	"\x10RunPolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"?\n" +
+	"\vPolicyReply\x120\n" +
+	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\xc9\x02\n" +
 	"\rAttendRequest\x12/\n" +
 	"\x05hello\x18\x01 \x01(\v2\x17.rowraft.v1.AttendHelloH\x00R\x05hello\x122\n" +
 	"\x06paused\x18\x02 \x01(\v2\x18.rowraft.v1.AttendPausedH\x00R\x06paused\x122\n" +
@@ -3052,11 +3670,15 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\x12\x12\n" +
 	"\x04rows\x18\x05 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x06 \x01(\fR\x06digest\x12\x14\n" +
-	"\x05other\x18\a \x01(\fR\x05other2\x8e\x02\n" +
+	"\x05other\x18\a \x01(\fR\x05other2\xb0\x04\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
 	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x01\x12@\n" +
-	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x012\x9f\x01\n" +
+	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x01\x12B\n" +
+	"\tSetPolicy\x12\x1c.rowraft.v1.SetPolicyRequest\x1a\x17.rowraft.v1.PolicyReply\x12N\n" +
+	"\fListPolicies\x12\x1f.rowraft.v1.ListPoliciesRequest\x1a\x1d.rowraft.v1.ListPoliciesReply\x12H\n" +
+	"\fDeletePolicy\x12\x1f.rowraft.v1.DeletePolicyRequest\x1a\x17.rowraft.v1.PolicyReply\x12B\n" +
+	"\tRunPolicy\x12\x1c.rowraft.v1.RunPolicyRequest\x1a\x17.rowraft.v1.PolicyReply2\x9f\x01\n" +
 	"\x05Parts\x12I\n" +
 	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01\x12K\n" +
 	"\vRestorePart\x12\x1e.rowraft.v1.RestorePartRequest\x1a\x1c.rowraft.v1.RestorePartReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
@@ -3073,99 +3695,123 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
-	(*AttendRequest)(nil),            // 0: rowraft.v1.AttendRequest
-	(*AttendHello)(nil),              // 1: rowraft.v1.AttendHello
-	(*AttendPaused)(nil),             // 2: rowraft.v1.AttendPaused
-	(*AttendFailed)(nil),             // 3: rowraft.v1.AttendFailed
-	(*AttendReleased)(nil),           // 4: rowraft.v1.AttendReleased
-	(*AttendState)(nil),              // 5: rowraft.v1.AttendState
-	(*AttendPark)(nil),               // 6: rowraft.v1.AttendPark
-	(*AttendReply)(nil),              // 7: rowraft.v1.AttendReply
-	(*AttendBeat)(nil),               // 8: rowraft.v1.AttendBeat
-	(*AttendWelcome)(nil),            // 9: rowraft.v1.AttendWelcome
-	(*AttendPause)(nil),              // 10: rowraft.v1.AttendPause
-	(*AttendRelease)(nil),            // 11: rowraft.v1.AttendRelease
-	(*AttendLeave)(nil),              // 12: rowraft.v1.AttendLeave
-	(*AttendedTrainer)(nil),          // 13: rowraft.v1.AttendedTrainer
-	(*CreateCheckpointRequest)(nil),  // 14: rowraft.v1.CreateCheckpointRequest
-	(*CheckpointBlob)(nil),           // 15: rowraft.v1.CheckpointBlob
-	(*CreateCheckpointReply)(nil),    // 16: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),         // 17: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),         // 18: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),            // 19: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),            // 20: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),           // 21: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),        // 22: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),            // 23: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),          // 24: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),        // 25: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),            // 26: rowraft.v1.WritePartDone
-	(*CheckpointFile)(nil),           // 27: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),                // 28: rowraft.v1.PartTable
-	(*RestoreCheckpointRequest)(nil), // 29: rowraft.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointReply)(nil),   // 30: rowraft.v1.RestoreCheckpointReply
-	(*RestoredTable)(nil),            // 31: rowraft.v1.RestoredTable
-	(*RestoredShard)(nil),            // 32: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 33: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 34: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 35: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 36: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 37: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 38: rowraft.v1.RestorePartLook
-	(*RestorePartReply)(nil),         // 39: rowraft.v1.RestorePartReply
-	(*TableSchema)(nil),              // 40: rowraft.v1.TableSchema
+	(*CheckpointPolicy)(nil),         // 0: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),             // 1: rowraft.v1.PolicyRecord
+	(*PolicyCheckpoint)(nil),         // 2: rowraft.v1.PolicyCheckpoint
+	(*PolicyStatus)(nil),             // 3: rowraft.v1.PolicyStatus
+	(*SetPolicyRequest)(nil),         // 4: rowraft.v1.SetPolicyRequest
+	(*ListPoliciesRequest)(nil),      // 5: rowraft.v1.ListPoliciesRequest
+	(*ListPoliciesReply)(nil),        // 6: rowraft.v1.ListPoliciesReply
+	(*DeletePolicyRequest)(nil),      // 7: rowraft.v1.DeletePolicyRequest
+	(*RunPolicyRequest)(nil),         // 8: rowraft.v1.RunPolicyRequest
+	(*PolicyReply)(nil),              // 9: rowraft.v1.PolicyReply
+	(*AttendRequest)(nil),            // 10: rowraft.v1.AttendRequest
+	(*AttendHello)(nil),              // 11: rowraft.v1.AttendHello
+	(*AttendPaused)(nil),             // 12: rowraft.v1.AttendPaused
+	(*AttendFailed)(nil),             // 13: rowraft.v1.AttendFailed
+	(*AttendReleased)(nil),           // 14: rowraft.v1.AttendReleased
+	(*AttendState)(nil),              // 15: rowraft.v1.AttendState
+	(*AttendPark)(nil),               // 16: rowraft.v1.AttendPark
+	(*AttendReply)(nil),              // 17: rowraft.v1.AttendReply
+	(*AttendBeat)(nil),               // 18: rowraft.v1.AttendBeat
+	(*AttendWelcome)(nil),            // 19: rowraft.v1.AttendWelcome
+	(*AttendPause)(nil),              // 20: rowraft.v1.AttendPause
+	(*AttendRelease)(nil),            // 21: rowraft.v1.AttendRelease
+	(*AttendLeave)(nil),              // 22: rowraft.v1.AttendLeave
+	(*AttendedTrainer)(nil),          // 23: rowraft.v1.AttendedTrainer
+	(*CreateCheckpointRequest)(nil),  // 24: rowraft.v1.CreateCheckpointRequest
+	(*CheckpointBlob)(nil),           // 25: rowraft.v1.CheckpointBlob
+	(*CreateCheckpointReply)(nil),    // 26: rowraft.v1.CreateCheckpointReply
+	(*WritePartRequest)(nil),         // 27: rowraft.v1.WritePartRequest
+	(*WritePartPrepare)(nil),         // 28: rowraft.v1.WritePartPrepare
+	(*WritePartHold)(nil),            // 29: rowraft.v1.WritePartHold
+	(*WritePartMark)(nil),            // 30: rowraft.v1.WritePartMark
+	(*WritePartReply)(nil),           // 31: rowraft.v1.WritePartReply
+	(*WritePartPrepared)(nil),        // 32: rowraft.v1.WritePartPrepared
+	(*WritePartHeld)(nil),            // 33: rowraft.v1.WritePartHeld
+	(*WritePartMarked)(nil),          // 34: rowraft.v1.WritePartMarked
+	(*WritePartProgress)(nil),        // 35: rowraft.v1.WritePartProgress
+	(*WritePartDone)(nil),            // 36: rowraft.v1.WritePartDone
+	(*CheckpointFile)(nil),           // 37: rowraft.v1.CheckpointFile
+	(*PartTable)(nil),                // 38: rowraft.v1.PartTable
+	(*RestoreCheckpointRequest)(nil), // 39: rowraft.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointReply)(nil),   // 40: rowraft.v1.RestoreCheckpointReply
+	(*RestoredTable)(nil),            // 41: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 42: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 43: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 44: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 45: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 46: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 47: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 48: rowraft.v1.RestorePartLook
+	(*RestorePartReply)(nil),         // 49: rowraft.v1.RestorePartReply
+	(*TableSchema)(nil),              // 50: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
-	1,  // 0: rowraft.v1.AttendRequest.hello:type_name -> rowraft.v1.AttendHello
-	2,  // 1: rowraft.v1.AttendRequest.paused:type_name -> rowraft.v1.AttendPaused
-	3,  // 2: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
-	4,  // 3: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
-	5,  // 4: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
-	6,  // 5: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
-	9,  // 6: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
-	10, // 7: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
-	11, // 8: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
-	12, // 9: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
-	8,  // 10: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
-	15, // 11: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
-	13, // 12: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
-	18, // 13: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	19, // 14: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	20, // 15: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	22, // 16: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	23, // 17: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	24, // 18: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	25, // 19: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	26, // 20: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	27, // 21: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	27, // 22: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	28, // 23: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	40, // 24: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	31, // 25: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	32, // 26: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	34, // 27: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	35, // 28: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	36, // 29: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	37, // 30: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	38, // 31: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	40, // 32: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	14, // 33: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	29, // 34: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	0,  // 35: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
-	17, // 36: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	33, // 37: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	16, // 38: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	30, // 39: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	7,  // 40: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	21, // 41: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	39, // 42: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	38, // [38:43] is the sub-list for method output_type
-	33, // [33:38] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	2,  // 0: rowraft.v1.PolicyRecord.made:type_name -> rowraft.v1.PolicyCheckpoint
+	0,  // 1: rowraft.v1.PolicyStatus.policy:type_name -> rowraft.v1.CheckpointPolicy
+	1,  // 2: rowraft.v1.PolicyStatus.record:type_name -> rowraft.v1.PolicyRecord
+	0,  // 3: rowraft.v1.SetPolicyRequest.policy:type_name -> rowraft.v1.CheckpointPolicy
+	3,  // 4: rowraft.v1.ListPoliciesReply.policies:type_name -> rowraft.v1.PolicyStatus
+	3,  // 5: rowraft.v1.PolicyReply.policy:type_name -> rowraft.v1.PolicyStatus
+	11, // 6: rowraft.v1.AttendRequest.hello:type_name -> rowraft.v1.AttendHello
+	12, // 7: rowraft.v1.AttendRequest.paused:type_name -> rowraft.v1.AttendPaused
+	13, // 8: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
+	14, // 9: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
+	15, // 10: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
+	16, // 11: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
+	19, // 12: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
+	20, // 13: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
+	21, // 14: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
+	22, // 15: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
+	18, // 16: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
+	25, // 17: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
+	23, // 18: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
+	28, // 19: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
+	29, // 20: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
+	30, // 21: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
+	32, // 22: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
+	33, // 23: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
+	34, // 24: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
+	35, // 25: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
+	36, // 26: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
+	37, // 27: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
+	37, // 28: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
+	38, // 29: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
+	50, // 30: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	41, // 31: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	42, // 32: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	44, // 33: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	45, // 34: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	46, // 35: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	47, // 36: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	48, // 37: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	50, // 38: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	24, // 39: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	39, // 40: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	10, // 41: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	4,  // 42: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
+	5,  // 43: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
+	7,  // 44: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
+	8,  // 45: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
+	27, // 46: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	43, // 47: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	26, // 48: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	40, // 49: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	17, // 50: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	9,  // 51: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.PolicyReply
+	6,  // 52: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	9,  // 53: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.PolicyReply
+	9,  // 54: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.PolicyReply
+	31, // 55: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	49, // 56: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	48, // [48:57] is the sub-list for method output_type
+	39, // [39:48] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -3174,7 +3820,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		return
 	}
 	file_rowraft_v1_cluster_proto_init()
-	file_rowraft_v1_checkpoint_proto_msgTypes[0].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[10].OneofWrappers = []any{
 		(*AttendRequest_Hello)(nil),
 		(*AttendRequest_Paused)(nil),
 		(*AttendRequest_Failed)(nil),
@@ -3182,26 +3828,26 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendRequest_State)(nil),
 		(*AttendRequest_Park)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[7].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[17].OneofWrappers = []any{
 		(*AttendReply_Welcome)(nil),
 		(*AttendReply_Pause)(nil),
 		(*AttendReply_Release)(nil),
 		(*AttendReply_Leave)(nil),
 		(*AttendReply_Beat)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[17].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[27].OneofWrappers = []any{
 		(*WritePartRequest_Prepare)(nil),
 		(*WritePartRequest_Hold)(nil),
 		(*WritePartRequest_Mark)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[21].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[31].OneofWrappers = []any{
 		(*WritePartReply_Prepared)(nil),
 		(*WritePartReply_Held)(nil),
 		(*WritePartReply_Marked)(nil),
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[33].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[43].OneofWrappers = []any{
 		(*RestorePartRequest_Begin)(nil),
 		(*RestorePartRequest_Rows)(nil),
 		(*RestorePartRequest_Close)(nil),
@@ -3214,7 +3860,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

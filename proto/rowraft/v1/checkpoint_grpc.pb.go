@@ -22,6 +22,10 @@ const (
 	Checkpoints_CreateCheckpoint_FullMethodName  = "/rowraft.v1.Checkpoints/CreateCheckpoint"
 	Checkpoints_RestoreCheckpoint_FullMethodName = "/rowraft.v1.Checkpoints/RestoreCheckpoint"
 	Checkpoints_Attend_FullMethodName            = "/rowraft.v1.Checkpoints/Attend"
+	Checkpoints_SetPolicy_FullMethodName         = "/rowraft.v1.Checkpoints/SetPolicy"
+	Checkpoints_ListPolicies_FullMethodName      = "/rowraft.v1.Checkpoints/ListPolicies"
+	Checkpoints_DeletePolicy_FullMethodName      = "/rowraft.v1.Checkpoints/DeletePolicy"
+	Checkpoints_RunPolicy_FullMethodName         = "/rowraft.v1.Checkpoints/RunPolicy"
 )
 
 // CheckpointsClient is the client API for Checkpoints service.
@@ -47,6 +51,14 @@ type CheckpointsClient interface {
 	// At its end it parks, answers pauses as before, and is told when it may leave. When
 	// the stream ends it trains on.
 	Attend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttendRequest, AttendReply], error)
+	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
+	// checkpoint at a time.
+	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error)
+	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesReply, error)
+	// DeletePolicy leaves the checkpoints that it made.
+	DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error)
+	// RunPolicy makes its next checkpoint now, and returns when it is made.
+	RunPolicy(ctx context.Context, in *RunPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error)
 }
 
 type checkpointsClient struct {
@@ -108,6 +120,46 @@ func (c *checkpointsClient) Attend(ctx context.Context, opts ...grpc.CallOption)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_AttendClient = grpc.BidiStreamingClient[AttendRequest, AttendReply]
 
+func (c *checkpointsClient) SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyReply)
+	err := c.cc.Invoke(ctx, Checkpoints_SetPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPoliciesReply)
+	err := c.cc.Invoke(ctx, Checkpoints_ListPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyReply)
+	err := c.cc.Invoke(ctx, Checkpoints_DeletePolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) RunPolicy(ctx context.Context, in *RunPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyReply)
+	err := c.cc.Invoke(ctx, Checkpoints_RunPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CheckpointsServer is the server API for Checkpoints service.
 // All implementations must embed UnimplementedCheckpointsServer
 // for forward compatibility.
@@ -131,6 +183,14 @@ type CheckpointsServer interface {
 	// At its end it parks, answers pauses as before, and is told when it may leave. When
 	// the stream ends it trains on.
 	Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error
+	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
+	// checkpoint at a time.
+	SetPolicy(context.Context, *SetPolicyRequest) (*PolicyReply, error)
+	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesReply, error)
+	// DeletePolicy leaves the checkpoints that it made.
+	DeletePolicy(context.Context, *DeletePolicyRequest) (*PolicyReply, error)
+	// RunPolicy makes its next checkpoint now, and returns when it is made.
+	RunPolicy(context.Context, *RunPolicyRequest) (*PolicyReply, error)
 	mustEmbedUnimplementedCheckpointsServer()
 }
 
@@ -149,6 +209,18 @@ func (UnimplementedCheckpointsServer) RestoreCheckpoint(*RestoreCheckpointReques
 }
 func (UnimplementedCheckpointsServer) Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error {
 	return status.Error(codes.Unimplemented, "method Attend not implemented")
+}
+func (UnimplementedCheckpointsServer) SetPolicy(context.Context, *SetPolicyRequest) (*PolicyReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetPolicy not implemented")
+}
+func (UnimplementedCheckpointsServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
+}
+func (UnimplementedCheckpointsServer) DeletePolicy(context.Context, *DeletePolicyRequest) (*PolicyReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeletePolicy not implemented")
+}
+func (UnimplementedCheckpointsServer) RunPolicy(context.Context, *RunPolicyRequest) (*PolicyReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RunPolicy not implemented")
 }
 func (UnimplementedCheckpointsServer) mustEmbedUnimplementedCheckpointsServer() {}
 func (UnimplementedCheckpointsServer) testEmbeddedByValue()                     {}
@@ -200,13 +272,102 @@ func _Checkpoints_Attend_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_AttendServer = grpc.BidiStreamingServer[AttendRequest, AttendReply]
 
+func _Checkpoints_SetPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetPolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).SetPolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_SetPolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).SetPolicy(ctx, req.(*SetPolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).ListPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_ListPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).ListPolicies(ctx, req.(*ListPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_DeletePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeletePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).DeletePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_DeletePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).DeletePolicy(ctx, req.(*DeletePolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_RunPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RunPolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).RunPolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_RunPolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).RunPolicy(ctx, req.(*RunPolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Checkpoints_ServiceDesc is the grpc.ServiceDesc for Checkpoints service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "rowraft.v1.Checkpoints",
 	HandlerType: (*CheckpointsServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "SetPolicy",
+			Handler:    _Checkpoints_SetPolicy_Handler,
+		},
+		{
+			MethodName: "ListPolicies",
+			Handler:    _Checkpoints_ListPolicies_Handler,
+		},
+		{
+			MethodName: "DeletePolicy",
+			Handler:    _Checkpoints_DeletePolicy_Handler,
+		},
+		{
+			MethodName: "RunPolicy",
+			Handler:    _Checkpoints_RunPolicy_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "CreateCheckpoint",

@@ -41,6 +41,11 @@ type MetaCommand struct {
 	//	*MetaCommand_Attend
 	//	*MetaCommand_Leave
 	//	*MetaCommand_DropTable
+	//	*MetaCommand_SetPolicy
+	//	*MetaCommand_DeletePolicy
+	//	*MetaCommand_BeginPolicyRun
+	//	*MetaCommand_EndPolicyRun
+	//	*MetaCommand_ForgetCheckpoint
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -218,6 +223,51 @@ func (x *MetaCommand) GetDropTable() *MetaDropTable {
 	return nil
 }
 
+func (x *MetaCommand) GetSetPolicy() *MetaSetPolicy {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_SetPolicy); ok {
+			return x.SetPolicy
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetDeletePolicy() *MetaDeletePolicy {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_DeletePolicy); ok {
+			return x.DeletePolicy
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetBeginPolicyRun() *MetaBeginPolicyRun {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_BeginPolicyRun); ok {
+			return x.BeginPolicyRun
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetEndPolicyRun() *MetaEndPolicyRun {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_EndPolicyRun); ok {
+			return x.EndPolicyRun
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetForgetCheckpoint() *MetaForgetCheckpoint {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_ForgetCheckpoint); ok {
+			return x.ForgetCheckpoint
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -282,6 +332,26 @@ type MetaCommand_DropTable struct {
 	DropTable *MetaDropTable `protobuf:"bytes,40,opt,name=drop_table,json=dropTable,proto3,oneof"` // since version 4
 }
 
+type MetaCommand_SetPolicy struct {
+	SetPolicy *MetaSetPolicy `protobuf:"bytes,32,opt,name=set_policy,json=setPolicy,proto3,oneof"` // since version 5
+}
+
+type MetaCommand_DeletePolicy struct {
+	DeletePolicy *MetaDeletePolicy `protobuf:"bytes,33,opt,name=delete_policy,json=deletePolicy,proto3,oneof"` // since version 5
+}
+
+type MetaCommand_BeginPolicyRun struct {
+	BeginPolicyRun *MetaBeginPolicyRun `protobuf:"bytes,34,opt,name=begin_policy_run,json=beginPolicyRun,proto3,oneof"` // since version 5
+}
+
+type MetaCommand_EndPolicyRun struct {
+	EndPolicyRun *MetaEndPolicyRun `protobuf:"bytes,35,opt,name=end_policy_run,json=endPolicyRun,proto3,oneof"` // since version 5
+}
+
+type MetaCommand_ForgetCheckpoint struct {
+	ForgetCheckpoint *MetaForgetCheckpoint `protobuf:"bytes,36,opt,name=forget_checkpoint,json=forgetCheckpoint,proto3,oneof"` // since version 5
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -311,6 +381,16 @@ func (*MetaCommand_Attend) isMetaCommand_Command() {}
 func (*MetaCommand_Leave) isMetaCommand_Command() {}
 
 func (*MetaCommand_DropTable) isMetaCommand_Command() {}
+
+func (*MetaCommand_SetPolicy) isMetaCommand_Command() {}
+
+func (*MetaCommand_DeletePolicy) isMetaCommand_Command() {}
+
+func (*MetaCommand_BeginPolicyRun) isMetaCommand_Command() {}
+
+func (*MetaCommand_EndPolicyRun) isMetaCommand_Command() {}
+
+func (*MetaCommand_ForgetCheckpoint) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -1028,6 +1108,7 @@ type MetaState struct {
 	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
 	Restored        *MetaRestored          `protobuf:"bytes,30,opt,name=restored,proto3" json:"restored,omitempty"`                               // the tables come from this checkpoint; since version 5
 	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank; since version 5
+	Policies        []*MetaPolicy          `protobuf:"bytes,32,rep,name=policies,proto3" json:"policies,omitempty"`                               // by name; since version 5
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
 	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first; since version 4
 	unknownFields   protoimpl.UnknownFields
@@ -1130,6 +1211,13 @@ func (x *MetaState) GetRestored() *MetaRestored {
 func (x *MetaState) GetTrainers() []*MetaTrainer {
 	if x != nil {
 		return x.Trainers
+	}
+	return nil
+}
+
+func (x *MetaState) GetPolicies() []*MetaPolicy {
+	if x != nil {
+		return x.Policies
 	}
 	return nil
 }
@@ -1656,12 +1744,357 @@ func (x *MetaEndRestore) GetClosed() bool {
 	return false
 }
 
+// MetaPolicy is a checkpoint policy and what it has done.
+type MetaPolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *CheckpointPolicy      `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	Record        *PolicyRecord          `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaPolicy) Reset() {
+	*x = MetaPolicy{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaPolicy) ProtoMessage() {}
+
+func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
+func (*MetaPolicy) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *MetaPolicy) GetRecord() *PolicyRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+// MetaSetPolicy makes a policy, or changes it. With another destination its record
+// starts afresh: what lies at the old one is nobody's.
+type MetaSetPolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *CheckpointPolicy      `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	AtNs          uint64                 `protobuf:"varint,2,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaSetPolicy) Reset() {
+	*x = MetaSetPolicy{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaSetPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaSetPolicy) ProtoMessage() {}
+
+func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
+func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *MetaSetPolicy) GetAtNs() uint64 {
+	if x != nil {
+		return x.AtNs
+	}
+	return 0
+}
+
+type MetaDeletePolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaDeletePolicy) Reset() {
+	*x = MetaDeletePolicy{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaDeletePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaDeletePolicy) ProtoMessage() {}
+
+func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
+func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *MetaDeletePolicy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// MetaBeginPolicyRun is logged before anything is written; refused while a run of
+// the policy is not ended.
+type MetaBeginPolicyRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the policy
+	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	AtNs          uint64                 `protobuf:"varint,3,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaBeginPolicyRun) Reset() {
+	*x = MetaBeginPolicyRun{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaBeginPolicyRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaBeginPolicyRun) ProtoMessage() {}
+
+func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
+func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *MetaBeginPolicyRun) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MetaBeginPolicyRun) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *MetaBeginPolicyRun) GetAtNs() uint64 {
+	if x != nil {
+		return x.AtNs
+	}
+	return 0
+}
+
+// MetaEndPolicyRun says how a run ended; refused if it is not the one that runs.
+type MetaEndPolicyRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"` // "": the checkpoint is there
+	Delta         bool                   `protobuf:"varint,4,opt,name=delta,proto3" json:"delta,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaEndPolicyRun) Reset() {
+	*x = MetaEndPolicyRun{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaEndPolicyRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaEndPolicyRun) ProtoMessage() {}
+
+func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
+func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *MetaEndPolicyRun) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MetaEndPolicyRun) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *MetaEndPolicyRun) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *MetaEndPolicyRun) GetDelta() bool {
+	if x != nil {
+		return x.Delta
+	}
+	return false
+}
+
+// MetaForgetCheckpoint says that a checkpoint of a policy was removed, or, with an
+// error, that it could not be.
+type MetaForgetCheckpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaForgetCheckpoint) Reset() {
+	*x = MetaForgetCheckpoint{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaForgetCheckpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaForgetCheckpoint) ProtoMessage() {}
+
+func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
+func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *MetaForgetCheckpoint) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MetaForgetCheckpoint) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *MetaForgetCheckpoint) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xa4\a\n" +
+	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\"\x88\n" +
+	"\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -1680,7 +2113,13 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x06attend\x18\x1e \x01(\v2\x16.rowraft.v1.MetaAttendH\x00R\x06attend\x12-\n" +
 	"\x05leave\x18\x1f \x01(\v2\x15.rowraft.v1.MetaLeaveH\x00R\x05leave\x12:\n" +
 	"\n" +
-	"drop_table\x18( \x01(\v2\x19.rowraft.v1.MetaDropTableH\x00R\tdropTableB\t\n" +
+	"drop_table\x18( \x01(\v2\x19.rowraft.v1.MetaDropTableH\x00R\tdropTable\x12:\n" +
+	"\n" +
+	"set_policy\x18  \x01(\v2\x19.rowraft.v1.MetaSetPolicyH\x00R\tsetPolicy\x12C\n" +
+	"\rdelete_policy\x18! \x01(\v2\x1c.rowraft.v1.MetaDeletePolicyH\x00R\fdeletePolicy\x12J\n" +
+	"\x10begin_policy_run\x18\" \x01(\v2\x1e.rowraft.v1.MetaBeginPolicyRunH\x00R\x0ebeginPolicyRun\x12D\n" +
+	"\x0eend_policy_run\x18# \x01(\v2\x1c.rowraft.v1.MetaEndPolicyRunH\x00R\fendPolicyRun\x12O\n" +
+	"\x11forget_checkpoint\x18$ \x01(\v2 .rowraft.v1.MetaForgetCheckpointH\x00R\x10forgetCheckpointB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -1727,7 +2166,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xa0\x04\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xd4\x04\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -1738,7 +2177,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\tlast_move\x18\a \x01(\x04R\blastMove\x121\n" +
 	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\x124\n" +
 	"\brestored\x18\x1e \x01(\v2\x18.rowraft.v1.MetaRestoredR\brestored\x123\n" +
-	"\btrainers\x18\x1f \x03(\v2\x17.rowraft.v1.MetaTrainerR\btrainers\x12#\n" +
+	"\btrainers\x18\x1f \x03(\v2\x17.rowraft.v1.MetaTrainerR\btrainers\x122\n" +
+	"\bpolicies\x18  \x03(\v2\x16.rowraft.v1.MetaPolicyR\bpolicies\x12#\n" +
 	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\x126\n" +
 	"\adropped\x18( \x03(\v2\x1c.rowraft.v1.MetaDroppedTableR\adropped\"\"\n" +
 	"\x10MetaBeginRestore\x12\x0e\n" +
@@ -1779,7 +2219,35 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x06digest\x18\x04 \x01(\fR\x06digest\"8\n" +
 	"\x0eMetaEndRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x16\n" +
-	"\x06closed\x18\x02 \x01(\bR\x06closedB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\x06closed\x18\x02 \x01(\bR\x06closed\"t\n" +
+	"\n" +
+	"MetaPolicy\x124\n" +
+	"\x06policy\x18\x01 \x01(\v2\x1c.rowraft.v1.CheckpointPolicyR\x06policy\x120\n" +
+	"\x06record\x18\x02 \x01(\v2\x18.rowraft.v1.PolicyRecordR\x06record\"Z\n" +
+	"\rMetaSetPolicy\x124\n" +
+	"\x06policy\x18\x01 \x01(\v2\x1c.rowraft.v1.CheckpointPolicyR\x06policy\x12\x13\n" +
+	"\x05at_ns\x18\x02 \x01(\x04R\x04atNs\"&\n" +
+	"\x10MetaDeletePolicy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"]\n" +
+	"\x12MetaBeginPolicyRun\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x02 \x01(\tR\n" +
+	"checkpoint\x12\x13\n" +
+	"\x05at_ns\x18\x03 \x01(\x04R\x04atNs\"r\n" +
+	"\x10MetaEndPolicyRun\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x02 \x01(\tR\n" +
+	"checkpoint\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x14\n" +
+	"\x05delta\x18\x04 \x01(\bR\x05delta\"`\n" +
+	"\x14MetaForgetCheckpoint\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x02 \x01(\tR\n" +
+	"checkpoint\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05errorB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_meta_proto_rawDescOnce sync.Once
@@ -1793,7 +2261,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -1818,13 +2286,21 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaLeave)(nil),            // 20: rowraft.v1.MetaLeave
 	(*MetaRestoreShard)(nil),     // 21: rowraft.v1.MetaRestoreShard
 	(*MetaEndRestore)(nil),       // 22: rowraft.v1.MetaEndRestore
-	(*Node)(nil),                 // 23: rowraft.v1.Node
-	(*Shard)(nil),                // 24: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 25: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 26: rowraft.v1.Replica
-	(MovePhase)(0),               // 27: rowraft.v1.MovePhase
-	(*Map)(nil),                  // 28: rowraft.v1.Map
-	(*Move)(nil),                 // 29: rowraft.v1.Move
+	(*MetaPolicy)(nil),           // 23: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 24: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 25: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 26: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 27: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 28: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 29: rowraft.v1.Node
+	(*Shard)(nil),                // 30: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 31: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 32: rowraft.v1.Replica
+	(MovePhase)(0),               // 33: rowraft.v1.MovePhase
+	(*Map)(nil),                  // 34: rowraft.v1.Map
+	(*Move)(nil),                 // 35: rowraft.v1.Move
+	(*CheckpointPolicy)(nil),     // 36: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 37: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -1842,30 +2318,39 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	19, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
 	20, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	23, // 15: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	24, // 16: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	25, // 17: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	26, // 18: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	27, // 19: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	27, // 20: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	13, // 21: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	28, // 22: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	12, // 23: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	29, // 24: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	29, // 25: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	16, // 26: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	17, // 27: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	18, // 28: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	6,  // 29: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	25, // 30: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	21, // 31: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	17, // 32: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	18, // 33: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	24, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	25, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	26, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	27, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	28, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	29, // 20: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	30, // 21: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	31, // 22: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	32, // 23: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	33, // 24: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	33, // 25: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	13, // 26: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	34, // 27: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	12, // 28: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	35, // 29: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	35, // 30: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	16, // 31: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	17, // 32: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	18, // 33: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	23, // 34: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 35: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	31, // 36: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	21, // 37: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	17, // 38: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	18, // 39: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	36, // 40: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	37, // 41: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	36, // 42: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	43, // [43:43] is the sub-list for method output_type
+	43, // [43:43] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -1873,6 +2358,7 @@ func file_rowraft_v1_meta_proto_init() {
 	if File_rowraft_v1_meta_proto != nil {
 		return
 	}
+	file_rowraft_v1_checkpoint_proto_init()
 	file_rowraft_v1_cluster_proto_init()
 	file_rowraft_v1_meta_proto_msgTypes[0].OneofWrappers = []any{
 		(*MetaCommand_Init)(nil),
@@ -1890,6 +2376,11 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_Attend)(nil),
 		(*MetaCommand_Leave)(nil),
 		(*MetaCommand_DropTable)(nil),
+		(*MetaCommand_SetPolicy)(nil),
+		(*MetaCommand_DeletePolicy)(nil),
+		(*MetaCommand_BeginPolicyRun)(nil),
+		(*MetaCommand_EndPolicyRun)(nil),
+		(*MetaCommand_ForgetCheckpoint)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1897,7 +2388,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

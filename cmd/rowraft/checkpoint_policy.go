@@ -1,0 +1,295 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newCheckpointPolicyCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Let the cluster make checkpoints by itself, and remove old ones",
+		Long: `Let the cluster make checkpoints by itself, and remove old ones. The scheduler's leader runs policies, one
+checkpoint at a time; what they have done outlives it. ` + "`rowraft cluster status`" + ` names those that fail.
+
+` + destinationHelp,
+	}
+	cmd.AddCommand(newPolicySetCmd(g), newPolicyListCmd(g), newPolicyDescribeCmd(g), newPolicyRunCmd(g), newPolicyDeleteCmd(g))
+	return cmd
+}
+
+// policyJSON is one policy in the JSON of all commands.
+type policyJSON struct {
+	Name           string   `json:"name"`
+	Destination    string   `json:"destination"`
+	EverySeconds   float64  `json:"every_seconds"`
+	Keep           uint32   `json:"keep"`
+	KeepWithinSecs float64  `json:"keep_within_seconds"`
+	Job            string   `json:"job"`
+	SkipAbsent     bool     `json:"skip_absent"`
+	FullEvery      uint32   `json:"full_every"`
+	State          string   `json:"state"` // waiting, running, failing, idle
+	Running        string   `json:"running"`
+	LastRun        string   `json:"last_run"`     // when it began; "": never
+	LastSuccess    string   `json:"last_success"` // likewise
+	Next           string   `json:"next"`         // "": as soon as its job trains
+	Failures       uint32   `json:"failures"`     // in a row
+	Error          string   `json:"error"`
+	RetentionError string   `json:"retention_error"`
+	Checkpoints    []string `json:"checkpoints"` // that it made and has not removed, oldest first
+}
+
+func newPolicyJSON(st *rowraftv1.PolicyStatus) policyJSON {
+	p, r := st.GetPolicy(), st.GetRecord()
+	v := policyJSON{
+		Name: p.GetName(), Destination: p.GetDestination(), EverySeconds: time.Duration(p.GetEveryNs()).Seconds(), Keep: p.GetKeep(),
+		KeepWithinSecs: time.Duration(p.GetKeepWithinNs()).Seconds(), Job: p.GetJob(), SkipAbsent: p.GetSkipAbsent(), FullEvery: max(p.GetFullEvery(), 1),
+		State: st.GetState(), Running: r.GetRunning(), LastRun: moment(r.GetBegunNs()), Next: moment(st.GetNextNs()),
+		Failures: r.GetFailures(), Error: r.GetError(), RetentionError: r.GetRetentionError(), Checkpoints: []string{},
+	}
+	for _, m := range r.GetMade() {
+		v.Checkpoints = append(v.Checkpoints, m.GetName())
+		v.LastSuccess = moment(m.GetBegunNs())
+	}
+	return v
+}
+
+// moment prints Unix nanoseconds, 0 as "".
+func moment(ns uint64) string {
+	if ns == 0 {
+		return ""
+	}
+	return time.Unix(0, int64(ns)).UTC().Format(time.RFC3339)
+}
+
+// callPolicies calls the leader of the metadata group; if bounded, for --timeout, and
+// then again and again while that may help.
+func (g *globals) callPolicies(cmd *cobra.Command, bounded bool, call func(context.Context, rowraftv1.CheckpointsClient) error) (err error) {
+	c, err := g.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	ctx := cmd.Context()
+	if bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = g.withTimeout(cmd)
+		defer cancel()
+	}
+	for {
+		conn, err := g.leaderConn(cmd, c)
+		if err != nil {
+			return err
+		}
+		if err = call(ctx, rowraftv1.NewCheckpointsClient(conn)); err == nil {
+			return nil
+		}
+		err = fmt.Errorf("checkpoint policy %s: %w", cmd.Name(), err)
+		if !bounded || !rowraft.CodeOf(err).Retryable() {
+			return err
+		}
+		select { // the leader may be gone, and another one on its way
+		case <-ctx.Done():
+			return err
+		case <-time.After(policyCallRetry):
+		}
+	}
+}
+
+// policyCallRetry is the pause before the leader is looked for again.
+const policyCallRetry = 100 * time.Millisecond
+
+// showPolicy prints one policy after what was done with it.
+func (g *globals) showPolicy(cmd *cobra.Command, did string, st *rowraftv1.PolicyStatus) error {
+	v := struct {
+		Schema string     `json:"schema"`
+		Policy policyJSON `json:"policy"`
+	}{jsonSchema, newPolicyJSON(st)}
+	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		_, err := fmt.Fprintf(w, "checkpoint policy %s: %s\n", v.Policy.Name, did)
+		return err
+	})
+}
+
+func newPolicySetCmd(g *globals) *cobra.Command {
+	var p rowraftv1.CheckpointPolicy
+	var every, keepWithin time.Duration
+	cmd := &cobra.Command{
+		Use:   "set NAME --to DESTINATION --every 10m --keep 5",
+		Short: "Make a policy, or change it",
+		Long: `Make a policy, or change it. Its first checkpoint comes after --every (` + "`run-now`" + ` makes one at once), a failed one is tried
+again after 30 seconds, a minute, and so on up to --every.
+
+After each success the policy removes, of the checkpoints that it made itself, those beyond the newest --keep that are older than
+--keep-within. A checkpoint whose manifest cannot be read does not count as kept, and one that a delta stands on stays.
+
+` + destinationHelp,
+		Example: `  rowraft checkpoint policy set nightly --to s3://models/ctr --every 10m --keep 5 --keep-within 24h
+  rowraft checkpoint policy set ctr --to /mnt/checkpoints --every 10m --keep 6 --job ctr --full-every 6`,
+		Args: oneArg("the NAME of the policy"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if p.Destination == "" || every <= 0 {
+				return usagef("%s: give --to, where the checkpoints go, and --every", cmd.CommandPath())
+			}
+			if keepWithin < 0 {
+				return usagef("--keep-within %v: want ≥ 0", keepWithin)
+			}
+			p.Name, p.EveryNs, p.KeepWithinNs = args[0], uint64(every), uint64(keepWithin)
+			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+				reply, err := c.SetPolicy(ctx, &rowraftv1.SetPolicyRequest{Policy: &p})
+				if err != nil {
+					return err
+				}
+				next := "as soon as its job trains"
+				if at := moment(reply.GetPolicy().GetNextNs()); at != "" {
+					next = "at " + at
+				}
+				return g.showPolicy(cmd, fmt.Sprintf("every %v to %s; the next checkpoint comes %s", every, reply.GetPolicy().GetPolicy().GetDestination(), next), reply.GetPolicy())
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&p.Destination, "to", "", "destination of the checkpoints")
+	f.DurationVar(&every, "every", 0, "time from one to the next")
+	f.Uint32Var(&p.Keep, "keep", 5, "checkpoints to keep, at least 1")
+	f.DurationVar(&keepWithin, "keep-within", 0, "keep younger ones, too")
+	f.StringVar(&p.Job, "job", "", "only while this job trains, and with all its trainers")
+	f.BoolVar(&p.SkipAbsent, "skip-absent", false, "go on without trainers that do not answer; their job cannot go on exactly from it")
+	f.Uint32Var(&p.FullEvery, "full-every", 1, "every so many checkpoints one is full, the others are deltas; 1: all are full")
+	return cmd
+}
+
+func newPolicyListCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the policies, and how they do",
+		Example: "  rowraft checkpoint policy list -o wide",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+				reply, err := c.ListPolicies(ctx, &rowraftv1.ListPoliciesRequest{})
+				if err != nil {
+					return err
+				}
+				v := struct {
+					Schema   string       `json:"schema"`
+					Policies []policyJSON `json:"policies"`
+				}{jsonSchema, []policyJSON{}}
+				for _, st := range reply.GetPolicies() {
+					v.Policies = append(v.Policies, newPolicyJSON(st))
+				}
+				return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+					header := []string{"POLICY", "EVERY", "KEEP", "KEPT", "LAST SUCCESS", "NEXT", "STATE"}
+					if wide {
+						header = append(header, "DESTINATION", "JOB", "ERROR")
+					}
+					t := newTable(w, header, "EVERY", "KEEP", "KEPT")
+					for _, p := range v.Policies {
+						row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next, p.State}
+						if wide {
+							row = append(row, p.Destination, p.Job, p.Error)
+						}
+						t.AppendRow(row)
+					}
+					t.Render()
+					return nil
+				})
+			})
+		},
+	}
+}
+
+func newPolicyDescribeCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "describe NAME",
+		Short:   "Tell all about a policy",
+		Example: "  rowraft checkpoint policy describe nightly",
+		Args:    oneArg("the NAME of the policy"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+				reply, err := c.ListPolicies(ctx, &rowraftv1.ListPoliciesRequest{})
+				if err != nil {
+					return err
+				}
+				for _, st := range reply.GetPolicies() {
+					if st.GetPolicy().GetName() == args[0] {
+						return g.describePolicy(cmd, newPolicyJSON(st))
+					}
+				}
+				return usagef("there is no checkpoint policy %q; `rowraft checkpoint policy list` lists them", args[0])
+			})
+		},
+	}
+}
+
+func (g *globals) describePolicy(cmd *cobra.Command, p policyJSON) error {
+	v := struct {
+		Schema string     `json:"schema"`
+		Policy policyJSON `json:"policy"`
+	}{jsonSchema, p}
+	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		t := newTable(w, []string{"POLICY", p.Name})
+		rows := []table.Row{
+			{"DESTINATION", p.Destination}, {"EVERY", time.Duration(p.EverySeconds * 1e9)}, {"KEEP", p.Keep}, {"KEEP WITHIN", time.Duration(p.KeepWithinSecs * 1e9)},
+			{"JOB", p.Job}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
+			{"NEXT", p.Next}, {"FAILURES", p.Failures}, {"ERROR", p.Error}, {"RETENTION ERROR", p.RetentionError},
+		}
+		for _, name := range p.Checkpoints {
+			rows = append(rows, table.Row{"CHECKPOINT", name})
+		}
+		t.AppendRows(rows)
+		t.Render()
+		return nil
+	})
+}
+
+func newPolicyRunCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "run-now NAME",
+		Short:   "Make the next checkpoint of a policy now",
+		Long:    "Make the next checkpoint of a policy now, and remove what it need not keep. The next one comes --every later. Its end is waited for.",
+		Example: "  rowraft checkpoint policy run-now nightly",
+		Args:    oneArg("the NAME of the policy"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.callPolicies(cmd, false, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+				reply, err := c.RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: args[0]})
+				if err != nil {
+					return err
+				}
+				made := newPolicyJSON(reply.GetPolicy()).Checkpoints
+				if len(made) == 0 {
+					return g.showPolicy(cmd, "ended what an earlier leader had begun", reply.GetPolicy())
+				}
+				return g.showPolicy(cmd, fmt.Sprintf("made %s/%s", reply.GetPolicy().GetPolicy().GetDestination(), made[len(made)-1]), reply.GetPolicy())
+			})
+		},
+	}
+}
+
+func newPolicyDeleteCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "delete NAME",
+		Short:   "Delete a policy; its checkpoints stay",
+		Example: "  rowraft checkpoint policy delete nightly",
+		Args:    oneArg("the NAME of the policy"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+				reply, err := c.DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: args[0]})
+				if err != nil {
+					return err
+				}
+				n := len(reply.GetPolicy().GetRecord().GetMade())
+				return g.showPolicy(cmd, fmt.Sprintf("deleted; %s of it stay in %s", plural(n, "checkpoint"), reply.GetPolicy().GetPolicy().GetDestination()), reply.GetPolicy())
+			})
+		},
+	}
+}

@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// policyState is what `checkpoint policy describe -o json` prints.
+type policyState struct {
+	State       string
+	Failures    int
+	Error       string
+	Next        string
+	Checkpoints []string
+}
+
+func (c *cluster) describePolicy(name string) (v struct{ Policy policyState }) {
+	c.t.Helper()
+	out := c.must("checkpoint", "policy", "describe", name, "-o", "json")
+	if err := json.Unmarshal([]byte(out), &v); err != nil {
+		c.t.Fatalf("%v: %s", err, out)
+	}
+	return v
+}
+
+// must runs a command that succeeds.
+func (c *cluster) must(args ...string) string {
+	c.t.Helper()
+	out, errout, code := c.rowraft(deadline(c.t, time.Minute), args...)
+	if code != 0 {
+		c.t.Fatalf("rowraft %s: exit code %d: %s", strings.Join(args, " "), code, errout)
+	}
+	return out
+}
+
+// metaLeader is the server that leads the metadata group.
+func (c *cluster) metaLeader() (leader *localcluster.Server) {
+	c.t.Helper()
+	err := poll(deadline(c.t, time.Minute), func() error {
+		for _, s := range c.Servers() {
+			if leads(c.t, s) {
+				leader = s
+				return nil
+			}
+		}
+		return fmt.Errorf("nobody leads the metadata group")
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return leader
+}
+
+// leads reports that a server answers as the leader of the metadata group.
+func leads(t testing.TB, s *localcluster.Server) bool {
+	t.Helper()
+	conn, err := rpc.Dial(s.Addr, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = rowraftv1.NewClusterClient(conn).Status(deadline(t, 10*time.Second), &rowraftv1.StatusRequest{})
+	return err == nil
+}
+
+// TestAPolicyMakesCheckpoints: every second one, through the death of the scheduler's
+// leader; two are kept, and what others made stays. A destination that fails is told,
+// and tried again.
+func TestAPolicyMakesCheckpoints(t *testing.T) {
+	c, dest, _ := filled(t, localcluster.Options{}, 2000) // made checkpoint "a"
+	c.must("checkpoint", "policy", "set", "often", "--to", dest, "--every", "1s", "--keep", "2")
+	seen := map[string]bool{}
+	made := func(n int) {
+		t.Helper()
+		err := poll(deadline(t, time.Minute), func() error {
+			for _, name := range c.describePolicy("often").Policy.Checkpoints {
+				seen[name] = true
+			}
+			if len(seen) < n {
+				return fmt.Errorf("%d checkpoints were made, want %d", len(seen), n)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	made(3)
+	victim := c.metaLeader()
+	c.killAll([]*localcluster.Server{victim})
+	made(len(seen) + 2)
+	c.restartAll([]*localcluster.Server{victim})
+	if out := c.must("checkpoint", "policy", "run-now", "often"); !strings.Contains(out, "made "+dest+"/often-") {
+		t.Errorf("run-now says %q", out)
+	}
+	c.must("checkpoint", "policy", "delete", "often")
+
+	found := listed(t, dest)
+	if found["a"] != "complete" {
+		t.Errorf("a checkpoint that the policy did not make is %q: %v", found["a"], found)
+	}
+	var left []string
+	for name, state := range found {
+		if strings.HasPrefix(name, "often-") && state == "complete" {
+			left = append(left, name)
+		}
+	}
+	slices.Sort(left)
+	if len(left) < 2 || len(left) > 3 { // one may have been under way when the policy was deleted
+		t.Errorf("%v are left, want the last two", left)
+	}
+	if code, out := verifies(t, dest+"/"+left[len(left)-1]); code != 0 {
+		t.Errorf("verify: %d: %s", code, out)
+	}
+
+	blocked := filepath.Join(t.TempDir(), "blocked")
+	if err := os.WriteFile(blocked, []byte("a file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.must("checkpoint", "policy", "set", "broken", "--to", blocked, "--every", "1s", "--keep", "1", "--full-every", "3")
+	var v struct{ Policy policyState }
+	err := poll(deadline(t, time.Minute), func() error {
+		if v = c.describePolicy("broken"); v.Policy.Failures < 2 {
+			return fmt.Errorf("%d failures", v.Policy.Failures)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.Policy.State != "failing" || v.Policy.Error == "" || v.Policy.Next == "" || len(v.Policy.Checkpoints) > 0 {
+		t.Errorf("%+v", v.Policy)
+	}
+	if out := c.must("cluster", "status"); !strings.Contains(out, "Checkpoint policy broken has failed") {
+		t.Errorf("cluster status does not tell:\n%s", out)
+	}
+	if err := os.Remove(blocked); err != nil {
+		t.Fatal(err)
+	}
+	err = poll(deadline(t, time.Minute), func() error {
+		if v = c.describePolicy("broken"); v.Policy.Failures > 0 || len(v.Policy.Checkpoints) < 2 {
+			return fmt.Errorf("%+v", v.Policy)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := c.must("checkpoint", "policy", "run-now", "broken")
+	c.must("checkpoint", "policy", "delete", "broken")
+	name := strings.TrimSpace(out[strings.LastIndexByte(out, '/')+1:])
+	if code, out := verifies(t, blocked+"/"+name); code != 0 {
+		t.Errorf("verify %s: %d: %s", name, code, out)
+	}
+}

@@ -1,0 +1,115 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// States of a policy, as they travel.
+const (
+	policyWaiting = "waiting"
+	policyRunning = "running"
+	policyFailing = "failing"
+	policyIdle    = "idle"
+)
+
+// SetPolicy makes a checkpoint policy, or changes it.
+func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest) (*rowraftv1.PolicyReply, error) {
+	p := req.GetPolicy()
+	if err := checkPolicy(p); err != nil {
+		return nil, err
+	}
+	d, err := depot.Open(p.GetDestination())
+	if err != nil {
+		return nil, err
+	}
+	p.Destination = d.String()
+	err = c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: uint64(time.Now().UnixNano())}}})
+	if err != nil {
+		return nil, err
+	}
+	return c.policyReply(p.GetName())
+}
+
+// ListPolicies tells all policies and what they have done.
+func (c *Checkpoints) ListPolicies(ctx context.Context, _ *rowraftv1.ListPoliciesRequest) (*rowraftv1.ListPoliciesReply, error) {
+	if _, err := c.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	reply := &rowraftv1.ListPoliciesReply{}
+	for _, p := range c.s.machine.policies() {
+		reply.Policies = append(reply.Policies, c.s.policyStatus(p))
+	}
+	return reply, nil
+}
+
+// DeletePolicy ends a policy; its checkpoints stay.
+func (c *Checkpoints) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyRequest) (*rowraftv1.PolicyReply, error) {
+	if _, err := c.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	reply, err := c.policyReply(req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return reply, c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
+}
+
+// RunPolicy makes the next checkpoint of a policy now.
+func (c *Checkpoints) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyRequest) (*rowraftv1.PolicyReply, error) {
+	if _, err := c.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.s.runPolicy(ctx, req.GetName()); err != nil {
+		return nil, fmt.Errorf("checkpoint policy %s: %w", req.GetName(), err)
+	}
+	return c.policyReply(req.GetName())
+}
+
+func (c *Checkpoints) policyReply(name string) (*rowraftv1.PolicyReply, error) {
+	p := c.s.machine.policy(name)
+	if p == nil {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
+	}
+	return &rowraftv1.PolicyReply{Policy: c.s.policyStatus(p)}, nil
+}
+
+func (s *Scheduler) policyStatus(p *policy) *rowraftv1.PolicyStatus {
+	st := &rowraftv1.PolicyStatus{Policy: p.GetPolicy(), Record: p.GetRecord(), State: policyWaiting}
+	next, ok := s.due(p, time.Now())
+	switch {
+	case p.GetRecord().GetRunning() != "":
+		st.State = policyRunning
+	case p.GetRecord().GetFailures() > 0:
+		st.State = policyFailing
+	case !ok:
+		st.State = policyIdle
+	}
+	if ok {
+		st.NextNs = uint64(next.UnixNano())
+	}
+	return st
+}
+
+// policyProblems says which policies make no checkpoints.
+func (s *Scheduler) policyProblems() (out []string) {
+	for _, p := range s.machine.policies() {
+		r := p.GetRecord()
+		if n := r.GetFailures(); n > 0 {
+			last := "none was ever made"
+			if made := r.GetMade(); len(made) > 0 {
+				last = "the last one is " + made[len(made)-1].GetName()
+			}
+			out = append(out, fmt.Sprintf("Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", p.GetPolicy().GetName(), n, last, r.GetError()))
+		}
+		if r.GetRetentionError() != "" {
+			out = append(out, fmt.Sprintf("Checkpoint policy %s could not remove an old checkpoint: %s.", p.GetPolicy().GetName(), r.GetRetentionError()))
+		}
+	}
+	return out
+}

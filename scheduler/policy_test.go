@@ -1,0 +1,349 @@
+package scheduler
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func nightly(to string, keep uint32) *rowraftv1.CheckpointPolicy {
+	return &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: to, EveryNs: uint64(10 * time.Minute), Keep: keep}
+}
+
+func cmdSetPolicy(p *rowraftv1.CheckpointPolicy, at uint64) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: at}}}
+}
+
+func cmdBeginRun(name, made string, at uint64) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
+}
+
+func cmdEndRun(name, made, failure string, delta bool) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
+}
+
+func cmdForgetMade(name, made, failure string) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{Name: name, Checkpoint: made, Error: failure}}}
+}
+
+func madeNames(p *policy) (names []string) {
+	for _, m := range p.GetRecord().GetMade() {
+		names = append(names, m.GetName())
+	}
+	return names
+}
+
+// One run after the other, each begun and ended in the log; a snapshot in between
+// changes nothing.
+func TestRunsOfAPolicy(t *testing.T) {
+	m := withShards(t)
+	index := rowraft.Index(10)
+	step := func(what string, c *rowraftv1.MetaCommand, want rowraft.Code) {
+		t.Helper()
+		index++
+		after := reloaded(t, m)
+		for _, one := range []*machine{m, after} {
+			if err := applyTo(t, one, index, c); rowraft.CodeOf(err) != want {
+				t.Errorf("%s: %v, want %v", what, err, want)
+			}
+		}
+		if !bytes.Equal(snapshotBytes(t, m), snapshotBytes(t, after)) {
+			t.Errorf("%s: another state after a snapshot", what)
+		}
+	}
+	none := rowraft.CodeUnknown
+	step("of a policy that is not", cmdBeginRun("nightly", "a", 1), rowraft.CodeNotFound)
+	step("set", cmdSetPolicy(nightly("/mnt", 2), 5), none)
+	step("ended before it began", cmdEndRun("nightly", "a", "", false), rowraft.CodePrecondition)
+	step("begun", cmdBeginRun("nightly", "a", 6), none)
+	step("a second one", cmdBeginRun("nightly", "b", 7), rowraft.CodeOverloaded)
+	step("another destination meanwhile", cmdSetPolicy(nightly("/other", 2), 8), rowraft.CodeOverloaded)
+	step("another interval", cmdSetPolicy(nightly("/mnt", 3), 8), none)
+	step("another one ends", cmdEndRun("nightly", "b", "", false), rowraft.CodePrecondition)
+	step("it ends", cmdEndRun("nightly", "a", "", false), none)
+	step("again", cmdEndRun("nightly", "a", "", false), rowraft.CodePrecondition)
+	for i, name := range []string{"b", "c"} {
+		step("the next", cmdBeginRun("nightly", name, 10), none)
+		step("it fails", cmdEndRun("nightly", name, strings.Repeat("disk full ", 500), false), none)
+		r := m.policy("nightly").GetRecord()
+		if r.GetFailures() != uint32(i+1) || len(r.GetError()) != maxPolicyText || r.GetRunning() != "" {
+			t.Errorf("after %d failures: %d, an error of %d bytes, running %q", i+1, r.GetFailures(), len(r.GetError()), r.GetRunning())
+		}
+	}
+	step("the next", cmdBeginRun("nightly", "d", 11), none)
+	step("it succeeds", cmdEndRun("nightly", "d", "", true), none)
+	p := m.policy("nightly")
+	if got := madeNames(p); !slices.Equal(got, []string{"a", "d"}) || p.GetRecord().GetFailures() != 0 || p.GetRecord().GetError() != "" || p.GetPolicy().GetKeep() != 3 || p.GetRecord().GetSetNs() != 5 {
+		t.Errorf("%v", p)
+	}
+	step("one could not be removed", cmdForgetMade("nightly", "a", "no"), none)
+	if p := m.policy("nightly"); p.GetRecord().GetRetentionError() != "no" || len(madeNames(p)) != 2 {
+		t.Errorf("%v", p)
+	}
+	step("it is removed", cmdForgetMade("nightly", "a", ""), none)
+	if p := m.policy("nightly"); p.GetRecord().GetRetentionError() != "" || !slices.Equal(madeNames(p), []string{"d"}) {
+		t.Errorf("%v", p)
+	}
+	step("another destination", cmdSetPolicy(nightly("/other", 2), 20), none)
+	if p := m.policy("nightly"); len(madeNames(p)) != 0 || p.GetRecord().GetSetNs() != 20 {
+		t.Errorf("what lies at the old destination is nobody's: %v", p)
+	}
+	for what, change := range map[string]func(*rowraftv1.CheckpointPolicy){
+		"no name":           func(p *rowraftv1.CheckpointPolicy) { p.Name = "" },
+		"a name with /":     func(p *rowraftv1.CheckpointPolicy) { p.Name = "a/b" },
+		"keep none":         func(p *rowraftv1.CheckpointPolicy) { p.Keep = 0 },
+		"all the time":      func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 },
+		"never":             func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 << 63 },
+		"nowhere":           func(p *rowraftv1.CheckpointPolicy) { p.Destination = "" },
+		"keep too many":     func(p *rowraftv1.CheckpointPolicy) { p.KeepWithinNs = uint64(maxPolicyEvery) },
+		"endless deltas":    func(p *rowraftv1.CheckpointPolicy) { p.FullEvery = 1000 },
+		"an impossible job": func(p *rowraftv1.CheckpointPolicy) { p.Job = strings.Repeat("x", 200) },
+	} {
+		bad := nightly("/mnt", 2)
+		change(bad)
+		step(what, cmdSetPolicy(bad, 1), rowraft.CodeInvalidArgument)
+	}
+	del := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: "nightly"}}}
+	step("deleted", del, none)
+	step("deleted again", del, rowraft.CodeNotFound)
+}
+
+func TestGoldenBytesOfPolicies(t *testing.T) {
+	spec := nightly("/mnt", 5)
+	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": cmdSetPolicy(spec, 7), "begin_policy_run": cmdBeginRun("nightly", "nightly-2", 9)} {
+		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := encodeCommand(c); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s encodes to %x (%v), want %x", name, got, err, want)
+		}
+	}
+	want, err := os.ReadFile(filepath.Join("testdata", "policies.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(NewView())
+	if err := m.Restore(bytes.NewReader(want)); err != nil {
+		t.Fatal(err)
+	}
+	record := &rowraftv1.PolicyRecord{SetNs: 7, BegunNs: 9, Running: "nightly-2", Made: []*rowraftv1.PolicyCheckpoint{{Name: "nightly-1", BegunNs: 8}}, Error: "full", Failures: 1}
+	if p := m.policy("nightly"); p == nil || !proto.Equal(p.GetPolicy(), spec) || !proto.Equal(p.GetRecord(), record) {
+		t.Errorf("read: %v", p)
+	}
+	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
+		t.Errorf("written again: %x, want %x", got, want)
+	}
+}
+
+func TestWhenAPolicyIsDue(t *testing.T) {
+	s, _, c := served(t)
+	now := time.Unix(1_000_000, 0)
+	at := func(d time.Duration) uint64 { return uint64(now.Add(d).UnixNano()) }
+	for _, tc := range []struct {
+		name   string
+		record *rowraftv1.PolicyRecord
+		want   time.Duration // from now
+	}{
+		{"just made: after its interval", &rowraftv1.PolicyRecord{SetNs: at(0)}, 10 * time.Minute},
+		{"after the last one", &rowraftv1.PolicyRecord{SetNs: at(-time.Hour), BegunNs: at(-4 * time.Minute)}, 6 * time.Minute},
+		{"late", &rowraftv1.PolicyRecord{BegunNs: at(-time.Hour)}, -50 * time.Minute},
+		{"one failure: soon again", &rowraftv1.PolicyRecord{BegunNs: at(0), Failures: 1}, 30 * time.Second},
+		{"three failures", &rowraftv1.PolicyRecord{BegunNs: at(0), Failures: 3}, 2 * time.Minute},
+		{"many failures: no more often than it should run, no less", &rowraftv1.PolicyRecord{BegunNs: at(0), Failures: 4_000_000_000}, 10 * time.Minute},
+		{"the clock was set back", &rowraftv1.PolicyRecord{BegunNs: at(24 * time.Hour)}, 0},
+		{"begun by an earlier leader: at once", &rowraftv1.PolicyRecord{BegunNs: at(0), Running: "x"}, 0},
+	} {
+		next, ok := s.due(&policy{Policy: nightly("/mnt", 1), Record: tc.record}, now)
+		if got := next.Sub(now); got != tc.want || !ok {
+			t.Errorf("%s: due in %v (%v), want %v", tc.name, got, ok, tc.want)
+		}
+	}
+	p := &policy{Policy: nightly("/mnt", 1), Record: &rowraftv1.PolicyRecord{SetNs: at(0)}}
+	p.Policy.Job = "ctr"
+	if _, ok := s.due(p, now); ok {
+		t.Error("due, though its job does not train")
+	}
+	attend(t, c, "ctr", 0, 1, nil)
+	if _, ok := s.due(p, now); !ok {
+		t.Error("not due, though its job trains")
+	}
+}
+
+func TestWhatADeltaStandsOn(t *testing.T) {
+	for _, tc := range []struct {
+		fullEvery uint32
+		made      string // f: full, d: delta
+		want      bool
+	}{{0, "f", false}, {1, "f", false}, {3, "", false}, {3, "f", true}, {3, "fd", true}, {3, "fdd", false}, {3, "fddf", true}, {2, "fd", false}} {
+		p := &policy{Policy: &rowraftv1.CheckpointPolicy{FullEvery: tc.fullEvery}, Record: &rowraftv1.PolicyRecord{}}
+		for i, k := range tc.made {
+			p.Record.Made = append(p.Record.Made, &rowraftv1.PolicyCheckpoint{Name: fmt.Sprint(i), Delta: k == 'd'})
+		}
+		want := ""
+		if tc.want {
+			want = fmt.Sprint(len(tc.made) - 1)
+		}
+		if got := deltaTo(p); got != want {
+			t.Errorf("a full one every %d, made %q: on %q, want %q", tc.fullEvery, tc.made, got, want)
+		}
+	}
+}
+
+// putCheckpoint writes an empty checkpoint that is whole.
+func putCheckpoint(t *testing.T, d depot.Depot, name string) {
+	t.Helper()
+	m := &checkpoint.Manifest{
+		ID: uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion,
+		Parts: []checkpoint.Part{{Applied: 1}},
+	}
+	for slot := range rowraft.NumSlots {
+		m.Parts[0].Slots = append(m.Parts[0].Slots, rowraft.Slot(slot))
+	}
+	for kind, f := range map[string]*checkpoint.File{"rows": &m.Parts[0].Stream, "sums": &m.Parts[0].Sums} {
+		*f = checkpoint.File{Name: fmt.Sprintf("shard-0000-%s0badcafe.%s", m.ID[:8], kind), Bytes: 1, SHA256: sha256.Sum256([]byte("x"))}
+		if err := d.Put(t.Context(), name+"/"+f.Name, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw, err := m.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Put(t.Context(), name+"/"+checkpoint.ManifestFile, raw); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func lying(t *testing.T, d depot.Depot) (names []string) {
+	t.Helper()
+	found, err := depot.Scan(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
+		names = append(names, f.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Retention removes what the policy made, the oldest, and nothing that it needs.
+func TestRetention(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		keep   uint32
+		within time.Duration
+		age    time.Duration // between two
+		spoil  func(dir string)
+		want   string // what lies there afterwards, of a … e and the foreign x
+		made   string
+	}{
+		{name: "the oldest go", keep: 2, want: "d e x", made: "d e"},
+		{name: "younger ones stay, too", keep: 1, age: time.Hour, within: 150 * time.Minute, want: "c d e x", made: "c d e"},
+		{name: "all are to be kept", keep: 9, want: "a b c d e x", made: "a b c d e"},
+		{name: "one that somebody removed is forgotten", keep: 2, spoil: func(dir string) { _ = os.RemoveAll(dir + "/e") }, want: "c d x", made: "c d"},
+		{name: "one without a manifest does not count", keep: 2, spoil: func(dir string) { _ = os.Remove(dir + "/d/MANIFEST") }, want: "c d e x", made: "c e"},
+		{name: "a damaged one does not count, and stays", keep: 2, spoil: func(dir string) { _ = os.WriteFile(dir+"/d/MANIFEST", []byte("?"), 0o600) }, want: "c d e x", made: "c d e"},
+		{name: "the newest is damaged: nothing goes", keep: 1, spoil: func(dir string) { _ = os.WriteFile(dir+"/e/MANIFEST", []byte("?"), 0o600) }, want: "a b c d e x", made: "a b c d e"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s, _ := newLeader(t, 1, 1)
+			dir := t.TempDir()
+			d, err := depot.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec := nightly(dir, tc.keep)
+			spec.KeepWithinNs = uint64(tc.within)
+			must := func(c *rowraftv1.MetaCommand) {
+				t.Helper()
+				if err := s.proposeCommand(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			must(cmdSetPolicy(spec, 1))
+			names := []string{"a", "b", "c", "d", "e"}
+			for i, name := range names {
+				putCheckpoint(t, d, name)
+				must(cmdBeginRun("nightly", name, uint64(time.Now().Add(-tc.age*time.Duration(len(names)-1-i)).UnixNano())))
+				must(cmdEndRun("nightly", name, "", false))
+			}
+			putCheckpoint(t, d, "x")
+			if tc.spoil != nil {
+				tc.spoil(dir)
+			}
+			for range 2 { // the second time nothing is left to do
+				if err := s.retain(t.Context(), "nightly"); err != nil {
+					t.Fatal(err)
+				}
+				if got := strings.Join(lying(t, d), " "); got != tc.want {
+					t.Errorf("%s lie there, want %s", got, tc.want)
+				}
+				if got := strings.Join(madeNames(s.machine.policy("nightly")), " "); got != tc.made {
+					t.Errorf("the policy knows of %s, want %s", got, tc.made)
+				}
+			}
+			damaged := strings.Contains(tc.name, "newest is damaged")
+			if got := s.policyProblems(); (len(got) > 0) != damaged {
+				t.Errorf("problems: %v", got)
+			}
+		})
+	}
+}
+
+// The next leader finds out what came of a run.
+func TestARunThatTheNextLeaderEnds(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		there func(t *testing.T, d depot.Depot)
+		want  bool
+	}{
+		{"it was made", func(t *testing.T, d depot.Depot) { putCheckpoint(t, d, "a") }, true},
+		{"half of it was made", func(t *testing.T, d depot.Depot) {
+			if err := d.Put(t.Context(), "a/shard-0000-0badcafe0badcafe.rows", []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+		{"nothing was made", func(*testing.T, depot.Depot) {}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s, _ := newLeader(t, 1, 1)
+			d, err := depot.Open(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []*rowraftv1.MetaCommand{cmdSetPolicy(nightly(d.String(), 2), 1), cmdBeginRun("nightly", "a", 2)} {
+				if err := s.proposeCommand(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tc.there(t, d)
+			if err := s.runPolicy(t.Context(), "nightly"); err != nil {
+				t.Fatal(err)
+			}
+			p := s.machine.policy("nightly")
+			if made := len(p.GetRecord().GetMade()) == 1; made != tc.want || p.GetRecord().GetRunning() != "" || (p.GetRecord().GetFailures() > 0) == tc.want {
+				t.Errorf("%v", p.GetRecord())
+			}
+			if left := lying(t, d); (len(left) > 0) != tc.want {
+				t.Errorf("%v lie there", left)
+			}
+		})
+	}
+}

@@ -1,0 +1,192 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Limits of checkpoint policies.
+const (
+	MaxPolicies      = 64
+	maxPolicyName    = 60
+	maxPolicyKeep    = 1000
+	maxPolicyText    = 1024 // bytes of a destination, or of an error
+	minPolicyEvery   = time.Second
+	maxPolicyEvery   = 366 * 24 * time.Hour
+	maxPolicyRecords = 2 * maxPolicyKeep // checkpoints that could not be removed count too
+)
+
+// policy is a checkpoint policy with its record; both immutable.
+type policy = rowraftv1.MetaPolicy
+
+func (s *state) findPolicy(name string) (int, bool) {
+	return slices.BinarySearchFunc(s.policies, name, func(p *policy, name string) int { return cmp.Compare(p.GetPolicy().GetName(), name) })
+}
+
+func (s *state) policyNamed(name string) (int, error) {
+	i, found := s.findPolicy(name)
+	if !found {
+		return 0, rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
+	}
+	return i, nil
+}
+
+func checkPolicy(p *rowraftv1.CheckpointPolicy) error {
+	bad := func(format string, args ...any) error {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %q: "+format, append([]any{p.GetName()}, args...)...)
+	}
+	every := time.Duration(p.GetEveryNs())
+	switch {
+	case depot.CheckName(p.GetName()) != nil || len(p.GetName()) > maxPolicyName:
+		return bad("want a letter or digit, then up to %d letters, digits, '_', '.' or '-'", maxPolicyName-1)
+	case len(p.GetDestination()) > maxPolicyText || p.GetDestination() == "":
+		return bad("a destination of %d bytes, want 1 to %d", len(p.GetDestination()), maxPolicyText)
+	case every < minPolicyEvery || every > maxPolicyEvery:
+		return bad("every %v: want %v to %v", every, minPolicyEvery, maxPolicyEvery)
+	case p.GetKeep() < 1 || p.GetKeep() > maxPolicyKeep:
+		return bad("keep %d: want 1 to %d", p.GetKeep(), maxPolicyKeep)
+	case time.Duration(p.GetKeepWithinNs()) < 0 || time.Duration(p.GetKeepWithinNs())/every > maxPolicyKeep:
+		return bad("keep within %v: that would be more than %d checkpoints", time.Duration(p.GetKeepWithinNs()), maxPolicyKeep)
+	case len(p.GetJob()) > maxNameLength:
+		return bad("a job's name of %d bytes, want at most %d", len(p.GetJob()), maxNameLength)
+	case p.GetFullEvery() > checkpoint.MaxDeltas+1:
+		return bad("a full one after %d: want at most %d", p.GetFullEvery(), checkpoint.MaxDeltas+1)
+	}
+	return nil
+}
+
+// setPolicy makes or changes one.
+func (s *state) setPolicy(c *rowraftv1.MetaSetPolicy) error {
+	p := c.GetPolicy()
+	if err := checkPolicy(p); err != nil {
+		return err
+	}
+	i, found := s.findPolicy(p.GetName())
+	record := &rowraftv1.PolicyRecord{SetNs: c.GetAtNs()}
+	switch {
+	case found && s.policies[i].GetPolicy().GetDestination() == p.GetDestination():
+		record = s.policies[i].GetRecord()
+	case found && s.policies[i].GetRecord().GetRunning() != "":
+		return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes a checkpoint at the old destination just now", p.GetName())
+	case !found && len(s.policies) >= MaxPolicies:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: there are %d already, the most there can be", p.GetName(), MaxPolicies)
+	}
+	if !found {
+		s.policies = slices.Insert(s.policies, i, nil)
+	}
+	s.policies[i] = &policy{Policy: p, Record: record}
+	return nil
+}
+
+func (s *state) deletePolicy(name string) error {
+	i, err := s.policyNamed(name)
+	if err != nil {
+		return err
+	}
+	s.policies = slices.Delete(slices.Clone(s.policies), i, i+1)
+	return nil
+}
+
+// changeRecord replaces the record of a policy by a changed copy.
+func (s *state) changeRecord(name string, change func(*rowraftv1.CheckpointPolicy, *rowraftv1.PolicyRecord) error) error {
+	i, err := s.policyNamed(name)
+	if err != nil {
+		return err
+	}
+	record := proto.CloneOf(s.policies[i].GetRecord())
+	if err := change(s.policies[i].GetPolicy(), record); err != nil {
+		return err
+	}
+	s.policies[i] = &policy{Policy: s.policies[i].GetPolicy(), Record: record}
+	return nil
+}
+
+func (s *state) beginPolicyRun(c *rowraftv1.MetaBeginPolicyRun) error {
+	return s.changeRecord(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
+		switch {
+		case r.GetRunning() != "":
+			return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes checkpoint %s just now", c.GetName(), r.GetRunning())
+		case depot.CheckName(c.GetCheckpoint()) != nil:
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: checkpoint %q", c.GetName(), c.GetCheckpoint())
+		case len(r.GetMade()) >= maxPolicyRecords:
+			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s has %d checkpoints that could not be removed: %s", c.GetName(), len(r.GetMade()), r.GetRetentionError())
+		}
+		r.Running, r.BegunNs = c.GetCheckpoint(), c.GetAtNs()
+		return nil
+	})
+}
+
+func (s *state) endPolicyRun(c *rowraftv1.MetaEndPolicyRun) error {
+	return s.changeRecord(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
+		if r.GetRunning() != c.GetCheckpoint() || c.GetCheckpoint() == "" {
+			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s does not make checkpoint %q", c.GetName(), c.GetCheckpoint())
+		}
+		r.Running, r.Error = "", short(c.GetError())
+		if c.GetError() != "" {
+			r.Failures++
+			return nil
+		}
+		r.Failures = 0
+		r.Made = append(r.Made, &rowraftv1.PolicyCheckpoint{Name: c.GetCheckpoint(), BegunNs: r.GetBegunNs(), Delta: c.GetDelta()})
+		return nil
+	})
+}
+
+func (s *state) forgetCheckpoint(c *rowraftv1.MetaForgetCheckpoint) error {
+	return s.changeRecord(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
+		r.RetentionError = short(c.GetError())
+		if c.GetError() == "" {
+			r.Made = slices.DeleteFunc(r.Made, func(m *rowraftv1.PolicyCheckpoint) bool { return m.GetName() == c.GetCheckpoint() })
+		}
+		return nil
+	})
+}
+
+// short bounds what is kept of an error.
+func short(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxPolicyText)], "")
+}
+
+// policiesFromProto checks what a snapshot says of policies.
+func (s *state) policiesFromProto(p *rowraftv1.MetaState) error {
+	s.policies = p.GetPolicies()
+	for i, q := range s.policies {
+		if err := checkPolicy(q.GetPolicy()); err != nil {
+			return err
+		}
+		if q.Record == nil {
+			return fmt.Errorf("checkpoint policy %s has no record", q.GetPolicy().GetName())
+		}
+		if i > 0 && s.policies[i-1].GetPolicy().GetName() >= q.GetPolicy().GetName() {
+			return fmt.Errorf("checkpoint policies are out of order")
+		}
+	}
+	return nil
+}
+
+// policies returns all policies by name.
+func (m *machine) policies() []*policy {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.state.policies)
+}
+
+// policy returns one, nil if there is none of that name.
+func (m *machine) policy(name string) *policy {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i, found := m.state.findPolicy(name); found {
+		return m.state.policies[i]
+	}
+	return nil
+}
