@@ -34,14 +34,6 @@ func (n number) String() string {
 	return map[number]string{f32: "float32", bf16: "bfloat16", f16: "float16", f64: "float64"}[n]
 }
 
-// numberOf is the type that a dtype of tables has in a file.
-func numberOf(d rowraft.DType) number {
-	if d == rowraft.BFloat16 {
-		return bf16
-	}
-	return f32
-}
-
 // dtype is the narrowest dtype of tables that holds every number of type n.
 func (n number) dtype() rowraft.DType {
 	if n == bf16 {

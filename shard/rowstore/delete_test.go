@@ -120,7 +120,7 @@ func TestPullsBesideDeletes(t *testing.T) {
 		}
 		return appendFloats(nil, v)
 	}
-	all, some := values(keys), values(odd)
+	all := values(keys)
 	if err := table.Assign(keys, all, rowraft.Float32); err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +158,7 @@ func TestPullsBesideDeletes(t *testing.T) {
 			odd[i], odd[j] = odd[j], odd[i]
 		}
 		mustDelete(t, table, odd...)
-		some = values(odd)
-		if err := table.Assign(odd, some, rowraft.Float32); err != nil {
+		if err := table.Assign(odd, values(odd), rowraft.Float32); err != nil {
 			t.Fatal(err)
 		}
 	}
