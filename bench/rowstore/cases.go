@@ -24,30 +24,39 @@ func floatBytes(v []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
 }
 
-// filled returns a table with rows 0 … n-1. timed, unless nil, is called with
-// the CPU time of each chunk.
+// filled returns a table with rows 0 … n-1; see fill.
 func filled(s rowraft.Schema, n, chunk int, timed func(time.Duration)) (*rowstore.Table, error) {
 	t, err := rowstore.New(rowstore.Options{Schema: s})
 	if err != nil {
 		return nil, err
 	}
+	if err := fill(t, n, chunk, timed); err != nil {
+		_ = t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// fill pushes rows 0 … n-1 in chunks. timed, unless nil, is called with the CPU
+// time of each.
+func fill(t *rowstore.Table, n, chunk int, timed func(time.Duration)) error {
+	dim := t.Schema().Dim
 	keys := make([]rowraft.Key, chunk)
-	grads := floatBytes(someGradients(chunk * s.Dim))
+	grads := floatBytes(someGradients(chunk * dim))
 	for k := 0; k < n; k += chunk {
 		part := keys[:min(chunk, n-k)]
 		for i := range part {
 			part[i] = rowraft.Key(k + i)
 		}
 		begin := threadTime()
-		if err := t.Update(part, grads[:len(part)*s.Dim*4], rowraft.Float32, 0.01); err != nil {
-			_ = t.Close()
-			return nil, err
+		if err := t.Update(part, grads[:len(part)*dim*4], rowraft.Float32, 0.01); err != nil {
+			return err
 		}
 		if timed != nil {
 			timed(threadTime() - begin)
 		}
 	}
-	return t, nil
+	return nil
 }
 
 // contender is one thing that is measured in turns with others.

@@ -13,9 +13,12 @@ import (
 func growth(c config, report func(figure)) error {
 	for _, kind := range []rowraft.TableKind{rowraft.Sparse, rowraft.Dense} {
 		for _, chunk := range []int{64, 1024} {
-			var h histogram
+			var h, again histogram
 			t, err := filled(schema(kind, 16), c.rows, chunk, h.add)
 			if err != nil {
+				return err
+			}
+			if err := fill(t, c.rows/2, chunk, again.add); err != nil {
 				return err
 			}
 			if err := t.Close(); err != nil {
@@ -28,6 +31,7 @@ func growth(c config, report func(figure)) error {
 				}
 			}
 			report(atMost(name+"longest", float64(h.longest)/1e6, "ms", 1))
+			report(free(name+"longest-without-growth", float64(again.longest)/1e6, "ms"))
 		}
 	}
 	return nil

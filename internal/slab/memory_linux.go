@@ -48,7 +48,9 @@ func populate(p unsafe.Pointer) {
 	_ = unix.Madvise(unsafe.Slice((*byte)(p), chunkBytes), unix.MADV_POPULATE_WRITE)
 }
 
-// advise asks the kernel to back a chunk by a huge page when it next looks.
+// advise asks the kernel to make a chunk of small pages one huge page when it comes
+// by. To have it do so at once (MADV_COLLAPSE) stops whoever touches the chunk
+// meanwhile, for some milliseconds on a busy machine.
 func advise(p unsafe.Pointer) {
 	// A kernel without huge pages refuses, and the memory works.
 	_ = unix.Madvise(unsafe.Slice((*byte)(p), chunkBytes), unix.MADV_HUGEPAGE)

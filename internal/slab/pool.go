@@ -3,6 +3,7 @@ package slab
 import (
 	"slices"
 	"sync"
+	"time"
 	"unsafe"
 )
 
@@ -18,6 +19,14 @@ const (
 
 	// enabledAtOnce is how many chunks become usable in one call of the system.
 	enabledAtOnce = 16
+
+	// maxSmall is how many chunks of small pages are left as they are: the newest,
+	// which are being filled.
+	maxSmall = 4
+
+	// patience is how long taking a chunk waits for the stock: what clearing a huge
+	// page takes, but not what finding one may take.
+	patience = 300 * time.Microsecond
 )
 
 // pool hands out chunks to all slabs of the process. Touching a new huge page
@@ -25,9 +34,10 @@ const (
 // for who applies a log: a goroutine keeps some chunks in stock that were touched
 // already. It runs when the stock is low, and no longer.
 //
-// Who comes when the stock is empty gets a chunk of small pages, which the kernel
-// makes one by one as they are touched: slower in all, but never slow at once.
-// When it should be full, the kernel is asked to make it a huge page in its time.
+// Who comes when the stock is empty waits a moment, and then gets a chunk of small
+// pages, which the kernel makes one by one as they are touched: slower in all, but
+// never slow at once. When it should be full, the kernel is asked to make it a huge
+// page in its time.
 type pool struct {
 	mu      sync.Mutex
 	stock   []unsafe.Pointer // populated
@@ -35,15 +45,17 @@ type pool struct {
 	small   []unsafe.Pointer // in use, of small pages, the oldest first
 	out     int              // chunks in use
 	filling bool             // the goroutine runs
-	filled  *sync.Cond       // filling has become false
+	ended   *sync.Cond       // filling has become false
+
+	arrived chan struct{} // has an element when the stock may have grown
 }
 
 // shared is the pool of the process: one stock serves all slabs.
 var shared = newPool()
 
 func newPool() *pool {
-	p := &pool{}
-	p.filled = sync.NewCond(&p.mu)
+	p := &pool{arrived: make(chan struct{}, 1)}
+	p.ended = sync.NewCond(&p.mu)
 	return p
 }
 
@@ -54,6 +66,9 @@ func (p *pool) take() (unsafe.Pointer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var c unsafe.Pointer
+	if len(p.stock) == 0 && p.out > 0 {
+		p.await()
+	}
 	if n := len(p.stock); n > 0 {
 		c, p.stock = p.stock[n-1], p.stock[:n-1]
 	} else {
@@ -69,11 +84,30 @@ func (p *pool) take() (unsafe.Pointer, error) {
 		p.small = append(p.small, c)
 	}
 	p.out++
+	p.start()
+	return c, nil
+}
+
+// start starts fill if there is something to do. REQUIRES: p.mu is held.
+func (p *pool) start() {
 	if !p.filling && len(p.stock) < p.target() {
 		p.filling = true
 		go p.fill()
 	}
-	return c, nil
+}
+
+// await waits until something is in stock, but not long. REQUIRES: p.mu is held,
+// and let go meanwhile.
+func (p *pool) await() {
+	p.start()
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case <-p.arrived:
+	case <-late.C:
+	}
 }
 
 // target is how many chunks should be in stock.
@@ -84,29 +118,39 @@ func (p *pool) target() int { return min(maxStock, (p.out+stockShare-1)/stockSha
 func (p *pool) fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.stock) < p.target() {
-		if len(p.enabled) < enabledAtOnce/2 {
-			p.mu.Unlock()
-			more, err := enableMore()
-			p.mu.Lock()
-			if err != nil {
-				break // whoever takes a chunk will hear of it
-			}
-			p.enabled = append(p.enabled, more...)
+	for len(p.stock) < p.target() && p.populateOne() {
+		select {
+		case p.arrived <- struct{}{}:
+		default:
 		}
-		c := p.enabled[0]
-		p.enabled = slices.Delete(p.enabled, 0, 1)
-		p.mu.Unlock()
-		populate(c)
-		p.mu.Lock()
-		p.stock = append(p.stock, c)
-	}
-	for len(p.small) > maxStock {
-		advise(p.small[0]) // under p.mu, so that it is not released meanwhile
-		p.small = slices.Delete(p.small, 0, 1)
+		for len(p.small) > maxSmall {
+			advise(p.small[0]) // under p.mu, so that it is not released meanwhile
+			p.small = slices.Delete(p.small, 0, 1)
+		}
 	}
 	p.filling = false
-	p.filled.Broadcast()
+	p.ended.Broadcast()
+}
+
+// populateOne adds to the stock, and reports false if the system gives no memory:
+// whoever takes a chunk will hear of it. REQUIRES: p.mu is held, and let go.
+func (p *pool) populateOne() bool {
+	if len(p.enabled) < enabledAtOnce/2 {
+		p.mu.Unlock()
+		more, err := enableMore()
+		p.mu.Lock()
+		if err != nil {
+			return false
+		}
+		p.enabled = append(p.enabled, more...)
+	}
+	c := p.enabled[0]
+	p.enabled = slices.Delete(p.enabled, 0, 1)
+	p.mu.Unlock()
+	populate(c)
+	p.mu.Lock()
+	p.stock = append(p.stock, c)
+	return true
 }
 
 // give returns chunks, and to the system what the stock needs no more. It waits
@@ -116,7 +160,7 @@ func (p *pool) give(cs []unsafe.Pointer) error {
 	p.out -= len(cs)
 	p.small = slices.DeleteFunc(p.small, func(c unsafe.Pointer) bool { return slices.Contains(cs, c) })
 	for p.out == 0 && p.filling {
-		p.filled.Wait()
+		p.ended.Wait()
 	}
 	cs = slices.Clone(cs)
 	if over := len(p.stock) - p.target(); over > 0 {

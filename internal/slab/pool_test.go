@@ -12,7 +12,7 @@ func settle(p *pool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.filling {
-		p.filled.Wait()
+		p.ended.Wait()
 	}
 }
 
