@@ -1,70 +1,9 @@
 package rowstore
 
 import (
-	"unsafe"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
 )
-
-// chunkKeys is how many keys are in flight between two passes: enough to hide
-// the latency of memory, few enough that their lines stay in the first cache.
-const chunkKeys = 64
-
-// maxPrefetch is how many bytes of a record are prefetched; the hardware follows
-// a longer row by itself.
-const maxPrefetch = 320
-
-// chunk is the work of one batch of lookups. It lives on the stack.
-type chunk struct {
-	slot [chunkKeys]rowraft.Slot
-	tag  [chunkKeys]uint32
-	addr [chunkKeys]unsafe.Pointer // first the index entries, then the records
-}
-
-// noRow is what addr holds for a key whose tag is not in the index.
-var noRow [64]byte
-
-// lookup finds the candidates of keys: addr is the record of the first entry
-// with the key's tag, or noRow. A candidate may still be another key's.
-// The caller will touch the first touched bytes of the records.
-//
-// REQUIRES: the slots are owned.
-func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
-	for i, key := range keys {
-		slot, tag := t.locate(key)
-		c.slot[i], c.tag[i] = slot, tag
-		seg := t.slots[slot].bucket(tag).root.load()
-		if len(seg) == 0 {
-			c.addr[i] = unsafe.Pointer(&noRow)
-			continue
-		}
-		c.addr[i] = unsafe.Pointer(&seg[tag&uint32(len(seg)-1)])
-	}
-	prefetch(&c.addr[0], len(keys), 0, 8)
-	for i := range keys {
-		seg := t.slots[c.slot[i]].bucket(c.tag[i]).root.load()
-		c.addr[i] = unsafe.Pointer(&noRow)
-		if len(seg) == 0 {
-			continue
-		}
-		if p, _, ok := seg.next(c.tag[i], c.tag[i]); ok {
-			c.addr[i] = t.rows.At(p)
-		}
-	}
-	prefetch(&c.addr[0], len(keys), keyOffset, min(touched, maxPrefetch))
-}
-
-// record returns the record of keys[i] after lookup, if there is one.
-func (t *Table) record(c *chunk, i int, key rowraft.Key) (record, bool) {
-	if c.addr[i] == unsafe.Pointer(&noRow) {
-		return record{}, false
-	}
-	if r := (record{c.addr[i]}); r.key() == uint64(key) {
-		return r, true
-	}
-	return t.find(c.slot[i], c.tag[i], key)
-}
 
 // check reports keys of foreign slots and lengths that do not fit, before
 // anything changes.
@@ -111,16 +50,18 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	t.lock.RLock()
 	defer t.lock.RUnlock()
 	defer t.grace.leave(t.grace.enter())
-	var c chunk
+	var ahead chunks
+	ahead.look(t, keys, t.stateAt)
 	rowBytes := t.dim * dt.Size()
-	touched := t.stateAt
-	for base := 0; base < len(keys); base += chunkKeys {
-		part := keys[base:min(base+chunkKeys, len(keys))]
-		t.lookup(&c, part, touched)
-		for i, key := range part {
+	for base := 0; ; {
+		c, n := ahead.next(t, keys)
+		if n == 0 {
+			return nil
+		}
+		for i, key := range keys[base : base+n] {
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
-			if !t.read(&c, i, key, out, dt) {
+			if !t.read(c, i, key, out, dt) {
 				t.putInitial(out, dt, key)
 				continue
 			}
@@ -128,8 +69,8 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 				present[(base+i)/8] |= 1 << ((base + i) % 8)
 			}
 		}
+		base += n
 	}
-	return nil
 }
 
 // putInitial writes the weights of a key without a row.
@@ -181,16 +122,18 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, assign 
 	if t.track != nil {
 		return t.changeTracked(keys, arg, dt, assign, do)
 	}
-	var c chunk
+	var ahead chunks
+	ahead.look(t, keys, t.RecordBytes())
 	rowBytes := t.dim * dt.Size()
-	touched := t.RecordBytes()
-	for base := 0; base < len(keys); base += chunkKeys {
-		part := keys[base:min(base+chunkKeys, len(keys))]
-		t.lookup(&c, part, touched)
-		for i, key := range part {
+	for base := 0; ; {
+		c, n := ahead.next(t, keys)
+		if n == 0 {
+			return nil
+		}
+		for i, key := range keys[base : base+n] {
 			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
 			arg = arg[rowBytes:]
-			r, err := t.open(&c, i, key)
+			r, err := t.open(c, i, key)
 			if err != nil {
 				return err
 			}
@@ -199,8 +142,8 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, assign 
 			t.store(r, w)
 			t.seal(c.slot[i], r)
 		}
+		base += n
 	}
-	return nil
 }
 
 // open returns the record of keys[i], about to change: its hash is out of the

@@ -38,7 +38,7 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 
 // position returns where the entry of key is in the segment of its bucket.
 func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uint32, ok bool) {
-	seg := t.slots[slot].bucket(tag).root.load()
+	seg := t.segment(slot, tag)
 	if len(seg) == 0 {
 		return 0, false
 	}

@@ -4,6 +4,8 @@ import (
 	"iter"
 	"slices"
 	"sync/atomic"
+
+	"github.com/rowraft/rowraft"
 )
 
 // maxSegment is the longest segment that is made anew at once: 64 KiB, which
@@ -79,6 +81,15 @@ func (s *slotState) bucket(tag uint32) *bucket {
 	return &s.whole
 }
 
+// segment returns where rows of slot with tag are, for readers too: t.roots has
+// the answer as long as the slot has no directory.
+func (t *Table) segment(slot rowraft.Slot, tag uint32) segment {
+	if seg := t.roots[slot%rowraft.NumSlots].load(); len(seg) > 0 {
+		return seg
+	}
+	return t.slots[slot].bucket(tag).root.load()
+}
+
 // buckets goes through all buckets, by the tags of their rows.
 func (s *slotState) buckets() iter.Seq[*bucket] {
 	return func(yield func(*bucket) bool) {
@@ -113,14 +124,15 @@ func (s *slotState) entries() iter.Seq[uint64] {
 
 // grow makes room for one more row with tag: a segment without graves that is at
 // most half full, twice the length if there were none, or two in its place.
-func (t *Table) grow(s *slotState, tag uint32) error {
+func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
+	s := &t.slots[slot]
 	b := s.bucket(tag)
 	size := minSegment
 	for uint64(size) < 2*uint64(b.rows+1) {
 		size *= 2
 	}
 	if size > t.longest {
-		return t.splitBucket(s, b, tag)
+		return t.splitBucket(slot, b, tag)
 	}
 	seg, err := t.blocks.Alloc(size)
 	if err != nil {
@@ -133,6 +145,9 @@ func (t *Table) grow(s *slotState, tag uint32) error {
 		}
 	}
 	b.root.store(seg)
+	if b == &s.whole {
+		t.roots[slot].store(seg)
+	}
 	b.dead = 0
 	if len(old) > 0 {
 		t.outgrow(old)
@@ -141,7 +156,7 @@ func (t *Table) grow(s *slotState, tag uint32) error {
 }
 
 // splitBucket puts two buckets in the place of b, which holds tag.
-func (t *Table) splitBucket(s *slotState, b *bucket, tag uint32) error {
+func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 	old := b.root.load()
 	next := 31 - b.bits // the bit that tells the halves apart
 	prefix := tag &^ (1<<(next+1) - 1)
@@ -170,6 +185,7 @@ func (t *Table) splitBucket(s *slotState, b *bucket, tag uint32) error {
 			halves[e>>32>>next&1].root.load().put(e)
 		}
 	}
+	s := &t.slots[slot]
 	d := s.directory.Load()
 	switch {
 	case d == nil:
@@ -180,6 +196,7 @@ func (t *Table) splitBucket(s *slotState, b *bucket, tag uint32) error {
 	d.set(prefix, halves[0])
 	d.set(prefix|1<<next, halves[1])
 	s.directory.Store(d)
+	t.roots[slot].p.Store(nil) // readers look into the directory now
 	t.outgrow(old)
 	return nil
 }

@@ -98,7 +98,7 @@ func (s segment) bury(e uint64) {
 
 // find returns the record of key in slot, if there is one.
 func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bool) {
-	seg := t.slots[slot].bucket(tag).root.load()
+	seg := t.segment(slot, tag)
 	if len(seg) == 0 {
 		return record{}, false
 	}
@@ -121,7 +121,7 @@ func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, 
 	s := &t.slots[slot]
 	b := s.bucket(tag)
 	if b.full() {
-		if err := t.grow(s, tag); err != nil {
+		if err := t.grow(slot, tag); err != nil {
 			return record{}, err
 		}
 		b = s.bucket(tag)

@@ -2,6 +2,8 @@
 
 package rowstore
 
+import "sync/atomic"
+
 // loadFence orders the loads before it before those behind it: DMB ISHLD.
 //
 //go:noescape
@@ -11,3 +13,6 @@ func loadFence()
 //
 //go:noescape
 func storeFence()
+
+// storeVersion stores v behind all stores before it: STLR.
+func storeVersion(p *uint64, v uint64) { atomic.StoreUint64(p, v) }

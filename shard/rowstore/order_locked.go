@@ -2,7 +2,10 @@
 
 package rowstore
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // rowLock keeps readers and the writer apart where the order of their loads and
 // stores has not been argued; see the package's "Readers".
@@ -10,3 +13,5 @@ type rowLock struct{ sync.RWMutex }
 
 func loadFence()  {}
 func storeFence() {}
+
+func storeVersion(p *uint64, v uint64) { atomic.StoreUint64(p, v) }

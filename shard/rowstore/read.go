@@ -17,12 +17,12 @@ const (
 func (r record) loadVersion() uint64 { return atomic.LoadUint64(r.version()) }
 
 // setVersion ends a change: what was stored before is seen by whoever loads v.
-func (r record) setVersion(v uint64) { atomic.StoreUint64(r.version(), v) }
+func (r record) setVersion(v uint64) { storeVersion(r.version(), v) }
 
 // setBusy begins a change: whoever loads what is stored behind it finds the
 // record busy, or of a later version.
 func (r record) setBusy() {
-	atomic.StoreUint64(r.version(), *r.version()|busy)
+	storeVersion(r.version(), *r.version()|busy)
 	storeFence()
 }
 

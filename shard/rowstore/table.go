@@ -33,8 +33,9 @@ type Table struct {
 	dense    bool
 
 	rows   *slab.Slab
-	blocks slab.Blocks // index segments
-	slots  []slotState // indexed by rowraft.Slot; pages of slots not owned are never touched
+	blocks slab.Blocks             // index segments
+	roots  *[rowraft.NumSlots]root // of the slots without a directory, again, for they are looked up first
+	slots  []slotState             // indexed by rowraft.Slot; pages of slots not owned are never touched
 	owned  [rowraft.NumSlots / 64]uint64
 	count  atomic.Int64
 
@@ -91,6 +92,7 @@ func New(o Options) (*Table, error) {
 		track:    newTrack(&o.Schema),
 		slots:    make([]slotState, rowraft.NumSlots),
 		longest:  maxSegment,
+		roots:    new([rowraft.NumSlots]root),
 		scratch:  make([]float32, o.Schema.Dim),
 		wide:     make([]float32, o.Schema.Dim),
 	}
