@@ -94,7 +94,7 @@ func TestContactIsNoProgress(t *testing.T) {
 	c := startedCluster(t, 3, func(o *Options) {
 		o.WedgeTimeout = time.Hour
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &wedgingTransport{NetworkTransport: tr.(*raft.NetworkTransport), wedged: &wedged}
+			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged}
 		}
 	})
 	c.converged(c.propose("before"))

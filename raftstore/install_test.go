@@ -21,12 +21,12 @@ import (
 
 // lossyTransport loses the answers to AppendEntries with entries while lose is set.
 type lossyTransport struct {
-	*raft.NetworkTransport
+	*appendTransport
 	lose, lost, installs *atomic.Int64
 }
 
 func (l *lossyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
-	err := l.NetworkTransport.AppendEntries(id, to, a, r)
+	err := l.appendTransport.AppendEntries(id, to, a, r)
 	if err == nil && len(a.Entries) > 0 && l.installs.Load() > 0 && l.lose.Add(-1) >= 0 {
 		l.lost.Add(1)
 		return errors.New("injected: the answer was lost")
@@ -36,7 +36,7 @@ func (l *lossyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, 
 
 func (l *lossyTransport) InstallSnapshot(id raft.ServerID, to raft.ServerAddress, a *raft.InstallSnapshotRequest, r *raft.InstallSnapshotResponse, data io.Reader) error {
 	l.installs.Add(1)
-	return l.NetworkTransport.InstallSnapshot(id, to, a, r, data)
+	return l.appendTransport.InstallSnapshot(id, to, a, r, data)
 }
 
 func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
@@ -49,7 +49,7 @@ func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
 				o.SegmentSizeBytes = 64 << 10
 				o.TrailingLogBytes = 1
 				o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-					return &lossyTransport{tr.(*raft.NetworkTransport), &lose, &lost, &installs}
+					return &lossyTransport{tr.(*appendTransport), &lose, &lost, &installs}
 				}
 			})
 			c.propose("first")

@@ -348,7 +348,7 @@ func interruptTransfer(t *testing.T) bool {
 		o.Profile = ProfileDefault
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &wedgingTransport{NetworkTransport: tr.(*raft.NetworkTransport), wedged: &wedged, held: &held}
+			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged, held: &held}
 		}
 	})
 	c.propose("x")

@@ -130,7 +130,7 @@ func (p *peerPort) handshake(c net.Conn) {
 		return
 	}
 	c.SetDeadline(time.Time{})
-	layer.deliver(c, pre.from)
+	layer.deliver(c, &pre)
 }
 
 // admit finds the group of a preamble and takes a place among the connections of
@@ -164,6 +164,7 @@ func (p *peerPort) layer(group string) *streamLayer {
 	l := &streamLayer{
 		port: p, group: group,
 		incoming: make(chan net.Conn),
+		entries:  make(chan net.Conn),
 		conns:    map[*trackedConn]bool{},
 		perPeer:  map[rowraft.NodeID]int{},
 	}
@@ -183,7 +184,8 @@ type streamLayer struct {
 
 	ctx      context.Context
 	stop     context.CancelFunc
-	incoming chan net.Conn
+	incoming chan net.Conn // for raft
+	entries  chan net.Conn // entry connections
 
 	mu      sync.Mutex
 	conns   map[*trackedConn]bool
@@ -212,17 +214,21 @@ func (l *streamLayer) leave(from rowraft.NodeID) {
 	}
 }
 
-func (l *streamLayer) deliver(c net.Conn, from rowraft.NodeID) {
+func (l *streamLayer) deliver(c net.Conn, pre *preamble) {
 	t := l.track(c, func() {
-		l.leave(from)
+		l.leave(pre.from)
 		l.open.Done()
 	}, true)
 	if t == nil {
-		l.leave(from)
+		l.leave(pre.from)
 		return
 	}
+	to := l.incoming
+	if pre.channel == entryChannel {
+		to = l.entries
+	}
 	select {
-	case l.incoming <- t:
+	case to <- t:
 	case <-l.ctx.Done():
 		t.Close()
 	}
@@ -282,6 +288,10 @@ func (a nodeAddr) String() string { return string(a) }
 
 // Dial connects to the group on the node whose ID is address.
 func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	return l.dial(address, timeout, raftChannel)
+}
+
+func (l *streamLayer) dial(address raft.ServerAddress, timeout time.Duration, speak channel) (net.Conn, error) {
 	o := l.port.opts
 	to := rowraft.NodeID(address)
 	host, err := o.Resolve(to)
@@ -300,7 +310,7 @@ func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (n
 	if t == nil {
 		return nil, net.ErrClosed
 	}
-	if err := l.introduce(ctx, t, host, to); err != nil {
+	if err := l.introduce(ctx, t, host, to, speak); err != nil {
 		t.Close()
 		return nil, fmt.Errorf("dial node %s at %s for group %s: %w", to, host, l.group, err)
 	}
@@ -309,7 +319,7 @@ func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (n
 }
 
 // introduce does the TLS handshake and exchanges the preamble.
-func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string, to rowraft.NodeID) error {
+func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string, to rowraft.NodeID, speak channel) error {
 	o := l.port.opts
 	if o.DialTLS != nil {
 		conf := o.DialTLS.Clone()
@@ -328,7 +338,7 @@ func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string
 		t.Conn = s
 		l.mu.Unlock()
 	}
-	pre := preamble{cluster: o.Cluster, from: o.Node, to: to, group: l.group}
+	pre := preamble{cluster: o.Cluster, from: o.Node, to: to, group: l.group, channel: speak}
 	if _, err := t.Write(pre.marshal()); err != nil {
 		return err
 	}

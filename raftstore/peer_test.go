@@ -71,10 +71,10 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 		want rowraft.Code
 		text string
 	}{
-		{"other cluster", preamble{"c2", "x", n.id, "g"}, rowraft.CodeIdentity, "cluster c1"},
-		{"other node", preamble{"c1", "x", "node-9", "g"}, rowraft.CodeIdentity, "this is node node-0"},
-		{"unknown group", preamble{"c1", "x", n.id, "g"}, rowraft.CodeStarting, "no group g"},
-		{"denied", preamble{"c1", "evil", n.id, "g"}, rowraft.CodeIdentity, "not on the list"},
+		{"other cluster", preamble{"c2", "x", n.id, "g", raftChannel}, rowraft.CodeIdentity, "cluster c1"},
+		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel}, rowraft.CodeIdentity, "this is node node-0"},
+		{"unknown group", preamble{"c1", "x", n.id, "g", raftChannel}, rowraft.CodeStarting, "no group g"},
+		{"denied", preamble{"c1", "evil", n.id, "g", raftChannel}, rowraft.CodeIdentity, "not on the list"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			conn := dialRaw(t, addr)
@@ -90,8 +90,8 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 	}
 	t.Run("version too new", func(t *testing.T) {
 		conn := dialRaw(t, addr)
-		b := (&preamble{"c1", "x", n.id, "g"}).marshal()
-		b[4] = 2
+		b := (&preamble{"c1", "x", n.id, "g", raftChannel}).marshal()
+		b[4] = 3
 		conn.Write(b)
 		if err := readReply(conn); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
 			t.Errorf("answer %v, want CodeVersionTooNew", err)
@@ -142,7 +142,7 @@ func TestConnectionsPerPeerAreBounded(t *testing.T) {
 	c.open(n)
 	c.transport(n)
 	addr, _ := c.resolve(n.id)
-	pre := preamble{"c1", "x", n.id, "g"}
+	pre := preamble{"c1", "x", n.id, "g", raftChannel}
 	var first net.Conn
 	for i := range maxConnsPerPeer + 1 {
 		conn := dialRaw(t, addr)
@@ -229,7 +229,7 @@ func TestClusterOverTLS(t *testing.T) {
 	c.converged(c.propose("secret"))
 	addr, _ := c.resolve(c.nodes[0].id)
 	conn := dialRaw(t, addr)
-	conn.Write((&preamble{"c1", "x", c.nodes[0].id, "shard-0"}).marshal())
+	conn.Write((&preamble{"c1", "x", c.nodes[0].id, "shard-0", raftChannel}).marshal())
 	if err := readReply(conn); err == nil {
 		t.Error("a plaintext connection was accepted")
 	}

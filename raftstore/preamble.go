@@ -14,7 +14,8 @@ import (
 // the authority.
 const (
 	preambleMagic   = "RWPR"
-	preambleVersion = 1
+	preambleVersion = 1 // behind it raft's own protocol
+	entriesVersion  = 2 // behind it requests of readAppend
 	preambleFixed   = 8
 	maxNameBytes    = 64
 	maxPreambleBody = 4 * (1 + maxNameBytes)
@@ -26,7 +27,16 @@ type preamble struct {
 	cluster  rowraft.ClusterID
 	from, to rowraft.NodeID
 	group    string
+	channel  channel
 }
+
+// channel is what is spoken behind a preamble.
+type channel uint8
+
+const (
+	raftChannel  channel = 0
+	entryChannel channel = 1
+)
 
 // peerStatus answers a preamble.
 type peerStatus uint8
@@ -58,7 +68,7 @@ func (s peerStatus) code() rowraft.Code {
 
 func (p *preamble) marshal() []byte {
 	b := append(make([]byte, 0, 128), preambleMagic...)
-	b = binary.LittleEndian.AppendUint16(b, preambleVersion)
+	b = binary.LittleEndian.AppendUint16(b, preambleVersion+uint16(p.channel))
 	b = append(b, 0, 0)
 	for _, s := range []string{string(p.cluster), string(p.from), string(p.to), p.group} {
 		b = append(b, byte(len(s)))
@@ -77,8 +87,9 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 	if string(b[:4]) != preambleMagic {
 		return p, peerMalformed, fmt.Errorf("bad magic %q", b[:4])
 	}
-	if v := binary.LittleEndian.Uint16(b[4:]); v != preambleVersion {
-		return p, peerVersionTooNew, fmt.Errorf("peer protocol version %d, this node speaks %d", v, preambleVersion)
+	v := binary.LittleEndian.Uint16(b[4:])
+	if v != preambleVersion && v != entriesVersion {
+		return p, peerVersionTooNew, fmt.Errorf("peer protocol version %d, this node speaks %d and %d", v, preambleVersion, entriesVersion)
 	}
 	n := int(binary.LittleEndian.Uint16(b[6:]))
 	if n > maxPreambleBody {
@@ -104,7 +115,7 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 	if len(body) > 0 {
 		return p, peerMalformed, fmt.Errorf("%d bytes follow the names", len(body))
 	}
-	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3]}, peerOK, nil
+	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], channel(v - preambleVersion)}, peerOK, nil
 }
 
 func marshalReply(s peerStatus, text string) []byte {

@@ -31,18 +31,18 @@ func (o *oneWay) cutOff(from *testNode, to ...*testNode) {
 }
 
 type oneWayTransport struct {
-	*raft.NetworkTransport
+	*appendTransport
 	*oneWay
 }
 
 func (o *oneWayTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
-	o.mu.Lock()
+	o.oneWay.mu.Lock()
 	cut, hold := o.cut[to], o.hold
-	o.mu.Unlock()
+	o.oneWay.mu.Unlock()
 	if cut {
 		return errors.New("injected: cut off")
 	}
-	err := o.NetworkTransport.AppendEntries(id, to, a, r)
+	err := o.appendTransport.AppendEntries(id, to, a, r)
 	if hold != nil && a.PrevLogEntry == 0 && len(a.Entries) == 0 {
 		o.held.Add(1)
 		<-hold
@@ -59,7 +59,7 @@ func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft
 	return newTestCluster(t, 3, func(o *Options) {
 		way := ways[o.Node]
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &oneWayTransport{tr.(*raft.NetworkTransport), way}
+			return &oneWayTransport{tr.(*appendTransport), way}
 		}
 		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // leads for long after a cut
 		if more != nil {

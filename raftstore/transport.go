@@ -18,12 +18,16 @@ import (
 // one-way cut for as long after it healed.
 const rpcTimeout = time.Second
 
+// raftEntryBytes is more than raft's own entries take.
+const raftEntryBytes = 1 << 20
+
 // transport is raft's network transport with these changes:
 //
 //   - no heartbeat fast path: a heartbeat handled beside the main goroutine can
 //     raise the term under the leader loop, and logs diverge (#695);
 //   - no pipelining: one failed AppendEntries ends replication to a follower for
 //     good (#612);
+//   - entries travel on connections of their own (appendTransport);
 //   - an AppendEntries carries at most maxRPCBytes, where raft counts entries;
 //   - a follower whose machine lags holds AppendEntries back before they reach
 //     raft's main goroutine, which would block and miss elections;
@@ -36,14 +40,15 @@ const rpcTimeout = time.Second
 //
 // It also sees every answer, and so knows how far each follower is.
 type transport struct {
-	raft.Transport // *raft.NetworkTransport, perhaps wrapped by a test
-	net            *raft.NetworkTransport
+	raft.Transport // *appendTransport, perhaps wrapped by a test
+	net            *appendTransport
 	layer          *streamLayer
 	log            *slog.Logger
 
-	maxRPCBytes int64
-	pace        *pace
-	receiver    receiver
+	maxRPCBytes   int64
+	maxEntryBytes int64
+	pace          *pace
+	receiver      receiver
 
 	consume chan raft.RPC
 	stop    chan struct{}
@@ -89,16 +94,16 @@ func newTransport(layer *streamLayer, o *Options, p *pace, group string, log *sl
 	if canary.Is(canary.PipelinedAppends) {
 		inFlight = 2
 	}
-	n := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	n := newAppendTransport(raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream:          layer,
 		MaxPool:         3,
 		MaxRPCsInFlight: inFlight,
 		Timeout:         rpcTimeout,
 		Logger:          &hclogger{log: log, name: "raft-net", rate: newLogRate()},
-	})
+	}), layer)
 	t := &transport{
 		Transport: n, net: n, layer: layer, log: log,
-		maxRPCBytes: o.MaxRPCBytes, pace: p, receiver: rcv,
+		maxRPCBytes: o.MaxRPCBytes, maxEntryBytes: max(int64(o.MaxEntryBytes), raftEntryBytes), pace: p, receiver: rcv,
 		consume: make(chan raft.RPC),
 		stop:    make(chan struct{}),
 		peers:   map[raft.ServerID]*peerProgress{},
@@ -106,8 +111,9 @@ func newTransport(layer *streamLayer, o *Options, p *pace, group string, log *sl
 	if o.hooks.wrapTransport != nil {
 		t.Transport = o.hooks.wrapTransport(group, n)
 	}
-	t.wg.Add(1)
+	t.wg.Add(2)
 	go t.forward()
+	go t.acceptAppends()
 	return t
 }
 
@@ -294,44 +300,51 @@ func (t *transport) progress(id raft.ServerID, term uint64) (peerProgress, bool)
 
 func (t *transport) Consumer() <-chan raft.RPC { return t.consume }
 
-// forward passes RPCs on to raft; those with entries wait beside it, without
-// holding up heartbeats and votes, while the machine lags too far behind. After
-// half the sender's timeout they pass anyway, so that a lag never looks like a
-// dead follower.
+// forward passes RPCs of raft's own connections on.
 func (t *transport) forward() {
 	defer t.wg.Done()
 	for {
-		var rpc raft.RPC
 		select {
-		case rpc = <-t.Transport.Consumer():
+		case rpc := <-t.Transport.Consumer():
+			if !t.pass(rpc) {
+				return
+			}
 		case <-t.stop:
 			return
 		}
-		if to := recipient(rpc.Command); to != t.receiver.replica {
+	}
+}
+
+// pass gives an RPC to raft, or answers it, and reports false when the transport
+// ends. Those with entries wait beside it, without holding up heartbeats and votes,
+// while the machine lags too far behind. After half the sender's timeout they pass
+// anyway, so that a lag never looks like a dead follower.
+func (t *transport) pass(rpc raft.RPC) bool {
+	if to := recipient(rpc.Command); to != t.receiver.replica {
+		t.wg.Add(1)
+		go t.refuse(rpc, to)
+		return true
+	}
+	switch cmd := rpc.Command.(type) {
+	case *raft.AppendEntriesRequest:
+		t.receiver.cut(cmd)
+		if len(cmd.Entries) > 0 && t.receiver.backlogFull() {
 			t.wg.Add(1)
-			go t.refuse(rpc, to)
-			continue
+			go t.hold(rpc)
+			return true
 		}
-		switch cmd := rpc.Command.(type) {
-		case *raft.AppendEntriesRequest:
-			t.receiver.cut(cmd)
-			if len(cmd.Entries) > 0 && t.receiver.backlogFull() {
-				t.wg.Add(1)
-				go t.hold(rpc)
-				continue
-			}
-		case *raft.InstallSnapshotRequest:
-			if t.receiver.has(cmd) {
-				t.wg.Add(1)
-				go t.decline(rpc, cmd)
-				continue
-			}
+	case *raft.InstallSnapshotRequest:
+		if t.receiver.has(cmd) {
+			t.wg.Add(1)
+			go t.decline(rpc, cmd)
+			return true
 		}
-		select {
-		case t.consume <- rpc:
-		case <-t.stop:
-			return
-		}
+	}
+	select {
+	case t.consume <- rpc:
+		return true
+	case <-t.stop:
+		return false
 	}
 }
 
@@ -430,6 +443,7 @@ func (t *transport) Close() error {
 	t.once.Do(func() {
 		t.interrupt()
 		t.net.CloseStreams()
+		t.net.closeIdle()
 		close(t.stop)
 		t.wg.Wait()
 		t.layer.open.Wait()

@@ -11,7 +11,7 @@ import (
 
 // wedgingTransport stops sending entries to one follower while heartbeats pass.
 type wedgingTransport struct {
-	*raft.NetworkTransport
+	*appendTransport
 	wedged *atomic.Value // raft.ServerID
 	held   *atomic.Int64 // calls that were stopped; may be nil
 }
@@ -27,7 +27,7 @@ func (w *wedgingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress
 		}
 		return raft.ErrTransportShutdown
 	}
-	return w.NetworkTransport.AppendEntries(id, to, a, r)
+	return w.appendTransport.AppendEntries(id, to, a, r)
 }
 
 // A wedged leader is restarted in place: same stores, same machine, no entry
@@ -39,7 +39,7 @@ func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
 		o.WedgeTimeout = 600 * time.Millisecond
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &wedgingTransport{NetworkTransport: tr.(*raft.NetworkTransport), wedged: &wedged}
+			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged}
 		}
 	})
 	for i := range 10 {

@@ -44,6 +44,8 @@ var decoders = map[string]string{
 	"raftstore.parseBatchHead":            "raftstore.FuzzRowLog",
 	"raftstore.parseEntryHead":            "raftstore.FuzzRowLog",
 	"raftstore.parseSegmentHeader":        "raftstore.FuzzRowLog",
+	"raftstore.readAppend":                "raftstore.FuzzAppendRequest",
+	"raftstore.readAppendReply":           "raftstore.FuzzAppendReply",
 	"raftstore.recovery.take":             "raftstore.FuzzRowLog",
 	"raftstore.window.wholeBatch":         "raftstore.FuzzRowLog",
 	"raftstore.openFrame":                 "raftstore.FuzzRegistry",

@@ -1,0 +1,205 @@
+package raftstore
+
+import (
+	"bufio"
+	"encoding/binary"
+	"hash/crc32"
+	"io"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+)
+
+// What travels on an entry connection; docs/formats/peer.md is the authority.
+const (
+	appendHeadBytes  = 64
+	appendReplyBytes = 32
+	maxAppendNames   = 1 << 10
+	maxAppendEntries = 1 << 10
+	maxAppendText    = 1 << 10
+	// readStep bounds what is allocated for bytes that have not come yet.
+	readStep = 1 << 20
+)
+
+// marshalAppend returns everything of a request but the data of its entries. ok is
+// false for what this form cannot carry.
+func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool) {
+	le := binary.LittleEndian
+	b = append(buf[:0], make([]byte, appendHeadBytes)...)
+	for _, name := range [][]byte{a.ID, a.Addr} {
+		b = le.AppendUint16(b, uint16(len(name)))
+		b = append(b, name...)
+	}
+	names := len(b) - appendHeadBytes
+	if names > maxAppendNames || len(a.Entries) > maxAppendEntries {
+		return b, false
+	}
+	for _, l := range a.Entries {
+		if len(l.Extensions) != sealBytes {
+			return b, false
+		}
+		b = appendEntryHead(b, l)
+	}
+	for i, v := range []uint64{a.Term, a.PrevLogEntry, a.PrevLogTerm, a.LeaderCommitIndex} {
+		le.PutUint64(b[8+8*i:], v)
+	}
+	le.PutUint32(b[40:], uint32(len(a.Entries)))
+	le.PutUint32(b[44:], uint32(names))
+	le.PutUint32(b[48:], uint32(a.ProtocolVersion))
+	le.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
+	return b, true
+}
+
+// readAppend reads a request. An entry is at most maxEntry bytes, all of them at
+// most maxBytes and one entry. io.EOF: the peer is done.
+func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesRequest, error) {
+	le := binary.LittleEndian
+	b := make([]byte, appendHeadBytes, appendHeadBytes+4*entryHeadBytes+128)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return nil, err
+	}
+	entries, names := int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
+	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 || le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message with %d entries and %d bytes of names is impossible", entries, names)
+	}
+	b = append(b, make([]byte, names+entries*entryHeadBytes)...)
+	if _, err := io.ReadFull(r, b[appendHeadBytes:]); err != nil {
+		return nil, noEOF(err)
+	}
+	if got, want := crc32.Checksum(b[4:], castagnoli), le.Uint32(b); got != want {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message has checksum %08x, want %08x", got, want)
+	}
+	a := &raft.AppendEntriesRequest{
+		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersion(le.Uint32(b[48:]))},
+		Term:      le.Uint64(b[8:]), PrevLogEntry: le.Uint64(b[16:]), PrevLogTerm: le.Uint64(b[24:]), LeaderCommitIndex: le.Uint64(b[32:]),
+	}
+	rest := b[appendHeadBytes : appendHeadBytes+names]
+	for _, to := range []*[]byte{&a.ID, &a.Addr} {
+		if len(rest) < 2 || int(le.Uint16(rest)) > len(rest)-2 {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the names of a message do not fit")
+		}
+		n := 2 + int(le.Uint16(rest))
+		*to, rest = rest[2:n:n], rest[n:]
+	}
+	if len(rest) != 0 {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the names of a message", len(rest))
+	}
+	heads := b[appendHeadBytes+names:]
+	if err := checkAppendSizes(heads, maxEntry, maxBytes); err != nil {
+		return nil, err
+	}
+	return a, readEntries(r, a, heads)
+}
+
+func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {
+	sum := int64(0)
+	for ; len(heads) > 0; heads = heads[entryHeadBytes:] {
+		n := int64(parseEntryHead(heads).length)
+		if heads[25]|heads[26]|heads[27] != 0 {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "the head of an entry is impossible")
+		}
+		if n > maxEntry || sum > maxBytes {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "an entry of %d bytes behind %d bytes of entries: at most %d and %d", n, sum, maxEntry, maxBytes)
+		}
+		sum += n
+	}
+	return nil
+}
+
+// readEntries reads the data of the entries whose heads are heads.
+func readEntries(r *bufio.Reader, a *raft.AppendEntriesRequest, heads []byte) error {
+	logs := make([]raft.Log, len(heads)/entryHeadBytes)
+	a.Entries = make([]*raft.Log, len(logs))
+	for i := range logs {
+		head := heads[i*entryHeadBytes:][:entryHeadBytes:entryHeadBytes]
+		h := parseEntryHead(head)
+		data, err := readData(r, int(h.length))
+		if err != nil {
+			return noEOF(err)
+		}
+		h.put(&logs[i], head)
+		logs[i].Data = data
+		a.Entries[i] = &logs[i]
+	}
+	return nil
+}
+
+func readData(r io.Reader, n int) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	data := make([]byte, min(n, readStep))
+	for done := 0; ; {
+		if _, err := io.ReadFull(r, data[done:]); err != nil {
+			return nil, err
+		}
+		if done = len(data); done == n {
+			return data, nil
+		}
+		data = append(data, make([]byte, min(n-done, done))...)
+	}
+}
+
+// noEOF: the end of the stream within a message is no end.
+func noEOF(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// marshalAppendReply returns the answer to a request; failure is for people.
+func marshalAppendReply(a *raft.AppendEntriesResponse, failure error) []byte {
+	le := binary.LittleEndian
+	b := make([]byte, appendReplyBytes)
+	if failure != nil {
+		b[4] = 1
+		text := failure.Error()
+		b = append(b, text[:min(len(text), maxAppendText)]...)
+	} else {
+		b[5], b[6] = bit(a.Success), bit(a.NoRetryBackoff)
+		le.PutUint64(b[8:], a.Term)
+		le.PutUint64(b[16:], a.LastLog)
+		le.PutUint32(b[24:], uint32(a.ProtocolVersion))
+	}
+	le.PutUint32(b[28:], uint32(len(b)-appendReplyBytes))
+	le.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
+	return b
+}
+
+func bit(v bool) byte {
+	if v {
+		return 1
+	}
+	return 0
+}
+
+// readAppendReply reads an answer. whole is false if the connection is of no use
+// any more.
+func readAppendReply(r io.Reader, a *raft.AppendEntriesResponse) (whole bool, err error) {
+	le := binary.LittleEndian
+	b := make([]byte, appendReplyBytes)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return false, noEOF(err)
+	}
+	n := le.Uint32(b[28:])
+	if n > maxAppendText || b[4] > 1 || b[5] > 1 || b[6] > 1 || b[7] != 0 || b[4] == 0 && n > 0 {
+		return false, rowraft.Errorf(rowraft.CodeCorrupt, "the answer to a message is impossible")
+	}
+	b = append(b, make([]byte, n)...)
+	if _, err := io.ReadFull(r, b[appendReplyBytes:]); err != nil {
+		return false, noEOF(err)
+	}
+	if got, want := crc32.Checksum(b[4:], castagnoli), le.Uint32(b); got != want {
+		return false, rowraft.Errorf(rowraft.CodeCorrupt, "the answer to a message has checksum %08x, want %08x", got, want)
+	}
+	if b[4] == 1 {
+		return true, rowraft.Errorf(rowraft.CodeInternal, "%s", b[appendReplyBytes:])
+	}
+	*a = raft.AppendEntriesResponse{
+		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersion(le.Uint32(b[24:]))},
+		Term:      le.Uint64(b[8:]), LastLog: le.Uint64(b[16:]), Success: b[5] == 1, NoRetryBackoff: b[6] == 1,
+	}
+	return true, nil
+}
