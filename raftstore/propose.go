@@ -173,6 +173,12 @@ func (n *instance) dispatch() {
 	defer close(n.inflight)
 	for f := range n.queue {
 		n.mu.Lock()
+		hold := n.mu.hold
+		n.mu.Unlock()
+		if hold != nil { // raft would refuse it
+			<-hold
+		}
+		n.mu.Lock()
 		stopping := n.mu.stopping
 		n.mu.Unlock()
 		if stopping {

@@ -3,6 +3,7 @@ package raftstore
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
@@ -37,13 +38,19 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping, changing its members or handing over already", g.cfg.ID)
 	}
 	n.mu.transferring = true
+	over := make(chan struct{})
+	n.mu.hold = over
 	done := make(chan error, 1)
 	n.reads.Go(func() {
-		err := n.await(n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)))
+		err := n.settle(ctx, target)
+		if err == nil {
+			err = n.await(n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)))
+		}
 		n.noteTransfer(false) // what was refused until now had its reason
 		n.mu.Lock()
-		n.mu.transferring = false
+		n.mu.transferring, n.mu.hold = false, nil
 		n.mu.Unlock()
+		close(over)
 		done <- err
 	})
 	n.mu.Unlock()
@@ -57,6 +64,37 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 		return rowraft.Errorf(rowraft.CodeClosing, "group %s stopped", g.cfg.ID)
 	case <-ctx.Done():
 		return fmt.Errorf("transfer leadership of group %s: %w", g.cfg.ID, context.Cause(ctx))
+	}
+}
+
+// settleLimit is how long proposals wait for the successor to have the whole log.
+const settleLimit = 250 * time.Millisecond
+
+// settle waits until target has the whole log, while the dispatcher holds proposals
+// back. Raft would otherwise send it the rest itself, and when its leader steps down
+// meanwhile two of its goroutines wait for each other for good and proposals are
+// refused until raft is started anew (raft.go, leadershipTransfer: a send to
+// triggerDeferErrorCh that nobody receives; #696).
+func (n *instance) settle(ctx context.Context, target MemberStatus) error {
+	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
+	if err := n.await(n.raft.Barrier(settleLimit)); err != nil { // what was dispatched before is in the log
+		return err
+	}
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		last := n.raft.LastIndex()
+		if p, ok := n.trans.progress(raft.ServerID(target.Replica), n.raft.CurrentTerm()); ok && p.match >= last {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-n.over:
+			return errFailed
+		case <-ctx.Done():
+			return rowraft.Errorf(rowraft.CodeNoLeader, "replica %s has not caught up within %v", target.Replica, settleLimit)
+		}
 	}
 }
 
