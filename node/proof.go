@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -92,7 +91,9 @@ func differ(all []testimony) bool {
 // prover is when a leader last compared its shard. The goroutine of Node.watch owns
 // all but round.
 type prover struct {
-	round sync.Mutex // held during one comparison
+	// round holds a token during one comparison. It is a channel, because whoever has
+	// it waits for others: nobody should wait for it beyond his own patience.
+	round chan struct{}
 
 	at      time.Time
 	term    uint64
@@ -160,8 +161,12 @@ type proofRound struct {
 // prove logs a mark, asks every member what it has there, and logs the verdict. With
 // everyone it waits for all answers, otherwise for enough of them.
 func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRound, error) {
-	r.proof.round.Lock()
-	defer r.proof.round.Unlock()
+	select {
+	case r.proof.round <- struct{}{}:
+		defer func() { <-r.proof.round }()
+	case <-ctx.Done():
+		return nil, rowraft.Errorf(rowraft.CodeDeadline, "shard %d: another comparison of its replicas is still running: %w", r.shard, context.Cause(ctx))
+	}
 	if err := r.mustLead(); err != nil {
 		return nil, err
 	}

@@ -84,7 +84,8 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 	}
 	r := &replica{
 		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: tamper,
-		log: log.With("shard", uint32(s.ID), "replica", string(self.ID)),
+		proof: prover{round: make(chan struct{}, 1)},
+		log:   log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	// Founders found the group, and only they; whoever comes later joins it. A
