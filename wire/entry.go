@@ -94,7 +94,7 @@ func ParseEntryHeader(entry []byte) (h EntryHeader, rest []byte, err error) {
 	if entry[1] > entryFormat || h.Version > EntryVersion {
 		return h, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry has format %d, apply version %d; this binary knows up to %d and %d: upgrade it", entry[1], h.Version, entryFormat, EntryVersion)
 	}
-	partless := h.Kind > EntryParts && h.Kind <= lastEntryKind || h.Kind == EntrySweep || h.Kind == EntryDropTable || h.Kind == EntryProof
+	partless := h.Kind > EntryParts && h.Kind <= lastEntryKind
 	if entry[1] == 0 || h.Version == 0 || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 || partless && h.Parts != 0 {
 		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry header has impossible fields")
 	}

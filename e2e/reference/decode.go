@@ -64,55 +64,38 @@ func decodeEntry(b []byte) (*entry, error) {
 	if format == 0 || version == 0 || !zero(b[3:4]) || !zero(b[6:8]) || !zero(b[28:32]) {
 		return nil, corrupt("entry header with impossible fields")
 	}
-	body := b[32:]
+	if e.kind < kindParts || e.kind > kindProof {
+		return nil, tooNew("entry of an unknown kind")
+	}
+	if e.kind != kindParts && parts != 0 {
+		return nil, corrupt("parts where none belong")
+	}
+	body, err := b[32:], error(nil)
 	switch e.kind {
 	case kindParts:
-		return e, e.decodeParts(parts, body)
+		err = e.decodeParts(parts, body)
 	case kindOpenSession:
-		if parts != 0 || len(body) != 24 {
+		if len(body) != 24 {
 			return nil, corrupt("open session of another length")
 		}
 		e.client, e.incarnation = rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:]))
-		return e, nil
 	case kindCreateTable:
-		s, rest, err := decodeSchema(body)
-		if err == nil && (parts != 0 || len(rest) != 0) {
+		var rest []byte
+		if e.schema, rest, err = decodeSchema(body); err == nil && len(rest) != 0 {
 			err = corrupt("bytes follow a schema")
 		}
-		e.schema = s
-		return e, err
-	}
-	if e.kind == kindDropTable {
-		if parts != 0 || len(body) != 8 || zero(body) {
+	case kindDropTable:
+		if len(body) != 8 || zero(body) {
 			return nil, corrupt("drop of no table")
 		}
 		e.dropped = rowraft.TableID(le.Uint64(body))
-		return e, nil
+	case kindProof:
+		e.proof, err = decodeProof(body)
+	case kindSweep:
+		e.sweep, err = decodeSweep(version, body)
+	default:
+		e.restore, err = decodeRestore(e.kind, version, body)
 	}
-	if e.kind == kindProof {
-		p, err := decodeProof(body)
-		if err == nil && parts != 0 {
-			err = corrupt("a proof with parts")
-		}
-		e.proof = p
-		return e, err
-	}
-	if e.kind == kindSweep {
-		w, err := decodeSweep(version, body)
-		if err == nil && parts != 0 {
-			err = corrupt("a sweep with parts")
-		}
-		e.sweep = w
-		return e, err
-	}
-	if e.kind < kindMark || e.kind > kindRestoreDrop {
-		return nil, tooNew("entry of an unknown kind")
-	}
-	r, err := decodeRestore(e.kind, version, body)
-	if err == nil && parts != 0 {
-		err = corrupt("a restore with parts")
-	}
-	e.restore = r
 	return e, err
 }
 
