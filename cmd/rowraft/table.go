@@ -19,7 +19,7 @@ import (
 
 func newTableCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "table", Short: "Create, shrink, delete, export and import tables, and look at them"}
-	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g), newTableDeleteCmd(g), newTableShrinkCmd(g), newTableExportCmd(g), newTableImportCmd(g))
+	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g), newTableDeleteCmd(g), newTableShrinkCmd(g), newTableForecastCmd(g), newTableExportCmd(g), newTableImportCmd(g))
 	return cmd
 }
 
