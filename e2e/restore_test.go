@@ -87,6 +87,8 @@ func filled(t testing.TB, opts localcluster.Options, rows int) (c *cluster, dest
 	for _, s := range []rowraft.Schema{
 		{Name: "emb", Kind: rowraft.Sparse, Dim: 8, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1}},
 		{Name: "dense", Kind: rowraft.Dense, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.1, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8}},
+		{Name: "stream", Kind: rowraft.Sparse, Dim: 4, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 0.1},
+			Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}, Expire: 1 << 30, Capacity: rowraft.Capacity{Rows: 1 << 20, Evict: rowraft.EvictLFU}},
 	} {
 		table, err := cl.CreateTable(deadline(t, 30*time.Second), s, true)
 		if err != nil {
@@ -108,8 +110,36 @@ func filled(t testing.TB, opts localcluster.Options, rows int) (c *cluster, dest
 			}
 		}
 	}
+	// Keys that wait for a row.
+	table, err := cl.Table(deadline(t, 30*time.Second), "stream")
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := make([]rowraft.Key, 500)
+	for i := range waiting {
+		waiting[i] = rowraft.Key(1<<40 + i)
+	}
+	if _, err := table.Push(deadline(t, time.Minute), waiting, make([]float32, 4*len(waiting))); err != nil {
+		t.Fatal(err)
+	}
 	dest = t.TempDir()
 	return c, dest, c.createCheckpoint(dest, "a")
+}
+
+// shrunk is what `table shrink -o json` says.
+type shrunk struct{ Removed, Candidates uint64 }
+
+func (c *cluster) sweepDryRun(table string, args ...string) (out shrunk) {
+	c.t.Helper()
+	args = append([]string{"table", "shrink", table, "--dry-run", "-o", "json"}, args...)
+	stdout, stderr, code := c.rowraft(deadline(c.t, time.Minute), args...)
+	if code != 0 {
+		c.t.Fatalf("%v: exit code %d\n%s", args, code, stderr)
+	}
+	if err := json.Unmarshal([]byte(stdout), &out); err != nil {
+		c.t.Fatalf("%v: %v\n%s", args, err, stdout)
+	}
+	return out
 }
 
 func TestRestoreIntoOtherNumbersOfShards(t *testing.T) {
@@ -123,7 +153,7 @@ func TestRestoreIntoOtherNumbersOfShards(t *testing.T) {
 				t.Errorf("dry run: %+v", v)
 			}
 			v := c.mustRestore(dest + "/a")
-			if v.Epoch != 2 || len(v.Shards) != opts.Shards || len(v.Tables) != 2 {
+			if v.Epoch != 2 || len(v.Shards) != opts.Shards || len(v.Tables) != 3 {
 				t.Errorf("%+v", v)
 			}
 			for _, s := range v.Tables {
@@ -144,6 +174,13 @@ func TestRestoreIntoOtherNumbersOfShards(t *testing.T) {
 			again := c.createCheckpoint(dest, fmt.Sprintf("again-%d", opts.Shards))
 			if got := slotSums(t, dest, fmt.Sprintf("again-%d", opts.Shards)); !maps.Equal(got, want) || again.Rows() != m.Rows() || again.Epoch != 2 {
 				t.Errorf("slot by slot the restored cluster differs from the checkpoint: %d slots, %d rows; want %d, %d", len(got), again.Rows(), len(want), m.Rows())
+			}
+			// Keys that waited for a row still do: one more push, and they have it.
+			if n := c.sweepDryRun("stream", "--count-below", "2"); n.Removed != 0 || n.Candidates != 500 {
+				t.Errorf("%d rows and %d candidates were pushed once, want 0 and 500", n.Removed, n.Candidates)
+			}
+			if n := c.sweepDryRun("stream", "--unseen", "1h"); n.Removed != 0 || n.Candidates != 0 {
+				t.Errorf("%d rows and %d candidates seem unseen for an hour", n.Removed, n.Candidates)
 			}
 			// It trains on.
 			table, err := c.dial(client.Options{}).Table(deadline(t, 30*time.Second), "emb")

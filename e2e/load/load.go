@@ -45,9 +45,10 @@ type Load struct {
 	wg    sync.WaitGroup
 
 	workers []*worker
+	stream  *stream
 	guests  [Guests]*Counter
 
-	acks, pulls, refused, unknown atomic.Int64
+	acks, pulls, refused, unknown, streamed atomic.Int64
 
 	mu          sync.Mutex
 	problems    []string
@@ -95,6 +96,11 @@ func New(ctx context.Context, opts Options) (*Load, error) {
 			return nil, err
 		}
 		l.workers = append(l.workers, &worker{c, rand.New(rand.NewPCG(opts.Seed, uint64(i)))})
+	}
+	var err error
+	if l.stream, err = l.dialStream(ctx); err != nil {
+		l.Close()
+		return nil, err
 	}
 	for g := range l.guests {
 		l.guests[g] = l.counter(opts.Clients + g)
@@ -197,6 +203,8 @@ func (l *Load) Start() {
 		stopping := l.stopping
 		l.wg.Go(func() { l.work(w, stopping) })
 	}
+	stopping := l.stopping
+	l.wg.Go(func() { l.flow(l.stream, stopping) })
 }
 
 // Quiesce stops the load and waits until every call has its answer, or ctx ends.
@@ -228,6 +236,9 @@ func (l *Load) Close() error {
 	l.end()
 	l.wg.Wait()
 	var first error
+	if l.stream != nil {
+		first = l.stream.c.Close()
+	}
 	for _, w := range l.workers {
 		if err := w.Close(); err != nil && first == nil {
 			first = err
@@ -307,11 +318,11 @@ func (l *Load) Problems() []string {
 }
 
 // Counts are the load's calls so far, guests included.
-type Counts struct{ Acks, Pulls, Refused, Unknown int64 }
+type Counts struct{ Acks, Pulls, Refused, Unknown, Streamed int64 }
 
 // Counts returns how much has been done.
 func (l *Load) Counts() Counts {
-	return Counts{l.acks.Load(), l.pulls.Load(), l.refused.Load(), l.unknown.Load()}
+	return Counts{l.acks.Load(), l.pulls.Load(), l.refused.Load(), l.unknown.Load(), l.streamed.Load()}
 }
 
 // Since reports whether every client has had a push acknowledged that it sent after

@@ -58,10 +58,11 @@ func drawRestore(t *rapid.T, h wire.EntryHeader, m *Machine) []byte {
 		tables := []rowraft.Schema{}
 		for i := range 3 {
 			if rapid.IntRange(0, 4).Draw(t, "table") > 0 {
-				tables = append(tables, testTable(rowraft.TableID(i+50), string(rune('p'+rapid.IntRange(0, 5).Draw(t, "name"))), i+1, []rowraft.Optimizer{sgd, adagrad, adam}[i]))
+				tables = append(tables, restoredTable(i, string(rune('p'+rapid.IntRange(0, 5).Draw(t, "name")))))
 			}
 		}
-		return wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Epoch: m.Epoch + rowraft.TableEpoch(rapid.IntRange(0, 5).Draw(t, "above")), Tables: tables})
+		base := rapid.SampledFrom([]uint32{0, 0, 1, 1000, 1 << 20}).Draw(t, "base")
+		return wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Base: base, Epoch: m.Epoch + rowraft.TableEpoch(rapid.IntRange(0, 5).Draw(t, "above")), Tables: tables})
 	case k < 8:
 		sum, rows := m.Stage.m.Digest()
 		c := wire.RestoreClose{ID: id, Epoch: m.Stage.Epoch, Chunks: m.Stage.Next - 1, Rows: rows, Digest: sum}
@@ -91,7 +92,7 @@ func drawRestore(t *rapid.T, h wire.EntryHeader, m *Machine) []byte {
 
 func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 	i := rapid.IntRange(0, 2).Draw(t, "table of block")
-	s := testTable(rowraft.TableID(i+50), "x", i+1, []rowraft.Optimizer{sgd, adagrad, adam}[i])
+	s := restoredTable(i, "x")
 	b := wire.RestoreBlock{Table: s.ID, RecordBytes: 24 + 4*(s.Dim+len(initialState(&s))), Counter: 100 - uint64(rapid.IntRange(0, 1).Draw(t, "lower"))}
 	key := rowraft.Key(rapid.IntRange(0, 200).Draw(t, "key"))
 	for m.Owned != nil && !m.Owned[slotOf(&s, key)] && rapid.IntRange(0, 300).Draw(t, "foreign") > 0 {
@@ -105,10 +106,22 @@ func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 	if fault == 1 {
 		b.RecordBytes += 4
 	}
+	if i == 1 || fault == 4 {
+		b.Tick = rapid.SampledFrom([]uint32{0, 1, 900, 1 << 21}).Draw(t, "tick of source")
+	}
+	if i == 1 && rapid.IntRange(0, 2).Draw(t, "candidates") == 0 || fault == 5 {
+		b.Rows, b.RecordBytes, b.Candidates = 1, 16, true
+		b.Records = make([]byte, 16)
+		le.PutUint64(b.Records, uint64(key))
+		le.PutUint32(b.Records[8:], rapid.Uint32Range(0, 5).Draw(t, "pushes"))
+		le.PutUint32(b.Records[12:], rapid.Uint32Range(0, 1000).Draw(t, "tick"))
+		return b
+	}
 	if b.Rows = rapid.IntRange(0, 1).Draw(t, "rows"); b.Rows == 0 {
 		return b
 	}
 	rec := make([]byte, b.RecordBytes)
+	le.PutUint32(rec, rapid.Uint32Range(0, 1000).Draw(t, "recency"))
 	le.PutUint64(rec[8:], uint64(key))
 	version := uint64(rapid.IntRange(1, 90).Draw(t, "version"))
 	switch fault {
@@ -123,4 +136,13 @@ func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 	}
 	b.Records = rec
 	return b
+}
+
+// restoredTable is one of three tables that restores bring, the second of them tracked.
+func restoredTable(i int, name string) rowraft.Schema {
+	s := testTable(rowraft.TableID(i+50), name, i+1, []rowraft.Optimizer{sgd, adagrad, adam}[i])
+	if i == 1 {
+		s.Admission, s.Expire = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 5}, 100
+	}
+	return s
 }

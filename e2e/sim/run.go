@@ -319,8 +319,8 @@ func (r *runner) final(ctx context.Context) {
 	for shard := range r.cfg.Shards {
 		rows += r.compare(ctx, rowraft.ShardID(shard))
 	}
-	if rows != uint64(r.cfg.Rows) && len(r.res.Problems) == 0 {
-		r.wrong("the shards hold %d rows, want %d", rows, r.cfg.Rows)
+	if least, most := r.load.Rows(); (rows < uint64(least) || rows > uint64(most)) && len(r.res.Problems) == 0 {
+		r.wrong("the shards hold %d rows, want %d to %d", rows, least, most)
 	}
 	for _, p := range r.cluster.Dead() {
 		r.wrong("%s", p)
@@ -368,6 +368,9 @@ func (r *runner) sum() {
 		if n.Tried > 2 && n.Observed == 0 {
 			r.wrong("fault %s was tried %d times and never had an effect", k, n.Tried)
 		}
+	}
+	if least := int64(r.cfg.For.Seconds()); c.Streamed < least {
+		r.wrong("%d pushes to the table for streaming ids, want %d at least", c.Streamed, least)
 	}
 	if least := int64(minAcksPerSecond * r.cfg.For.Seconds()); c.Acks < least {
 		r.wrong("too little happened: %d pushes acknowledged, want %d", c.Acks, least)
