@@ -162,7 +162,7 @@ func diskFull(ctx context.Context, a *act) error {
 		return nil
 	}
 	defer a.release(name)
-	free := int64(a.rng.IntN(20_000))
+	free := int64(a.rng.IntN(3_000))
 	return a.broken(ctx, name, func() func() {
 		undo := a.Machines.FillDisk(name, free)
 		return func() {
