@@ -15,3 +15,13 @@ func threadTime() time.Duration {
 	}
 	return time.Duration(ts.Nano())
 }
+
+// threadWaits returns how often the calling thread has given up its processor to
+// wait for something.
+func threadWaits() int64 {
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &r); err != nil {
+		panic(err)
+	}
+	return r.Nvcsw
+}

@@ -3,8 +3,8 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
-	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,8 +17,9 @@ import (
 // machineRows is the size of the shard that is pulled from while it applies.
 const machineRows = 1_000_000
 
-// machine measures a shard: applies with and without pulls beside them, pulls
-// with and without applies, and how long the slowest entries took.
+// machine measures a shard: applies with and without two pullers beside them, by
+// the CPU time of the applying thread and by how often it had to wait for somebody
+// else; and pulls with and without applies, by the clock.
 func machine(c config, report func(figure)) error {
 	m, err := newBenchMachine(16, machineRows, 1)
 	if err != nil {
@@ -34,26 +35,26 @@ func machine(c config, report func(figure)) error {
 	figures := map[string][]float64{}
 	for range c.rounds {
 		for _, p := range phases {
-			applied, pulled, slow, err := m.run(p.pullers, p.apply, 400*time.Millisecond)
+			r, err := m.run(p.pullers, p.apply, 400*time.Millisecond)
 			if err != nil {
 				return err
 			}
 			if p.apply {
-				figures["machine/apply/"+p.name] = append(figures["machine/apply/"+p.name], applied)
-				figures["machine/apply-p99/"+p.name] = append(figures["machine/apply-p99/"+p.name], slow)
+				figures["machine/apply/"+p.name] = append(figures["machine/apply/"+p.name], r.applied)
+				figures["machine/waits/"+p.name] = append(figures["machine/waits/"+p.name], r.waits)
 			}
 			if p.pullers > 0 {
-				figures["machine/pull/"+p.name] = append(figures["machine/pull/"+p.name], pulled)
+				figures["machine/pull/"+p.name] = append(figures["machine/pull/"+p.name], r.pulled)
 			}
 		}
 	}
 	for _, name := range []string{
-		"machine/apply/apply-alone", "machine/apply/both", "machine/apply-p99/apply-alone", "machine/apply-p99/both",
+		"machine/apply/apply-alone", "machine/apply/both", "machine/waits/apply-alone", "machine/waits/both",
 		"machine/pull/pull-alone", "machine/pull/both",
 	} {
 		values, unit := figures[name], "Mrows/s"
-		if name[:len("machine/apply-p99")] == "machine/apply-p99" {
-			unit = "ms"
+		if strings.HasPrefix(name, "machine/waits/") {
+			unit = "per entry"
 		}
 		slices.Sort(values)
 		report(free(name, values[len(values)/2], unit))
@@ -151,9 +152,15 @@ func (b *benchMachine) apply(entry []byte) error {
 	return fmt.Errorf("entry %d was not applied", b.index)
 }
 
-// run returns millions of rows a second applied and pulled, and the 99th
-// percentile of an entry's time in ms.
-func (b *benchMachine) run(pullers int, apply bool, d time.Duration) (applied, pulled, slow float64, err error) {
+// rates is what one run measured.
+type rates struct {
+	applied float64 // million rows a second of the applying thread's CPU time
+	waits   float64 // how often the thread gave its processor up, per entry of 7,000 rows
+	byClock float64 // million rows applied a second of the clock
+	pulled  float64 // the same of pulls
+}
+
+func (b *benchMachine) run(pullers int, apply bool, d time.Duration) (r rates, err error) {
 	var stop atomic.Bool
 	var pulls atomic.Int64
 	var wg sync.WaitGroup
@@ -171,29 +178,23 @@ func (b *benchMachine) run(pullers int, apply bool, d time.Duration) (applied, p
 			}
 		})
 	}
-	var times []time.Duration
 	if apply {
-		for i := 0; time.Since(begin) < d && err == nil; i++ {
-			start := time.Now()
-			err = b.push(b.entries[i%len(b.entries)])
-			times = append(times, time.Since(start))
-			runtime.Gosched()
+		entries, cpu, waits := 0, threadTime(), threadWaits()
+		for ; time.Since(begin) < d && err == nil; entries++ {
+			err = b.push(b.entries[entries%len(b.entries)])
 		}
+		r.applied = float64(entries*partKeys) / (threadTime() - cpu).Seconds() / 1e6
+		r.byClock = float64(entries*partKeys) / time.Since(begin).Seconds() / 1e6
+		r.waits = float64(threadWaits()-waits) / float64(entries)
 	} else {
 		time.Sleep(d)
 	}
-	seconds := time.Since(begin).Seconds()
-	pulled = float64(pulls.Load()*batchKeys) / seconds / 1e6
+	r.pulled = float64(pulls.Load()*batchKeys) / time.Since(begin).Seconds() / 1e6
 	stop.Store(true)
 	wg.Wait()
 	select {
 	case err = <-errs:
 	default:
 	}
-	if len(times) > 0 {
-		applied = float64(len(times)*partKeys) / seconds / 1e6
-		slices.Sort(times)
-		slow = float64(times[len(times)*99/100]) / 1e6
-	}
-	return applied, pulled, slow, err
+	return r, err
 }

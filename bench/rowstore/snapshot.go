@@ -108,11 +108,11 @@ func beginTime(rows, tables, sessions int) (us float64, err error) {
 func (b *benchMachine) beside(w io.Writer) (ratio, images, seconds float64, err error) {
 	alone, took := 0.0, 300*time.Millisecond
 	for range 2 {
-		before, _, _, err := b.run(0, true, took)
+		before, err := b.run(0, true, took)
 		if err != nil {
 			return 0, 0, 0, err
 		}
-		alone += before / 2
+		alone += before.byClock / 2
 		if ratio != 0 {
 			break
 		}

@@ -13,7 +13,8 @@ import (
 func floats(b []byte, dt rowraft.DType, dst []float32) []float32 {
 	if dt == rowraft.BFloat16 {
 		b = b[:2*len(dst)]
-		for i := range dst {
+		wide := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 4*len(dst))
+		for i := widenMany(wide, b); i < len(dst); i++ {
 			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16)
 		}
 		return dst
@@ -33,7 +34,7 @@ func convert(dst []byte, to rowraft.DType, src []byte, from rowraft.DType) {
 	case from == to:
 		copy(dst, src)
 	case from == rowraft.BFloat16:
-		for i := range len(dst) / 4 {
+		for i := widenMany(dst, src); i < len(dst)/4; i++ {
 			binary.LittleEndian.PutUint32(dst[4*i:], uint32(binary.LittleEndian.Uint16(src[2*i:]))<<16)
 		}
 	default:
@@ -51,7 +52,7 @@ func roundAll(v []float32) {
 // putFloats writes src to dst as dt.
 func putFloats(dst []byte, dt rowraft.DType, src []float32) {
 	if dt == rowraft.BFloat16 {
-		i := 0
+		i := roundMany(dst, src)
 		for ; len(src)-i >= 2; i += 2 { // two numbers, one store
 			two := uint32(bfloat16(src[i])) | uint32(bfloat16(src[i+1]))<<16
 			binary.LittleEndian.PutUint32(dst[2*i:], two)

@@ -58,13 +58,17 @@ func (t *Table) RestoreRow(rec []byte) error {
 // after its rows were restored: the counter may be beyond every row when the last
 // one changed was deleted.
 //
-// Errors: CodeCorrupt if a row of the slot, or removed, is above v; CodeWrongShard.
+// Errors: CodeCorrupt if a row of the slot, or removed, is above v, or v impossible;
+// CodeWrongShard.
 func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 	if !t.Owns(slot) {
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
 	}
 	if s := &t.slots[slot]; v < s.version {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d and a row of version %d", t.schema.Name, slot, v, s.version)
+	}
+	if v&busy != 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has the impossible version counter %d", t.schema.Name, slot, v)
 	}
 	if removed > v {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d and a removal of version %d", t.schema.Name, slot, v, removed)

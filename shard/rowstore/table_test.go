@@ -399,6 +399,7 @@ func TestRefusals(t *testing.T) {
 		}, rowraft.CodeCorrupt},
 		{"restore of a foreign key", func() error { return table.RestoreRow(edit(func(rec []byte) { rec[keyOffset] = byte(foreign) })) }, rowraft.CodeWrongShard},
 		{"slot version below a row's", func() error { return table.RestoreSlotVersion(slot, 0, 0) }, rowraft.CodeCorrupt},
+		{"slot version that no slot can reach", func() error { return table.RestoreSlotVersion(slot, 1<<63, 0) }, rowraft.CodeCorrupt},
 		{"slot version of a foreign slot", func() error { return table.RestoreSlotVersion((slot+1)%rowraft.NumSlots, 9, 0) }, rowraft.CodeWrongShard},
 		{"a table of dim 0", func() error {
 			_, err := New(Options{Schema: testSchema(rowraft.Sparse, rowraft.SGD, 0)})

@@ -1,0 +1,6 @@
+//go:build !(goexperiment.simd && amd64)
+
+package rowstore
+
+func roundMany(dst []byte, src []float32) int { return 0 }
+func widenMany(dst, src []byte) int           { return 0 }

@@ -1,0 +1,51 @@
+//go:build goexperiment.simd && amd64
+
+package rowstore
+
+import "simd/archsimd"
+
+// haveAVX2 is fixed at start; without it the plain loops run.
+var haveAVX2 = archsimd.X86.AVX2()
+
+// lanes is how many numbers are converted at once.
+const lanes = 8
+
+// roundMany writes the first numbers of src to dst as bfloat16 does one, and
+// returns how many, a multiple of 8.
+func roundMany(dst []byte, src []float32) int {
+	if !haveAVX2 || len(src) < lanes {
+		return 0
+	}
+	dst = dst[:2*len(src)]
+	half, one := archsimd.BroadcastUint32x8(0x7FFF), archsimd.BroadcastUint32x8(1)
+	quiet := archsimd.BroadcastUint32x8(0x40)
+	magnitude, inf := archsimd.BroadcastUint32x8(0x7FFFFFFF), archsimd.BroadcastInt32x8(0x7F800000)
+	i := 0
+	for ; i+lanes <= len(src); i += lanes {
+		x := archsimd.LoadFloat32x8Slice(src[i:]).AsUint32x8()
+		top := x.ShiftAllRight(16)
+		rounded := x.Add(half).Add(top.And(one)).ShiftAllRight(16)
+		nan := x.And(magnitude).AsInt32x8().Greater(inf)
+		r := top.Or(quiet).Merge(rounded, nan).AsInt32x8()
+		r.GetLo().SaturateToUint16Concat(r.GetHi()).AsUint8x16().StoreSlice(dst[2*i:])
+	}
+	archsimd.ClearAVXUpperBits()
+	return i
+}
+
+// widenMany writes the first numbers of src, bfloat16, to dst as float32, and
+// returns how many, a multiple of 8. dst tells how many there are.
+func widenMany(dst, src []byte) int {
+	n := len(dst) / 4
+	if !haveAVX2 || n < lanes {
+		return 0
+	}
+	src = src[:2*n]
+	i := 0
+	for ; i+lanes <= n; i += lanes {
+		x := archsimd.LoadUint8x16Slice(src[2*i:]).AsUint16x8().ExtendToUint32()
+		x.ShiftAllLeft(16).AsUint8x32().StoreSlice(dst[4*i:])
+	}
+	archsimd.ClearAVXUpperBits()
+	return i
+}

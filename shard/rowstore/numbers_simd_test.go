@@ -1,0 +1,13 @@
+//go:build goexperiment.simd && amd64
+
+package rowstore
+
+import "testing"
+
+// TestConversionsWithoutAVX2 runs the SIMD build as a machine without AVX2 would.
+func TestConversionsWithoutAVX2(t *testing.T) {
+	saved := haveAVX2
+	haveAVX2 = false
+	defer func() { haveAVX2 = saved }()
+	TestConversionsOfMany(t)
+}
