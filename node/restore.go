@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"os"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -36,7 +37,9 @@ func (s *partService) RestorePart(ctx context.Context, req *rowraftv1.RestorePar
 	if req.GetRows() != nil {
 		return &rowraftv1.RestorePartReply{TableEpoch: uint64(r.machine.Epoch()), Staged: true}, nil
 	}
-	return r.restoreReply(id), nil
+	reply := r.restoreReply(id)
+	reply.Node, reply.FreeMemory = string(s.n.self.ID), freeMemory(os.DirFS("/"))
+	return reply, nil
 }
 
 // restoreEntry returns what a step logs: nil if it only looks, or is done already.

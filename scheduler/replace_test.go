@@ -25,6 +25,7 @@ type fakeParts struct {
 	live   uint64
 	staged map[uint32]bool
 	closed int
+	free   uint64 // bytes of memory
 	begun  func() // called when a shard begins
 }
 
@@ -46,7 +47,7 @@ func (p *fakeParts) RestorePart(_ context.Context, req *rowraftv1.RestorePartReq
 	if p.closed > 0 {
 		epoch = 2
 	}
-	return &rowraftv1.RestorePartReply{TableEpoch: epoch, LiveRows: p.live, Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16)}, nil
+	return &rowraftv1.RestorePartReply{TableEpoch: epoch, LiveRows: p.live, Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16), Node: "a", FreeMemory: p.free}, nil
 }
 
 // restoringCluster is a scheduler that leads a cluster of one shard, and the shard.
@@ -71,12 +72,17 @@ func restoringCluster(t *testing.T) (*Scheduler, *fakeParts) {
 	return s, p
 }
 
-// emptyCheckpoint makes one of a single table without rows.
-func emptyCheckpoint(t *testing.T, dest, name string) {
+// emptyCheckpoint makes one of a single table whose stream has no rows, and whose sums
+// say that it has some.
+func emptyCheckpoint(t *testing.T, dest, name string, rows uint32) {
 	t.Helper()
 	schema := restoredTable(7, "fresh")
-	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema}}}
-	part := checkpoint.Part{Applied: 7}
+	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema, Rows: uint64(rows)}}}
+	part := checkpoint.Part{Applied: 7, Rows: uint64(rows)}
+	var sums []checkpoint.SlotSum
+	if rows > 0 {
+		sums = append(sums, checkpoint.SlotSum{Table: schema.ID, Slot: 1, Rows: rows, Counter: uint64(rows)})
+	}
 	for s := range rowraft.NumSlots {
 		part.Slots = append(part.Slots, rowraft.Slot(s))
 	}
@@ -98,7 +104,7 @@ func emptyCheckpoint(t *testing.T, dest, name string) {
 		}
 		return checkpoint.File{Name: file, Bytes: int64(len(b)), SHA256: sha256.Sum256(b)}
 	}
-	part.Stream, part.Sums = put("shard-0000.rows", stream.Bytes()), put("shard-0000.sums", checkpoint.EncodeSums(0, 7, nil))
+	part.Stream, part.Sums = put("shard-0000.rows", stream.Bytes()), put("shard-0000.sums", checkpoint.EncodeSums(0, 7, sums))
 	m.Parts = []checkpoint.Part{part}
 	raw, err := m.Encode()
 	if err != nil {
@@ -128,7 +134,7 @@ func (s *restoreStream) Send(r *rowraftv1.RestoreCheckpointReply) error {
 // pushes or makes a table; without --replace that is not dropped.
 func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 	dest := t.TempDir()
-	emptyCheckpoint(t, dest, "a")
+	emptyCheckpoint(t, dest, "a", 0)
 	for _, tc := range []struct {
 		name    string
 		replace bool
@@ -164,6 +170,22 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 				t.Errorf("%v, want %v; closed %d times, %d stages left", err, tc.code, p.closed, len(p.staged))
 			}
 		})
+	}
+}
+
+// TestARestoreThatDoesNotFitIsRefused: before anything is staged.
+func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
+	dest := t.TempDir()
+	emptyCheckpoint(t, dest, "a", 1000) // of 24 + 2 · 4 bytes
+	for free, code := range map[uint64]rowraft.Code{31_999: rowraft.CodePrecondition, 32_000: rowraft.CodeCorrupt, 0: rowraft.CodeCorrupt} {
+		s, p := restoringCluster(t)
+		p.free = free
+		begun := false
+		p.begun = func() { begun = true }
+		err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "a"}, &restoreStream{ctx: testContext(t)})
+		if rowraft.CodeOf(err) != code || begun == (code == rowraft.CodePrecondition) {
+			t.Errorf("%d bytes free: %v, want %v; staging began: %v", free, err, code, begun)
+		}
 	}
 }
 

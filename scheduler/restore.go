@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/optim"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -29,6 +31,7 @@ const (
 	restoreReaders  = 2                        // parts read at a time
 	restoreChunk    = rowraft.TargetEntryBytes // of rows in one entry
 	dropPatience    = 10 * time.Second
+	recordHeader    = 24 // of a row's record, docs/formats/snapshot.md
 )
 
 // RestoreCheckpoint stages a checkpoint in all shards, decides, and lets them
@@ -66,10 +69,12 @@ type restoration struct {
 	manifest *checkpoint.Manifest // of the newest of the chain
 	cluster  *clustermap.Map
 	tables   []rowraft.Schema // to be restored, ascending by ID
-	feeds    []*feed          // by shard
-	ticks    []uint32         // of the shards of the checkpoint, by part; nil if no table is tracked
-	read     atomic.Int64     // bytes
-	counts   struct {
+
+	recordBytes map[rowraft.TableID]uint64
+	feeds       []*feed      // by shard
+	ticks       []uint32     // of the shards of the checkpoint, by part; nil if no table is tracked
+	read        atomic.Int64 // bytes
+	counts      struct {
 		sync.Mutex
 		staged map[rowraft.TableID]uint64
 	}
@@ -87,6 +92,7 @@ type feed struct {
 	failed error
 
 	wantRows   uint64 // by the sums of the checkpoint
+	wantBytes  uint64 // of their records
 	wantDigest checkpoint.Digest
 }
 
@@ -123,6 +129,7 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 			if op.wants(s.Table) {
 				f := op.feeds[op.cluster.ShardOf(s.Slot)]
 				f.wantRows += uint64(s.Rows)
+				f.wantBytes += uint64(s.Rows) * op.recordBytes[s.Table]
 				f.wantDigest = f.wantDigest.Add(s.Digest)
 			}
 		}
@@ -137,9 +144,15 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 // choose finds the tables that were asked for.
 func (op *restoration) choose() error {
 	asked := op.req.GetTables()
+	op.recordBytes = make(map[rowraft.TableID]uint64)
 	for _, t := range op.manifest.Tables {
 		if len(asked) == 0 || slices.Contains(asked, t.Schema.Name) {
 			op.tables = append(op.tables, t.Schema)
+			rule, err := optim.New(t.Schema.Optimizer)
+			if err != nil {
+				return err
+			}
+			op.recordBytes[t.Schema.ID] = uint64(recordHeader + t.Schema.WeightBytes() + 4*rule.StateLen(t.Schema.Dim))
 		}
 	}
 	for _, name := range asked {
@@ -156,6 +169,9 @@ func (op *restoration) wants(id rowraft.TableID) bool {
 
 func (op *restoration) run(ctx context.Context) (err error) {
 	if err := op.checkEmpty(ctx); err != nil {
+		return err
+	}
+	if err := op.checkMemory(ctx); err != nil {
 		return err
 	}
 	if !op.req.GetDryRun() {
@@ -221,16 +237,50 @@ func (op *restoration) each(f func(*feed) error) error {
 
 // checkEmpty refuses to drop rows that nobody spoke of.
 func (op *restoration) checkEmpty(ctx context.Context) error {
-	var rows atomic.Uint64
-	err := op.each(func(f *feed) error {
-		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
-		rows.Add(reply.GetLiveRows())
-		return err
-	})
-	if err == nil && rows.Load() > 0 && !op.req.GetReplace() {
-		err = rowraft.Errorf(rowraft.CodeAlreadyExists, "the cluster holds %d rows, which a restore drops: say so with --replace", rows.Load())
+	_, rows, err := op.look(ctx)
+	if err == nil && rows > 0 && !op.req.GetReplace() {
+		err = rowraft.Errorf(rowraft.CodeAlreadyExists, "the cluster holds %d rows, which a restore drops: say so with --replace", rows)
 	}
 	return err
+}
+
+// look asks all shards how many rows they have, and those who lead them how much
+// memory they have left.
+func (op *restoration) look(ctx context.Context) (free map[rowraft.NodeID]uint64, rows uint64, err error) {
+	var mu sync.Mutex
+	free = make(map[rowraft.NodeID]uint64)
+	err = op.each(func(f *feed) error {
+		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+		mu.Lock()
+		defer mu.Unlock()
+		rows += reply.GetLiveRows()
+		if n := reply.GetFreeMemory(); n > 0 {
+			free[rowraft.NodeID(reply.GetNode())] = n
+		}
+		return err
+	})
+	return free, rows, err
+}
+
+// checkMemory refuses a restore that a server has no room for: until it is decided the
+// stage and what serves are both in memory. It knows of those that lead a shard.
+func (op *restoration) checkMemory(ctx context.Context) error {
+	free, _, err := op.look(ctx)
+	if err != nil {
+		return err
+	}
+	need := make(map[rowraft.NodeID]uint64)
+	for _, f := range op.feeds {
+		for _, r := range f.shard.Replicas {
+			need[r.Node] += f.wantBytes
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(free)) {
+		if need[node] > free[node] {
+			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of memory left, and the records to restore there take %d beside what serves: give it more, or restore fewer tables or into an empty cluster", node, free[node], need[node])
+		}
+	}
+	return nil
 }
 
 // stillEmpty looks again before the decision: staging may have taken minutes, in

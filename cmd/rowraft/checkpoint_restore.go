@@ -28,7 +28,8 @@ The rows are staged beside the tables that serve. Only when all of the checkpoin
 every shard holds exactly the rows it should, the shards change over, each at one log entry: a new table epoch begins, and
 sessions and read positions from before are refused (trainers connect anew). Until then an interruption or a failure
 leaves everything as it was; afterwards the scheduler finishes it. Both states are in memory and the staged rows in the
-log until then.
+log until then, so each server needs room for both: a restore is refused if a server that leads a shard has less memory left
+(MemAvailable, or what the memory.max of its cgroups leaves) than the records take.
 
 Tables that the checkpoint does not have, or that --table leaves out, do not exist afterwards. A cluster that holds rows
 is refused without --replace.

@@ -3340,6 +3340,8 @@ type RestorePartReply struct {
 	Rows          uint64                 `protobuf:"varint,5,opt,name=rows,proto3" json:"rows,omitempty"`                               // in the stage
 	Digest        []byte                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`                            // of the stage, or of the tables that serve if there is none; 16 bytes
 	Other         []byte                 `protobuf:"bytes,7,opt,name=other,proto3" json:"other,omitempty"`                              // id of another restore that has its stage here; empty: none
+	Node          string                 `protobuf:"bytes,8,opt,name=node,proto3" json:"node,omitempty"`                                // who answers
+	FreeMemory    uint64                 `protobuf:"varint,9,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"` // bytes that it may still take; 0: unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3421,6 +3423,20 @@ func (x *RestorePartReply) GetOther() []byte {
 		return x.Other
 	}
 	return nil
+}
+
+func (x *RestorePartReply) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RestorePartReply) GetFreeMemory() uint64 {
+	if x != nil {
+		return x.FreeMemory
+	}
+	return 0
 }
 
 var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
@@ -3661,7 +3677,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x11\n" +
 	"\x0fRestorePartDrop\"\x11\n" +
-	"\x0fRestorePartLook\"\xc5\x01\n" +
+	"\x0fRestorePartLook\"\xfa\x01\n" +
 	"\x10RestorePartReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12\x1b\n" +
@@ -3670,7 +3686,10 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\x12\x12\n" +
 	"\x04rows\x18\x05 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x06 \x01(\fR\x06digest\x12\x14\n" +
-	"\x05other\x18\a \x01(\fR\x05other2\xb0\x04\n" +
+	"\x05other\x18\a \x01(\fR\x05other\x12\x12\n" +
+	"\x04node\x18\b \x01(\tR\x04node\x12\x1f\n" +
+	"\vfree_memory\x18\t \x01(\x04R\n" +
+	"freeMemory2\xb0\x04\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
 	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x01\x12@\n" +
