@@ -318,7 +318,10 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 	for _, t := range r.machine.Stats() {
 		st.Rows += t.Rows
 		st.MemoryBytes += t.Bytes
-		st.Tables = append(st.Tables, &rowraftv1.TableStats{Table: uint64(t.ID), Rows: t.Rows, MemoryBytes: t.Bytes})
+		st.Tables = append(st.Tables, &rowraftv1.TableStats{
+			Table: uint64(t.ID), Rows: t.Rows, MemoryBytes: t.Bytes,
+			Admitted: t.Counters.Admitted, Rejected: t.Counters.Rejected, Evicted: t.Counters.Evicted, Expired: t.Counters.Expired, Candidates: t.Counters.Candidates,
+		})
 	}
 	return st
 }

@@ -227,6 +227,9 @@ type TableStats struct {
 	Name  string
 	Rows  uint64
 	Bytes uint64 // memory mapped for rows, index and a running snapshot
+
+	// Of a table with admission, expiry or a capacity: see rowstore.
+	Counters rowstore.Counters
 }
 
 // Stats returns the size of each table, ascending by ID.
@@ -238,7 +241,7 @@ func (m *Machine) Stats() []TableStats {
 	}
 	out := make([]TableStats, len(m.mu.tables))
 	for i, t := range m.mu.tables {
-		out[i] = TableStats{ID: t.schema.ID, Name: t.schema.Name, Rows: uint64(t.rows.Rows()), Bytes: uint64(t.rows.Bytes())}
+		out[i] = TableStats{ID: t.schema.ID, Name: t.schema.Name, Rows: uint64(t.rows.Rows()), Bytes: uint64(t.rows.Bytes()), Counters: t.rows.Counters()}
 	}
 	return out
 }

@@ -363,3 +363,18 @@ var (
 	nan = float32(math.NaN())
 	le  = binary.LittleEndian
 )
+
+// TestStatsCountWhatBecameOfKeys of a table that waits before it makes rows.
+func TestStatsCountWhatBecameOfKeys(t *testing.T) {
+	table := testTable(1, "t", 1, sgd)
+	table.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	r.parts(push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{1, 2}})))
+	r.parts(push(1, 2, payloadOf(rows{schema: table, keys: []rowraft.Key{2, 3}})))
+	c := r.Stats()[0].Counters
+	if c.Admitted != 1 || c.Rejected != 3 || c.Candidates != 2 || c.Evicted != 0 || c.Expired != 0 {
+		t.Errorf("%+v, want one row admitted, three pushes rejected, two keys that wait", c)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"time"
 
@@ -383,6 +384,7 @@ func newTableListCmd(g *globals) *cobra.Command {
 func newTableDescribeCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "describe NAME",
+		Aliases: []string{"stats"},
 		Short:   "Show one table and how its rows spread over the shards",
 		Example: "  rowraft table describe user_emb",
 		Args:    oneArg("the name of the table"),
@@ -402,6 +404,12 @@ func newTableDescribeCmd(g *globals) *cobra.Command {
 				return err
 			}
 			v := tableDetailJSON{Schema: jsonSchema, Table: t, Shards: []tableShardJSON{}}
+			if t.Rows > 0 {
+				v.RowBytes = math.Round(10*float64(t.MemoryBytes)/float64(t.Rows)) / 10
+			}
+			if schema := rpc.SchemaFromProto(p); schema.Tracked() {
+				v.Stream = newStreamJSON(reply, p.GetId())
+			}
 			for _, s := range shards {
 				v.Shards = append(v.Shards, tableShardJSON{s.Shard, s.Leader, s.Rows, s.MemoryBytes})
 			}
@@ -411,9 +419,46 @@ func newTableDescribeCmd(g *globals) *cobra.Command {
 }
 
 type tableDetailJSON struct {
-	Schema string           `json:"schema"`
-	Table  tableJSON        `json:"table"`
-	Shards []tableShardJSON `json:"shards"`
+	Schema   string           `json:"schema"`
+	Table    tableJSON        `json:"table"`
+	RowBytes float64          `json:"bytes_per_row"`
+	Stream   *streamJSON      `json:"stream,omitempty"` // of a table with admission, expiry or a capacity
+	Shards   []tableShardJSON `json:"shards"`
+}
+
+// streamJSON counts what became of keys since the shards' leaders started, or
+// restored a snapshot; candidates are those of now.
+type streamJSON struct {
+	Admitted   uint64 `json:"rows_admitted"`
+	Rejected   uint64 `json:"pushes_rejected"`
+	Evicted    uint64 `json:"rows_evicted"`
+	Expired    uint64 `json:"rows_expired"`
+	Candidates uint64 `json:"candidates"`
+}
+
+// newStreamJSON adds up what the leaders of all shards report of a table.
+func newStreamJSON(r *rowraftv1.StatusReply, table uint64) *streamJSON {
+	leaders := map[uint32]*rowraftv1.ReplicaStatus{}
+	for _, n := range r.GetNodes() {
+		for _, rep := range n.GetReplicas() {
+			if old := leaders[rep.GetShard()]; rep.GetRole() == "leader" && (old == nil || rep.GetTerm() > old.GetTerm()) {
+				leaders[rep.GetShard()] = rep
+			}
+		}
+	}
+	v := &streamJSON{}
+	for _, rep := range leaders {
+		for _, t := range rep.GetTables() {
+			if t.GetTable() == table {
+				v.Admitted += t.GetAdmitted()
+				v.Rejected += t.GetRejected()
+				v.Evicted += t.GetEvicted()
+				v.Expired += t.GetExpired()
+				v.Candidates += t.GetCandidates()
+			}
+		}
+	}
+	return v
 }
 
 type tableShardJSON struct {
@@ -438,9 +483,15 @@ func (v tableDetailJSON) print(w io.Writer, _ bool) error {
 		"EXPIRY", expiry,
 		"CAPACITY", capacity,
 		"ROWS", count(t.Rows),
-		"MEMORY", size(t.MemoryBytes),
+		"MEMORY", fmt.Sprintf("%s, %.0f bytes a row", size(t.MemoryBytes), v.RowBytes),
 	); err != nil {
 		return err
+	}
+	if s := v.Stream; s != nil {
+		if err := facts(w, "STREAM", fmt.Sprintf("%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
+			count(s.Admitted), count(s.Rejected), count(s.Evicted), count(s.Expired), count(s.Candidates))); err != nil {
+			return err
+		}
 	}
 	fmt.Fprintln(w)
 	out := newTable(w, []string{"SHARD", "LEADER", "ROWS", "BYTES"}, "SHARD", "ROWS", "BYTES")

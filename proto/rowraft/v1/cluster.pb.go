@@ -1544,10 +1544,17 @@ func (x *MemberStatus) GetCaughtUp() bool {
 }
 
 type TableStats struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Table         uint64                 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
-	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
-	MemoryBytes   uint64                 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Table       uint64                 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
+	Rows        uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	MemoryBytes uint64                 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// Of a table with admission, expiry or a capacity, since the replica started or
+	// restored a snapshot; candidates is of now.
+	Admitted      uint64 `protobuf:"varint,4,opt,name=admitted,proto3" json:"admitted,omitempty"`     // rows made
+	Rejected      uint64 `protobuf:"varint,5,opt,name=rejected,proto3" json:"rejected,omitempty"`     // pushes that were counted and dropped
+	Evicted       uint64 `protobuf:"varint,6,opt,name=evicted,proto3" json:"evicted,omitempty"`       // rows that made room
+	Expired       uint64 `protobuf:"varint,7,opt,name=expired,proto3" json:"expired,omitempty"`       // rows that a sweep removed
+	Candidates    uint64 `protobuf:"varint,8,opt,name=candidates,proto3" json:"candidates,omitempty"` // keys that wait for a row
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1599,6 +1606,41 @@ func (x *TableStats) GetRows() uint64 {
 func (x *TableStats) GetMemoryBytes() uint64 {
 	if x != nil {
 		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *TableStats) GetAdmitted() uint64 {
+	if x != nil {
+		return x.Admitted
+	}
+	return 0
+}
+
+func (x *TableStats) GetRejected() uint64 {
+	if x != nil {
+		return x.Rejected
+	}
+	return 0
+}
+
+func (x *TableStats) GetEvicted() uint64 {
+	if x != nil {
+		return x.Evicted
+	}
+	return 0
+}
+
+func (x *TableStats) GetExpired() uint64 {
+	if x != nil {
+		return x.Expired
+	}
+	return 0
+}
+
+func (x *TableStats) GetCandidates() uint64 {
+	if x != nil {
+		return x.Candidates
 	}
 	return 0
 }
@@ -3032,12 +3074,19 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"matchIndex\x12\x1f\n" +
 	"\vlag_entries\x18\x05 \x01(\x04R\n" +
 	"lagEntries\x12\x1b\n" +
-	"\tcaught_up\x18\x06 \x01(\bR\bcaughtUp\"Y\n" +
+	"\tcaught_up\x18\x06 \x01(\bR\bcaughtUp\"\xe5\x01\n" +
 	"\n" +
 	"TableStats\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12!\n" +
-	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\"\xa2\x01\n" +
+	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\x12\x1a\n" +
+	"\badmitted\x18\x04 \x01(\x04R\badmitted\x12\x1a\n" +
+	"\brejected\x18\x05 \x01(\x04R\brejected\x12\x18\n" +
+	"\aevicted\x18\x06 \x01(\x04R\aevicted\x12\x18\n" +
+	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
+	"\n" +
+	"candidates\x18\b \x01(\x04R\n" +
+	"candidates\"\xa2\x01\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
