@@ -60,9 +60,9 @@ type Machine struct {
 	// under mu whenever what it says changes.
 	view atomic.Pointer[view]
 
-	// life is held for reading while rows of a view are read, a chunk of keys at a
-	// time, and for writing to wait for such readers before rows are freed. Nobody
-	// waits for it while rows change.
+	// life is held for reading while rows of a view or of a snapshot are read, a chunk
+	// at a time, and for writing to wait for such readers before rows or images are
+	// freed. Nobody waits for it while rows change.
 	life sync.RWMutex
 
 	freeing sync.WaitGroup // of the goroutines that free dropped tables

@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// walkBytes and walkEntries bound what is read under one hold of the lock.
+	// walkBytes bounds what is read under one hold of the lock, walkEntries that while
+	// whoever applies must not change the slot.
 	walkBytes   = 256 << 10
-	walkEntries = 2048
+	walkEntries = 512
 )
 
 // purpose is what a snapshot is for. There may be one of each: the log's must not
@@ -38,7 +39,7 @@ type Snapshot struct {
 	sessions []*checkpoint.Session // nobody changes them any more
 	tables   []tableSnapshot       // ascending by ID
 	written  bool
-	released bool // guarded by m.mu
+	released bool // guarded by m.mu and m.life
 }
 
 type tableSnapshot struct {
@@ -117,24 +118,25 @@ func (s *Snapshot) Bytes() int64 {
 
 // ImageBytes is the most memory that images of changed rows took so far.
 func (s *Snapshot) ImageBytes() (n int64) {
-	s.m.mu.RLock()
-	defer s.m.mu.RUnlock()
+	s.m.life.RLock()
+	defer s.m.life.RUnlock()
+	if s.usable() != nil {
+		return 0
+	}
 	for _, t := range s.tables {
 		n += t.snap.ImageBytes()
 	}
 	return n
 }
 
-// usableLocked reports why the snapshot cannot be read any more.
-// REQUIRES: m.mu is held.
-func (s *Snapshot) usableLocked() error {
-	if err := s.m.usableLocked(); err != nil {
-		return err
-	}
-	if s.released || s.m.mu.state != s.st {
+// usable reports why the snapshot cannot be read any more.
+// REQUIRES: m.life is held.
+func (s *Snapshot) usable() error {
+	v := s.m.view.Load()
+	if v.err == nil && (s.released || v.state != s.st) {
 		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the snapshot was released, or a newer state restored", s.m.shard)
 	}
-	return nil
+	return v.err
 }
 
 // TableSnapshot is what a snapshot holds of one table.
@@ -149,9 +151,9 @@ type TableSnapshot struct {
 //
 // Errors: as WriteTo, as for Digest and Sums.
 func (s *Snapshot) Tables() ([]TableSnapshot, error) {
-	s.m.mu.RLock()
-	defer s.m.mu.RUnlock()
-	if err := s.usableLocked(); err != nil {
+	s.m.life.RLock()
+	defer s.m.life.RUnlock()
+	if err := s.usable(); err != nil {
 		return nil, err
 	}
 	out := make([]TableSnapshot, len(s.tables))
@@ -163,9 +165,9 @@ func (s *Snapshot) Tables() ([]TableSnapshot, error) {
 
 // Digest is the sum over all rows.
 func (s *Snapshot) Digest() (checkpoint.Digest, error) {
-	s.m.mu.RLock()
-	defer s.m.mu.RUnlock()
-	if err := s.usableLocked(); err != nil {
+	s.m.life.RLock()
+	defer s.m.life.RUnlock()
+	if err := s.usable(); err != nil {
 		return checkpoint.Digest{}, err
 	}
 	var sum rowstore.Digest
@@ -178,18 +180,16 @@ func (s *Snapshot) Digest() (checkpoint.Digest, error) {
 // Sums is what each slot holds, as it was counted while entries were applied;
 // ascending by (table, slot).
 func (s *Snapshot) Sums() ([]checkpoint.SlotSum, error) {
-	s.m.mu.RLock()
-	defer s.m.mu.RUnlock()
-	if err := s.usableLocked(); err != nil {
+	s.m.life.RLock()
+	defer s.m.life.RUnlock()
+	if err := s.usable(); err != nil {
 		return nil, err
 	}
 	var out []checkpoint.SlotSum
 	for _, t := range s.tables {
 		for slot := range rowraft.Slot(rowraft.NumSlots) {
-			if counter := t.snap.SlotVersion(slot); counter > 0 {
-				out = append(out, checkpoint.SlotSum{
-					Table: t.schema.ID, Slot: slot, Rows: uint32(t.snap.SlotRows(slot)), Counter: counter, Digest: t.snap.SlotDigest(slot).Bytes(),
-				})
+			if c := t.snap.Slot(slot); c.Version > 0 {
+				out = append(out, checkpoint.SlotSum{Table: t.schema.ID, Slot: slot, Rows: uint32(c.Rows), Counter: c.Version, Digest: c.Digest.Bytes()})
 			}
 		}
 	}
@@ -210,6 +210,8 @@ func (s *Snapshot) endLocked() error {
 	if s.released {
 		return nil
 	}
+	s.m.life.Lock()
+	defer s.m.life.Unlock()
 	s.released = true
 	if s.m.mu.state != s.st || s.m.mu.closed {
 		return nil // the rows are gone, and the images with them
@@ -342,15 +344,16 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 	wk.pieces, wk.buf, wk.candidates = wk.pieces[:0], wk.buf[:0], wk.candidates[:0]
 	recordBytes := t.rows.RecordBytes()
 	entries := min(walkEntries, max(1, walkBytes/recordBytes))
-	s.m.mu.RLock()
-	defer s.m.mu.RUnlock()
-	if err := s.usableLocked(); err != nil {
+	s.m.life.RLock()
+	defer s.m.life.RUnlock()
+	if err := s.usable(); err != nil {
 		return next, inside, err
 	}
 	for ; next < rowraft.NumSlots && len(wk.buf)+len(wk.candidates) < walkBytes; next++ {
+		c := t.snap.Slot(next)
 		p := piece{
-			slot:  checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: t.snap.SlotVersion(next), RecordBytes: recordBytes, Removed: t.snap.SlotRemoved(next)},
-			first: !inside, rows: t.snap.SlotRows(next),
+			slot:  checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: c.Version, RecordBytes: recordBytes, Removed: c.Removed},
+			first: !inside, rows: c.Rows,
 		}
 		if p.rows == 0 && p.slot.Counter == 0 {
 			continue

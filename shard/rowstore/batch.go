@@ -119,6 +119,7 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, assign 
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	t.reclaim()
+	defer t.done()
 	if t.track != nil {
 		return t.changeTracked(keys, arg, dt, assign, do)
 	}
@@ -156,10 +157,8 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 		r, ok = t.find(c.slot[i], c.tag[i], key)
 	}
 	if ok {
-		if len(t.snaps) > 0 {
-			if err := t.keep(c.slot[i], c.tag[i], r); err != nil {
-				return r, err
-			}
+		if err := t.keep(c.slot[i], c.tag[i], r); err != nil {
+			return r, err
 		}
 		s := &t.slots[c.slot[i]]
 		s.digest = s.digest.Sub(t.rowHash(r))

@@ -136,10 +136,12 @@ func (c *candidateCut) isSaved(slot rowraft.Slot) bool { return c.saved[slot/64]
 func (t *Table) keepCandidates(slot rowraft.Slot) {
 	t.touch(slot)
 	for _, s := range t.snaps {
-		c := s.candidates
+		s.aside.Lock()
+		c := s.aside.candidates
 		if _, kept := c.kept[slot]; !kept && !c.isSaved(slot) {
 			c.kept[slot] = slices.Clone(t.track.slots[slot].words)
 		}
+		s.aside.Unlock()
 	}
 }
 
@@ -147,16 +149,21 @@ func (t *Table) keepCandidates(slot rowraft.Slot) {
 // ascending by key, CandidateBytes each, and returns the longer slice. It is
 // called at most once for a slot, under the rules of AppendSlot.
 func (s *Snapshot) AppendCandidates(dst []byte, slot rowraft.Slot) []byte {
-	if s.candidates == nil || s.candidates.isSaved(slot) {
+	s.enter(slot)
+	defer s.exit()
+	s.aside.Lock()
+	defer s.aside.Unlock()
+	c := s.aside.candidates
+	if c == nil || c.isSaved(slot) {
 		return dst
 	}
-	s.candidates.saved[slot/64] |= 1 << (slot % 64)
-	words, kept := s.candidates.kept[slot]
+	c.saved[slot/64] |= 1 << (slot % 64)
+	words, kept := c.kept[slot]
 	if !kept {
 		words = s.t.track.slots[slot].words
 	}
 	from := candidates{words: words}
-	delete(s.candidates.kept, slot)
+	delete(c.kept, slot)
 	all := make([]candidate, 0, len(from.words)/2)
 	for i := range uint32(len(from.words) / 2) {
 		if c := from.at(i); c.count != 0 {

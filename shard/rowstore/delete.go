@@ -23,6 +23,7 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	t.reclaim()
+	defer t.done()
 	for _, key := range keys {
 		slot, tag := t.locate(key)
 		if at, ok := t.position(slot, tag, key); ok {
@@ -69,7 +70,7 @@ func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 		return err
 	}
 	for _, snap := range t.snaps {
-		if snap.walking && snap.slot == slot && !snap.walk.reads(seg) {
+		if snap.take(slot).walking && !snap.walk.reads(seg) {
 			snap.walk.segs[snap.walk.of(tag)].bury(e)
 		}
 	}

@@ -52,8 +52,8 @@
 // beside all else but Close; they take no lock and keep nobody waiting. The rest
 // has one owner at a time: the writer (Update, Assign, Delete,
 // RestoreRow, RestoreSlotVersion, BeginSnapshot, Snapshot.End, Close), or readers of what it
-// left between two calls (digests, slots, memory, the methods of a
-// [Snapshot], of which one goroutine at a time calls AppendSlot).
+// left between two calls (digests, slots, memory). The other methods of a [Snapshot]
+// run beside Update, Assign, Delete and pulls, on one goroutine at a time.
 //
 // # Readers
 //

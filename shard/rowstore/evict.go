@@ -119,6 +119,7 @@ func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, cand
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	t.reclaim()
+	defer t.done()
 	c := t.condition(slot, w, tick)
 	var found []uint64
 	t.each(slot, c.touched, func(e uint64, r record) {

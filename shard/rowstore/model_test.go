@@ -384,7 +384,7 @@ func checkSnapshot(rt rapid.TB, snap *Snapshot, records []byte, want *model) {
 		rt.Fatalf("snapshot says %d rows and digest %v, its rows are %d with %v", snap.Rows(), snap.Digest(), into.Rows(), into.Digest())
 	}
 	for slot, v := range want.versions {
-		if err := into.RestoreSlotVersion(slot, snap.SlotVersion(slot), snap.SlotRemoved(slot)); err != nil {
+		if err := into.RestoreSlotVersion(slot, snap.Slot(slot).Version, snap.Slot(slot).Removed); err != nil {
 			rt.Fatal(err)
 		}
 		if into.SlotVersion(slot) != v || into.SlotRemoved(slot) != want.removed[slot] {

@@ -2,7 +2,10 @@ package rowstore
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
@@ -21,31 +24,45 @@ const maxSnapshots = 2
 // image aside; a slot is then its unchanged rows and its images. Nothing is
 // copied at the begin: the first change of a slot, or its walk, takes its cut.
 //
-// One goroutine calls AppendSlot; see the package for what may run beside it.
+// One goroutine reads it, beside the writer and the pulls; see the package for what
+// may not. It begins to read where the writer is not: each says where it is, then looks
+// where the other one is. A writer that comes into the slot meanwhile does not wait: it
+// tells the reader, who throws away what it has read since, as it may be torn, and
+// reads again; after some such tries it keeps the writer out. What the writer changed
+// in between has left its image.
 type Snapshot struct {
 	t        *Table
 	rows     int
 	removals bool
-	cuts     [rowraft.NumSlots / cutsPerPage]*cutPage // by slot; nil until one of the page is taken
+	cuts     [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until one of the page is taken
 
-	// An image is a record and, behind it, 1 + the place of the slot's next image.
-	// The images of saved slots are chained to spare and used again: it is written
-	// by AppendSlot and by keep, which never run beside each other.
-	images *slab.Slab
-	spare  uint32
+	reading   atomic.Int32 // 1 + the slot that is read; 0: none
+	gate      sync.Mutex   // held while cuts and walk of that slot are changed
+	disturbed bool         // the writer came into the slot; guarded by gate
+
+	// aside is what the writer keeps of slots not saved yet, and the reader takes.
+	aside struct {
+		sync.Mutex
+		// An image is a record and, behind it, 1 + the place of the slot's next image.
+		// The images of saved slots are chained to spare and used again. At may be
+		// called without the lock.
+		images     *slab.Slab
+		spare      uint32
+		candidates *candidateCut // nil: the table has none
+	}
 
 	// The slot being saved and the walk through the segments it had at first:
-	// records never move, so they stay good when the slot outgrows them.
+	// records never move, so they stay good when the slot outgrows them. The writer
+	// looks at the walk in this slot only, which its cut tells.
 	walking bool
 	slot    rowraft.Slot
 	walk    walk
-
-	candidates *candidateCut // nil: the table has none
 }
 
 // cut is one slot at the begin.
 type cut struct {
 	taken   bool // else the slot is as it was at the begin
+	walking bool
 	saved   bool
 	image   uint32 // 1 + place of the last image kept; 0 = none
 	rows    uint32
@@ -70,9 +87,10 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
-	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals, images: images}
+	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals}
+	s.aside.images = images
 	if t.track != nil && t.track.slots != nil {
-		s.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64)}
+		s.aside.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64)}
 	}
 	t.snaps = append(t.snaps, s)
 	return s, nil
@@ -88,21 +106,69 @@ func (s *Snapshot) End() error {
 	}
 	t.snaps = slices.Delete(t.snaps, i, i+1)
 	t.outgrown = slices.DeleteFunc(t.outgrown, func(seg segment) bool {
-		if t.walked(seg) {
+		if slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && s.walk.reads(seg) }) {
 			return false
 		}
 		t.retire(seg)
 		return true
 	})
-	if err := s.images.Close(); err != nil {
+	if err := s.aside.images.Close(); err != nil {
 		return fmt.Errorf("table %s: end a snapshot: %w", t.schema.Name, err)
 	}
 	return nil
 }
 
+// enter takes the gate of slot when the writer is somewhere else; it is the reader's.
+// Until exit the writer tells when it comes into the slot, and while the gate is held
+// it stays out.
+func (s *Snapshot) enter(slot rowraft.Slot) {
+	for {
+		s.gate.Lock()
+		s.reading.Store(int32(slot) + 1)
+		if s.t.writing.Load() != int32(slot)+1 {
+			s.disturbed = false
+			return
+		}
+		s.reading.Store(0)
+		s.gate.Unlock()
+		runtime.Gosched()
+	}
+}
+
+// exit gives the gate up. REQUIRES: it is held.
+func (s *Snapshot) exit() {
+	s.reading.Store(0)
+	s.gate.Unlock()
+}
+
+// claim says that the writer comes into slot, until it claims another one or is done.
+func (t *Table) claim(slot rowraft.Slot) {
+	if t.claimed == int32(slot)+1 {
+		return
+	}
+	t.claimed = int32(slot) + 1
+	t.writing.Store(t.claimed)
+	for _, s := range t.snaps {
+		if s.reading.Load() == t.claimed {
+			s.gate.Lock()
+			s.disturbed = true
+			s.gate.Unlock()
+		}
+	}
+}
+
+// done ends the claim of whoever changed rows.
+func (t *Table) done() {
+	if t.claimed != 0 {
+		t.claimed = 0
+		t.writing.Store(0)
+	}
+}
+
 // peek is the cut of slot, taken or not.
+// REQUIRES: the slot is entered or claimed, as for take.
 func (s *Snapshot) peek(slot rowraft.Slot) cut {
-	if p := s.cuts[slot/cutsPerPage]; p != nil && p[slot%cutsPerPage].taken {
+	if p := s.cuts[slot/cutsPerPage].Load(); p != nil && p[slot%cutsPerPage].taken {
 		return p[slot%cutsPerPage]
 	}
 	now := &s.t.slots[slot]
@@ -112,10 +178,11 @@ func (s *Snapshot) peek(slot rowraft.Slot) cut {
 // take takes the cut of slot, which has not changed since the begin unless it was
 // taken before.
 func (s *Snapshot) take(slot rowraft.Slot) *cut {
-	p := s.cuts[slot/cutsPerPage]
-	if p == nil {
-		p = new(cutPage)
-		s.cuts[slot/cutsPerPage] = p
+	page := &s.cuts[slot/cutsPerPage]
+	p := page.Load()
+	if p == nil { // the other side may be making it, too
+		page.CompareAndSwap(nil, new(cutPage))
+		p = page.Load()
 	}
 	c := &p[slot%cutsPerPage]
 	if !c.taken {
@@ -125,36 +192,52 @@ func (s *Snapshot) take(slot rowraft.Slot) *cut {
 	return c
 }
 
+// at is the cut of slot for the reader.
+func (s *Snapshot) at(slot rowraft.Slot) cut {
+	s.enter(slot)
+	defer s.exit()
+	return s.peek(slot)
+}
+
 // Rows returns the number of rows at the begin.
 func (s *Snapshot) Rows() int { return s.rows }
 
 // Digest returns the digest of all rows at the begin.
 func (s *Snapshot) Digest() (d Digest) {
 	for slot := range rowraft.Slot(rowraft.NumSlots) {
-		d = d.Add(s.peek(slot).digest)
+		if s.t.Owns(slot) {
+			d = d.Add(s.at(slot).digest)
+		}
 	}
 	return d
 }
 
-// SlotRows returns the number of rows slot had at the begin.
-func (s *Snapshot) SlotRows(slot rowraft.Slot) int { return int(s.peek(slot).rows) }
+// SlotCut is what a slot was at the begin.
+type SlotCut struct {
+	Rows    int
+	Version uint64 // the counter; a restored slot takes both back by RestoreSlotVersion
+	Removed uint64 // its value when a row was last removed
+	Digest  Digest
+}
 
-// SlotVersion returns the version counter of slot at the begin; a restored slot
-// takes it back by RestoreSlotVersion.
-func (s *Snapshot) SlotVersion(slot rowraft.Slot) uint64 { return s.peek(slot).version }
-
-// SlotRemoved returns the removed counter of slot at the begin; a restored slot
-// takes it back by RestoreSlotVersion.
-func (s *Snapshot) SlotRemoved(slot rowraft.Slot) uint64 { return s.peek(slot).removed }
+// Slot returns what slot was at the begin.
+func (s *Snapshot) Slot(slot rowraft.Slot) SlotCut {
+	if !s.t.Owns(slot) {
+		return SlotCut{}
+	}
+	c := s.at(slot)
+	return SlotCut{Rows: int(c.rows), Version: c.version, Removed: c.removed, Digest: c.digest}
+}
 
 // Removals reports whether any slot has a removed counter.
 func (s *Snapshot) Removals() bool { return s.removals }
 
-// SlotDigest returns the digest of slot at the begin.
-func (s *Snapshot) SlotDigest(slot rowraft.Slot) Digest { return s.peek(slot).digest }
-
 // ImageBytes returns the most memory that images of changed rows took so far.
-func (s *Snapshot) ImageBytes() int64 { return s.images.Stats().UsedBytes }
+func (s *Snapshot) ImageBytes() int64 {
+	s.aside.Lock()
+	defer s.aside.Unlock()
+	return s.aside.images.Stats().UsedBytes
+}
 
 // AppendSlot appends to dst the records of slot as they were at the begin, in
 // no particular order, and returns the longer slice. Between two calls the owner
@@ -169,63 +252,126 @@ func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (ou
 // AppendSlotSince is AppendSlot of the rows whose version is above since, which is
 // the same in all calls for one slot.
 func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, maxEntries int) (out []byte, done bool) {
+	for tries := 1; ; tries++ {
+		out, done, whole := s.appendPiece(dst, slot, since, maxEntries, tries > maxDisturbed)
+		if whole {
+			return out, done
+		}
+	}
+}
+
+// maxDisturbed is how often the writer may spoil what is read before it has to wait: a
+// slot that is changed all the time, as that of a large dense tensor, must end.
+const maxDisturbed = 3
+
+// appendPiece is AppendSlotSince, unless whole says that the writer came between.
+func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxEntries int, insist bool) (out []byte, done, whole bool) {
+	before := len(dst)
+	c, to := s.begin(slot)
+	switch {
+	case c.saved:
+		s.exit()
+		return dst, true, true
+	case since >= c.version:
+		to.at = len(to.segs) // no row is as new
+	}
+	if insist {
+		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
+	} else {
+		s.gate.Unlock()
+		epoch := s.t.grace.enter() // nothing that is read is used again
+		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
+		s.t.grace.leave(epoch)
+		s.gate.Lock()
+	}
+	if !insist && s.disturbed {
+		s.exit()
+		return dst[:before], false, false
+	}
+	s.walk.at, s.walk.pos = to.at, to.pos
+	s.exit()
+	if to.at < len(to.segs) {
+		return dst, false, true
+	}
+	// The walk has passed every row, so no image is added any more.
+	if dst = s.appendImages(dst, c, since, maxEntries); c.image != 0 {
+		return dst, false, true
+	}
+	s.enter(slot)
+	c.saved, c.walking, s.walking = true, false, false
+	s.exit()
+	return dst, true, true
+}
+
+// begin enters slot and returns its cut and where its walk stands.
+func (s *Snapshot) begin(slot rowraft.Slot) (*cut, walk) {
+	s.enter(slot)
 	c := s.take(slot)
 	if c.saved {
-		return dst, true
+		return c, walk{}
 	}
 	if !s.walking {
-		s.walking, s.slot = true, slot
+		s.walking, s.slot, c.walking = true, slot, true
 		s.walk.begin(&s.t.slots[slot])
 	}
 	if s.slot != slot {
 		panic(fmt.Sprintf("rowstore: snapshot of slot %d was asked for while slot %d is not done", slot, s.slot))
 	}
-	w := &s.walk
-	if since >= c.version {
-		w.at = len(w.segs) // no row is as new
-	}
+	return c, s.walk // the writer looks at s.walk
+}
+
+// appendRows appends the unchanged rows that w comes to within maxEntries, and
+// returns how many entries are left of these.
+func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEntries int) ([]byte, int) {
 	for ; w.at < len(w.segs); w.at, w.pos = w.at+1, 0 {
 		seg := w.segs[w.at]
 		end := min(w.pos+maxEntries, len(seg))
 		maxEntries -= end - w.pos
 		for ; w.pos < end; w.pos++ {
-			e := seg[w.pos]
+			e := atomic.LoadUint64(&seg[w.pos])
 			if !isRow(e) {
 				continue
 			}
-			if r := s.t.at(slab.Place(uint32(e) - 1)); *r.version() <= c.version && *r.version() > since {
+			r := s.t.at(slab.Place(uint32(e) - 1))
+			if v := r.loadVersion(); v <= counter && v > since {
 				dst = append(dst, s.t.bytes(r)...)
 			}
 		}
 		if w.pos < len(seg) {
-			return dst, false
+			return dst, maxEntries
 		}
 	}
-	// The walk has passed every row, so no image is added any more.
-	for ; c.image != 0; maxEntries-- {
-		if maxEntries <= 0 {
-			return dst, false
-		}
-		r := record{s.images.At(slab.Place(c.image - 1))}
+	return dst, maxEntries
+}
+
+// appendImages appends images of the slot of c, up to maxEntries, and gives them up.
+// It holds nothing while it copies: the writer would wait for it at its next image of
+// any slot.
+func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int) []byte {
+	first, last := c.image, (*uint32)(nil)
+	for ; c.image != 0 && maxEntries > 0; maxEntries-- {
+		r := record{s.aside.images.At(slab.Place(c.image - 1))}
 		if *r.version() > since {
 			dst = append(dst, s.t.bytes(r)...)
 		}
-		next, image := s.nextImage(r), c.image
-		c.image = *next
-		*next, s.spare = s.spare, image
+		last = s.nextImage(r)
+		c.image = *last
 	}
-	s.finish()
-	return dst, true
+	if last != nil {
+		s.aside.Lock()
+		*last, s.aside.spare = s.aside.spare, first
+		s.aside.Unlock()
+	}
+	return dst
 }
 
-// finish closes the slot being walked.
-func (s *Snapshot) finish() {
-	s.take(s.slot).saved = true
-	s.walking = false
-}
-
-// touch is called before slot changes: it takes the cuts of the running snapshots.
+// touch is called before slot changes: it claims the slot and takes the cuts of the
+// running snapshots. Whoever calls it calls done in the end.
 func (t *Table) touch(slot rowraft.Slot) {
+	if len(t.snaps) == 0 {
+		return
+	}
+	t.claim(slot)
 	for _, s := range t.snaps {
 		s.take(slot)
 	}
@@ -234,6 +380,10 @@ func (t *Table) touch(slot rowraft.Slot) {
 // keep saves the image of r, which is about to change, for the running snapshots
 // that still need it. It includes touch.
 func (t *Table) keep(slot rowraft.Slot, tag uint32, r record) error {
+	if len(t.snaps) == 0 {
+		return nil
+	}
+	t.claim(slot)
 	for _, s := range t.snaps {
 		if err := s.keep(slot, tag, r); err != nil {
 			return err
@@ -247,19 +397,22 @@ func (s *Snapshot) keep(slot rowraft.Slot, tag uint32, r record) error {
 	if c.saved || *r.version() > c.version {
 		return nil
 	}
-	if s.walking && s.slot == slot && s.t.passed(&s.walk, tag, r) {
+	if c.walking && s.t.passed(&s.walk, tag, r) {
 		return nil
 	}
-	p := slab.Place(s.spare - 1)
-	if s.spare != 0 {
-		s.spare = *s.nextImage(record{s.images.At(p)})
+	s.aside.Lock()
+	defer s.aside.Unlock()
+	images := s.aside.images
+	p := slab.Place(s.aside.spare - 1)
+	if s.aside.spare != 0 {
+		s.aside.spare = *s.nextImage(record{images.At(p)})
 	} else {
 		var err error
-		if p, err = s.images.Alloc(); err != nil {
+		if p, err = images.Alloc(); err != nil {
 			return fmt.Errorf("table %s: keep a row for a snapshot: %w", s.t.schema.Name, err)
 		}
 	}
-	image := record{s.images.At(p)}
+	image := record{images.At(p)}
 	copy(s.t.bytes(image), s.t.bytes(r))
 	*s.nextImage(image) = c.image
 	c.image = uint32(p) + 1
@@ -271,17 +424,14 @@ func (s *Snapshot) nextImage(r record) *uint32 {
 	return (*uint32)(unsafe.Add(r.p, s.t.slabRecordBytes()))
 }
 
-// walked reports whether a running snapshot walks seg.
-func (t *Table) walked(seg segment) bool {
-	return slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && s.walk.reads(seg) })
-}
-
-// outgrow retires a segment that a slot has outgrown, or keeps it until the
-// snapshots that walk it have ended.
+// outgrow retires a segment that the slot which is claimed has outgrown, or keeps it
+// until the snapshots that walk it have ended.
 func (t *Table) outgrow(seg segment) {
-	if t.walked(seg) {
-		t.outgrown = append(t.outgrown, seg)
-		return
+	for _, s := range t.snaps {
+		if s.take(rowraft.Slot(t.claimed-1)).walking && s.walk.reads(seg) {
+			t.outgrown = append(t.outgrown, seg)
+			return
+		}
 	}
 	t.retire(seg)
 }

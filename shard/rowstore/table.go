@@ -47,11 +47,13 @@ type Table struct {
 
 	removals bool // a slot has a removed counter
 
-	track    *track      // nil: the table is not tracked
-	snaps    []*Snapshot // that are running
-	outgrown []segment   // could not be freed because a snapshot walks them
-	scratch  []float32   // one unpacked gradient or value; used by Update and Assign only
-	wide     []float32   // weights that are not stored as float32, unpacked; likewise
+	track    *track       // nil: the table is not tracked
+	snaps    []*Snapshot  // that are running
+	writing  atomic.Int32 // 1 + the slot that the writer is in, while there are snapshots; 0: none
+	claimed  int32        // the same, of the writer
+	outgrown []segment    // could not be freed because a snapshot walks them
+	scratch  []float32    // one unpacked gradient or value; used by Update and Assign only
+	wide     []float32    // weights that are not stored as float32, unpacked; likewise
 }
 
 // slotState is one slot of the table.
@@ -120,7 +122,7 @@ func (t *Table) Close() error {
 		}
 	}
 	for _, s := range t.snaps {
-		if e := s.images.Close(); err == nil {
+		if e := s.aside.images.Close(); err == nil {
 			err = e
 		}
 	}
@@ -159,7 +161,9 @@ func (t *Table) Bytes() int64 {
 		n += t.track.blocks.Stats().MappedBytes
 	}
 	for _, s := range t.snaps {
-		n += s.images.Stats().MappedBytes
+		s.aside.Lock()
+		n += s.aside.images.Stats().MappedBytes
+		s.aside.Unlock()
 	}
 	return n
 }

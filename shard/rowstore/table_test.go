@@ -149,8 +149,8 @@ func TestBytesPerRow(t *testing.T) {
 	}
 }
 
-// TestPullsBesideSnapshot: the reads that may run beside each other do so under
-// the race detector, with writes between them under the owner's lock.
+// TestPullsBesideSnapshot: what may run beside each other does so under the race
+// detector: statistics under the owner's lock, a snapshot and pulls under none.
 func TestPullsBesideSnapshot(t *testing.T) {
 	const n = 2000
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.Adagrad, 5))
@@ -193,9 +193,7 @@ func TestPullsBesideSnapshot(t *testing.T) {
 	var records []byte
 	for slot := range rowraft.Slot(rowraft.NumSlots) {
 		for done := false; !done; {
-			mu.RLock()
 			records, done = snap.AppendSlot(records, slot, 4)
-			mu.RUnlock()
 		}
 	}
 	wg.Wait()
@@ -210,6 +208,71 @@ func TestPullsBesideSnapshot(t *testing.T) {
 	}
 	if into.Digest() != before {
 		t.Errorf("restored digest %v, want %v as at the begin", into.Digest(), before)
+	}
+}
+
+// TestASlotThatIsChangedAllTheTimeIsSaved: of a slot in which updates and deletes
+// never end the snapshot is what it was at the begin, and ends.
+func TestASlotThatIsChangedAllTheTimeIsSaved(t *testing.T) {
+	const n = 3000
+	schema := testSchema(rowraft.Dense, rowraft.Adagrad, 4) // one slot
+	table := mustNew(t, schema)
+	var keys []rowraft.Key
+	for k := range rowraft.Key(n) {
+		keys = append(keys, k)
+	}
+	mustUpdate(t, table, keys, someFloats(4, n*4))
+	slot, _ := table.locate(0)
+	for round := range 5 {
+		before, rows := table.Digest(), table.Rows()
+		snap, err := table.BeginSnapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(9, uint64(round)))
+			grads := appendFloats(nil, someFloats(6, 50*4))
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				some := make([]rowraft.Key, 50)
+				for i := range some {
+					some[i] = rowraft.Key(rng.IntN(2 * n))
+				}
+				if err := table.Update(some, grads, rowraft.Float32, 0.1); err != nil {
+					t.Error(err)
+				}
+				if err := table.Delete(some[:3]); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		var records []byte
+		for done := false; !done; {
+			records, done = snap.AppendSlot(records, slot, 64)
+		}
+		close(stop)
+		wg.Wait()
+		if snap.Digest() != before || snap.Rows() != rows || snap.Slot(slot).Rows != rows {
+			t.Errorf("the snapshot says %d rows of digest %v, at its begin there were %d of %v", snap.Rows(), snap.Digest(), rows, before)
+		}
+		if err := snap.End(); err != nil {
+			t.Fatal(err)
+		}
+		into := mustNew(t, schema)
+		for ; len(records) > 0; records = records[into.RecordBytes():] {
+			if err := into.RestoreRow(records[:into.RecordBytes()]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if into.Digest() != before || into.Rows() != rows {
+			t.Errorf("restored %d rows of digest %v, want %d of %v", into.Rows(), into.Digest(), rows, before)
+		}
 	}
 }
 
