@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -332,6 +334,13 @@ func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term ro
 // schedulerCall runs call against the metadata leader, following hints until it
 // answers or ctx ends.
 func (c *Client) schedulerCall(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
+	return c.schedulerConn(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return call(ctx, rowraftv1.NewClusterClient(conn))
+	})
+}
+
+// schedulerConn is schedulerCall for any service of the metadata leader.
+func (c *Client) schedulerConn(ctx context.Context, what string, call func(context.Context, grpc.ClientConnInterface) error) error {
 	b := backoff{}
 	hint := ""
 	for i := 0; ; i++ {
@@ -342,7 +351,7 @@ func (c *Client) schedulerCall(ctx context.Context, what string, call func(conte
 		conn, err := c.conns.get(addr)
 		if err == nil {
 			attempt, cancel := context.WithTimeout(ctx, 5*c.opts.AttemptTimeout)
-			err = call(attempt, rowraftv1.NewClusterClient(conn))
+			err = call(attempt, conn)
 			cancel()
 		}
 		if err == nil {

@@ -179,7 +179,7 @@ evaluate: false
 resume: auto
 generator: {examples: 0, held: 0, keys: 400, categorical: 4, dense: 3}
 model: {dim: 8, bottom: [16], top: [16]}
-checkpoint: {to: %s, at_end: true}
+checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 `, steps, dest), 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -197,6 +197,26 @@ checkpoint: {to: %s, at_end: true}
 	}
 	c.mustRestore(dest+"/midway", "--replace")
 	tr.start()
+	tr.reached(200)
+	for _, p := range tr.procs { // told to stop, they make a checkpoint and leave
+		if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stopped := ""
+	for _, p := range tr.procs {
+		if code := p.code(t, time.Minute); code != 130 {
+			t.Fatalf("exit code %d of a trainer that was told to stop:\n%s%s", code, &p.stdout, &p.stderr)
+		}
+		if _, after, ok := strings.Cut(p.stdout.String(), dest+"/pair-stop-"); ok {
+			stopped = max(stopped, dest+"/pair-stop-"+strings.Fields(after)[0])
+		}
+	}
+	if stopped == "" {
+		t.Fatalf("no checkpoint was made when they were told to stop: %v", listed(t, dest))
+	}
+	c.mustRestore(stopped, "--replace")
+	tr.start()
 	tr.ended()
 	for _, p := range tr.procs {
 		if out := p.stdout.String(); !strings.Contains(out, "went on from") || !strings.Contains(out, dest+"/pair-end-") {
@@ -208,6 +228,10 @@ checkpoint: {to: %s, at_end: true}
 		if n[0] != steps || n[1] != steps {
 			t.Errorf("shard %d counts %v pushes of the two trainers, want %d each", shard, n, steps)
 		}
+	}
+	var policies struct{ Policies []policyState }
+	if err := json.Unmarshal([]byte(c.must("checkpoint", "policy", "list", "-o", "json")), &policies); err != nil || len(policies.Policies) > 0 {
+		t.Errorf("%+v, %v: the job is done, and its policy is still there", policies, err)
 	}
 	ends := 0
 	for name, state := range listed(t, dest) {

@@ -18,6 +18,9 @@ const (
 	// leavePatience is how long a trainer that has done its work waits for others of
 	// its job that ought to be there, and are not, before it asks for a checkpoint.
 	leavePatience = 30 * time.Second
+	// stopGrace is how long a trainer that was told to stop stays although its
+	// checkpoint is made: the others are told to stop a moment later, and theirs need it.
+	stopGrace = 2 * time.Second
 	// forgetJobAfter is how long none of a job's trainers was heard of when the job
 	// counts as dead: checkpoints do not wait for it any more.
 	forgetJobAfter = time.Minute
@@ -257,6 +260,7 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 // ending is a checkpoint that trainers asked for as they left.
 type ending struct {
 	begun time.Time // trainers that had parked by then need no other one
+	over  time.Time
 	done  chan struct{}
 	leave *rowraftv1.AttendLeave
 }
@@ -281,18 +285,23 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	t := c.s.attendance
 	t.mu.Lock()
 	park, parkedAt := a.park, a.parkedAt
-	training, there := 0, uint32(0)
+	last := t.endings[a.id.job]
+	training, waiting, there := 0, 0, uint32(0) // waiting: for a checkpoint
 	for _, o := range t.trainers {
 		if o.id.job != a.id.job {
 			continue
 		}
 		if there++; o.park == nil {
 			training++
+		} else if o.park.GetDestination() != "" && !last.covers(o.parkedAt) {
+			waiting++
 		}
 	}
-	last := t.endings[a.id.job]
 	t.mu.Unlock()
 	if last.covers(parkedAt) {
+		if waiting > 0 || !park.GetEnded() && training > 0 && time.Since(last.over) < stopGrace {
+			return nil // theirs needs this trainer's state
+		}
 		return last.leave
 	}
 	switch {
@@ -305,7 +314,11 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	case park.GetEnded() && there < a.trainers && time.Since(parkedAt) < leavePatience && !park.GetSkipAbsent():
 		return nil
 	}
-	return c.endingOf(ctx, a, park, parkedAt)
+	leave := c.endingOf(ctx, a, park, parkedAt)
+	if leave != nil && leave.GetError() == "" {
+		return nil // look again: others may wait for one that needs this trainer
+	}
+	return leave
 }
 
 // endingOf makes the checkpoint that a asks for, or waits for one that another
@@ -345,6 +358,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 	} else {
 		e.leave.Checkpoint = name
 	}
+	e.over = time.Now()
 	close(e.done)
 	return e.leave
 }

@@ -34,7 +34,8 @@ const (
 	maxBlobBytes = 4 << 20
 	maxBlobs     = 4096
 	reportEvery  = 200 * time.Millisecond
-	busyPatience = 5 * time.Second
+	// busyPatience is longer than a checkpoint waits for absent trainers.
+	busyPatience = absentPatience + 4*time.Second
 	// leavingPatience is how long trainers that leave wait for another operation.
 	leavingPatience = 10 * time.Minute
 )

@@ -141,6 +141,9 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		case <-train.Done():
 		}
 	})
+	if err := j.setPolicy(ctx, c); err != nil {
+		return nil, err
+	}
 	if s != nil {
 		j.note("going on from checkpoint %s after step %d", s.Path, s.State.Step)
 	}
@@ -148,12 +151,51 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		if s != nil {
 			r.ResumedFrom = s.Path
 		}
-		return j.park(ctx, at, r)
+		if err := j.park(ctx, at, r); err != nil || r.Interrupted {
+			return err
+		}
+		return j.deletePolicy(ctx, c)
 	})
 	if ctx.Err() == nil && train.Err() != nil { // Ended, with an error
 		err = errors.Join(err, context.Cause(train))
 	}
 	return r, err
+}
+
+// policyName is the checkpoint policy of the job.
+func (j *Job) policyName() string { return "job-" + j.cfg.Job[:min(len(j.cfg.Job), 56)] }
+
+// setPolicy has the cluster make the checkpoints that the job wants every so often.
+// The first trainer does it for all.
+func (j *Job) setPolicy(ctx context.Context, c *client.Client) error {
+	conf := &j.cfg.Checkpoint
+	if conf.Every == 0 || j.cfg.rank() != 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	keep := conf.Keep
+	if keep == 0 {
+		keep = 5
+	}
+	return c.SetCheckpointPolicy(ctx, client.CheckpointPolicy{
+		Name: j.policyName(), Destination: conf.To, Every: conf.Every, Keep: keep, KeepWithin: conf.KeepWithin, Job: j.cfg.Job,
+		SkipAbsent: conf.SkipAbsent, FullEvery: conf.FullEvery,
+	})
+}
+
+// deletePolicy ends it when the job is done: nothing would change any more.
+func (j *Job) deletePolicy(ctx context.Context, c *client.Client) error {
+	if j.cfg.Checkpoint.Every == 0 || j.cfg.rank() != 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	err := c.DeleteCheckpointPolicy(ctx, j.policyName())
+	if rowraft.CodeOf(err) == rowraft.CodeNotFound { // somebody has deleted it
+		return nil
+	}
+	return err
 }
 
 func (j *Job) note(format string, args ...any) {

@@ -88,6 +88,13 @@ type CapacityConfig struct {
 // CheckpointConfig says which checkpoints a job makes.
 type CheckpointConfig struct {
 	To string `yaml:"to"` // destination
+	// Every is how often the cluster makes one in To while the job trains, by a policy
+	// that the first trainer sets and, when the job is done, deletes; 0: never. It keeps Keep of
+	// them, 5 unless set, and those younger than KeepWithin. FullEvery > 1: the others are deltas.
+	Every      time.Duration `yaml:"every"`
+	Keep       int           `yaml:"keep"`
+	KeepWithin time.Duration `yaml:"keep_within"`
+	FullEvery  int           `yaml:"full_every"`
 	// AtEnd is "true" for a checkpoint in To when all trainers are done, or another
 	// destination; OnStop makes one in To when a trainer is told to stop.
 	AtEnd      string `yaml:"at_end"`
@@ -107,7 +114,10 @@ func (c *CheckpointConfig) atEnd() string {
 }
 
 func (c *CheckpointConfig) validate() error {
-	if c.To == "" && (c.OnStop || c.AtEnd == "true") {
+	if c.Every < 0 || c.Keep < 0 || c.KeepWithin < 0 || c.FullEvery < 0 {
+		return invalid("checkpoint: every %v, keep %d, keep_within %v, full_every %d: want ≥ 0", c.Every, c.Keep, c.KeepWithin, c.FullEvery)
+	}
+	if c.To == "" && (c.OnStop || c.AtEnd == "true" || c.Every > 0) {
 		return invalid("checkpoint: to is missing: where checkpoints are kept, an absolute path that all servers share or s3://bucket/prefix")
 	}
 	for _, to := range []string{c.To, c.atEnd()} {

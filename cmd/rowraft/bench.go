@@ -23,8 +23,8 @@ func newBenchCmd(g *globals) *cobra.Command {
 	var asJSON bool
 	var cpuProfile string
 	cmd := &cobra.Command{
-		Use:   "bench pull|push|restart",
-		Short: "Measure pulls, pushes or restarts, on a cluster or on servers of its own",
+		Use:   "bench pull|push|restart|checkpoint",
+		Short: "Measure pulls, pushes, restarts or checkpoints, on a cluster or on servers of its own",
 		Long: `Measure the rate of pulls or pushes. Without --endpoints it starts its own servers as
 processes on loopback and removes them and their data afterwards; with --endpoints it
 creates a table named bench.… there and leaves it.
@@ -32,12 +32,15 @@ creates a table named bench.… there and leaves it.
 restart loads all rows, pushes for --seconds, kills one of its own servers, or --kill all,
 and measures the time until it serves and has what the leaders had.
 
+checkpoint pushes in windows of --seconds, every second one with a checkpoint in it, and tells what share of the
+throughput one every 10 minutes costs.
+
 Each connection sends one call of --batch distinct keys after the other. A push is
 counted when it is acknowledged: on the disks of a majority, and applied.`,
 		Example: `  rowraft bench pull --rows 1000000 --dim 16 --conns 4
   rowraft bench push --replicas 3 --optimizer adagrad --keys zipf --json`,
-		ValidArgs: []string{"pull", "push", "restart"},
-		Args:      oneArg("pull, push or restart"),
+		ValidArgs: []string{"pull", "push", "restart", "checkpoint"},
+		Args:      oneArg("pull, push, restart or checkpoint"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.op = args[0]
 			if !slices.Contains(cmd.ValidArgs, cfg.op) {
@@ -92,8 +95,11 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 type printer interface{ print(io.Writer) error }
 
 func benchOp(ctx context.Context, cfg benchConfig, progress io.Writer) (printer, error) {
-	if cfg.op == "restart" {
+	switch cfg.op {
+	case "restart":
 		return benchRestart(ctx, cfg, progress)
+	case "checkpoint":
+		return benchCheckpoint(ctx, cfg, progress)
 	}
 	return bench(ctx, cfg, progress)
 }

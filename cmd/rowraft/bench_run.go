@@ -186,6 +186,7 @@ func benchCluster(ctx context.Context, cfg benchConfig) (*localcluster.Cluster, 
 
 // benchWorker is one connection with its prepared batches.
 type benchWorker struct {
+	gate    *sync.RWMutex // held for reading by each call; nil: none
 	c       *client.Client
 	t       *client.Table
 	batches [][]rowraft.Key
@@ -329,6 +330,19 @@ func parallel(workers []*benchWorker, f func(*benchWorker) error) error {
 	return nil
 }
 
+// enter and leave stand around a call that a pause must wait for.
+func (w *benchWorker) enter() {
+	if w.gate != nil {
+		w.gate.RLock()
+	}
+}
+
+func (w *benchWorker) leave() {
+	if w.gate != nil {
+		w.gate.RUnlock()
+	}
+}
+
 // measure runs the op on every worker for the given time.
 func measure(ctx context.Context, cfg benchConfig, workers []*benchWorker, seconds float64) (*hdrhistogram.Histogram, error) {
 	deadline := time.Now().Add(time.Duration(seconds * float64(time.Second)))
@@ -344,12 +358,14 @@ func measure(ctx context.Context, cfg benchConfig, workers []*benchWorker, secon
 		for i := 0; time.Now().Before(deadline); i++ {
 			keys := w.batches[i%len(w.batches)]
 			start := time.Now()
+			w.enter()
 			var err error
 			if cfg.op == "pull" {
 				err = w.t.Pull(ctx, keys, w.values)
 			} else {
 				_, err = w.t.Push(ctx, keys, w.values)
 			}
+			w.leave()
 			if err != nil {
 				return err
 			}
