@@ -170,6 +170,7 @@ func (a Admins) CaughtUp(ctx context.Context) error {
 // Proved has all replicas of all shards compared at one mark, and returns those that do
 // not agree with the majority. Nothing may write meanwhile.
 func (a Admins) Proved(ctx context.Context) (wrong []string, err error) {
+	var asked time.Time
 	err = Poll(ctx, func() error {
 		wrong = nil
 		proved := make(map[rowraft.ShardID]rowraft.Index)
@@ -196,7 +197,10 @@ func (a Admins) Proved(ctx context.Context) (wrong []string, err error) {
 		if len(wrong) > 0 {
 			return nil
 		}
-		if behind != nil {
+		// A follower hears of a verdict a moment after its leader: another one each time
+		// would keep it behind for ever.
+		if behind != nil && time.Since(asked) > time.Second {
+			asked = time.Now()
 			a.prove(ctx, slices.Collect(maps.Keys(proved)))
 		}
 		return behind
