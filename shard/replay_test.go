@@ -13,14 +13,16 @@ import (
 
 const (
 	replayFile   = "testdata/replay_v1.txt"
+	replayFile2  = "testdata/replay_v2.txt"
 	streamsFile  = "testdata/replay_v2_streaming.txt"
 	snapshotFile = "testdata/snapshot_v1.hex"
 )
 
-// TestOldLogReplays replays a log of apply version 1 that was written once, by
-// e2e/reference -write-replay, with its answers and digests, and restores a
-// snapshot that was written at its end. It must pass for ever.
+// TestOldLogReplays replays logs of apply versions 1 and 2 that were written once, by
+// e2e/reference -write-replay, with their answers and digests, and restores a
+// snapshot that was written at the end of the first. It must pass for ever.
 func TestOldLogReplays(t *testing.T) {
+	replayed(t, replayFile2)
 	r := replayed(t, replayFile)
 	old := newReplica(t, Config{Slots: replaySlots()})
 	if err := old.Restore(bytes.NewReader(undump(t, snapshotFile))); err != nil {

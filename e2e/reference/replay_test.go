@@ -14,17 +14,24 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-var writeReplay = flag.Bool("write-replay", false, "write shard/testdata/replay_v1.txt from the reference; only for a new apply version")
+var writeReplay = flag.Bool("write-replay", false, "write shard/testdata/replay_v2.txt from the reference; only for a new apply version")
 
-const replayFile = "../../shard/testdata/replay_v1.txt"
+const replayDir = "../../shard/testdata/"
 
-// TestOldLogReplays replays a log of apply version 1 that was written once, with
-// its answers and digests. shard replays the same file; it must pass for ever.
+// TestOldLogReplays replays logs of apply versions 1 and 2, the latter with
+// bfloat16, deletes and drops. Each was written once, with its answers and digests.
+// shard replays the same files; it must pass for ever.
 func TestOldLogReplays(t *testing.T) {
 	if *writeReplay {
 		writeReplayFile(t)
 	}
-	text, err := os.ReadFile(replayFile)
+	for _, name := range []string{"replay_v1.txt", "replay_v2.txt"} {
+		t.Run(name, func(t *testing.T) { replayOld(t, name) })
+	}
+}
+
+func replayOld(t *testing.T, name string) {
+	text, err := os.ReadFile(replayDir + name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,10 +87,10 @@ func writeReplayFile(t *testing.T) {
 			add(wire.OpenSessionEntry(header(), clientID(c+1), inc))
 		}
 	}
-	for range 70 {
+	for n := range 70 {
 		var parts []wire.Part
 		for range 1 + rng.IntN(3) {
-			p := wire.Part{Client: clientID(byte(1 + rng.IntN(2))), Incarnation: 2, Op: wire.Op(1 + rng.IntN(5)/4)}
+			p := wire.Part{Client: clientID(byte(1 + rng.IntN(2))), Incarnation: 2, Op: wire.Op(1 + rng.IntN(6)/2)}
 			floor := m.Sessions[p.Client].Floor
 			p.Seq = floor + rowraft.Seq(rng.IntN(14))
 			if rng.IntN(20) == 0 {
@@ -94,11 +101,14 @@ func writeReplayFile(t *testing.T) {
 			parts = append(parts, p)
 		}
 		add(entryOf(header(), parts...))
+		if n == 55 || n == 56 { // the second time it is not there
+			add(wire.DropTableEntry(header(), schemas[1].ID))
+		}
 	}
 	late := header()
 	late.LogTime += 2 * sessionTTL
 	add(entryOf(late, wire.Part{Client: clientID(1), Incarnation: 2, Seq: 1000, Op: wire.OpPush}))
-	if err := os.WriteFile(replayFile, []byte(out.String()), 0o644); err != nil {
+	if err := os.WriteFile(replayDir+"replay_v2.txt", []byte(out.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -113,6 +123,9 @@ func replayRows(m *Machine, rng *rand.Rand, op wire.Op) (segs []rows) {
 		seg := rows{schema: s, dtype: rowraft.DType(1 + rng.IntN(2))}
 		if op == wire.OpPush && rng.IntN(3) == 0 {
 			seg.flags, seg.lr = wire.FlagLR, rng.Float32()
+		}
+		if op == wire.OpDelete {
+			seg.flags = wire.FlagNoValues
 		}
 		fault := rng.IntN(40)
 		if fault == 0 {
