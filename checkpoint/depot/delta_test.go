@@ -199,7 +199,6 @@ func TestDeltasWithoutTheirParent(t *testing.T) {
 
 // stepped is a depot in memory whose users take turns, operation by operation.
 type stepped struct {
-	mu    sync.Mutex
 	files map[string][]byte
 }
 
