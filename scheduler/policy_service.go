@@ -19,7 +19,7 @@ const (
 )
 
 // SetPolicy makes a checkpoint policy, or changes it.
-func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest) (*rowraftv1.PolicyReply, error) {
+func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest) (*rowraftv1.SetPolicyReply, error) {
 	p := req.GetPolicy()
 	if err := checkPolicy(p); err != nil {
 		return nil, err
@@ -33,7 +33,8 @@ func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyReq
 	if err != nil {
 		return nil, err
 	}
-	return c.policyReply(p.GetName())
+	st, err := c.policyNamed(p.GetName())
+	return &rowraftv1.SetPolicyReply{Policy: st}, err
 }
 
 // ListPolicies tells all policies and what they have done.
@@ -49,34 +50,35 @@ func (c *Checkpoints) ListPolicies(ctx context.Context, _ *rowraftv1.ListPolicie
 }
 
 // DeletePolicy ends a policy; its checkpoints stay.
-func (c *Checkpoints) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyRequest) (*rowraftv1.PolicyReply, error) {
+func (c *Checkpoints) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyRequest) (*rowraftv1.DeletePolicyReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	reply, err := c.policyReply(req.GetName())
+	st, err := c.policyNamed(req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return reply, c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
+	return &rowraftv1.DeletePolicyReply{Policy: st}, c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
 }
 
 // RunPolicy makes the next checkpoint of a policy now.
-func (c *Checkpoints) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyRequest) (*rowraftv1.PolicyReply, error) {
+func (c *Checkpoints) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyRequest) (*rowraftv1.RunPolicyReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
 	if err := c.s.runPolicy(ctx, req.GetName()); err != nil {
 		return nil, fmt.Errorf("checkpoint policy %s: %w", req.GetName(), err)
 	}
-	return c.policyReply(req.GetName())
+	st, err := c.policyNamed(req.GetName())
+	return &rowraftv1.RunPolicyReply{Policy: st}, err
 }
 
-func (c *Checkpoints) policyReply(name string) (*rowraftv1.PolicyReply, error) {
+func (c *Checkpoints) policyNamed(name string) (*rowraftv1.PolicyStatus, error) {
 	p := c.s.machine.policy(name)
 	if p == nil {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
-	return &rowraftv1.PolicyReply{Policy: c.s.policyStatus(p)}, nil
+	return c.s.policyStatus(p), nil
 }
 
 func (s *Scheduler) policyStatus(p *policy) *rowraftv1.PolicyStatus {

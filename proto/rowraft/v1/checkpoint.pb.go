@@ -556,27 +556,27 @@ func (x *RunPolicyRequest) GetName() string {
 	return ""
 }
 
-type PolicyReply struct {
+type SetPolicyReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Policy        *PolicyStatus          `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PolicyReply) Reset() {
-	*x = PolicyReply{}
+func (x *SetPolicyReply) Reset() {
+	*x = SetPolicyReply{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PolicyReply) String() string {
+func (x *SetPolicyReply) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PolicyReply) ProtoMessage() {}
+func (*SetPolicyReply) ProtoMessage() {}
 
-func (x *PolicyReply) ProtoReflect() protoreflect.Message {
+func (x *SetPolicyReply) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -588,12 +588,100 @@ func (x *PolicyReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PolicyReply.ProtoReflect.Descriptor instead.
-func (*PolicyReply) Descriptor() ([]byte, []int) {
+// Deprecated: Use SetPolicyReply.ProtoReflect.Descriptor instead.
+func (*SetPolicyReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *PolicyReply) GetPolicy() *PolicyStatus {
+func (x *SetPolicyReply) GetPolicy() *PolicyStatus {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type DeletePolicyReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *PolicyStatus          `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePolicyReply) Reset() {
+	*x = DeletePolicyReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePolicyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePolicyReply) ProtoMessage() {}
+
+func (x *DeletePolicyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePolicyReply.ProtoReflect.Descriptor instead.
+func (*DeletePolicyReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DeletePolicyReply) GetPolicy() *PolicyStatus {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type RunPolicyReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *PolicyStatus          `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunPolicyReply) Reset() {
+	*x = RunPolicyReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunPolicyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunPolicyReply) ProtoMessage() {}
+
+func (x *RunPolicyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunPolicyReply.ProtoReflect.Descriptor instead.
+func (*RunPolicyReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RunPolicyReply) GetPolicy() *PolicyStatus {
 	if x != nil {
 		return x.Policy
 	}
@@ -617,7 +705,7 @@ type AttendRequest struct {
 
 func (x *AttendRequest) Reset() {
 	*x = AttendRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +717,7 @@ func (x *AttendRequest) String() string {
 func (*AttendRequest) ProtoMessage() {}
 
 func (x *AttendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +730,7 @@ func (x *AttendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
 func (*AttendRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AttendRequest) GetStep() isAttendRequest_Step {
@@ -760,7 +848,7 @@ type AttendHello struct {
 
 func (x *AttendHello) Reset() {
 	*x = AttendHello{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +860,7 @@ func (x *AttendHello) String() string {
 func (*AttendHello) ProtoMessage() {}
 
 func (x *AttendHello) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +873,7 @@ func (x *AttendHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendHello.ProtoReflect.Descriptor instead.
 func (*AttendHello) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AttendHello) GetJob() string {
@@ -843,7 +931,7 @@ type AttendPaused struct {
 
 func (x *AttendPaused) Reset() {
 	*x = AttendPaused{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +943,7 @@ func (x *AttendPaused) String() string {
 func (*AttendPaused) ProtoMessage() {}
 
 func (x *AttendPaused) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +956,7 @@ func (x *AttendPaused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPaused.ProtoReflect.Descriptor instead.
 func (*AttendPaused) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AttendPaused) GetId() uint64 {
@@ -903,7 +991,7 @@ type AttendFailed struct {
 
 func (x *AttendFailed) Reset() {
 	*x = AttendFailed{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1003,7 @@ func (x *AttendFailed) String() string {
 func (*AttendFailed) ProtoMessage() {}
 
 func (x *AttendFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1016,7 @@ func (x *AttendFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendFailed.ProtoReflect.Descriptor instead.
 func (*AttendFailed) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AttendFailed) GetId() uint64 {
@@ -957,7 +1045,7 @@ type AttendReleased struct {
 
 func (x *AttendReleased) Reset() {
 	*x = AttendReleased{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -969,7 +1057,7 @@ func (x *AttendReleased) String() string {
 func (*AttendReleased) ProtoMessage() {}
 
 func (x *AttendReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -982,7 +1070,7 @@ func (x *AttendReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendReleased.ProtoReflect.Descriptor instead.
 func (*AttendReleased) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AttendReleased) GetId() uint64 {
@@ -1018,7 +1106,7 @@ type AttendState struct {
 
 func (x *AttendState) Reset() {
 	*x = AttendState{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1030,7 +1118,7 @@ func (x *AttendState) String() string {
 func (*AttendState) ProtoMessage() {}
 
 func (x *AttendState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1043,7 +1131,7 @@ func (x *AttendState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendState.ProtoReflect.Descriptor instead.
 func (*AttendState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AttendState) GetId() uint64 {
@@ -1079,7 +1167,7 @@ type AttendPark struct {
 
 func (x *AttendPark) Reset() {
 	*x = AttendPark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1179,7 @@ func (x *AttendPark) String() string {
 func (*AttendPark) ProtoMessage() {}
 
 func (x *AttendPark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1192,7 @@ func (x *AttendPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPark.ProtoReflect.Descriptor instead.
 func (*AttendPark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AttendPark) GetEnded() bool {
@@ -1144,7 +1232,7 @@ type AttendReply struct {
 
 func (x *AttendReply) Reset() {
 	*x = AttendReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1244,7 @@ func (x *AttendReply) String() string {
 func (*AttendReply) ProtoMessage() {}
 
 func (x *AttendReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1257,7 @@ func (x *AttendReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendReply.ProtoReflect.Descriptor instead.
 func (*AttendReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AttendReply) GetStep() isAttendReply_Step {
@@ -1267,7 +1355,7 @@ type AttendBeat struct {
 
 func (x *AttendBeat) Reset() {
 	*x = AttendBeat{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1367,7 @@ func (x *AttendBeat) String() string {
 func (*AttendBeat) ProtoMessage() {}
 
 func (x *AttendBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1380,7 @@ func (x *AttendBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendBeat.ProtoReflect.Descriptor instead.
 func (*AttendBeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
 type AttendWelcome struct {
@@ -1309,7 +1397,7 @@ type AttendWelcome struct {
 
 func (x *AttendWelcome) Reset() {
 	*x = AttendWelcome{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1409,7 @@ func (x *AttendWelcome) String() string {
 func (*AttendWelcome) ProtoMessage() {}
 
 func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1422,7 @@ func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendWelcome.ProtoReflect.Descriptor instead.
 func (*AttendWelcome) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AttendWelcome) GetTableEpoch() uint64 {
@@ -1374,7 +1462,7 @@ type AttendPause struct {
 
 func (x *AttendPause) Reset() {
 	*x = AttendPause{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1386,7 +1474,7 @@ func (x *AttendPause) String() string {
 func (*AttendPause) ProtoMessage() {}
 
 func (x *AttendPause) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +1487,7 @@ func (x *AttendPause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPause.ProtoReflect.Descriptor instead.
 func (*AttendPause) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AttendPause) GetId() uint64 {
@@ -1420,7 +1508,7 @@ type AttendRelease struct {
 
 func (x *AttendRelease) Reset() {
 	*x = AttendRelease{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1520,7 @@ func (x *AttendRelease) String() string {
 func (*AttendRelease) ProtoMessage() {}
 
 func (x *AttendRelease) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1533,7 @@ func (x *AttendRelease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRelease.ProtoReflect.Descriptor instead.
 func (*AttendRelease) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttendRelease) GetId() uint64 {
@@ -1473,7 +1561,7 @@ type AttendLeave struct {
 
 func (x *AttendLeave) Reset() {
 	*x = AttendLeave{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1573,7 @@ func (x *AttendLeave) String() string {
 func (*AttendLeave) ProtoMessage() {}
 
 func (x *AttendLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1586,7 @@ func (x *AttendLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendLeave.ProtoReflect.Descriptor instead.
 func (*AttendLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AttendLeave) GetCheckpoint() string {
@@ -1529,7 +1617,7 @@ type AttendedTrainer struct {
 
 func (x *AttendedTrainer) Reset() {
 	*x = AttendedTrainer{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1629,7 @@ func (x *AttendedTrainer) String() string {
 func (*AttendedTrainer) ProtoMessage() {}
 
 func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1642,7 @@ func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendedTrainer.ProtoReflect.Descriptor instead.
 func (*AttendedTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttendedTrainer) GetJob() string {
@@ -1610,7 +1698,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1710,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1723,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateCheckpointRequest) GetDestination() string {
@@ -1698,7 +1786,7 @@ type CheckpointBlob struct {
 
 func (x *CheckpointBlob) Reset() {
 	*x = CheckpointBlob{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1798,7 @@ func (x *CheckpointBlob) String() string {
 func (*CheckpointBlob) ProtoMessage() {}
 
 func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1811,7 @@ func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointBlob.ProtoReflect.Descriptor instead.
 func (*CheckpointBlob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CheckpointBlob) GetName() string {
@@ -1755,7 +1843,7 @@ type CreateCheckpointReply struct {
 
 func (x *CreateCheckpointReply) Reset() {
 	*x = CreateCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1855,7 @@ func (x *CreateCheckpointReply) String() string {
 func (*CreateCheckpointReply) ProtoMessage() {}
 
 func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1868,7 @@ func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointReply.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateCheckpointReply) GetName() string {
@@ -1846,7 +1934,7 @@ type WritePartRequest struct {
 
 func (x *WritePartRequest) Reset() {
 	*x = WritePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1946,7 @@ func (x *WritePartRequest) String() string {
 func (*WritePartRequest) ProtoMessage() {}
 
 func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1959,7 @@ func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartRequest.ProtoReflect.Descriptor instead.
 func (*WritePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WritePartRequest) GetStep() isWritePartRequest_Step {
@@ -1945,7 +2033,7 @@ type WritePartPrepare struct {
 
 func (x *WritePartPrepare) Reset() {
 	*x = WritePartPrepare{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2045,7 @@ func (x *WritePartPrepare) String() string {
 func (*WritePartPrepare) ProtoMessage() {}
 
 func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2058,7 @@ func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepare.ProtoReflect.Descriptor instead.
 func (*WritePartPrepare) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WritePartPrepare) GetShard() uint32 {
@@ -2026,7 +2114,7 @@ type WritePartHold struct {
 
 func (x *WritePartHold) Reset() {
 	*x = WritePartHold{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2126,7 @@ func (x *WritePartHold) String() string {
 func (*WritePartHold) ProtoMessage() {}
 
 func (x *WritePartHold) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2139,7 @@ func (x *WritePartHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHold.ProtoReflect.Descriptor instead.
 func (*WritePartHold) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WritePartHold) GetLeaseNs() uint64 {
@@ -2070,7 +2158,7 @@ type WritePartMark struct {
 
 func (x *WritePartMark) Reset() {
 	*x = WritePartMark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2170,7 @@ func (x *WritePartMark) String() string {
 func (*WritePartMark) ProtoMessage() {}
 
 func (x *WritePartMark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2183,7 @@ func (x *WritePartMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMark.ProtoReflect.Descriptor instead.
 func (*WritePartMark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
 }
 
 type WritePartReply struct {
@@ -2114,7 +2202,7 @@ type WritePartReply struct {
 
 func (x *WritePartReply) Reset() {
 	*x = WritePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2214,7 @@ func (x *WritePartReply) String() string {
 func (*WritePartReply) ProtoMessage() {}
 
 func (x *WritePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2227,7 @@ func (x *WritePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartReply.ProtoReflect.Descriptor instead.
 func (*WritePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WritePartReply) GetStep() isWritePartReply_Step {
@@ -2237,7 +2325,7 @@ type WritePartPrepared struct {
 
 func (x *WritePartPrepared) Reset() {
 	*x = WritePartPrepared{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2337,7 @@ func (x *WritePartPrepared) String() string {
 func (*WritePartPrepared) ProtoMessage() {}
 
 func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2350,7 @@ func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepared.ProtoReflect.Descriptor instead.
 func (*WritePartPrepared) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WritePartPrepared) GetTableEpoch() uint64 {
@@ -2280,7 +2368,7 @@ type WritePartHeld struct {
 
 func (x *WritePartHeld) Reset() {
 	*x = WritePartHeld{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +2380,7 @@ func (x *WritePartHeld) String() string {
 func (*WritePartHeld) ProtoMessage() {}
 
 func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +2393,7 @@ func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHeld.ProtoReflect.Descriptor instead.
 func (*WritePartHeld) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
 }
 
 type WritePartMarked struct {
@@ -2319,7 +2407,7 @@ type WritePartMarked struct {
 
 func (x *WritePartMarked) Reset() {
 	*x = WritePartMarked{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2419,7 @@ func (x *WritePartMarked) String() string {
 func (*WritePartMarked) ProtoMessage() {}
 
 func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2432,7 @@ func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMarked.ProtoReflect.Descriptor instead.
 func (*WritePartMarked) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WritePartMarked) GetAppliedIndex() uint64 {
@@ -2377,7 +2465,7 @@ type WritePartProgress struct {
 
 func (x *WritePartProgress) Reset() {
 	*x = WritePartProgress{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2477,7 @@ func (x *WritePartProgress) String() string {
 func (*WritePartProgress) ProtoMessage() {}
 
 func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2490,7 @@ func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartProgress.ProtoReflect.Descriptor instead.
 func (*WritePartProgress) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WritePartProgress) GetBytes() uint64 {
@@ -2426,7 +2514,7 @@ type WritePartDone struct {
 
 func (x *WritePartDone) Reset() {
 	*x = WritePartDone{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +2526,7 @@ func (x *WritePartDone) String() string {
 func (*WritePartDone) ProtoMessage() {}
 
 func (x *WritePartDone) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2539,7 @@ func (x *WritePartDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartDone.ProtoReflect.Descriptor instead.
 func (*WritePartDone) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WritePartDone) GetRows() uint64 {
@@ -2507,7 +2595,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2607,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2620,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CheckpointFile) GetName() string {
@@ -2568,7 +2656,7 @@ type PartTable struct {
 
 func (x *PartTable) Reset() {
 	*x = PartTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2668,7 @@ func (x *PartTable) String() string {
 func (*PartTable) ProtoMessage() {}
 
 func (x *PartTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2681,7 @@ func (x *PartTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartTable.ProtoReflect.Descriptor instead.
 func (*PartTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PartTable) GetTable() *TableSchema {
@@ -2637,7 +2725,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2737,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2750,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RestoreCheckpointRequest) GetDestination() string {
@@ -2714,7 +2802,7 @@ type RestoreCheckpointReply struct {
 
 func (x *RestoreCheckpointReply) Reset() {
 	*x = RestoreCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2814,7 @@ func (x *RestoreCheckpointReply) String() string {
 func (*RestoreCheckpointReply) ProtoMessage() {}
 
 func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2827,7 @@ func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointReply.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestoreCheckpointReply) GetPhase() string {
@@ -2799,7 +2887,7 @@ type RestoredTable struct {
 
 func (x *RestoredTable) Reset() {
 	*x = RestoredTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2811,7 +2899,7 @@ func (x *RestoredTable) String() string {
 func (*RestoredTable) ProtoMessage() {}
 
 func (x *RestoredTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +2912,7 @@ func (x *RestoredTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
 func (*RestoredTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RestoredTable) GetName() string {
@@ -2880,7 +2968,7 @@ type RestoredShard struct {
 
 func (x *RestoredShard) Reset() {
 	*x = RestoredShard{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +2980,7 @@ func (x *RestoredShard) String() string {
 func (*RestoredShard) ProtoMessage() {}
 
 func (x *RestoredShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +2993,7 @@ func (x *RestoredShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
 func (*RestoredShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RestoredShard) GetShard() uint32 {
@@ -2947,7 +3035,7 @@ type RestorePartRequest struct {
 
 func (x *RestorePartRequest) Reset() {
 	*x = RestorePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3047,7 @@ func (x *RestorePartRequest) String() string {
 func (*RestorePartRequest) ProtoMessage() {}
 
 func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3060,7 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
 func (*RestorePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RestorePartRequest) GetShard() uint32 {
@@ -3087,7 +3175,7 @@ type RestorePartBegin struct {
 
 func (x *RestorePartBegin) Reset() {
 	*x = RestorePartBegin{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3187,7 @@ func (x *RestorePartBegin) String() string {
 func (*RestorePartBegin) ProtoMessage() {}
 
 func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3200,7 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
 func (*RestorePartBegin) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RestorePartBegin) GetTableEpoch() uint64 {
@@ -3147,7 +3235,7 @@ type RestorePartRows struct {
 
 func (x *RestorePartRows) Reset() {
 	*x = RestorePartRows{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3159,7 +3247,7 @@ func (x *RestorePartRows) String() string {
 func (*RestorePartRows) ProtoMessage() {}
 
 func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3172,7 +3260,7 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
 func (*RestorePartRows) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RestorePartRows) GetSeq() uint64 {
@@ -3202,7 +3290,7 @@ type RestorePartClose struct {
 
 func (x *RestorePartClose) Reset() {
 	*x = RestorePartClose{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3214,7 +3302,7 @@ func (x *RestorePartClose) String() string {
 func (*RestorePartClose) ProtoMessage() {}
 
 func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3227,7 +3315,7 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
 func (*RestorePartClose) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RestorePartClose) GetTableEpoch() uint64 {
@@ -3266,7 +3354,7 @@ type RestorePartDrop struct {
 
 func (x *RestorePartDrop) Reset() {
 	*x = RestorePartDrop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3366,7 @@ func (x *RestorePartDrop) String() string {
 func (*RestorePartDrop) ProtoMessage() {}
 
 func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3379,7 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
 func (*RestorePartDrop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
 }
 
 // RestorePartLook changes nothing.
@@ -3303,7 +3391,7 @@ type RestorePartLook struct {
 
 func (x *RestorePartLook) Reset() {
 	*x = RestorePartLook{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3403,7 @@ func (x *RestorePartLook) String() string {
 func (*RestorePartLook) ProtoMessage() {}
 
 func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3416,7 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
 func (*RestorePartLook) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
 }
 
 type RestorePartReply struct {
@@ -3348,7 +3436,7 @@ type RestorePartReply struct {
 
 func (x *RestorePartReply) Reset() {
 	*x = RestorePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3360,7 +3448,7 @@ func (x *RestorePartReply) String() string {
 func (*RestorePartReply) ProtoMessage() {}
 
 func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3373,7 +3461,7 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
 func (*RestorePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RestorePartReply) GetTableEpoch() uint64 {
@@ -3481,8 +3569,12 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x13DeletePolicyRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"&\n" +
 	"\x10RunPolicyRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"?\n" +
-	"\vPolicyReply\x120\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"B\n" +
+	"\x0eSetPolicyReply\x120\n" +
+	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"E\n" +
+	"\x11DeletePolicyReply\x120\n" +
+	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"B\n" +
+	"\x0eRunPolicyReply\x120\n" +
 	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\xc9\x02\n" +
 	"\rAttendRequest\x12/\n" +
 	"\x05hello\x18\x01 \x01(\v2\x17.rowraft.v1.AttendHelloH\x00R\x05hello\x122\n" +
@@ -3689,15 +3781,15 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05other\x18\a \x01(\fR\x05other\x12\x12\n" +
 	"\x04node\x18\b \x01(\tR\x04node\x12\x1f\n" +
 	"\vfree_memory\x18\t \x01(\x04R\n" +
-	"freeMemory2\xb0\x04\n" +
+	"freeMemory2\xbc\x04\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
 	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x01\x12@\n" +
-	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x01\x12B\n" +
-	"\tSetPolicy\x12\x1c.rowraft.v1.SetPolicyRequest\x1a\x17.rowraft.v1.PolicyReply\x12N\n" +
-	"\fListPolicies\x12\x1f.rowraft.v1.ListPoliciesRequest\x1a\x1d.rowraft.v1.ListPoliciesReply\x12H\n" +
-	"\fDeletePolicy\x12\x1f.rowraft.v1.DeletePolicyRequest\x1a\x17.rowraft.v1.PolicyReply\x12B\n" +
-	"\tRunPolicy\x12\x1c.rowraft.v1.RunPolicyRequest\x1a\x17.rowraft.v1.PolicyReply2\x9f\x01\n" +
+	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x01\x12E\n" +
+	"\tSetPolicy\x12\x1c.rowraft.v1.SetPolicyRequest\x1a\x1a.rowraft.v1.SetPolicyReply\x12N\n" +
+	"\fListPolicies\x12\x1f.rowraft.v1.ListPoliciesRequest\x1a\x1d.rowraft.v1.ListPoliciesReply\x12N\n" +
+	"\fDeletePolicy\x12\x1f.rowraft.v1.DeletePolicyRequest\x1a\x1d.rowraft.v1.DeletePolicyReply\x12E\n" +
+	"\tRunPolicy\x12\x1c.rowraft.v1.RunPolicyRequest\x1a\x1a.rowraft.v1.RunPolicyReply2\x9f\x01\n" +
 	"\x05Parts\x12I\n" +
 	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01\x12K\n" +
 	"\vRestorePart\x12\x1e.rowraft.v1.RestorePartRequest\x1a\x1c.rowraft.v1.RestorePartReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
@@ -3714,7 +3806,7 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*CheckpointPolicy)(nil),         // 0: rowraft.v1.CheckpointPolicy
 	(*PolicyRecord)(nil),             // 1: rowraft.v1.PolicyRecord
@@ -3725,48 +3817,50 @@ var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*ListPoliciesReply)(nil),        // 6: rowraft.v1.ListPoliciesReply
 	(*DeletePolicyRequest)(nil),      // 7: rowraft.v1.DeletePolicyRequest
 	(*RunPolicyRequest)(nil),         // 8: rowraft.v1.RunPolicyRequest
-	(*PolicyReply)(nil),              // 9: rowraft.v1.PolicyReply
-	(*AttendRequest)(nil),            // 10: rowraft.v1.AttendRequest
-	(*AttendHello)(nil),              // 11: rowraft.v1.AttendHello
-	(*AttendPaused)(nil),             // 12: rowraft.v1.AttendPaused
-	(*AttendFailed)(nil),             // 13: rowraft.v1.AttendFailed
-	(*AttendReleased)(nil),           // 14: rowraft.v1.AttendReleased
-	(*AttendState)(nil),              // 15: rowraft.v1.AttendState
-	(*AttendPark)(nil),               // 16: rowraft.v1.AttendPark
-	(*AttendReply)(nil),              // 17: rowraft.v1.AttendReply
-	(*AttendBeat)(nil),               // 18: rowraft.v1.AttendBeat
-	(*AttendWelcome)(nil),            // 19: rowraft.v1.AttendWelcome
-	(*AttendPause)(nil),              // 20: rowraft.v1.AttendPause
-	(*AttendRelease)(nil),            // 21: rowraft.v1.AttendRelease
-	(*AttendLeave)(nil),              // 22: rowraft.v1.AttendLeave
-	(*AttendedTrainer)(nil),          // 23: rowraft.v1.AttendedTrainer
-	(*CreateCheckpointRequest)(nil),  // 24: rowraft.v1.CreateCheckpointRequest
-	(*CheckpointBlob)(nil),           // 25: rowraft.v1.CheckpointBlob
-	(*CreateCheckpointReply)(nil),    // 26: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),         // 27: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),         // 28: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),            // 29: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),            // 30: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),           // 31: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),        // 32: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),            // 33: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),          // 34: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),        // 35: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),            // 36: rowraft.v1.WritePartDone
-	(*CheckpointFile)(nil),           // 37: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),                // 38: rowraft.v1.PartTable
-	(*RestoreCheckpointRequest)(nil), // 39: rowraft.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointReply)(nil),   // 40: rowraft.v1.RestoreCheckpointReply
-	(*RestoredTable)(nil),            // 41: rowraft.v1.RestoredTable
-	(*RestoredShard)(nil),            // 42: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 43: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 44: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 45: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 46: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 47: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 48: rowraft.v1.RestorePartLook
-	(*RestorePartReply)(nil),         // 49: rowraft.v1.RestorePartReply
-	(*TableSchema)(nil),              // 50: rowraft.v1.TableSchema
+	(*SetPolicyReply)(nil),           // 9: rowraft.v1.SetPolicyReply
+	(*DeletePolicyReply)(nil),        // 10: rowraft.v1.DeletePolicyReply
+	(*RunPolicyReply)(nil),           // 11: rowraft.v1.RunPolicyReply
+	(*AttendRequest)(nil),            // 12: rowraft.v1.AttendRequest
+	(*AttendHello)(nil),              // 13: rowraft.v1.AttendHello
+	(*AttendPaused)(nil),             // 14: rowraft.v1.AttendPaused
+	(*AttendFailed)(nil),             // 15: rowraft.v1.AttendFailed
+	(*AttendReleased)(nil),           // 16: rowraft.v1.AttendReleased
+	(*AttendState)(nil),              // 17: rowraft.v1.AttendState
+	(*AttendPark)(nil),               // 18: rowraft.v1.AttendPark
+	(*AttendReply)(nil),              // 19: rowraft.v1.AttendReply
+	(*AttendBeat)(nil),               // 20: rowraft.v1.AttendBeat
+	(*AttendWelcome)(nil),            // 21: rowraft.v1.AttendWelcome
+	(*AttendPause)(nil),              // 22: rowraft.v1.AttendPause
+	(*AttendRelease)(nil),            // 23: rowraft.v1.AttendRelease
+	(*AttendLeave)(nil),              // 24: rowraft.v1.AttendLeave
+	(*AttendedTrainer)(nil),          // 25: rowraft.v1.AttendedTrainer
+	(*CreateCheckpointRequest)(nil),  // 26: rowraft.v1.CreateCheckpointRequest
+	(*CheckpointBlob)(nil),           // 27: rowraft.v1.CheckpointBlob
+	(*CreateCheckpointReply)(nil),    // 28: rowraft.v1.CreateCheckpointReply
+	(*WritePartRequest)(nil),         // 29: rowraft.v1.WritePartRequest
+	(*WritePartPrepare)(nil),         // 30: rowraft.v1.WritePartPrepare
+	(*WritePartHold)(nil),            // 31: rowraft.v1.WritePartHold
+	(*WritePartMark)(nil),            // 32: rowraft.v1.WritePartMark
+	(*WritePartReply)(nil),           // 33: rowraft.v1.WritePartReply
+	(*WritePartPrepared)(nil),        // 34: rowraft.v1.WritePartPrepared
+	(*WritePartHeld)(nil),            // 35: rowraft.v1.WritePartHeld
+	(*WritePartMarked)(nil),          // 36: rowraft.v1.WritePartMarked
+	(*WritePartProgress)(nil),        // 37: rowraft.v1.WritePartProgress
+	(*WritePartDone)(nil),            // 38: rowraft.v1.WritePartDone
+	(*CheckpointFile)(nil),           // 39: rowraft.v1.CheckpointFile
+	(*PartTable)(nil),                // 40: rowraft.v1.PartTable
+	(*RestoreCheckpointRequest)(nil), // 41: rowraft.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointReply)(nil),   // 42: rowraft.v1.RestoreCheckpointReply
+	(*RestoredTable)(nil),            // 43: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 44: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 45: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 46: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 47: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 48: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 49: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 50: rowraft.v1.RestorePartLook
+	(*RestorePartReply)(nil),         // 51: rowraft.v1.RestorePartReply
+	(*TableSchema)(nil),              // 52: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	2,  // 0: rowraft.v1.PolicyRecord.made:type_name -> rowraft.v1.PolicyCheckpoint
@@ -3774,63 +3868,65 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	1,  // 2: rowraft.v1.PolicyStatus.record:type_name -> rowraft.v1.PolicyRecord
 	0,  // 3: rowraft.v1.SetPolicyRequest.policy:type_name -> rowraft.v1.CheckpointPolicy
 	3,  // 4: rowraft.v1.ListPoliciesReply.policies:type_name -> rowraft.v1.PolicyStatus
-	3,  // 5: rowraft.v1.PolicyReply.policy:type_name -> rowraft.v1.PolicyStatus
-	11, // 6: rowraft.v1.AttendRequest.hello:type_name -> rowraft.v1.AttendHello
-	12, // 7: rowraft.v1.AttendRequest.paused:type_name -> rowraft.v1.AttendPaused
-	13, // 8: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
-	14, // 9: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
-	15, // 10: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
-	16, // 11: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
-	19, // 12: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
-	20, // 13: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
-	21, // 14: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
-	22, // 15: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
-	18, // 16: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
-	25, // 17: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
-	23, // 18: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
-	28, // 19: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	29, // 20: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	30, // 21: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	32, // 22: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	33, // 23: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	34, // 24: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	35, // 25: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	36, // 26: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	37, // 27: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	37, // 28: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	38, // 29: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	50, // 30: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	41, // 31: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	42, // 32: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	44, // 33: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	45, // 34: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	46, // 35: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	47, // 36: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	48, // 37: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	50, // 38: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	24, // 39: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	39, // 40: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	10, // 41: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
-	4,  // 42: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
-	5,  // 43: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
-	7,  // 44: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
-	8,  // 45: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
-	27, // 46: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	43, // 47: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	26, // 48: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	40, // 49: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	17, // 50: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	9,  // 51: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.PolicyReply
-	6,  // 52: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
-	9,  // 53: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.PolicyReply
-	9,  // 54: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.PolicyReply
-	31, // 55: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	49, // 56: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	48, // [48:57] is the sub-list for method output_type
-	39, // [39:48] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	3,  // 5: rowraft.v1.SetPolicyReply.policy:type_name -> rowraft.v1.PolicyStatus
+	3,  // 6: rowraft.v1.DeletePolicyReply.policy:type_name -> rowraft.v1.PolicyStatus
+	3,  // 7: rowraft.v1.RunPolicyReply.policy:type_name -> rowraft.v1.PolicyStatus
+	13, // 8: rowraft.v1.AttendRequest.hello:type_name -> rowraft.v1.AttendHello
+	14, // 9: rowraft.v1.AttendRequest.paused:type_name -> rowraft.v1.AttendPaused
+	15, // 10: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
+	16, // 11: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
+	17, // 12: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
+	18, // 13: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
+	21, // 14: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
+	22, // 15: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
+	23, // 16: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
+	24, // 17: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
+	20, // 18: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
+	27, // 19: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
+	25, // 20: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
+	30, // 21: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
+	31, // 22: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
+	32, // 23: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
+	34, // 24: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
+	35, // 25: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
+	36, // 26: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
+	37, // 27: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
+	38, // 28: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
+	39, // 29: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
+	39, // 30: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
+	40, // 31: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
+	52, // 32: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	43, // 33: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	44, // 34: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	46, // 35: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	47, // 36: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	48, // 37: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	49, // 38: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	50, // 39: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	52, // 40: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	26, // 41: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	41, // 42: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	12, // 43: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	4,  // 44: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
+	5,  // 45: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
+	7,  // 46: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
+	8,  // 47: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
+	29, // 48: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	45, // 49: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	28, // 50: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	42, // 51: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	19, // 52: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	9,  // 53: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
+	6,  // 54: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	10, // 55: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
+	11, // 56: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
+	33, // 57: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	51, // 58: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	50, // [50:59] is the sub-list for method output_type
+	41, // [41:50] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -3839,7 +3935,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		return
 	}
 	file_rowraft_v1_cluster_proto_init()
-	file_rowraft_v1_checkpoint_proto_msgTypes[10].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[12].OneofWrappers = []any{
 		(*AttendRequest_Hello)(nil),
 		(*AttendRequest_Paused)(nil),
 		(*AttendRequest_Failed)(nil),
@@ -3847,26 +3943,26 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendRequest_State)(nil),
 		(*AttendRequest_Park)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[17].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[19].OneofWrappers = []any{
 		(*AttendReply_Welcome)(nil),
 		(*AttendReply_Pause)(nil),
 		(*AttendReply_Release)(nil),
 		(*AttendReply_Leave)(nil),
 		(*AttendReply_Beat)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[27].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[29].OneofWrappers = []any{
 		(*WritePartRequest_Prepare)(nil),
 		(*WritePartRequest_Hold)(nil),
 		(*WritePartRequest_Mark)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[31].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[33].OneofWrappers = []any{
 		(*WritePartReply_Prepared)(nil),
 		(*WritePartReply_Held)(nil),
 		(*WritePartReply_Marked)(nil),
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[43].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[45].OneofWrappers = []any{
 		(*RestorePartRequest_Begin)(nil),
 		(*RestorePartRequest_Rows)(nil),
 		(*RestorePartRequest_Close)(nil),
@@ -3879,7 +3975,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

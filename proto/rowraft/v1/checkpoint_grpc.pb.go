@@ -53,12 +53,12 @@ type CheckpointsClient interface {
 	Attend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttendRequest, AttendReply], error)
 	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
 	// checkpoint at a time.
-	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error)
+	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyReply, error)
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesReply, error)
 	// DeletePolicy leaves the checkpoints that it made.
-	DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error)
+	DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*DeletePolicyReply, error)
 	// RunPolicy makes its next checkpoint now, and returns when it is made.
-	RunPolicy(ctx context.Context, in *RunPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error)
+	RunPolicy(ctx context.Context, in *RunPolicyRequest, opts ...grpc.CallOption) (*RunPolicyReply, error)
 }
 
 type checkpointsClient struct {
@@ -120,9 +120,9 @@ func (c *checkpointsClient) Attend(ctx context.Context, opts ...grpc.CallOption)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_AttendClient = grpc.BidiStreamingClient[AttendRequest, AttendReply]
 
-func (c *checkpointsClient) SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error) {
+func (c *checkpointsClient) SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PolicyReply)
+	out := new(SetPolicyReply)
 	err := c.cc.Invoke(ctx, Checkpoints_SetPolicy_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -140,9 +140,9 @@ func (c *checkpointsClient) ListPolicies(ctx context.Context, in *ListPoliciesRe
 	return out, nil
 }
 
-func (c *checkpointsClient) DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error) {
+func (c *checkpointsClient) DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*DeletePolicyReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PolicyReply)
+	out := new(DeletePolicyReply)
 	err := c.cc.Invoke(ctx, Checkpoints_DeletePolicy_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -150,9 +150,9 @@ func (c *checkpointsClient) DeletePolicy(ctx context.Context, in *DeletePolicyRe
 	return out, nil
 }
 
-func (c *checkpointsClient) RunPolicy(ctx context.Context, in *RunPolicyRequest, opts ...grpc.CallOption) (*PolicyReply, error) {
+func (c *checkpointsClient) RunPolicy(ctx context.Context, in *RunPolicyRequest, opts ...grpc.CallOption) (*RunPolicyReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PolicyReply)
+	out := new(RunPolicyReply)
 	err := c.cc.Invoke(ctx, Checkpoints_RunPolicy_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -185,12 +185,12 @@ type CheckpointsServer interface {
 	Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error
 	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
 	// checkpoint at a time.
-	SetPolicy(context.Context, *SetPolicyRequest) (*PolicyReply, error)
+	SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyReply, error)
 	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesReply, error)
 	// DeletePolicy leaves the checkpoints that it made.
-	DeletePolicy(context.Context, *DeletePolicyRequest) (*PolicyReply, error)
+	DeletePolicy(context.Context, *DeletePolicyRequest) (*DeletePolicyReply, error)
 	// RunPolicy makes its next checkpoint now, and returns when it is made.
-	RunPolicy(context.Context, *RunPolicyRequest) (*PolicyReply, error)
+	RunPolicy(context.Context, *RunPolicyRequest) (*RunPolicyReply, error)
 	mustEmbedUnimplementedCheckpointsServer()
 }
 
@@ -210,16 +210,16 @@ func (UnimplementedCheckpointsServer) RestoreCheckpoint(*RestoreCheckpointReques
 func (UnimplementedCheckpointsServer) Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error {
 	return status.Error(codes.Unimplemented, "method Attend not implemented")
 }
-func (UnimplementedCheckpointsServer) SetPolicy(context.Context, *SetPolicyRequest) (*PolicyReply, error) {
+func (UnimplementedCheckpointsServer) SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetPolicy not implemented")
 }
 func (UnimplementedCheckpointsServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
 }
-func (UnimplementedCheckpointsServer) DeletePolicy(context.Context, *DeletePolicyRequest) (*PolicyReply, error) {
+func (UnimplementedCheckpointsServer) DeletePolicy(context.Context, *DeletePolicyRequest) (*DeletePolicyReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeletePolicy not implemented")
 }
-func (UnimplementedCheckpointsServer) RunPolicy(context.Context, *RunPolicyRequest) (*PolicyReply, error) {
+func (UnimplementedCheckpointsServer) RunPolicy(context.Context, *RunPolicyRequest) (*RunPolicyReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RunPolicy not implemented")
 }
 func (UnimplementedCheckpointsServer) mustEmbedUnimplementedCheckpointsServer() {}
