@@ -287,13 +287,16 @@ func (l *rowLog) Close() error {
 	return errors.Join(errs...)
 }
 
-// sync makes the newest segment durable, and its name with its first batch.
-func (l *rowLog) sync(s *rowSegment, named bool) error {
+func (l *rowLog) syncFile(s *rowSegment) error {
 	if canary.Is(canary.SkipFsync) {
 		return nil
 	}
-	if err := s.file.Sync(); err != nil || named {
-		return err
+	return s.file.Sync()
+}
+
+func (l *rowLog) syncDir() error {
+	if canary.Is(canary.SkipFsync) {
+		return nil
 	}
 	return l.disk.SyncDir(l.dir)
 }

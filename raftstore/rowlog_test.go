@@ -420,3 +420,105 @@ func sumOfHeads(b []byte, h batchHead, salt uint64) uint32 {
 	}
 	return sum
 }
+
+// A torn append leaves nothing behind, even when the next one goes to a segment of
+// its own.
+func TestRowLogForgetsATornAppend(t *testing.T) {
+	disk := vfs.NewMem()
+	if err := vfs.MkdirAll(disk, "/log"); err != nil {
+		t.Fatal(err)
+	}
+	l := openTestRowLog(t, disk)
+	store := func(index, term uint64, size int) {
+		t.Helper()
+		if err := l.StoreLogs([]*raft.Log{sealedEntry(t, index, term, bytes.Repeat([]byte{byte(index + 1)}, size))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reopen := func(want uint64) {
+		t.Helper()
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		l = openTestRowLog(t, disk)
+		if last, _ := l.LastIndex(); last != want {
+			t.Fatalf("the log ends at entry %d, want %d", last, want)
+		}
+	}
+	store(1, 1, 1000)
+	torn := l.write.end
+	store(2, 1, 1000)
+	overwrite(t, disk, segmentFiles(t, disk)[0], int(torn)+batchHeadBytes+entryHeadBytes, make([]byte, 1000))
+	reopen(1)
+	store(2, 2, 9000)
+	if n := len(segmentFiles(t, disk)); n != 2 {
+		t.Fatalf("%d segments, want 2", n)
+	}
+	reopen(2)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The power goes at any moment of an append to a segment that went just before.
+func TestRowLogPowerLossInAUsedSegment(t *testing.T) {
+	const least = 6 // rename, its sync, two headers, the entry, its sync
+	for step := 1; ; step++ {
+		for seed := range uint64(25) {
+			var crashed *vfs.Mem
+			last, want := appendToAUsedSegment(t, func(disk *vfs.Faulty, mem *vfs.Mem) {
+				disk.OnStep(func(s vfs.Step) {
+					if s.N == step {
+						crashed = mem.Crash(seed)
+					}
+				})
+			})
+			if crashed == nil { // the append has no such step
+				if step <= least {
+					t.Errorf("%d steps, want at least %d", step-1, least)
+				}
+				return
+			}
+			if end, bad := readRowLog(t, crashed, want); bad || end != last && end != last+1 {
+				t.Errorf("step %d, seed %d: the log ends at entry %d (damaged: %v), want %d or the next", step, seed, end, bad, last)
+			}
+		}
+	}
+}
+
+// appendToAUsedSegment makes a log that ends at entry last, and calls before and
+// appends one more, for which a segment begins that went just now.
+func appendToAUsedSegment(t *testing.T, before func(*vfs.Faulty, *vfs.Mem)) (last uint64, want map[uint64]*raft.Log) {
+	t.Helper()
+	mem := vfs.NewMem()
+	if err := vfs.MkdirAll(mem, "/log"); err != nil {
+		t.Fatal(err)
+	}
+	disk := vfs.NewFaulty(mem)
+	l := openTestRowLog(t, disk)
+	defer l.Close()
+	want = map[uint64]*raft.Log{}
+	store := func(size int) error {
+		last++
+		want[last] = sealedEntry(t, last, 1, bytes.Repeat([]byte{byte(last)}, size))
+		return l.StoreLogs([]*raft.Log{want[last]})
+	}
+	var err error
+	for err == nil && len(segmentFiles(t, disk)) < 3 {
+		err = store(3000)
+	}
+	if err == nil {
+		err = store(3900) // nothing more fits
+	}
+	if err == nil {
+		err = l.DeleteRange(1, last-4)
+	}
+	if err != nil || len(l.write.free) == 0 {
+		t.Fatalf("%d segments went, %v", len(l.write.free), err)
+	}
+	before(disk, mem)
+	if err := store(8000); err != nil && !errors.Is(err, vfs.ErrCrashed) {
+		t.Fatal(err)
+	}
+	return last - 1, want
+}

@@ -259,6 +259,9 @@ func (r *recovery) settle() error {
 			r.last.undo()
 			l.write.batch--
 			r.end = r.last.start
+			if err := forgetBatch(s, r.end); err != nil {
+				return err
+			}
 		} else if err := in.rewrite(s.file, r.last.start, end); err != nil {
 			return err
 		}
@@ -267,7 +270,14 @@ func (r *recovery) settle() error {
 		return err
 	}
 	l.write.header = nil
-	return l.sync(s, false)
+	return errors.Join(l.syncFile(s), l.syncDir())
+}
+
+// forgetBatch makes the head of a torn batch none: the next append may find no room
+// behind it and go to another segment, and then nobody looks at its data again.
+func forgetBatch(s *rowSegment, at int64) error {
+	_, err := s.file.WriteAt(make([]byte, batchHeadBytes), at)
+	return err
 }
 
 // window reads a file piece by piece.

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -39,8 +40,7 @@ func (l *rowLog) append() (segment uint64, at int64, err error) {
 }
 
 func (l *rowLog) writeLaid(s *rowSegment) error {
-	named := l.write.header == nil
-	if !named {
+	if l.write.header != nil {
 		if err := writeSegmentHeader(s, l.write.header); err != nil {
 			return err
 		}
@@ -48,7 +48,7 @@ func (l *rowLog) writeLaid(s *rowSegment) error {
 	if err := l.write.laid.writeTo(s.file, l.write.end); err != nil {
 		return err
 	}
-	if err := l.sync(s, named); err != nil {
+	if err := l.syncFile(s); err != nil {
 		return err
 	}
 	l.write.header = nil
@@ -70,7 +70,9 @@ func (l *rowLog) newest() *rowSegment {
 	return l.mu.segments[len(l.mu.segments)-1]
 }
 
-// begin adds an empty segment. Its header is written with its first batch.
+// begin adds an empty segment. Its header is written with its first batch, and its
+// name is durable before: a free segment must not be found under its old name with
+// what is written into it from here on.
 // REQUIRES: write is held, or the log is being opened.
 func (l *rowLog) begin(number uint64) error {
 	name := filepath.Join(l.dir, segmentName(number, segmentExt))
@@ -85,6 +87,9 @@ func (l *rowLog) begin(number uint64) error {
 	f, err := l.disk.OpenFile(name, flag)
 	if err != nil {
 		return err
+	}
+	if err := l.syncDir(); err != nil {
+		return errors.Join(err, f.Close())
 	}
 	s := &rowSegment{number: number, salt: rand.Uint64(), file: f}
 	l.mu.Lock()
