@@ -522,3 +522,24 @@ func appendToAUsedSegment(t *testing.T, before func(*vfs.Faulty, *vfs.Mem)) (las
 	}
 	return last - 1, want
 }
+
+// A log whose newest segments are gone is not a shorter log.
+func TestRowLogMissesSegments(t *testing.T) {
+	whole, _ := smallRowLog(t)
+	files := segmentFiles(t, whole)
+	for n := range len(files) {
+		disk := whole.Crash(vfs.LoseUnsynced)
+		for _, name := range files[n:] {
+			if err := disk.Remove(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+		if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+			t.Errorf("with the first %d of %d segments: %v, want CodeCorrupt", n, len(files), err)
+		}
+		if err == nil {
+			l.Close()
+		}
+	}
+}

@@ -25,13 +25,17 @@ type recovery struct {
 	}
 }
 
-// recover reads the segments that are there.
-func (l *rowLog) recover() error {
+// recover reads the segments that are there. All before next were begun.
+func (l *rowLog) recover(next uint64) error {
 	numbers, err := l.listSegments()
 	if err != nil {
 		return err
 	}
-	if n := len(numbers); n > 0 {
+	n := len(numbers)
+	if next > 1 && (n == 0 || numbers[n-1] < next-1) {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "segment %s is missing", segmentName(next-1, segmentExt))
+	}
+	if n > 0 {
 		begun, err := l.dropUnbegun(numbers[n-1])
 		if err != nil {
 			return err
@@ -113,6 +117,9 @@ func (l *rowLog) dropUnbegun(number uint64) (begun bool, err error) {
 	_, err = readSegmentHeader(f, number)
 	if err := errors.Join(err, f.Close()); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		return err == nil, err
+	}
+	if err := l.setNewest(number - 1); err != nil {
+		return false, err
 	}
 	return false, l.disk.Remove(name)
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/hashicorp/raft-wal/types"
+
 	"github.com/rowraft/rowraft"
 )
 
@@ -88,7 +90,11 @@ func (l *rowLog) begin(number uint64) error {
 	if err != nil {
 		return err
 	}
-	if err := l.syncDir(); err != nil {
+	err = l.syncDir()
+	if err == nil {
+		err = l.setNewest(number)
+	}
+	if err != nil {
 		return errors.Join(err, f.Close())
 	}
 	s := &rowSegment{number: number, salt: rand.Uint64(), file: f}
@@ -98,4 +104,10 @@ func (l *rowLog) begin(number uint64) error {
 	l.write.end = segmentStart
 	l.mu.segments = append(l.mu.segments, s)
 	return nil
+}
+
+// setNewest notes in META that segment number is there. Without it nobody would know
+// that the newest segments are missing.
+func (l *rowLog) setNewest(number uint64) error {
+	return l.CommitState(types.PersistentState{NextSegmentID: number + 1})
 }
