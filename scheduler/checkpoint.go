@@ -407,7 +407,7 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers 
 			return nil, fmt.Errorf("shard %d: %w", p.shard.ID, err)
 		}
 	}
-	if err := checkWhole(parts); err != nil {
+	if err := checkWhole(parts, op.s.view.Map().Tables); err != nil {
 		return nil, err
 	}
 	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int { return strings.Compare(a.GetName(), b.GetName()) })
@@ -456,19 +456,33 @@ func missing(name string, m *checkpoint.Manifest, found []depot.Entry) (file str
 }
 
 // checkWhole refuses a cut on one side of which a table was dropped: the
-// checkpoint would silently lack the rows of some shards.
-func checkWhole(parts []*partWriter) error {
-	has := func(p *partWriter, id rowraft.TableID) bool {
-		return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool { return t.GetTable().GetId() == uint64(id) })
-	}
-	for _, t := range parts[0].cluster.Tables {
-		with := func(p *partWriter) bool { return has(p, t.ID) }
-		without := func(p *partWriter) bool { return !has(p, t.ID) }
-		if i := slices.IndexFunc(parts, without); i >= 0 && slices.ContainsFunc(parts, with) {
-			return rowraft.Errorf(rowraft.CodePrecondition, "table %s was dropped while the checkpoint was cut: shard %d has none of it any more, others do; make the checkpoint again", t.Name, parts[i].shard.ID)
+// checkpoint would silently lack the rows of some shards. now are the tables of the
+// present map. One that only it has is being made, and is empty wherever it is; one
+// that neither it nor the map of the cut has was dropped before, and not yet in every
+// shard.
+func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
+	was := parts[0].cluster.Tables
+	for _, p := range parts {
+		for _, t := range p.done.GetTables() {
+			id, name := rowraft.TableID(t.GetTable().GetId()), t.GetTable().GetName()
+			if !hasTable(was, id) && hasTable(now, id) {
+				continue
+			}
+			if i := slices.IndexFunc(parts, func(o *partWriter) bool { return !o.hasTable(id) }); i >= 0 {
+				return rowraft.Errorf(rowraft.CodePrecondition, "table %s was dropped while the checkpoint was cut: shard %d has none of it any more, others do; make the checkpoint again", name, parts[i].shard.ID)
+			}
 		}
 	}
 	return nil
+}
+
+func hasTable(tables []rowraft.Schema, id rowraft.TableID) bool {
+	return slices.ContainsFunc(tables, func(t rowraft.Schema) bool { return t.ID == id })
+}
+
+// hasTable reports whether the part, which is written, has the table.
+func (p *partWriter) hasTable(id rowraft.TableID) bool {
+	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool { return rowraft.TableID(t.GetTable().GetId()) == id })
 }
 
 func addTables(m *checkpoint.Manifest, tables []*rowraftv1.PartTable) error {

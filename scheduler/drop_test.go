@@ -77,6 +77,28 @@ func TestDropAndRestore(t *testing.T) {
 	}
 }
 
+// TestADropWaitsForNoRestoreThatNobodyGoesOnWith: the leader that began one died
+// before any shard heard of it, so no stage tells of it.
+func TestADropWaitsForNoRestoreThatNobodyGoesOnWith(t *testing.T) {
+	s, _ := newLeader(t, 1, 1)
+	reconcile(t, s)
+	register(t, s, "a", "127.0.0.1:1")
+	reconcile(t, s)
+	if err := s.proposeCommand(t.Context(), begin(1)); err != nil {
+		t.Fatal(err)
+	}
+	s.checkpoints.busy.Lock() // it is an operation of this leader
+	reconcile(t, s)
+	if s.machine.begunRestore() == nil {
+		t.Error("a restore that somebody is at was given up")
+	}
+	s.checkpoints.busy.Unlock()
+	reconcile(t, s)
+	if err := s.proposeCommand(t.Context(), cmdDrop("t", 9)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("drop of a table that there is not: %v, want TableNotFound", err)
+	}
+}
+
 func TestGoldenDrop(t *testing.T) {
 	entry, err := os.ReadFile(filepath.Join("testdata", "drop_table.entry"))
 	if err != nil {
@@ -187,12 +209,25 @@ func TestACheckpointWantsTablesWhole(t *testing.T) {
 	for name, parts := range map[string][]*partWriter{
 		"all have both": {part(0, a, b), part(1, a, b)}, "all have one": {part(0, b), part(1, b)}, "nobody has any": {part(0), part(1)},
 	} {
-		if err := checkWhole(parts); err != nil {
+		if err := checkWhole(parts, []rowraft.Schema{a, b}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)})
+	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)}, []rowraft.Schema{a, b})
 	wantError(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
+
+	// Of a table that the map did not have when the cut began: it was made since, and
+	// nobody can have pushed to it, or its drop has not reached every shard yet.
+	c := sgd("c", 1)
+	c.ID = 3
+	some := []*partWriter{part(0, a, b, c), part(1, a, b)}
+	if err := checkWhole(some, []rowraft.Schema{a, b, c}); err != nil {
+		t.Errorf("a table is being made: %v", err)
+	}
+	wantError(t, checkWhole(some, []rowraft.Schema{a, b}), rowraft.CodePrecondition, "table c was dropped", "shard 1")
+	if err := checkWhole([]*partWriter{part(0, a, b, c), part(1, a, b, c)}, []rowraft.Schema{a, b}); err != nil {
+		t.Errorf("a dropped table that no shard has lost yet: %v", err)
+	}
 }
 
 // TestNoTableComesBackBehindItsDrop: a call that is to bring a table into a shard

@@ -172,7 +172,8 @@ func (s *Scheduler) endForeignRun(ctx context.Context, spec *rowraftv1.Checkpoin
 
 // retain removes the checkpoints that a policy made and need not keep. It touches no
 // other ones; of those that are whole the newest always stay, as many as the policy
-// says, and one whose manifest cannot be read does not count among them.
+// says, and one whose manifest cannot be read, or that of what it is a delta to, does
+// not count among them.
 func (s *Scheduler) retain(ctx context.Context, name string) error {
 	p := s.machine.policy(name)
 	if p == nil {
@@ -182,15 +183,22 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	whole := uint32(0)
 	made := p.GetRecord().GetMade()
+	if len(made) == 0 {
+		return nil
+	}
+	there, err := depot.Scan(ctx, d)
+	if err != nil {
+		return s.logForgotten(ctx, name, made[len(made)-1].GetName(), err)
+	}
+	whole := uint32(0)
 	for i := len(made) - 1; i >= 0; i-- { // deltas go before what they stand on
-		_, err := checkpoint.ReadManifest(ctx, depot.At(d, made[i].GetName()))
+		at := slices.IndexFunc(there, func(f depot.Found) bool { return f.Name == made[i].GetName() })
 		switch {
-		case rowraft.CodeOf(err) == rowraft.CodeNotFound: // somebody removed it
-		case err != nil && whole == 0:
-			return s.logForgotten(ctx, name, made[i].GetName(), err)
-		case err != nil:
+		case at < 0 || there[at].Manifest == nil && there[at].Err == nil: // somebody removed it
+		case there[at].Err != nil && whole == 0:
+			return s.logForgotten(ctx, name, made[i].GetName(), there[at].Err)
+		case there[at].Err != nil:
 			continue
 		default:
 			young := time.Since(time.Unix(0, int64(made[i].GetBegunNs()))) < time.Duration(p.GetPolicy().GetKeepWithinNs())

@@ -206,10 +206,15 @@ func TestWhatADeltaStandsOn(t *testing.T) {
 }
 
 // putCheckpoint writes an empty checkpoint that is whole.
-func putCheckpoint(t *testing.T, d depot.Depot, name string) {
+func putCheckpoint(t *testing.T, d depot.Depot, name string) { putDelta(t, d, name, nil) }
+
+// putDelta is putCheckpoint, of a delta unless parent is nil. It returns what a delta
+// to it names.
+func putDelta(t *testing.T, d depot.Depot, name string, parent *checkpoint.Parent) *checkpoint.Parent {
 	t.Helper()
 	m := &checkpoint.Manifest{
-		ID: uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion,
+		Parent: parent,
+		ID:     uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion,
 		Parts: []checkpoint.Part{{Applied: 1}},
 	}
 	for slot := range rowraft.NumSlots {
@@ -228,6 +233,7 @@ func putCheckpoint(t *testing.T, d depot.Depot, name string) {
 	if err := d.Put(t.Context(), name+"/"+checkpoint.ManifestFile, raw); err != nil {
 		t.Fatal(err)
 	}
+	return &checkpoint.Parent{Name: name, ID: m.ID}
 }
 
 func lying(t *testing.T, d depot.Depot) (names []string) {
@@ -250,6 +256,7 @@ func TestRetention(t *testing.T) {
 		keep   uint32
 		within time.Duration
 		age    time.Duration // between two
+		deltas int           // so many of the last are deltas, each to the one before
 		spoil  func(dir string)
 		want   string // what lies there afterwards, of a … e and the foreign x
 		made   string
@@ -261,6 +268,8 @@ func TestRetention(t *testing.T) {
 		{name: "one without a manifest does not count", keep: 2, spoil: func(dir string) { _ = os.Remove(dir + "/d/MANIFEST") }, want: "c d e x", made: "c e"},
 		{name: "a damaged one does not count, and stays", keep: 2, spoil: func(dir string) { _ = os.WriteFile(dir+"/d/MANIFEST", []byte("?"), 0o600) }, want: "c d e x", made: "c d e"},
 		{name: "the newest is damaged: nothing goes", keep: 1, spoil: func(dir string) { _ = os.WriteFile(dir+"/e/MANIFEST", []byte("?"), 0o600) }, want: "a b c d e x", made: "a b c d e"},
+		{name: "a full one stays as long as deltas to it", keep: 2, deltas: 3, want: "b c d e x", made: "b c d e"},
+		{name: "the newest is damaged, as are deltas to nothing", keep: 2, deltas: 3, spoil: func(dir string) { _ = os.RemoveAll(dir + "/b") }, want: "a c d e x", made: "a b c d e"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s, _ := newLeader(t, 1, 1)
@@ -279,8 +288,12 @@ func TestRetention(t *testing.T) {
 			}
 			must(cmdSetPolicy(spec, 1))
 			names := []string{"a", "b", "c", "d", "e"}
+			var last *checkpoint.Parent
 			for i, name := range names {
-				putCheckpoint(t, d, name)
+				if i < len(names)-tc.deltas {
+					last = nil
+				}
+				last = putDelta(t, d, name, last)
 				must(cmdBeginRun("nightly", name, uint64(time.Now().Add(-tc.age*time.Duration(len(names)-1-i)).UnixNano())))
 				must(cmdEndRun("nightly", name, "", false))
 			}

@@ -100,8 +100,8 @@ func (s *Scheduler) noteEnded(id []byte) {
 // reconcileRestore finishes a restore that is decided, and drops the stages of one
 // that nobody goes on with.
 func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) error {
-	r, stray := s.machine.pendingRestore(), s.strayStages()
-	if r == nil && len(stray) == 0 || !s.checkpoints.busy.TryLock() {
+	r, begun, stray := s.machine.pendingRestore(), s.machine.begunRestore(), s.strayStages()
+	if r == nil && begun == nil && len(stray) == 0 || !s.checkpoints.busy.TryLock() {
 		return nil // or an operation of this leader is at it
 	}
 	defer s.checkpoints.busy.Unlock()
@@ -118,6 +118,14 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 			return err
 		}
 		s.logger.Info("dropped what a restore had staged that nobody went on with")
+	}
+	// One that no shard has a stage of: no table can be dropped as long as it may be decided.
+	if begun = s.machine.begunRestore(); begun != nil {
+		end := &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: begun}}
+		if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: end}); err != nil {
+			return fmt.Errorf("give up a restore: %w", err)
+		}
+		s.logger.Info("gave up a restore that nobody went on with")
 	}
 	return nil
 }

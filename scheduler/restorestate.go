@@ -82,3 +82,10 @@ func (m *machine) pendingRestore() *rowraftv1.MetaRestore {
 	defer m.mu.Unlock()
 	return m.state.restore
 }
+
+// begunRestore returns the id of the restore that may be decided, or nil.
+func (m *machine) begunRestore() []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.begun
+}
