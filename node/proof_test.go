@@ -290,7 +290,23 @@ func (c *proofCluster) prove() (reply *rowraftv1.ProveReply) {
 }
 
 // checkpoint calls fn on the leader of the metadata group.
-func (c *proofCluster) checkpoint(fn func(rowraftv1.CheckpointsClient) error) (err error) {
+func (c *proofCluster) checkpoint(fn func(rowraftv1.CheckpointsClient) error) error {
+	c.t.Helper()
+	return c.scheduler(func(conn *grpc.ClientConn) error { return fn(rowraftv1.NewCheckpointsClient(conn)) })
+}
+
+// shrink removes the rows of a table whose weights are small.
+func (c *proofCluster) shrink(table string) error {
+	c.t.Helper()
+	return c.scheduler(func(conn *grpc.ClientConn) error {
+		return drain(rowraftv1.NewSweepsClient(conn).ShrinkTable(c.ctx, &rowraftv1.ShrinkTableRequest{
+			Table: table, Conditions: &rowraftv1.SweepConditions{NormBelow: 1},
+		}))
+	})
+}
+
+// scheduler calls fn on the leader of the metadata group.
+func (c *proofCluster) scheduler(fn func(*grpc.ClientConn) error) (err error) {
 	c.t.Helper()
 	eventually(c.t, c.ctx, "the scheduler answers", func() bool {
 		for _, n := range c.nodes {
@@ -298,7 +314,7 @@ func (c *proofCluster) checkpoint(fn func(rowraftv1.CheckpointsClient) error) (e
 			if derr != nil {
 				c.t.Fatal(derr)
 			}
-			err = fn(rowraftv1.NewCheckpointsClient(conn))
+			err = fn(conn)
 			conn.Close()
 			if err == nil || !rowraft.CodeOf(err).Retryable() {
 				return true
@@ -354,6 +370,12 @@ func TestADividedShardServesNothing(t *testing.T) {
 	}
 	if _, err := c.table.Push(c.ctx, []rowraft.Key{7}, got[:]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		t.Errorf("push to a divided shard: %v, want Corrupt", err)
+	}
+	if err := c.table.Scan(c.ctx, func([]rowraft.Key, []float32) error { t.Error("rows came"); return nil }); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("scan of a divided shard: %v, want Corrupt", err)
+	}
+	if err := c.shrink("user"); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("shrink in a divided shard: %v, want Corrupt", err)
 	}
 	if reply := c.prove(); reply.Verdict != divided {
 		t.Errorf("it is compared again: %v", reply)

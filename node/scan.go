@@ -51,7 +51,7 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 // readyToScan returns when this replica has proved that it leads and has applied
 // minIndex and all that was committed before the call.
 func (r *replica) readyToScan(ctx context.Context, minIndex rowraft.Index) error {
-	if err := r.mustLead(); err != nil {
+	if err := r.mustServe(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
@@ -113,5 +113,5 @@ func (n *Node) mayGoOn(r *replica, epoch rowraft.TableEpoch) error {
 	if now := r.machine.Epoch(); now != epoch {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the scan began with the tables of epoch %d, a restore has brought those of %d", r.shard, epoch, now)
 	}
-	return r.mustLead()
+	return r.mustServe()
 }

@@ -44,7 +44,7 @@ func (n *Node) sweep(ctx context.Context) {
 
 // sweepExpired goes once through all tables with an expiry, as the leader.
 func (r *replica) sweepExpired(ctx context.Context) error {
-	if r.mustLead() != nil {
+	if r.mustServe() != nil {
 		return nil
 	}
 	for _, s := range r.machine.Tables() {
@@ -72,7 +72,7 @@ func (r *replica) sweepExpired(ctx context.Context) error {
 // there is anything to remove and it is not a dry run. It returns what was removed,
 // or would be.
 func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p shard.Piece, swept shard.Swept, err error) {
-	if err := r.mustLead(); err != nil {
+	if err := r.mustServe(); err != nil {
 		return p, swept, err
 	}
 	h := r.header()
@@ -117,7 +117,7 @@ func (s *sweepService) SweepSlots(ctx context.Context, req *rowraftv1.SweepSlots
 	if err := w.Validate(); err != nil {
 		return nil, err
 	}
-	if err := r.mustLead(); err != nil {
+	if err := r.mustServe(); err != nil {
 		return nil, err
 	}
 	// A leader of the past would count, and refuse, by old rows.
