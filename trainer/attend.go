@@ -21,6 +21,8 @@ type Saved struct {
 	Path  string // DESTINATION/NAME
 	ID    string // of the checkpoint
 	State *state.State
+	// Tables are those of the checkpoint.
+	Tables []rowraft.Schema
 }
 
 // ReadSaved reads the state of one trainer out of the checkpoint at path.
@@ -56,7 +58,11 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	st, err := state.Read(r) // to the end, where the file is checked
-	return &Saved{Path: path, ID: m.ID, State: st}, err
+	s = &Saved{Path: path, ID: m.ID, State: st}
+	for _, t := range m.Tables {
+		s.Tables = append(s.Tables, t.Schema)
+	}
+	return s, err
 }
 
 // FindSaved reads the state that c.Resume names, nil if there is none to go on from.
@@ -119,7 +125,7 @@ func (j *Job) pauseFor(ctx context.Context) (*client.Paused, error) {
 // done it waits for the other trainers of its job, whose checkpoints need its state.
 func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, error) {
 	if s != nil {
-		if err := j.Resume(s.State); err != nil {
+		if err := errors.Join(j.Resume(s.State), j.checkTables(s)); err != nil {
 			return nil, fmt.Errorf("go on from checkpoint %s: %w", s.Path, err)
 		}
 	}
@@ -160,6 +166,17 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		err = errors.Join(err, context.Cause(train))
 	}
 	return r, err
+}
+
+// checkTables reports a table of the run that did not come with the checkpoint: it was
+// dropped since, and the run has made an empty one in its place.
+func (j *Job) checkTables(s *Saved) error {
+	for _, t := range []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit} {
+		if t.ID != 0 && !slices.ContainsFunc(s.Tables, func(o rowraft.Schema) bool { return o.ID == t.ID }) {
+			return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s: %s is another one, that was made since; put its tables in place first, with every trainer stopped: rowraft checkpoint restore %s --replace", s.Path, t.Name, s.Path)
+		}
+	}
+	return nil
 }
 
 // policyName is the checkpoint policy of the job.

@@ -278,6 +278,26 @@ func TestAFailedRunHasNoState(t *testing.T) {
 	}
 }
 
+// A table that was dropped after the restore is made anew, empty, by who goes on.
+func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
+	cfg := twoPasses(20, 0)
+	cfg.Audit = true
+	j := newJob(t, cfg, newLocal(t), nil)
+	all := []rowraft.Schema{j.embeddings, j.dense, j.audit}
+	for i, gone := range all {
+		again := gone
+		again.ID++
+		saved := &Saved{Path: "/mnt/a", State: j.state(false), Tables: append(slices.Delete(slices.Clone(all), i, i+1), again)}
+		_, err := j.RunOn(t.Context(), nil, saved)
+		if rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), gone.Name+" is another one") {
+			t.Errorf("another %s: %v, want Precondition", gone.Name, err)
+		}
+	}
+	if err := j.checkTables(&Saved{Tables: all}); err != nil {
+		t.Errorf("the tables of the checkpoint: %v", err)
+	}
+}
+
 func TestResumeRefusesAnotherRun(t *testing.T) {
 	s := func() *state.State { return newJob(t, twoPasses(20, 0), newLocal(t), nil).state(false) }
 	for name, tc := range map[string]struct {
