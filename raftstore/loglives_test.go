@@ -3,6 +3,7 @@ package raftstore
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -30,36 +31,55 @@ func TestLogsLiveThroughManyCrashes(t *testing.T) {
 	}
 }
 
-// logOfChance opens the log, checks it, and does what r says until the disk goes down.
-// It returns what is left of the disk.
-func logOfChance(mem *vfs.Mem, backend string, acked *logLife, term uint64, r *rand.Rand) (next *vfs.Mem, err error) {
+// mortal is a disk that goes down at one of its steps.
+type mortal struct {
+	*vfs.Faulty
+	mu   sync.Mutex
+	next *vfs.Mem // what is left of it; nil while it lives
+}
+
+// left returns what is left of the disk, nil while it lives.
+func (m *mortal) left() *vfs.Mem {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.next
+}
+
+func newMortal(mem *vfs.Mem, r *rand.Rand) *mortal {
+	m := &mortal{Faulty: vfs.NewFaulty(mem)}
 	last, kill, seed := 1+r.IntN(80), r.IntN(2) == 0, r.Uint64()
-	crash := func() {
-		if next = mem.Crash(seed); kill {
-			next = mem.Kill()
+	m.OnStep(func(s vfs.Step) { // raft-wal makes segments on a goroutine of its own
+		if s.N != last {
+			return
 		}
-	}
-	disk := vfs.NewFaulty(mem)
-	disk.OnStep(func(s vfs.Step) {
-		if s.N == last {
-			crash()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.next = mem.Crash(seed); kill {
+			m.next = mem.Kill()
 		}
 	})
+	return m
+}
+
+// logOfChance opens the log, checks it, and does what r says until the disk goes down.
+// It returns what is left of the disk.
+func logOfChance(mem *vfs.Mem, backend string, acked *logLife, term uint64, r *rand.Rand) (*vfs.Mem, error) {
+	disk := newMortal(mem, r)
 	b, err := openCrashLog(disk, backend)
 	if err == nil {
 		var found logModel
 		if found, err = readLog(b, *acked); err == nil {
 			*acked = logLife{found, found}
 		}
-		for err == nil && next == nil {
+		for err == nil && disk.left() == nil {
 			err = logWriter{b, acked}.chance(term, r)
 		}
 		b.Close()
 	}
-	if next == nil {
-		return nil, err
+	if left := disk.left(); left != nil {
+		return left, nil // err is of a disk that is down
 	}
-	return next, nil // err is of a disk that is down
+	return nil, err
 }
 
 // chance does one thing to the log.
