@@ -70,7 +70,7 @@ func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 		return err
 	}
 	for _, snap := range t.snaps {
-		if snap.take(slot).walking && !snap.walk.reads(seg) {
+		if snap.take(slot).walking && len(snap.walk.segs) > 0 && !snap.walk.reads(seg) {
 			snap.walk.segs[snap.walk.of(tag)].bury(e)
 		}
 	}

@@ -204,3 +204,27 @@ func TestOneRowThatComesAndGoes(t *testing.T) {
 		t.Errorf("the segment was made anew: %d entries, %d of them graves", len(now), table.slots[slot].whole.dead)
 	}
 }
+
+// A snapshot that walks a slot which had no row at the begin knows no segment of it.
+func TestDeleteInASlotThatASnapshotFoundEmpty(t *testing.T) {
+	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
+	snap, err := table.BeginSnapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, _ := table.locate(7)
+	snap.begin(slot) // the reader of the slot is just here
+	snap.exit()
+	if err := table.Assign([]rowraft.Key{7}, make([]byte, 4), rowraft.Float32); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Delete([]rowraft.Key{7}); err != nil {
+		t.Fatal(err)
+	}
+	if b, done := snap.AppendSlot(nil, slot, 16); len(b) > 0 || !done {
+		t.Errorf("%d bytes of a slot that was empty, done: %v", len(b), done)
+	}
+	if err := snap.End(); err != nil {
+		t.Error(err)
+	}
+}
