@@ -364,11 +364,12 @@ func (t *trackedConn) cutLocked() {
 	t.Conn.Close()
 }
 
+// Close says farewell in TLS; until it has, the layer can still cut the connection.
 func (t *trackedConn) Close() error {
+	err := t.Conn.Close()
 	t.layer.mu.Lock()
 	delete(t.layer.conns, t)
 	t.layer.mu.Unlock()
-	err := t.Conn.Close()
 	t.once.Do(func() {
 		if t.done != nil {
 			t.done()
