@@ -41,7 +41,7 @@ func (s *Scheduler) runPolicies(ctx context.Context) {
 			if next, due := s.due(p, now); !due || next.After(now) {
 				continue
 			}
-			if err := s.runPolicy(ctx, p.GetPolicy().GetName()); err != nil && ctx.Err() == nil {
+			if err := s.tryPolicy(ctx, p.GetPolicy().GetName()); err != nil && ctx.Err() == nil {
 				s.logger.Warn("a checkpoint policy failed", "policy", p.GetPolicy().GetName(), "err", err)
 			}
 		}
@@ -72,14 +72,33 @@ func (s *Scheduler) trains(job string) bool {
 	return slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.job == job })
 }
 
+// tryPolicy is runPolicy, unless one runs that somebody asked for.
+func (s *Scheduler) tryPolicy(ctx context.Context, name string) error {
+	select {
+	case s.policyRuns <- struct{}{}:
+		defer func() { <-s.policyRuns }()
+		return s.runPolicy(ctx, name)
+	default:
+		return nil
+	}
+}
+
+// runPolicyNow waits for the policy that runs, then is runPolicy.
+func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
+	select {
+	case s.policyRuns <- struct{}{}:
+		defer func() { <-s.policyRuns }()
+		return s.runPolicy(ctx, name)
+	case <-ctx.Done():
+		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint policy is still running: %w", context.Cause(ctx))
+	}
+}
+
 // runPolicy makes the next checkpoint of a policy, then removes those that it need
 // not keep. What it did is logged before and afterwards, so that the next leader goes
 // on with it.
+// REQUIRES: policyRuns holds the caller's token.
 func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
-	if !s.policyRuns.TryLock() {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint policy runs just now")
-	}
-	defer s.policyRuns.Unlock()
 	p := s.machine.policy(name)
 	if p == nil {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)

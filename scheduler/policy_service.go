@@ -66,7 +66,7 @@ func (c *Checkpoints) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyReq
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.s.runPolicy(ctx, req.GetName()); err != nil {
+	if err := c.s.runPolicyNow(ctx, req.GetName()); err != nil {
 		return nil, fmt.Errorf("checkpoint policy %s: %w", req.GetName(), err)
 	}
 	st, err := c.policyNamed(req.GetName())

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"os"
@@ -358,5 +359,25 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 				t.Errorf("%v lie there", left)
 			}
 		})
+	}
+}
+
+// Who asks for a run waits for the one that is under way, for as long as he likes.
+func TestRunNowWaitsForTheRunUnderWay(t *testing.T) {
+	s := &Scheduler{policyRuns: make(chan struct{}, 1), machine: newMachine(nil)}
+	s.policyRuns <- struct{}{}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.runPolicyNow(ctx, "p"); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("while another runs: %v, want CodeOverloaded", err)
+	}
+	if err := s.tryPolicy(context.Background(), "p"); err != nil {
+		t.Errorf("a policy that is due while another runs: %v", err)
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- s.runPolicyNow(context.Background(), "p") }()
+	<-s.policyRuns
+	if err := <-answer; rowraft.CodeOf(err) != rowraft.CodeNotFound {
+		t.Errorf("once it has ended: %v, want the answer of the run itself, CodeNotFound", err)
 	}
 }

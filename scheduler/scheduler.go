@@ -98,7 +98,7 @@ type Scheduler struct {
 
 	checkpoints *Checkpoints
 	attendance  *attendance
-	policyRuns  sync.Mutex // held by the policy that runs
+	policyRuns  chan struct{} // holds a token while a policy runs
 
 	// hello asks one address; tests put their own network here.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
@@ -150,7 +150,7 @@ func New(opts Options) (*Scheduler, error) {
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
-		attendance: newAttendance(),
+		attendance: newAttendance(), policyRuns: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
 	s.checkpoints = &Checkpoints{s: s}
