@@ -34,14 +34,18 @@ func transfer(ctx context.Context, a *act) error {
 		a.skipped = true
 		return nil
 	}
-	shard, l, err := a.leader(ctx)
-	if err != nil {
-		return err
-	}
-	a.target = l.Server
-	began := time.Now()
-	if to, term, err := a.handOver(ctx, t, l, shard); err == nil && term > l.Term {
-		a.saw("shard %d: %s leads term %d after %.3f s", shard, to, term, time.Since(began).Seconds())
+	for range 5 { // a successor that has not caught up, or is held by another fault, is refused at once
+		shard, l, err := a.leader(ctx)
+		if err != nil {
+			return err
+		}
+		a.target = l.Server
+		began := time.Now()
+		if to, term, err := a.handOver(ctx, t, l, shard); err == nil && term > l.Term {
+			a.saw("shard %d: %s leads term %d after %.3f s", shard, to, term, time.Since(began).Seconds())
+			return nil
+		}
+		a.hold(ctx, 50*time.Millisecond, 200*time.Millisecond)
 	}
 	return nil
 }
