@@ -2,17 +2,13 @@ package e2e
 
 import (
 	"bytes"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/rclone/gofakes3"
-	"github.com/rclone/gofakes3/s3mem"
-
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/s3test"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -101,23 +97,7 @@ func TestARestoreEndsWhatAnotherStaged(t *testing.T) {
 
 // TestCheckpointsInABucket: real servers write to an S3 server and read it.
 func TestCheckpointsInABucket(t *testing.T) {
-	store := s3mem.New()
-	if err := store.CreateBucket(t.Context(), "bucket"); err != nil {
-		t.Fatal(err)
-	}
-	fake := gofakes3.New(store).Server()
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		q := r.URL.Query()
-		if q.Get("delimiter") == "" {
-			q.Del("delimiter") // gofakes3 v0.0.11 takes an empty one for one that is there
-			r.URL.RawQuery = q.Encode()
-		}
-		fake.ServeHTTP(w, r)
-	}))
-	defer srv.Close()
-	for name, value := range map[string]string{"AWS_ENDPOINT_URL_S3": srv.URL, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"} {
-		t.Setenv(name, value) // of the servers too
-	}
+	s3test.Setenv(t, "bucket") // for the servers too
 	c, _, local := filled(t, localcluster.Options{}, 1000)
 	dest := "s3://bucket/models/ctr"
 	m := c.createCheckpoint(dest, "a")
