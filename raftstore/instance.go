@@ -41,8 +41,7 @@ type instance struct {
 		barrierTerm     uint64              // leadership of this term was confirmed by a barrier
 		transferBusy    time.Time           // since when raft refuses because of a transfer; 0: not
 		transferRefused time.Time           // when it last did
-		transferring    bool                // TransferLeadership runs
-		hold            chan struct{}       // closed when it has: proposals wait until then; nil: none runs
+		transfer        chan struct{}       // closed when TransferLeadership has ended; nil: none runs
 		changing        bool                // a change of the members runs
 	}
 }

@@ -257,7 +257,7 @@ func (n *instance) beginChange() error {
 	switch {
 	case n.mu.stopping:
 		return rowraft.Errorf(rowraft.CodeClosing, "the group is stopping")
-	case n.mu.transferring:
+	case n.mu.transfer != nil:
 		return rowraft.Errorf(rowraft.CodePrecondition, "the leadership is being handed over")
 	case n.mu.changing:
 		return rowraft.Errorf(rowraft.CodePrecondition, "another change of the members runs")

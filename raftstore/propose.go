@@ -169,19 +169,23 @@ func (n *instance) finish(f *Future, result any, index rowraft.Index, err error)
 	f.resolve(result, index, err)
 }
 
+// awaitTransfer waits until no leadership is being handed over, since raft would
+// refuse what is proposed meanwhile. It reports whether the group stops.
+func (n *instance) awaitTransfer() (stopping bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if over := n.mu.transfer; over != nil {
+		n.mu.Unlock()
+		<-over
+		n.mu.Lock()
+	}
+	return n.mu.stopping
+}
+
 func (n *instance) dispatch() {
 	defer close(n.inflight)
 	for f := range n.queue {
-		n.mu.Lock()
-		hold := n.mu.hold
-		n.mu.Unlock()
-		if hold != nil { // raft would refuse it
-			<-hold
-		}
-		n.mu.Lock()
-		stopping := n.mu.stopping
-		n.mu.Unlock()
-		if stopping {
+		if n.awaitTransfer() {
 			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
 			continue
 		}

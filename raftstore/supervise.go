@@ -145,7 +145,7 @@ func (g *Group) stuckTransfer(n *instance) string {
 	limit := 2*time.Second + 4*g.store.opts.Profile.Heartbeat
 	// The last refusal must be fresh: nothing says that the flag is gone while
 	// nobody proposes.
-	if n.mu.transferring || since.IsZero() || time.Since(since) < limit || time.Since(n.mu.transferRefused) > limit/2 {
+	if n.mu.transfer != nil || since.IsZero() || time.Since(since) < limit || time.Since(n.mu.transferRefused) > limit/2 {
 		return ""
 	}
 	return fmt.Sprintf("raft has refused proposals for %v because of a leadership transfer that ended", limit)

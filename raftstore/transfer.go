@@ -33,13 +33,12 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 		return fmt.Errorf("group %s: transfer the leadership: %w", g.cfg.ID, err)
 	}
 	n.mu.Lock()
-	if n.mu.stopping || n.mu.transferring || n.mu.changing {
+	if n.mu.stopping || n.mu.transfer != nil || n.mu.changing {
 		n.mu.Unlock()
 		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping, changing its members or handing over already", g.cfg.ID)
 	}
-	n.mu.transferring = true
 	over := make(chan struct{})
-	n.mu.hold = over
+	n.mu.transfer = over
 	done := make(chan error, 1)
 	n.reads.Go(func() {
 		err := n.settle(ctx, target)
@@ -48,7 +47,7 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 		}
 		n.noteTransfer(false) // what was refused until now had its reason
 		n.mu.Lock()
-		n.mu.transferring, n.mu.hold = false, nil
+		n.mu.transfer = nil
 		n.mu.Unlock()
 		close(over)
 		done <- err
