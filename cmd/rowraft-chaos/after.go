@@ -34,7 +34,7 @@ func (r *chaos) sum() {
 		r.wrong("too little happened: %d faults observed, want %d", r.res.Observed, least)
 	}
 	for _, k := range slices.Sorted(maps.Keys(r.res.Faults)) {
-		if n := r.res.Faults[k]; n.Tried > 1 && n.Observed == 0 {
+		if n := r.res.Faults[k]; n.Idle() {
 			r.wrong("fault %s was tried %d times and never had an effect", k, n.Tried)
 		}
 	}

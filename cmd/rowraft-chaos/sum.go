@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -33,11 +34,18 @@ func newSumCmd() *cobra.Command {
 				t.add(&r)
 			}
 			t.print(cmd.OutOrStdout())
+			idle := 0
+			for _, k := range slices.Sorted(maps.Keys(t.Faults)) {
+				if n := t.Faults[k]; n.Idle() {
+					idle++
+					fmt.Fprintf(cmd.OutOrStdout(), "WRONG: fault %s was tried %d times and never had an effect\n", k, n.Tried)
+				}
+			}
 			if t.observed() < minFaults || t.kinds() < minKinds {
 				fmt.Fprintf(cmd.OutOrStdout(), "WRONG: too little happened: want %d faults of %d kinds\n", minFaults, minKinds)
 				return errVerdict
 			}
-			if t.Violations > 0 {
+			if t.Violations > 0 || idle > 0 {
 				return errVerdict
 			}
 			return nil
@@ -52,6 +60,7 @@ func newSumCmd() *cobra.Command {
 // total is several runs together.
 type total struct {
 	Runs, Violations      int
+	Wrong                 []string // what the runs found, and how to run them again
 	Faults                map[string]nemesis.Count
 	Pushes, Lost, Doubled int64
 	Diverged              int
@@ -61,6 +70,12 @@ type total struct {
 func (t *total) add(r *result) {
 	t.Runs++
 	t.Violations += len(r.Problems)
+	for _, p := range r.Problems[:min(len(r.Problems), shownProblems)] {
+		t.Wrong = append(t.Wrong, fmt.Sprintf("WRONG: tier %s, seed %d: %s", r.Config.Tier, r.Config.Seed, strings.TrimSpace(p)))
+	}
+	if len(r.Problems) > 0 {
+		t.Wrong = append(t.Wrong, "again: "+r.Reproduce)
+	}
 	t.Pushes += r.Acks
 	t.Lost, t.Doubled, t.Diverged = t.Lost+r.Lost, t.Doubled+r.Doubled, t.Diverged+r.Diverged
 	t.Seconds += r.Seconds
@@ -97,4 +112,7 @@ func (t *total) print(w io.Writer) {
 	fmt.Fprintf(w, "%-20s %6d %9d\n\n", "all", tried, observed)
 	fmt.Fprintf(w, "%d runs, %.0f s, %.0f virtual: %d faults of %d kinds, %s pushes acknowledged; %d updates lost, %d doubled, %d shards diverged, %d violations\n",
 		t.Runs, t.Seconds, t.Virtual, observed, t.kinds(), thousands(t.Pushes), t.Lost, t.Doubled, t.Diverged, t.Violations)
+	for _, p := range t.Wrong {
+		fmt.Fprintln(w, p)
+	}
 }

@@ -19,7 +19,8 @@ func TestSum(t *testing.T) {
 	}
 	a := write("a", result{Acks: 1000, Seconds: 60, Faults: map[string]nemesis.Count{"x": {Tried: 3, Observed: 2}, "y": {Tried: 1}}})
 	b := write("b", result{Acks: 2000, Seconds: 30, Virtual: 300, Faults: map[string]nemesis.Count{"x": {Tried: 1, Observed: 1}, "z": {Tried: 1, Observed: 1}}})
-	bad := write("bad", result{Lost: 1, Problems: []string{"one lost"}})
+	bad := write("bad", result{Config: config{Tier: "B", Seed: 7}, Lost: 1, Problems: []string{"one lost"}, Reproduce: "rowraft-chaos run --seed 7"})
+	idle := write("idle", result{Faults: map[string]nemesis.Count{"y": {Tried: 3}}})
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -27,7 +28,9 @@ func TestSum(t *testing.T) {
 		want string
 	}{
 		{"two runs", []string{a, b}, exitDone, "2 runs, 90 s, 300 virtual: 4 faults of 2 kinds, 3,000 pushes acknowledged; 0 updates lost, 0 doubled, 0 shards diverged, 0 violations"},
-		{"a violation", []string{a, bad}, exitVerdict, "1 updates lost, 0 doubled, 0 shards diverged, 1 violations"},
+		{"a violation", []string{a, bad}, exitVerdict, "1 updates lost, 0 doubled, 0 shards diverged, 1 violations\nWRONG: tier B, seed 7: one lost\nagain: rowraft-chaos run --seed 7"},
+		{"a fault that does nothing", []string{idle, idle}, exitVerdict, "WRONG: fault y was tried 6 times and never had an effect"},
+		{"a fault that may have done nothing", []string{idle}, exitDone, "0 violations"},
 		{"too few faults", []string{"--min-faults", "5", a, b}, exitVerdict, "too little happened"},
 		{"too few kinds", []string{"--min-kinds", "3", a, b}, exitVerdict, "too little happened"},
 		{"enough", []string{"--min-kinds", "2", "--min-faults", "4", a, b}, exitDone, "x                         4         3"},

@@ -345,12 +345,11 @@ func (a *act) shape(ctx context.Context, p cluster.LinkPolicy, ls []cluster.Link
 }
 
 func slowLink(ctx context.Context, a *act) error {
-	_, l, err := a.leader(ctx)
+	shard, l, err := a.leader(ctx)
 	if err != nil {
 		return err
 	}
-	others := a.Cluster.Others(l.Server)
-	to := others[a.rng.IntN(len(others))]
+	to := a.follows(ctx, shard, l.Server)
 	a.target = l.Server + "→" + to
 	a.shape(ctx, cluster.LinkPolicy{BytesPerSecond: 20_000 + a.rng.IntN(180_000)}, cluster.OneWay([]string{l.Server}, []string{to}))
 	return nil

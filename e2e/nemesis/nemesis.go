@@ -83,6 +83,11 @@ type Count struct {
 	Stood    int `json:"stood"` // of the observed: until the heal
 }
 
+// Idle says that a kind was tried often enough to have had an effect, and had none.
+// One that meets another fault may well have none: of the link of a leader that dies
+// the next moment nothing is late.
+func (c Count) Idle() bool { return c.Tried > 4 && c.Observed == 0 }
+
 // act is one fault being done.
 type act struct {
 	*World
@@ -376,6 +381,23 @@ func (a *act) follower(ctx context.Context) (string, error) {
 	_, l, err := a.leader(ctx)
 	others := a.Cluster.Others(l.Server)
 	return others[a.rng.IntN(len(others))], err
+}
+
+// follows picks a server that has a replica of shard and does not lead it, any that
+// does not lead it if the scheduler does not say.
+func (a *act) follows(ctx context.Context, shard rowraft.ShardID, leader string) string {
+	names := a.Cluster.Others(leader)
+	if m, ok := a.Cluster.(mover); ok {
+		ctx, cancel := context.WithTimeout(ctx, moveStart)
+		defer cancel()
+		if p, err := m.Placement(ctx); err == nil {
+			has := slices.DeleteFunc(slices.Clone(names), func(s string) bool { return !slices.Contains(p.Replicas[shard], s) })
+			if len(has) > 0 {
+				names = has
+			}
+		}
+	}
+	return names[a.rng.IntN(len(names))]
 }
 
 // hold waits for a random time between the two, or, if the fault stands, for the

@@ -365,7 +365,7 @@ func (r *runner) sum() {
 	for _, k := range slices.Sorted(maps.Keys(r.res.Faults)) {
 		n := r.res.Faults[k]
 		observed += n.Observed
-		if n.Tried > 2 && n.Observed == 0 {
+		if n.Idle() {
 			r.wrong("fault %s was tried %d times and never had an effect", k, n.Tried)
 		}
 	}
