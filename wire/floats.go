@@ -23,9 +23,7 @@ func float32Bytes(f []float32) []byte {
 func PutFloats(dst []byte, dtype rowraft.DType, src []float32) {
 	switch {
 	case dtype == rowraft.BFloat16:
-		for i, v := range src {
-			le.PutUint16(dst[2*i:], BFloat16(v))
-		}
+		round(dst, src)
 	case littleEndian:
 		copy(dst, float32Bytes(src))
 	default:
@@ -39,6 +37,10 @@ func PutFloats(dst []byte, dtype rowraft.DType, src []float32) {
 func GetFloats(dst []float32, dtype rowraft.DType, src []byte) {
 	switch {
 	case dtype == rowraft.BFloat16:
+		if littleEndian {
+			Widen(float32Bytes(dst), src)
+			return
+		}
 		for i := range dst {
 			dst[i] = math.Float32frombits(uint32(le.Uint16(src[2*i:])) << 16)
 		}
@@ -48,6 +50,24 @@ func GetFloats(dst []float32, dtype rowraft.DType, src []byte) {
 		for i := range dst {
 			dst[i] = math.Float32frombits(le.Uint32(src[4*i:]))
 		}
+	}
+}
+
+// Widen reads len(dst)/4 numbers of bfloat16 from src and writes them as float32.
+func Widen(dst, src []byte) {
+	for i := widenMany(dst, src); i < len(dst)/4; i++ {
+		le.PutUint32(dst[4*i:], uint32(le.Uint16(src[2*i:]))<<16)
+	}
+}
+
+// round writes src to dst as bfloat16.
+func round(dst []byte, src []float32) {
+	i := roundMany(dst, src)
+	for ; len(src)-i >= 2; i += 2 { // two numbers, one store
+		le.PutUint32(dst[2*i:], uint32(BFloat16(src[i]))|uint32(BFloat16(src[i+1]))<<16)
+	}
+	if i < len(src) {
+		le.PutUint16(dst[2*i:], BFloat16(src[i]))
 	}
 }
 

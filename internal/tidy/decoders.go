@@ -108,6 +108,7 @@ var noDecoders = map[string]string{
 	"wire.Body.Key":                    "a place in what ParseSegment has measured",
 	"wire.GetFloats":                   "as many numbers as ParseSegment has measured",
 	"wire.Keys":                        "as many keys as ParseSegment has measured",
+	"wire.Widen":                       "as many numbers as its caller has room for, of bytes that it has measured",
 	"shard/rowstore.floats":            "numbers of a record that has its length",
 	"shard/rowstore.convert":           "numbers of a record that has its length",
 	"raftstore.metaReader.u16":         "of decodeMeta",

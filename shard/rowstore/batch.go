@@ -3,6 +3,7 @@ package rowstore
 import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // check reports keys of foreign slots and lengths that do not fit, before
@@ -82,7 +83,7 @@ func (t *Table) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
 		if t.storage == rowraft.BFloat16 {
 			roundAll(w)
 		}
-		putFloats(dst[first*dt.Size():], dt, w)
+		wire.PutFloats(dst[first*dt.Size():], dt, w)
 	}
 }
 
@@ -174,7 +175,7 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 	optim.Init(t.schema.Initializer, t.schema.ID, key, w)
 	stored := t.weights(r)
 	clear(stored[len(stored)-4:]) // the padding, if there is any
-	putFloats(stored, t.storage, w)
+	wire.PutFloats(stored, t.storage, w)
 	t.rule.InitState(t.state(r))
 	return r, nil
 }
@@ -182,7 +183,7 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 // store puts the weights of r back that floats gave out.
 func (t *Table) store(r record, w []float32) {
 	if t.storage == rowraft.BFloat16 { // float32 was changed in place
-		putFloats(t.weights(r), t.storage, w)
+		wire.PutFloats(t.weights(r), t.storage, w)
 	}
 }
 

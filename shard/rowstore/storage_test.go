@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // TestDimsOfEveryKind: dims from 1 to the largest, even and odd, for each
@@ -116,7 +117,7 @@ func TestRoundsToNearestEven(t *testing.T) {
 		}
 	}
 	nan := math.Float32frombits(0x7F800001)
-	if got := bfloat16(nan); got != 0x7FC0 {
+	if got := wire.BFloat16(nan); got != 0x7FC0 {
 		t.Errorf("a NaN with low bits alone is stored as %#x, want 0x7fc0", got)
 	}
 }
@@ -141,5 +142,36 @@ func TestPaddingOfOddRows(t *testing.T) {
 	}
 	if err := table.RestoreRow(rec); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestBFloat16OnTheWire: a pull rounds, a push widens exactly, and a buffer need not be
+// aligned.
+func TestBFloat16OnTheWire(t *testing.T) {
+	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 3))
+	keys := []rowraft.Key{8, 9}
+	wire := append([]byte{0xFF}, 0x80, 0x3F, 0x00, 0xC0, 0x40, 0x40, 0x00, 0x00, 0x01, 0x00, 0x80, 0xBF)[1:] // 1 -2 3, 0 tiny -1
+	if err := table.Assign(keys, wire, rowraft.BFloat16); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(wire))
+	if err := table.Pull(keys, got, rowraft.BFloat16, nil); err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(wire) {
+		t.Errorf("pulled %x, want %x as assigned", got, wire)
+	}
+	odd := make([]byte, 1+2*3*4)[1:]
+	if err := table.Pull(keys, odd, rowraft.Float32, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Assign(keys, odd, rowraft.Float32); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Pull(keys, got, rowraft.BFloat16, nil); err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(wire) {
+		t.Errorf("pulled %x after a round through float32 at an odd address, want %x", got, wire)
 	}
 }

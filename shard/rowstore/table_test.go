@@ -3,7 +3,6 @@ package rowstore
 import (
 	"encoding/hex"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -480,54 +479,6 @@ func TestRefusals(t *testing.T) {
 	}
 	if err := table.RestoreSlotVersion(slot, 9, 0); err != nil || table.SlotVersion(slot) != 9 {
 		t.Errorf("RestoreSlotVersion(9): %v, counter %d", err, table.SlotVersion(slot))
-	}
-}
-
-// TestBFloat16: pulls round to nearest even, pushes widen exactly, and a buffer
-// need not be aligned.
-func TestBFloat16(t *testing.T) {
-	for _, tc := range []struct {
-		in   uint32
-		want uint16
-	}{
-		{0x3F800000, 0x3F80}, // 1
-		{0x3F808000, 0x3F80}, // half way: even stays
-		{0x3F818000, 0x3F82}, // half way: odd goes up
-		{0x3F808001, 0x3F81},
-		{0x7F7FFFFF, 0x7F80}, // the largest rounds to infinity
-		{0x80000001, 0x8000},
-		{0x7F800000, 0x7F80},
-		{0x7F800001, 0x7FC0}, // a NaN stays one
-	} {
-		if got := bfloat16(math.Float32frombits(tc.in)); got != tc.want {
-			t.Errorf("bfloat16(%08x) = %04x, want %04x", tc.in, got, tc.want)
-		}
-	}
-	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 3))
-	keys := []rowraft.Key{8, 9}
-	wire := append([]byte{0xFF}, 0x80, 0x3F, 0x00, 0xC0, 0x40, 0x40, 0x00, 0x00, 0x01, 0x00, 0x80, 0xBF)[1:] // 1 -2 3, 0 tiny -1
-	if err := table.Assign(keys, wire, rowraft.BFloat16); err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, len(wire))
-	if err := table.Pull(keys, got, rowraft.BFloat16, nil); err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != string(wire) {
-		t.Errorf("pulled %x, want %x as assigned", got, wire)
-	}
-	odd := make([]byte, 1+2*3*4)[1:]
-	if err := table.Pull(keys, odd, rowraft.Float32, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := table.Assign(keys, odd, rowraft.Float32); err != nil {
-		t.Fatal(err)
-	}
-	if err := table.Pull(keys, got, rowraft.BFloat16, nil); err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != string(wire) {
-		t.Errorf("pulled %x after a round through float32 at an odd address, want %x", got, wire)
 	}
 }
 

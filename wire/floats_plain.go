@@ -1,6 +1,6 @@
 //go:build !(goexperiment.simd && amd64)
 
-package rowstore
+package wire
 
 func roundMany(dst []byte, src []float32) int { return 0 }
 func widenMany(dst, src []byte) int           { return 0 }

@@ -1,4 +1,4 @@
-package rowstore
+package wire
 
 import (
 	"encoding/binary"
@@ -21,9 +21,9 @@ func TestConversionsOfMany(t *testing.T) {
 					src[i] = math.Float32frombits((top+uint32(i))<<16 | bottom)
 				}
 				half := buf[top%3:][:2*n]
-				putFloats(half, rowraft.BFloat16, src)
+				PutFloats(half, rowraft.BFloat16, src)
 				for i, v := range src {
-					if got, want := binary.LittleEndian.Uint16(half[2*i:]), bfloat16(v); got != want {
+					if got, want := binary.LittleEndian.Uint16(half[2*i:]), BFloat16(v); got != want {
 						t.Fatalf("number %d of %d: %08x becomes %04x, want %04x", i, n, math.Float32bits(v), got, want)
 					}
 				}
@@ -38,14 +38,36 @@ func TestConversionsOfMany(t *testing.T) {
 				binary.LittleEndian.PutUint16(half[2*i:], uint16(first)+uint16(i))
 			}
 			wide := make([]byte, 4*n)
-			convert(wide, rowraft.Float32, half, rowraft.BFloat16)
-			row := floats(half, rowraft.BFloat16, make([]float32, n))
+			Widen(wide, half)
+			row := make([]float32, n)
+			GetFloats(row, rowraft.BFloat16, half)
 			for i := range n {
 				want := uint32(uint16(first)+uint16(i)) << 16
 				if got := binary.LittleEndian.Uint32(wide[4*i:]); got != want || math.Float32bits(row[i]) != want {
 					t.Fatalf("number %d of %d: widened to %08x and %08x, want %08x", i, n, got, math.Float32bits(row[i]), want)
 				}
 			}
+		}
+	}
+}
+
+// TestBFloat16: to nearest, ties to even.
+func TestBFloat16(t *testing.T) {
+	for _, tc := range []struct {
+		in   uint32
+		want uint16
+	}{
+		{0x3F800000, 0x3F80}, // 1
+		{0x3F808000, 0x3F80}, // half way: even stays
+		{0x3F818000, 0x3F82}, // half way: odd goes up
+		{0x3F808001, 0x3F81},
+		{0x7F7FFFFF, 0x7F80}, // the largest rounds to infinity
+		{0x80000001, 0x8000},
+		{0x7F800000, 0x7F80},
+		{0x7F800001, 0x7FC0}, // a NaN stays one
+	} {
+		if got := BFloat16(math.Float32frombits(tc.in)); got != tc.want {
+			t.Errorf("BFloat16(%08x) = %04x, want %04x", tc.in, got, tc.want)
 		}
 	}
 }

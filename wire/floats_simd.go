@@ -1,6 +1,6 @@
 //go:build goexperiment.simd && amd64
 
-package rowstore
+package wire
 
 import "simd/archsimd"
 
@@ -13,7 +13,7 @@ var haveAVX2 = archsimd.X86.AVX2()
 // lanes is how many numbers are converted at once.
 const lanes = 8
 
-// roundMany writes the first numbers of src to dst as bfloat16 does one, and
+// roundMany writes the first numbers of src to dst as BFloat16 does one, and
 // returns how many, a multiple of 8.
 func roundMany(dst []byte, src []float32) int {
 	if !haveAVX2 || len(src) < lanes {
