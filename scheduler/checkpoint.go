@@ -33,7 +33,6 @@ const (
 	// maxBlobBytes bounds what trainers put beside the rows.
 	maxBlobBytes = 4 << 20
 	maxBlobs     = 4096
-	reportEvery  = 200 * time.Millisecond
 	// busyPatience is longer than a checkpoint waits for absent trainers.
 	busyPatience = absentPatience + 4*time.Second
 	// leavingPatience is how long trainers that leave wait for another operation.
@@ -340,22 +339,7 @@ func closeAll(parts []*partWriter) {
 
 // collect waits until all parts are written and reports how far they are.
 func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		tick := time.NewTicker(reportEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				if op.progress(parts) != nil {
-					return // the caller is gone, and with it ctx
-				}
-			}
-		}
-	})
+	stop := reporting(func() error { return op.progress(parts) })
 	var g errgroup.Group
 	for _, p := range parts {
 		g.Go(func() error {
@@ -368,8 +352,7 @@ func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
 		})
 	}
 	err := g.Wait()
-	close(stop)
-	wg.Wait()
+	stop()
 	if err == nil {
 		err = ctx.Err()
 	}

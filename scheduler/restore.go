@@ -409,11 +409,7 @@ func (f *feed) flushLocked(ctx context.Context) error {
 // stage reads every part and brings its rows to the shards that hold their slots
 // here. It returns once all bytes of the checkpoint were found right.
 func (op *restoration) stage(ctx context.Context) error {
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() { op.report(stop) })
-	defer wg.Wait()
-	defer close(stop)
+	defer reporting(op.report)()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(restoreReaders)
 	for i := range op.manifest.Parts {
@@ -475,20 +471,8 @@ func (op *restoration) route(ctx context.Context, i int, b *checkpoint.Block) er
 	return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, b, op.tickOf(i, b.Table))
 }
 
-func (op *restoration) report(stop <-chan struct{}) {
-	tick := time.NewTicker(reportEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-tick.C:
-		}
-		r := &rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes())}
-		if op.stream.Send(r) != nil {
-			return // the caller is gone, and with it the context
-		}
-	}
+func (op *restoration) report() error {
+	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes())})
 }
 
 // check compares what the shards have staged with the sums of the checkpoint, and

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -76,11 +75,7 @@ func (op *shrinking) sofar() *rowraftv1.ShrinkTableReply {
 
 // run goes through all shards at once, and tells the caller now and then.
 func (op *shrinking) run(ctx context.Context) error {
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() { op.report(stop) })
-	defer wg.Wait()
-	defer close(stop)
+	defer reporting(func() error { return op.stream.Send(op.sofar()) })()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxEnsureCalls)
 	for _, sh := range op.m.Shards {
@@ -92,21 +87,6 @@ func (op *shrinking) run(ctx context.Context) error {
 		})
 	}
 	return g.Wait()
-}
-
-func (op *shrinking) report(stop <-chan struct{}) {
-	tick := time.NewTicker(reportEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-tick.C:
-		}
-		if op.stream.Send(op.sofar()) != nil {
-			return // the caller is gone, and with it the context
-		}
-	}
 }
 
 // shard goes through the slots of one shard.
