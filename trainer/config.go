@@ -18,6 +18,12 @@ type Config struct {
 	Endpoints []string `yaml:"endpoints"`
 	DType     string   `yaml:"dtype"` // of numbers on the wire: float32 or bfloat16
 	Mode      string   `yaml:"mode"`
+	// Quorum is the share of the trainers whose pushes close a step of mode sync, and
+	// Deadline when it is closed with those that are there, after the first; 0: never.
+	Quorum    float64       `yaml:"quorum"`
+	Deadline  time.Duration `yaml:"deadline"`
+	Staleness int           `yaml:"staleness"` // mode ssp: steps that a trainer may be ahead of the slowest
+	Geo       GeoConfig     `yaml:"geo"`
 	// InFlight is how many pushes may be unacknowledged while training goes on.
 	// 0: none, and nothing is pulled ahead; runs are then bit-reproducible.
 	InFlight int    `yaml:"in_flight"`
@@ -27,6 +33,7 @@ type Config struct {
 	Rank     *int          `yaml:"rank"`
 	Trainers int           `yaml:"trainers"`
 	Batch    int           `yaml:"batch"`
+	Threads  int           `yaml:"threads"`  // that compute a batch, each a slice of it; their gradients are summed in order
 	Epochs   int           `yaml:"epochs"`   // passes over the training part; default 1, or no bound if steps is set
 	Steps    int64         `yaml:"steps"`    // batches of this trainer; 0: as the epochs say
 	Patience time.Duration `yaml:"patience"` // how long one pull or push may take before the run fails
@@ -137,14 +144,11 @@ const MaxAuditTrainers = 64
 // denseWidth is the number of weights in a row of the dense table.
 const denseWidth = 64
 
-// modes that this version can run.
-var modes = []string{"async"}
-
 // DefaultConfig is what a field means that is not set.
 func DefaultConfig() Config {
 	held, evaluate := 0.2, true
 	return Config{
-		Job: "ctr", DType: "float32", Mode: "async", InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Patience: 2 * time.Minute,
+		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1, Patience: 2 * time.Minute,
 		Data:        DataConfig{Held: &held},
 		Model:       ModelConfig{Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
 		Embeddings:  TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
@@ -190,8 +194,6 @@ func invalid(format string, args ...any) error {
 // Validate reports the first thing that makes c unusable, as CodeInvalidArgument.
 func (c *Config) Validate() error {
 	switch {
-	case !contains(modes, c.Mode):
-		return invalid("mode %q is not supported: this version runs %s", c.Mode, strings.Join(modes, ", "))
 	case c.DType != "float32" && c.DType != "bfloat16":
 		return invalid("dtype %q: want float32 or bfloat16", c.DType)
 	case c.InFlight < 0 || c.InFlight > 64:
@@ -218,6 +220,9 @@ func (c *Config) Validate() error {
 		return invalid("model dim %d: want 1 to %d", c.Model.Dim, rowraft.MaxDim)
 	case !(c.Embeddings.Init > 0):
 		return invalid("embeddings: init %v: want > 0", c.Embeddings.Init)
+	}
+	if err := c.validateMode(); err != nil {
+		return err
 	}
 	if err := c.Checkpoint.validate(); err != nil {
 		return err

@@ -86,9 +86,11 @@ func (j *Job) openModel() error {
 		return err
 	}
 	j.accel = report
-	model, err := models.NewDLRM(backend, models.DLRMConfig{
-		Batch: j.cfg.Batch, Dense: j.shape.Dense, Categorical: j.shape.Categorical,
-		Dim: j.cfg.Model.Dim, Bottom: j.cfg.Model.Bottom, Top: j.cfg.Model.Top,
+	model, err := models.NewThreads(j.cfg.Threads, j.cfg.Batch, j.cfg.Model.Dim, func(batch int) (models.Model, error) {
+		return models.NewDLRM(backend, models.DLRMConfig{
+			Batch: batch, Dense: j.shape.Dense, Categorical: j.shape.Categorical,
+			Dim: j.cfg.Model.Dim, Bottom: j.cfg.Model.Bottom, Top: j.cfg.Model.Top,
+		})
 	})
 	if err != nil {
 		return err

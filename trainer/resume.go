@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/state"
@@ -24,6 +25,11 @@ type essence struct {
 	Job        string                `json:"job"`
 	DType      string                `json:"dtype"`
 	Mode       string                `json:"mode"`
+	Quorum     float64               `json:"quorum,omitempty"`
+	Deadline   time.Duration         `json:"deadline,omitempty"`
+	Staleness  int                   `json:"staleness,omitempty"`
+	Geo        *GeoConfig            `json:"geo,omitempty"`
+	Threads    int                   `json:"threads,omitempty"` // 0: one
 	Seed       uint64                `json:"seed"`
 	Trainers   int                   `json:"trainers"`
 	Batch      int                   `json:"batch"`
@@ -41,6 +47,12 @@ func (j *Job) essence() []byte {
 	e := essence{
 		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
 		Generator: c.Generator, Model: c.Model, Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
+	}
+	if c.Threads > 1 { // so that states of one are those of before there were threads
+		e.Threads = c.Threads
+	}
+	if t := c.terms(); t.Mode != Async {
+		e.Quorum, e.Deadline, e.Staleness, e.Geo = t.Quorum, t.Deadline, t.Staleness, t.Geo
 	}
 	if c.Data.File != "" {
 		e.File = filepath.Base(c.Data.File)
@@ -112,17 +124,24 @@ type counters struct{ step, examples int64 }
 
 // sameEssence names the first field in which two configurations differ.
 func sameEssence(was, is []byte) error {
+	return sameJSON(was, is, func(field string, was, is any) error {
+		return invalid("%s was %v when the checkpoint was made, and is %v: a run goes on with the configuration that it had", field, was, is)
+	})
+}
+
+// sameJSON calls differ, for its error, with the first field that two objects have not in common.
+func sameJSON(was, is []byte, differ func(field string, was, is any) error) error {
 	var a, b map[string]any
 	if err := json.Unmarshal(was, &a); err != nil {
-		return invalid("the configuration in the state: %w", err)
+		return invalid("the configuration that was: %w", err)
 	}
 	if err := json.Unmarshal(is, &b); err != nil {
 		return invalid("the configuration: %w", err)
 	}
-	return sameFields("", a, b)
+	return sameFields("", a, b, differ)
 }
 
-func sameFields(prefix string, a, b map[string]any) error {
+func sameFields(prefix string, a, b map[string]any, differ func(string, any, any) error) error {
 	keys := slices.Collect(maps.Keys(a))
 	for k := range b {
 		if _, ok := a[k]; !ok {
@@ -134,13 +153,13 @@ func sameFields(prefix string, a, b map[string]any) error {
 		x, xok := a[k].(map[string]any)
 		y, yok := b[k].(map[string]any)
 		if xok && yok {
-			if err := sameFields(prefix+k+".", x, y); err != nil {
+			if err := sameFields(prefix+k+".", x, y, differ); err != nil {
 				return err
 			}
 			continue
 		}
 		if !reflect.DeepEqual(a[k], b[k]) {
-			return invalid("%s%s was %v when the checkpoint was made, and is %v: a run goes on with the configuration that it had", prefix, k, a[k], b[k])
+			return differ(prefix+k, a[k], b[k])
 		}
 	}
 	return nil

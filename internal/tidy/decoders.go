@@ -79,7 +79,7 @@ var decoders = map[string]string{
 	"trainer/data.fileSource.number64":    "trainer/data.FuzzFile",
 	"trainer/data.openLines":              "trainer/data.FuzzFile",
 	"trainer/data.splitter.split":         "trainer/data.FuzzSplit",
-	"trainer.sameEssence":                 "trainer.FuzzEssence",
+	"trainer.sameJSON":                    "trainer.FuzzEssence",
 	"trainer/state.Read":                  "trainer/state.FuzzRead",
 	"trainer/state.reader.header":         "trainer/state.FuzzRead",
 	"trainer/state.reader.tensor":         "trainer/state.FuzzRead",

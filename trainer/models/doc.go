@@ -13,7 +13,8 @@
 // # Invariants
 //
 //  1. The same inputs give the same bits, on one machine and build, in any
-//     process and with any number of threads.
+//     process and on any number of processors. A batch on several [Threads] has bits
+//     of its own for each number of them.
 //  2. Rows beyond U and examples beyond Batch.N are padding: they change no
 //     number that leaves the model. U is padded to a few sizes because XLA
 //     compiles once per shape.

@@ -1,0 +1,143 @@
+package trainer
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+)
+
+// Modes: how the workers of a job work together.
+const (
+	Async = "async" // a push is applied at once; nobody waits for another
+	Sync  = "sync"  // a step is applied once, as the mean of what the workers pushed
+	SSP   = "ssp"   // as async, but no worker gets more than Staleness steps ahead of the slowest
+	Geo   = "geo"   // each worker trains its own copy and sends what changed every few batches
+)
+
+// modes that this version can run.
+var modes = []string{Async}
+
+// GeoConfig is what mode geo needs to know.
+type GeoConfig struct {
+	// Every is how many batches a worker trains on its own between two rounds; 0: 50.
+	Every int `yaml:"every" json:"every,omitempty"`
+	// Scale of what a worker sends: "mean", a share of 1/trainers, or "sum", all of it; "": mean.
+	Scale string `yaml:"scale" json:"scale,omitempty"`
+	// Rows bounds the embeddings of which a worker keeps a copy; 0: 1,000,000.
+	Rows int `yaml:"rows" json:"-"`
+}
+
+const (
+	defaultGeoEvery = 50
+	defaultGeoRows  = 1_000_000
+)
+
+func (g *GeoConfig) every() int {
+	if g.Every == 0 {
+		return defaultGeoEvery
+	}
+	return g.Every
+}
+
+func (g *GeoConfig) rows() int {
+	if g.Rows == 0 {
+		return defaultGeoRows
+	}
+	return g.Rows
+}
+
+// share is what a delta is multiplied by.
+func (g *GeoConfig) share(trainers int) float32 {
+	if g.Scale == "sum" {
+		return 1
+	}
+	return 1 / float32(trainers)
+}
+
+// maxStaleness bounds staleness: a worker that far ahead might as well not wait.
+const maxStaleness = 1 << 20
+
+// validateMode reports the first setting that no mode, or not the job's, has.
+func (c *Config) validateMode() error {
+	switch {
+	case !contains(modes, c.Mode):
+		return invalid("mode %q is not supported: this version runs %s", c.Mode, strings.Join(modes, ", "))
+	case !(c.Quorum > 0 && c.Quorum <= 1):
+		return invalid("quorum %v: want a share of the trainers, more than 0 and at most 1", c.Quorum)
+	case c.Deadline < 0:
+		return invalid("deadline %v: want ≥ 0", c.Deadline)
+	case c.Mode != Sync && c.Quorum != 1:
+		return invalid("quorum %v in mode %s: only a step of mode sync has a quorum", c.Quorum, c.Mode)
+	case c.Mode != Sync && c.Deadline != 0:
+		return invalid("deadline %v in mode %s: only a step of mode sync has a deadline", c.Deadline, c.Mode)
+	case c.Staleness < 0 || c.Staleness > maxStaleness:
+		return invalid("staleness %d: want 0 to %d steps", c.Staleness, maxStaleness)
+	case c.Mode != SSP && c.Staleness != 0:
+		return invalid("staleness %d in mode %s: it is the bound of mode ssp", c.Staleness, c.Mode)
+	case c.Geo.Every < 0 || c.Geo.Rows < 0:
+		return invalid("geo: every %d, rows %d: want ≥ 0", c.Geo.Every, c.Geo.Rows)
+	case c.Geo.Scale != "" && c.Geo.Scale != "mean" && c.Geo.Scale != "sum":
+		return invalid("geo: scale %q: want mean or sum", c.Geo.Scale)
+	case c.Mode != Geo && c.Geo != (GeoConfig{}):
+		return invalid("geo is given in mode %s", c.Mode)
+	case c.Threads < 1 || c.Batch > 0 && c.Batch%c.Threads != 0:
+		return invalid("threads %d: want a number that divides the batch of %d", c.Threads, c.Batch)
+	}
+	return nil
+}
+
+// terms are what all workers of a job must agree on. How a worker computes, where its
+// data lies, how it waits is its own matter.
+type terms struct {
+	Mode       string        `json:"mode"`
+	Quorum     float64       `json:"quorum,omitempty"`
+	Deadline   time.Duration `json:"deadline,omitempty"`
+	Staleness  int           `json:"staleness,omitempty"`
+	Geo        *GeoConfig    `json:"geo,omitempty"`
+	Trainers   int           `json:"trainers"`
+	Batch      int           `json:"batch"`
+	Seed       uint64        `json:"seed"`
+	Epochs     int           `json:"epochs,omitempty"` // sync: all do the same steps
+	Steps      int64         `json:"steps,omitempty"`
+	DType      string        `json:"dtype"`
+	Model      ModelConfig   `json:"model"`
+	Embeddings TableConfig   `json:"embeddings"`
+	Dense      TableConfig   `json:"dense"`
+	Audit      bool          `json:"audit"`
+}
+
+func (c *Config) terms() terms {
+	t := terms{
+		Mode: c.Mode, Deadline: c.Deadline, Staleness: c.Staleness, Trainers: c.Trainers, Batch: c.Batch, Seed: c.Seed,
+		DType: c.DType, Model: c.Model, Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
+	}
+	if c.Mode == Sync {
+		t.Quorum, t.Epochs, t.Steps = c.Quorum, c.Epochs, c.Steps
+	}
+	if c.Mode == Geo {
+		t.Geo = &GeoConfig{Every: c.Geo.every(), Scale: c.Geo.Scale}
+		if t.Geo.Scale == "" {
+			t.Geo.Scale = "mean"
+		}
+	}
+	return t
+}
+
+// Fingerprint is a JSON object of what all workers of the job must agree on, with the
+// same bytes for those that do. A worker that disagrees can be told where with
+// [SameFingerprint].
+func (c *Config) Fingerprint() []byte {
+	b, err := json.Marshal(c.terms())
+	if err != nil {
+		panic(err) // numbers are finite: Validate has seen them
+	}
+	return b
+}
+
+// SameFingerprint names the first thing in which a worker disagrees with its job, with both
+// values, as CodeInvalidArgument; nil if there is none.
+func SameFingerprint(job, worker []byte) error {
+	return sameJSON(job, worker, func(field string, job, worker any) error {
+		return invalid("%s is %v in the job and %v in this worker's configuration: all workers of a job must agree", field, job, worker)
+	})
+}

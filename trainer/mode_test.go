@@ -1,0 +1,127 @@
+package trainer
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Every setting of a mode is refused out of its range, and in a mode that has it not.
+func TestModeSettings(t *testing.T) {
+	for name, tc := range map[string]struct {
+		set  func(*Config)
+		want string
+	}{
+		"a mode that is none":  {func(c *Config) { c.Mode = "bsp" }, `mode "bsp" is not supported`},
+		"no quorum":            {func(c *Config) { c.Quorum = 0 }, "quorum 0: want a share"},
+		"more than all":        {func(c *Config) { c.Quorum = 1.1 }, "quorum 1.1: want a share"},
+		"a quorum in async":    {func(c *Config) { c.Quorum = 0.75 }, "quorum 0.75 in mode async"},
+		"a deadline before":    {func(c *Config) { c.Deadline = -1 }, "deadline -1ns"},
+		"a deadline in async":  {func(c *Config) { c.Deadline = time.Second }, "deadline 1s in mode async"},
+		"staleness below 0":    {func(c *Config) { c.Staleness = -1 }, "staleness -1"},
+		"staleness in async":   {func(c *Config) { c.Staleness = 3 }, "staleness 3 in mode async"},
+		"geo in async":         {func(c *Config) { c.Geo.Every = 5 }, "geo is given in mode async"},
+		"geo every so often":   {func(c *Config) { c.Geo.Every = -5 }, "every -5"},
+		"geo without a copy":   {func(c *Config) { c.Geo.Rows = -5 }, "rows -5"},
+		"another scale":        {func(c *Config) { c.Geo.Scale = "max" }, `scale "max": want mean or sum`},
+		"no thread":            {func(c *Config) { c.Threads = 0 }, "threads 0"},
+		"threads that are odd": {func(c *Config) { c.Threads = 5 }, "threads 5: want a number that divides the batch of 32"},
+	} {
+		cfg := tinyConfig(1, 0)
+		tc.set(&cfg)
+		if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(fmt.Sprint(err), tc.want) {
+			t.Errorf("%s: %v, want InvalidArgument with %q", name, err, tc.want)
+		}
+	}
+}
+
+// The fingerprint is that of the job: it changes with what its workers must agree on,
+// and with nothing else.
+func TestFingerprint(t *testing.T) {
+	was := tinyConfig(5, 2)
+	for name, tc := range map[string]struct {
+		set  func(*Config)
+		want string // "": the same
+	}{
+		"mode":               {func(c *Config) { c.Mode = SSP }, "mode is async in the job and ssp in this worker's"},
+		"batch":              {func(c *Config) { c.Batch = 64 }, "batch is 32 in the job and 64"},
+		"seed":               {func(c *Config) { c.Seed = 7 }, "seed is 1 in the job and 7"},
+		"table":              {func(c *Config) { c.Dense.LR = 0.5 }, "dense.LR is 0.02 in the job and 0.5"},
+		"trainers":           {func(c *Config) { c.Trainers = 3 }, "trainers is 1 in the job and 3"},
+		"rank":               {func(c *Config) { c.Rank = new(int) }, ""},
+		"threads":            {func(c *Config) { c.Threads = 4 }, ""},
+		"in_flight":          {func(c *Config) { c.InFlight = 0 }, ""},
+		"steps, in async":    {func(c *Config) { c.Steps = 9 }, ""},
+		"where the data lie": {func(c *Config) { c.Data.File = "/elsewhere" }, ""},
+	} {
+		is := was
+		tc.set(&is)
+		err := SameFingerprint(was.Fingerprint(), is.Fingerprint())
+		if same := bytes.Equal(was.Fingerprint(), is.Fingerprint()); same != (tc.want == "") || same != (err == nil) {
+			t.Errorf("%s: equal %v, %v", name, same, err)
+		}
+		if err != nil && (rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v, want InvalidArgument with %q", name, err, tc.want)
+		}
+	}
+	for _, tc := range []struct {
+		mode, field string
+		set         func(*Config)
+	}{
+		{Sync, "quorum", func(c *Config) { c.Quorum = 0.75 }},
+		{Sync, "deadline", func(c *Config) { c.Deadline = time.Second }},
+		{Sync, "steps", func(c *Config) { c.Steps = 9 }},
+		{SSP, "staleness", func(c *Config) { c.Staleness = 4 }},
+		{Geo, "geo.every", func(c *Config) { c.Geo.Every = 4 }},
+		{Geo, "geo.scale", func(c *Config) { c.Geo.Scale = "sum" }},
+	} {
+		was := tinyConfig(5, 2)
+		was.Mode = tc.mode
+		is := was
+		tc.set(&is)
+		if err := SameFingerprint(was.Fingerprint(), is.Fingerprint()); err == nil || !strings.Contains(err.Error(), tc.field+" is ") {
+			t.Errorf("mode %s: %v, want %s named", tc.mode, err, tc.field)
+		}
+	}
+	spelled, short := tinyConfig(5, 2), tinyConfig(5, 2)
+	spelled.Mode, short.Mode = Geo, Geo
+	spelled.Geo = GeoConfig{Every: defaultGeoEvery, Scale: "mean", Rows: 77}
+	if err := SameFingerprint(spelled.Fingerprint(), short.Fingerprint()); err != nil {
+		t.Errorf("defaults that are written out: %v", err)
+	}
+}
+
+// Two runs on several threads have the same bits, and nearly those of one thread.
+func TestThreadsAreReproducible(t *testing.T) {
+	run := func(threads int) (*Result, []uint32) {
+		l, cfg := newLocal(t), tinyConfig(12, 0)
+		cfg.Threads = threads
+		return mustRun(t, cfg, l, nil), bits(l)
+	}
+	one, single := run(1)
+	two, a := run(2)
+	if _, b := run(2); !slices.Equal(a, b) {
+		t.Error("two runs on two threads differ")
+	}
+	if slices.Equal(a, single) {
+		t.Error("two threads have the bits of one: was the batch cut at all?")
+	}
+	if d := float64(one.LogLoss - two.LogLoss); d > 1e-3 || d < -1e-3 {
+		t.Errorf("log loss %v on one thread, %v on two", one.LogLoss, two.LogLoss)
+	}
+}
+
+// States of a job on one thread are what they were before jobs had threads and modes.
+func TestEssenceOfAnAsyncJobIsUnchanged(t *testing.T) {
+	essence := string(newJob(t, twoPasses(1, 0), newLocal(t), nil).essence())
+	for _, field := range []string{"threads", "quorum", "deadline", "staleness", "geo"} {
+		if strings.Contains(essence, `"`+field+`"`) {
+			t.Errorf("%s stands in %s", field, essence)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package models
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+func openThreads(t testing.TB, threads int, cfg DLRMConfig) Model {
+	t.Helper()
+	backend := open(t)
+	m, err := NewThreads(threads, cfg.Batch, cfg.Dim, func(batch int) (Model, error) {
+		cfg.Batch = batch
+		return NewDLRM(backend, cfg)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// A batch on several threads gives the loss, the predictions and the gradients of the
+// whole batch on one: that is the rule of the sum, d(Σ nᵢ/n · Lᵢ) = Σ nᵢ/n · dLᵢ.
+func TestThreadsAreOneModel(t *testing.T) {
+	cfg := small
+	cfg.Batch = 12
+	for _, n := range []int{12, 11, 7, 4, 1} { // whole, ragged, one slice short, one slice
+		b, rows, params, _ := example(cfg, n, 9, uint64(n))
+		var want Result
+		if err := openThreads(t, 1, cfg).Step(b, rows, params, &want); err != nil {
+			t.Fatal(err)
+		}
+		for _, threads := range []int{2, 3, 12} {
+			m := openThreads(t, threads, cfg)
+			var got, again, predicted Result
+			for _, out := range []*Result{&again, &got} { // the second on used buffers
+				if err := m.Step(b, rows, params, out); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := m.Predict(b, rows, params, &predicted); err != nil {
+				t.Fatal(err)
+			}
+			if math.Abs(got.Loss-want.Loss) > 1e-5 || predicted.Loss != got.Loss {
+				t.Errorf("%d examples on %d threads: loss %v, predicted %v, want %v", n, threads, got.Loss, predicted.Loss, want.Loss)
+			}
+			near(t, "predictions", got.Predictions, want.Predictions)
+			near(t, "gradients of rows", got.RowGrads, want.RowGrads)
+			near(t, "gradients of params", got.ParamGrads, want.ParamGrads)
+			if !slices.Equal(got.RowGrads, again.RowGrads) || !slices.Equal(got.ParamGrads, again.ParamGrads) || got.Loss != again.Loss {
+				t.Errorf("%d examples on %d threads: two steps with the same inputs differ", n, threads)
+			}
+		}
+	}
+}
+
+func near(t *testing.T, what string, got, want []float32) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("%s: %d numbers, want %d", what, len(got), len(want))
+		return
+	}
+	for i := range got {
+		if d := math.Abs(float64(got[i]) - float64(want[i])); !(d < 1e-5) {
+			t.Errorf("%s: number %d is %v, want %v", what, i, got[i], want[i])
+			return
+		}
+	}
+}
+
+func TestThreadsRefuse(t *testing.T) {
+	never := func(int) (Model, error) { t.Error("a model was opened"); return nil, nil }
+	for _, threads := range []int{0, 5, 13} {
+		if _, err := NewThreads(threads, 12, 4, never); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%d threads for a batch of 12: %v, want CodeInvalidArgument", threads, err)
+		}
+	}
+	cfg := small
+	m := openThreads(t, 2, cfg)
+	for name, spoil := range map[string]func(*Batch){
+		"no examples":            func(b *Batch) { b.N = 0 },
+		"too many":               func(b *Batch) { b.N = 7 },
+		"a row that is not":      func(b *Batch) { b.Index[3] = 9 },
+		"a row that is negative": func(b *Batch) { b.Index[3] = -1 },
+	} {
+		b, rows, params, _ := example(cfg, 6, 9, 1)
+		spoil(b)
+		if err := m.Step(b, rows, params, &Result{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%s: %v, want CodeInvalidArgument", name, err)
+		}
+	}
+}
