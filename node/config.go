@@ -43,8 +43,10 @@ type Config struct {
 	DiskStallLimit time.Duration
 	// DiskReserveBytes is kept free: below it pushes are refused; 0: 256 MiB.
 	DiskReserveBytes int64
-	// SnapshotEveryBytes of log are written until a shard's next snapshot; 0: 512 MiB.
+	// SnapshotEveryBytes of log are written until a shard's next snapshot; 0: as many as
+	// its last one has, at least 512 MiB and at most SnapshotMaxBytes.
 	SnapshotEveryBytes int64
+	SnapshotMaxBytes   int64 // 0: 4 GiB
 	// TrailingLogBytes of log are kept behind a snapshot, for replicas that were
 	// away; 0: 64 MiB.
 	TrailingLogBytes int64
@@ -103,8 +105,8 @@ func (c *Config) setDefaults() error {
 		return bad("no certificates: give --cert, --key and --cacert, or --insecure for loopback")
 	case !c.TLS.IsZero() && c.Insecure:
 		return bad("both certificates and --insecure are given: want one of them")
-	case c.SnapshotEveryBytes < 0 || c.TrailingLogBytes < 0:
-		return bad("snapshot every %d bytes, trailing log %d bytes: want ≥ 0", c.SnapshotEveryBytes, c.TrailingLogBytes)
+	case c.SnapshotEveryBytes < 0 || c.SnapshotMaxBytes < 0 || c.TrailingLogBytes < 0:
+		return bad("snapshot every %d bytes, at most every %d bytes, trailing log %d bytes: want ≥ 0", c.SnapshotEveryBytes, c.SnapshotMaxBytes, c.TrailingLogBytes)
 	}
 	if _, err := profileOf(c.Profile); err != nil {
 		return err

@@ -207,7 +207,7 @@ func (n *Node) openStore(id identity.Identity, serverTLS, clientTLS *tls.Config)
 		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: id.Cluster, Node: id.Node,
 		Listener: l, DialTLS: clientTLS, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
 		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit, DiskReserveBytes: n.cfg.DiskReserveBytes,
-		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, TrailingLogBytes: n.cfg.TrailingLogBytes,
+		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, SnapshotMaxBytes: n.cfg.SnapshotMaxBytes, TrailingLogBytes: n.cfg.TrailingLogBytes,
 		SnapshotSendBytesPerSecond: n.cfg.SnapshotSendBytesPerSecond,
 		Fatal:                      n.fail, Logger: n.log,
 	})

@@ -47,12 +47,13 @@ type Group struct {
 	stop     chan struct{}         // closed by Close
 	wg       sync.WaitGroup        // supervisor, leadership
 
-	leadership  leadership
-	snapshotAt  atomic.Uint64 // raft index of the last snapshot of this replica
-	snapRetryAt atomic.Int64  // no snapshot before this time, in Unix ns
-	snapWanted  atomic.Bool   // a corrupt snapshot must be replaced
-	snapBusy    atomic.Bool
-	wantRestart chan string // capacity 1, to the supervisor
+	leadership    leadership
+	snapshotAt    atomic.Uint64 // raft index of the last snapshot of this replica
+	snapshotBytes atomic.Int64  // its size
+	snapRetryAt   atomic.Int64  // no snapshot before this time, in Unix ns
+	snapWanted    atomic.Bool   // a corrupt snapshot must be replaced
+	snapBusy      atomic.Bool
+	wantRestart   chan string // capacity 1, to the supervisor
 
 	restarts atomic.Int64
 }
@@ -119,6 +120,9 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
 	g.fsm.installed = func(from, to uint64) {
 		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
+		if list, err := g.snaps.List(); err == nil && len(list) > 0 {
+			g.noteSnapshot(list[0])
+		}
 	}
 	if err := g.startRaft(); err != nil {
 		return nil, err
@@ -284,7 +288,7 @@ func (g *Group) startRaft() (err error) {
 		return errors.Join(err, n.raft.Shutdown().Error())
 	}
 	if snap, err := g.snaps.List(); err == nil && len(snap) > 0 {
-		g.snapshotAt.Store(snap[0].Index)
+		g.noteSnapshot(snap[0])
 	}
 	n.start()
 	g.run.Store(n)

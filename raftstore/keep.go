@@ -7,7 +7,7 @@ import (
 )
 
 // keepFactor bounds the log that is kept for a follower that catches up, in units of
-// SnapshotEveryBytes.
+// what is applied between two snapshots.
 const keepFactor = 4
 
 // compactable returns up to where the log may be cut, of what raft wants to cut.
@@ -32,7 +32,7 @@ func (g *Group) compactable(first, want uint64) uint64 {
 		return want
 	}
 	o := &g.store.opts
-	if kept := g.ledger.between(needed-1, want) + o.TrailingLogBytes; kept > keepFactor*o.SnapshotEveryBytes {
+	if kept := g.ledger.between(needed-1, want) + o.TrailingLogBytes; kept > keepFactor*g.snapshotEvery() {
 		g.log.Warn("the log is cut before a follower has caught up", "follower", string(replica), "from", needed, "to", want, "keptBytes", kept)
 		return want
 	}

@@ -101,10 +101,14 @@ type Options struct {
 	Backend string  // BackendWAL
 	Profile Profile // ProfileDefault
 
-	SegmentSizeBytes   int   // of a raft-wal file, preallocated per group: 16 MiB
-	EntryCacheBytes    int64 // recent entries of all groups kept in memory: 128 MiB
-	TrailingLogBytes   int64 // log kept behind a snapshot, per group: 64 MiB
-	SnapshotEveryBytes int64 // log written until the next snapshot, per group: 512 MiB
+	SegmentSizeBytes int   // of a raft-wal file, preallocated per group: 16 MiB
+	EntryCacheBytes  int64 // recent entries of all groups kept in memory: 128 MiB
+	TrailingLogBytes int64 // log kept behind a snapshot, per group: 64 MiB
+	// SnapshotEveryBytes of log are applied until the next snapshot, per group. 0: as
+	// many as the newest snapshot has, so that snapshots write no more than the log
+	// does; at least 512 MiB and at most SnapshotMaxBytes.
+	SnapshotEveryBytes int64
+	SnapshotMaxBytes   int64 // bounds that; without effect if SnapshotEveryBytes is given: 4 GiB
 	// SnapshotSendBytesPerSecond is how fast all groups together send snapshots to
 	// followers that are too far behind: 64 MiB.
 	SnapshotSendBytesPerSecond int64
@@ -154,7 +158,7 @@ func (o *Options) setDefaults() {
 	setDefault(&o.SegmentSizeBytes, 16<<20)
 	setDefault(&o.EntryCacheBytes, 128<<20)
 	setDefault(&o.TrailingLogBytes, 64<<20)
-	setDefault(&o.SnapshotEveryBytes, 512<<20)
+	setDefault(&o.SnapshotMaxBytes, 4<<30)
 	setDefault(&o.SnapshotSendBytesPerSecond, 64<<20)
 	setDefault(&o.MaxEntryBytes, rowraft.MaxEntryBytes)
 	setDefault(&o.MaxPendingBytes, 16<<20)
@@ -209,7 +213,7 @@ func (o *Options) validate() error {
 		return bad("MaxEntryBytes %d: want 1 to 32 MiB", o.MaxEntryBytes)
 	case o.MaxPendingBytes < int64(o.MaxEntryBytes):
 		return bad("MaxPendingBytes %d is less than MaxEntryBytes %d: the largest entry could never be proposed", o.MaxPendingBytes, o.MaxEntryBytes)
-	case o.SnapshotEveryBytes < 1 || o.TrailingLogBytes < 1 || o.MaxRPCBytes < 1 || o.MaxBacklogBytes < 1 || o.EntryCacheBytes < 0:
+	case o.SnapshotEveryBytes < 0 || o.SnapshotMaxBytes < 1 || o.TrailingLogBytes < 1 || o.MaxRPCBytes < 1 || o.MaxBacklogBytes < 1 || o.EntryCacheBytes < 0:
 		return bad("byte limits must be positive")
 	case o.SnapshotSendBytesPerSecond < minSendRate:
 		return bad("SnapshotSendBytesPerSecond %d: want at least %d, or sending times out", o.SnapshotSendBytesPerSecond, minSendRate)

@@ -67,11 +67,10 @@ func (g *Group) stopFailed() {
 // maybeSnapshot takes a snapshot on a goroutine of its own when enough log was
 // applied since the last one.
 func (g *Group) maybeSnapshot(n *instance) {
-	o := &g.store.opts
 	applied := g.fsm.applied.Load()
 	grown := g.ledger.between(g.snapshotAt.Load(), applied)
 	wanted := g.snapWanted.Load()
-	if grown < o.SnapshotEveryBytes && !wanted || applied == 0 || time.Now().UnixNano() < g.snapRetryAt.Load() {
+	if grown < g.snapshotEvery() && !wanted || applied == 0 || time.Now().UnixNano() < g.snapRetryAt.Load() {
 		return
 	}
 	if !g.snapBusy.CompareAndSwap(false, true) {
@@ -103,6 +102,27 @@ func (g *Group) maybeSnapshot(n *instance) {
 	})
 }
 
+// minSnapshotEvery is the least log between two snapshots unless a number was given:
+// of a small state the log is not worth cutting more often.
+const minSnapshotEvery = 512 << 20
+
+// snapshotEvery is how much log the group applies between two snapshots. A snapshot
+// has the whole state, so of a large state one every so many bytes would write many
+// times what the log does.
+func (g *Group) snapshotEvery() int64 {
+	o := &g.store.opts
+	if o.SnapshotEveryBytes > 0 {
+		return o.SnapshotEveryBytes
+	}
+	return min(max(minSnapshotEvery, g.snapshotBytes.Load()), o.SnapshotMaxBytes)
+}
+
+// noteSnapshot notes the newest snapshot of this replica.
+func (g *Group) noteSnapshot(m *raft.SnapshotMeta) {
+	g.snapshotAt.Store(m.Index)
+	g.snapshotBytes.Store(m.Size)
+}
+
 // Snapshot takes a snapshot now and returns when it is on disk.
 func (g *Group) Snapshot() error {
 	n, err := g.running()
@@ -131,7 +151,7 @@ func (n *instance) snapshot() error {
 		return err
 	}
 	if len(list) > 0 {
-		g.snapshotAt.Store(list[0].Index)
+		g.noteSnapshot(list[0])
 		g.glog.raise(list[0].Index, list[0].Term)
 	}
 	return nil

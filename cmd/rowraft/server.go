@@ -37,6 +37,7 @@ type serverFlags struct {
 	diskStall                time.Duration
 	diskReserve              int64
 	snapshotEvery, trailing  int64
+	snapshotMax              int64
 	snapshotSend             int64
 	segment                  int
 	cpuProfile               string
@@ -90,7 +91,8 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
 	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second, "pause between two looks for expired rows in the shards that this server leads; negative: never")
 	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard compares its replicas; one that differs from the majority is fenced; negative: never")
-	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default 512 MiB")
+	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default: as many as its last snapshot has, at least 512 MiB and at most --snapshot-max-bytes")
+	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard between two snapshots, however large its state is; default 4 GiB")
 	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files, preallocated; default 64 MiB, less with more than 8 shards on a server")
 	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0, "log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
 	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0, "how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
@@ -129,7 +131,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
 		WithScheduler: f.withScheduler, Join: f.join, Servers: f.servers, Shards: f.shards,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
-		SnapshotEveryBytes: f.snapshotEvery, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
+		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		TLS: g.tls, Insecure: g.insecure, Logger: logger,
 	}
 	if cfg.Advertise, err = advertised("--advertise", f.advertise, listener); err == nil {
