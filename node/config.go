@@ -24,6 +24,7 @@ type Config struct {
 
 	Listener     net.Listener // gRPC services
 	PeerListener net.Listener // Raft groups
+	OpsListener  net.Listener // HTTP: /metrics, /livez, /readyz, /debug/pprof; nil: none
 
 	// Dial opens connections to other servers' listeners, below TLS; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
@@ -115,7 +116,10 @@ func (c *Config) setDefaults() error {
 		return bad("log backend %q: want %s", c.LogBackend, strings.Join(raftstore.Backends, ", "))
 	}
 	if c.Insecure {
-		for _, l := range []net.Listener{c.Listener, c.PeerListener} {
+		for _, l := range []net.Listener{c.Listener, c.PeerListener, c.OpsListener} {
+			if l == nil {
+				continue
+			}
 			if err := rpc.CheckInsecure(l.Addr()); err != nil {
 				return err
 			}

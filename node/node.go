@@ -76,6 +76,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		if cfg.PeerListener != nil {
 			cfg.PeerListener.Close()
 		}
+		if cfg.OpsListener != nil {
+			cfg.OpsListener.Close()
+		}
 	}()
 	if err := cfg.setDefaults(); err != nil {
 		return err
@@ -102,6 +105,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 
 	// The services answer from here on: servers find each other by Hello.
 	served := n.serve(serverTLS)
+	stopOps := n.serveOps(serverTLS)
+	defer func() { err = errors.Join(err, stopOps()) }()
 	defer func() { err = errors.Join(err, n.stopServing()) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -30,12 +30,13 @@ type testCluster struct {
 }
 
 type testNode struct {
-	cfg    Config
-	ports  [2]*localcluster.Port // gRPC, peers
-	addr   string
-	cancel context.CancelFunc
-	done   chan error
-	ready  chan Info
+	cfg     Config
+	ports   [2]*localcluster.Port // gRPC, peers
+	addr    string
+	opsAddr string
+	cancel  context.CancelFunc
+	done    chan error
+	ready   chan Info
 }
 
 func startCluster(t testing.TB, servers, shards int) *testCluster {
@@ -98,6 +99,11 @@ func (n *testNode) start(t testing.TB) {
 	n.cancel, n.done, n.ready = cancel, make(chan error, 1), make(chan Info, 1)
 	cfg, done, ready := n.cfg, n.done, n.ready
 	cfg.Listener, cfg.PeerListener = pair[0], pair[1]
+	ops, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.OpsListener, n.opsAddr = ops, ops.Addr().String()
 	cfg.Ready = func(i Info) { ready <- i }
 	go func() { done <- Run(ctx, cfg) }()
 }

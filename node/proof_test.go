@@ -263,6 +263,7 @@ func (c *proofCluster) checkFenced(name string) {
 	if rowraft.CodeOf(err) != rowraft.CodeFenced {
 		c.t.Errorf("push to a fenced replica: %v, want Fenced", err)
 	}
+	c.wantAlert(name)
 	if logs, err := filepath.Glob(filepath.Join(c.groupDir(name, 0), "log", "*")); err != nil || len(logs) == 0 {
 		c.t.Errorf("the log of the fenced replica is gone: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
@@ -113,7 +114,31 @@ func TestTLSOnBothPorts(t *testing.T) {
 			t.Errorf("a client with %s was let in", name)
 		}
 		cancel()
+		if code, err := opsWith(t, c.nodes[0].opsAddr, tls); err == nil && code == http.StatusOK {
+			t.Errorf("the ops port let in a client with %s", name)
+		}
 	}
+	if code, err := opsWith(t, c.nodes[0].opsAddr, files); err != nil || code != http.StatusOK {
+		t.Errorf("ops port with a certificate: %d, %v", code, err)
+	}
+}
+
+// opsWith asks for the metrics with certificates.
+func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
+	conf, err := files.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf}, Timeout: 30 * time.Second}
+	scheme := "https"
+	if files.IsZero() {
+		scheme = "http"
+	}
+	resp, err := c.Get(scheme + "://" + addr + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	return resp.StatusCode, resp.Body.Close()
 }
 
 func TestTLSFilesGoTogether(t *testing.T) {

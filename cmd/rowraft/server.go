@@ -28,6 +28,7 @@ type serverFlags struct {
 	config                   string
 	dataDir, name            string
 	listen, peerListen       string
+	opsListen                string
 	listenFD, peerListenFD   int
 	advertise, peerAdvertise string
 	withScheduler            bool
@@ -77,6 +78,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.StringVar(&f.name, "name", "", "name for people, unique in the cluster; default: the server's id")
 	fl.StringVar(&f.listen, "listen", defaultEndpoint, "host:port of the gRPC services; port 0 lets the kernel choose")
 	fl.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7071", "host:port of the Raft groups; port 0 lets the kernel choose")
+	fl.StringVar(&f.opsListen, "ops-listen", "", "host:port of /metrics, /livez, /readyz and /debug/pprof over HTTP, with the same certificates; default: none")
 	fl.IntVar(&f.listenFD, "listen-fd", 0, "file descriptor of a listening socket to use instead of --listen")
 	fl.IntVar(&f.peerListenFD, "peer-listen-fd", 0, "file descriptor of a listening socket to use instead of --peer-listen")
 	fl.StringVar(&f.advertise, "advertise", "", "host:port at which others reach --listen; default: that address")
@@ -133,6 +135,11 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		TLS: g.tls, Insecure: g.insecure, Logger: logger,
+	}
+	if f.opsListen != "" {
+		if cfg.OpsListener, err = listen("--ops-listen", f.opsListen, 0); err != nil {
+			return errors.Join(err, listener.Close(), peers.Close())
+		}
 	}
 	if cfg.Advertise, err = advertised("--advertise", f.advertise, listener); err == nil {
 		cfg.PeerAdvertise, err = advertised("--peer-advertise", f.peerAdvertise, peers)

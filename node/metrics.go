@@ -1,0 +1,151 @@
+package node
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// metrics makes the numbers of a server when they are asked for: nothing is counted on the
+// way of a pull or push. Labels are shards, tables and servers, never keys.
+type metrics struct{ n *Node }
+
+// numberOf is one metric of a replica.
+type numberOf struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*rowraftv1.ReplicaStatus) float64
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("rowraft_"+name, help, labels, nil)
+}
+
+func bit(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+var replicaMetrics = []numberOf{
+	{desc("replica_fenced", "1: this replica differed from the majority and serves nothing any more (critical).", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Fenced != "") }},
+	{desc("replica_divided", "1: no majority of the replicas had the same rows, nobody serves the shard (critical).", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.DividedIndex != 0) }},
+	{desc("replica_failed", "1: this replica has stopped by an error.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Error != "") }},
+	{desc("replica_proved_index", "Log index of the newest comparison at which this replica had the rows of the majority.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.ProvedIndex) }},
+	{desc("shard_leader", "1: this server leads the shard.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Role == string(raftstore.RoleLeader)) }},
+	{desc("raft_has_leader", "1: this server knows a leader of the shard.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.LeaderNode != "") }},
+	{desc("raft_term", "Raft term.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Term) }},
+	{desc("raft_commit_index", "Highest log index known to be on a majority of disks.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.CommitIndex) }},
+	{desc("raft_applied_index", "Highest log index that this replica's rows have.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.AppliedIndex) }},
+	{desc("raft_apply_lag_entries", "Entries committed and not applied here.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 {
+			return float64(max(r.CommitIndex, r.AppliedIndex) - r.AppliedIndex)
+		}},
+	{desc("raft_log_bytes", "Log of the shard on this disk.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.LogBytes) }},
+	{desc("shard_rows", "Rows of the shard in this replica.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Rows) }},
+	{desc("shard_memory_bytes", "Rows and index of the shard, off the Go heap.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.MemoryBytes) }},
+	{desc("shard_restore_staged", "1: a restore has rows staged here; the shard takes no snapshot meanwhile.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return bit(len(r.StagedRestore) > 0) }},
+}
+
+// tableMetrics are by shard and table.
+var tableMetrics = []struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*rowraftv1.TableStats) float64
+}{
+	{desc("table_rows", "Rows of the table in this replica of the shard.", "table", "shard"), prometheus.GaugeValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.Rows) }},
+	{desc("table_memory_bytes", "Rows and index of the table, off the Go heap.", "table", "shard"), prometheus.GaugeValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.MemoryBytes) }},
+	{desc("table_inserts_total", "Rows made, of a table with admission, expiry or a capacity, since the replica started.", "table", "shard"), prometheus.CounterValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.Admitted) }},
+	{desc("table_admission_rejected_total", "Pushes of keys that had no row yet and got none.", "table", "shard"), prometheus.CounterValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.Rejected) }},
+	{desc("table_evictions_total", "Rows that made room.", "table", "shard"), prometheus.CounterValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.Evicted) }},
+	{desc("table_expirations_total", "Rows that were not pushed for too long.", "table", "shard"), prometheus.CounterValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.Expired) }},
+	{desc("table_candidates", "Keys that wait for a row.", "table", "shard"), prometheus.GaugeValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.Candidates) }},
+}
+
+var (
+	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
+	readyDesc = desc("ready", "1: /readyz says ok.")
+	lagDesc   = desc("raft_member_lag_entries", "Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
+)
+
+// Describe and Collect implement prometheus.Collector.
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{buildInfo, readyDesc, lagDesc} {
+		ch <- d
+	}
+	for _, d := range replicaMetrics {
+		ch <- d.desc
+	}
+	for _, d := range tableMetrics {
+		ch <- d.desc
+	}
+}
+
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
+	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady() == ""))
+	nodes, tables := m.names()
+	for _, r := range m.n.replicaStatus() {
+		shard := strconv.Itoa(int(r.Shard))
+		for _, d := range replicaMetrics {
+			ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(r), shard)
+		}
+		for _, member := range r.Members {
+			ch <- prometheus.MustNewConstMetric(lagDesc, prometheus.GaugeValue, float64(member.LagEntries), shard, nodes(member.Node))
+		}
+		for _, t := range r.Tables {
+			for _, d := range tableMetrics {
+				ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(t), tables(t.Table), shard)
+			}
+		}
+	}
+}
+
+// names returns what nodes and tables are called, their ids if that is not known.
+func (m *metrics) names() (node func(id string) string, table func(id uint64) string) {
+	cm := m.n.cluster.Load()
+	node = func(id string) string {
+		if cm != nil {
+			if found, ok := cm.Node(rowraft.NodeID(id)); ok && found.Name != "" {
+				return found.Name
+			}
+		}
+		return id
+	}
+	table = func(id uint64) string {
+		if cm != nil {
+			for _, t := range cm.Tables {
+				if uint64(t.ID) == id {
+					return t.Name
+				}
+			}
+		}
+		return strconv.FormatUint(id, 16)
+	}
+	return node, table
+}

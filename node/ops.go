@@ -1,0 +1,99 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Limits of the ops port: who scrapes is slow or gone at worst, never many.
+const (
+	opsReadTimeout  = 5 * time.Second
+	opsWriteTimeout = 2 * time.Minute // longer than a profile
+	opsHeaderBytes  = 16 << 10
+	opsScrapes      = 4 // at once
+)
+
+// serveOps serves the ops port: /metrics, /livez, /readyz and /debug/pprof. The function
+// it returns ends it.
+func (n *Node) serveOps(conf *tls.Config) (stop func() error) {
+	if n.cfg.OpsListener == nil {
+		return func() error { return nil }
+	}
+	l := n.cfg.OpsListener
+	if conf != nil {
+		l = tls.NewListener(l, conf)
+	}
+	srv := &http.Server{
+		Handler: n.opsHandler(), ReadTimeout: opsReadTimeout, WriteTimeout: opsWriteTimeout, IdleTimeout: opsWriteTimeout, MaxHeaderBytes: opsHeaderBytes,
+	}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	n.log.Info("ops port", "addr", n.cfg.OpsListener.Addr().String())
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+		defer cancel()
+		err := srv.Shutdown(ctx)
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = srv.Close()
+		}
+		if serr := <-done; !errors.Is(serr, http.ErrServerClosed) && !errors.Is(serr, net.ErrClosed) {
+			err = errors.Join(err, fmt.Errorf("ops port: %w", serr))
+		}
+		return err
+	}
+}
+
+func (n *Node) opsHandler() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(&metrics{n: n}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: opsScrapes}))
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := n.notReady(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+// notReady says why this server should get no traffic, "" if it should: it belongs to a
+// cluster with shards, and each of its replicas works and knows a leader.
+func (n *Node) notReady() string {
+	n.mu.RLock()
+	ready := n.ready
+	n.mu.RUnlock()
+	if !ready {
+		return "the cluster is not formed, or its map not known here"
+	}
+	if n.stopping.Err() != nil {
+		return "the server is stopping"
+	}
+	for _, r := range n.replicaStatus() {
+		switch {
+		case r.Fenced != "":
+			return fmt.Sprintf("shard %d: %s", r.Shard, r.Fenced)
+		case r.Error != "":
+			return fmt.Sprintf("shard %d: %s", r.Shard, r.Error)
+		case r.LeaderNode == "":
+			return fmt.Sprintf("shard %d has no leader that this server knows", r.Shard)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,102 @@
+package node
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// get asks a server's ops port.
+func (n *testNode) get(t testing.TB, path string) (int, string) {
+	t.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	resp, err := c.Get("http://" + n.opsAddr + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// TestOpsPort: the numbers of a server stand under their names, and it is ready once its
+// replicas know a leader.
+func TestOpsPort(t *testing.T) {
+	c := startCluster(t, 3, 2)
+	ctx := testContext(t)
+	table, err := c.dial().CreateTable(ctx, counterSchema("clicks"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []rowraft.Key{1, 2, 3, 4, 5, 6, 7, 8}
+	if _, err := table.Push(ctx, keys, make([]float32, 4*len(keys))); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range c.nodes {
+		eventually(t, ctx, "the server is ready", func() bool {
+			code, _ := n.get(t, "/readyz")
+			return code == http.StatusOK
+		})
+		if code, body := n.get(t, "/livez"); code != http.StatusOK || body != "ok\n" {
+			t.Errorf("/livez: %d %q", code, body)
+		}
+	}
+	leaders := 0
+	eventually(t, ctx, "every shard has one leader, and the rows are told", func() bool {
+		leaders = 0
+		for _, n := range c.nodes {
+			_, text := n.get(t, "/metrics")
+			leaders += strings.Count(text, "rowraft_shard_leader{shard=\"0\"} 1\n") + strings.Count(text, "rowraft_shard_leader{shard=\"1\"} 1\n")
+			for _, want := range []string{
+				"rowraft_ready 1\n", "rowraft_replica_fenced{shard=\"0\"} 0\n", "rowraft_raft_has_leader{shard=\"1\"} 1\n",
+				"rowraft_table_rows{shard=\"1\",table=\"clicks\"} ", "go_goroutines ", "process_open_fds ",
+			} {
+				if !strings.Contains(text, want) {
+					t.Logf("no %q in\n%s", want, text)
+					return false
+				}
+			}
+		}
+		return leaders == 2
+	})
+	if code, _ := c.nodes[0].get(t, "/debug/pprof/goroutine?debug=1"); code != http.StatusOK {
+		t.Errorf("/debug/pprof/goroutine: %d", code)
+	}
+	if code, _ := c.nodes[0].get(t, "/"); code != http.StatusNotFound {
+		t.Errorf("/: %d, want 404", code)
+	}
+}
+
+// TestNotReadyWithoutAMajority: a server whose shards have no leader says so, and which.
+func TestNotReadyWithoutAMajority(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	c.stopNode(1)
+	c.stopNode(2)
+	ctx := testContext(t)
+	eventually(t, ctx, "the server says that it is not ready", func() bool {
+		code, body := c.nodes[0].get(t, "/readyz")
+		return code == http.StatusServiceUnavailable && strings.Contains(body, "shard 0 has no leader")
+	})
+	if code, _ := c.nodes[0].get(t, "/livez"); code != http.StatusOK {
+		t.Errorf("/livez: %d: a server without a majority need not be restarted", code)
+	}
+}
+
+// wantAlert: the metric that an operator is woken by, and readiness, tell of the fence.
+func (c *proofCluster) wantAlert(name string) {
+	c.t.Helper()
+	n := c.nodes[c.byNode[name]]
+	if _, text := n.get(c.t, "/metrics"); !strings.Contains(text, "rowraft_replica_fenced{shard=\"0\"} 1\n") {
+		c.t.Errorf("no rowraft_replica_fenced 1 of %s in\n%s", name, text)
+	}
+	if code, body := n.get(c.t, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "fenced") {
+		c.t.Errorf("/readyz of a server with a fenced replica: %d %q", code, body)
+	}
+}
