@@ -2,6 +2,7 @@ package clustermap
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/rowraft/rowraft"
@@ -17,6 +18,7 @@ type Node struct {
 	Addr      string // host:port of the gRPC services
 	PeerAddr  string // host:port of the Raft groups
 	Scheduler bool   // also a member of the metadata group
+	NoShards  bool   // a scheduler in a process of its own: it holds no replicas
 }
 
 // Replica is one copy of a shard.
@@ -129,6 +131,11 @@ func (m *Map) Node(id rowraft.NodeID) (Node, bool) {
 		}
 	}
 	return Node{}, false
+}
+
+// Servers returns the nodes that replicas can be on.
+func (m *Map) Servers() []Node {
+	return slices.DeleteFunc(slices.Clone(m.Nodes), func(n Node) bool { return n.NoShards })
 }
 
 // FindNode returns the node that a person means: by its name, its id, or the

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -42,6 +43,7 @@ func start(t testing.TB, opts localcluster.Options) *cluster {
 	}
 	// The disk of a test machine is shared: a leader must not give up over it.
 	opts.Args = append(opts.Args, "--disk-stall-limit", "10s", "--disk-reserve-bytes", "1")
+	opts.SchedulerArgs = append(opts.SchedulerArgs, "--disk-stall-limit", "10s")
 	lc, err := localcluster.Start(deadline(t, time.Minute), opts)
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +55,8 @@ func start(t testing.TB, opts localcluster.Options) *cluster {
 
 // finish stops the servers and looks for what must not be in their logs.
 func (c *cluster) finish() {
-	for _, s := range c.Servers() {
+	all := slices.Concat(c.Schedulers(), c.Servers())
+	for _, s := range all {
 		if !s.Running() {
 			c.t.Errorf("server %s does not run at the end of the test", s.Name)
 		}
@@ -61,7 +64,7 @@ func (c *cluster) finish() {
 	if err := c.Stop(); err != nil {
 		c.t.Error(err)
 	}
-	for _, s := range c.Servers() {
+	for _, s := range all {
 		b, err := os.ReadFile(s.LogFile)
 		if err != nil {
 			c.t.Error(err)

@@ -33,6 +33,7 @@ type Config struct {
 	Advertise, PeerAdvertise string
 
 	WithScheduler bool     // found and run the metadata group
+	SchedulerOnly bool     // and nothing else: this process gets no replicas
 	Join          []string // gRPC addresses of the founders; empty: a cluster of one
 	Servers       int      // shards are made once so many servers are there; 0: len(Join)
 	Shards        int      // of a new cluster; 0: 4
@@ -125,6 +126,7 @@ func (c *Config) setDefaults() error {
 			}
 		}
 	}
+	c.WithScheduler = c.WithScheduler || c.SchedulerOnly
 	c.FS = vfs.OrOS(c.FS)
 	if c.Advertise == "" {
 		c.Advertise = c.Listener.Addr().String()

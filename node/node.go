@@ -150,7 +150,8 @@ func (n *Node) fail(err error) {
 
 func (n *Node) openScheduler(conf *tls.Config) (err error) {
 	n.self = clustermap.Node{
-		ID: n.identity.Identity().Node, Name: n.cfg.Name, Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise, Scheduler: n.cfg.WithScheduler,
+		ID: n.identity.Identity().Node, Name: n.cfg.Name, Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise,
+		Scheduler: n.cfg.WithScheduler, NoShards: n.cfg.SchedulerOnly,
 	}
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
@@ -280,7 +281,7 @@ func (n *Node) followMap(ctx context.Context) error {
 			return err
 		}
 		n.cluster.Store(m)
-		if len(m.Shards) > 0 {
+		if len(m.Shards) > 0 || n.self.NoShards && m.Cluster != "" {
 			n.becomeReady(m)
 		}
 	}
@@ -294,8 +295,12 @@ func (n *Node) becomeReady(m *clustermap.Map) {
 	if was {
 		return
 	}
-	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
-	n.log.Info("Cluster is successfully initialized.", "shards", len(m.Shards), "servers", len(m.Nodes))
+	if n.self.NoShards {
+		n.log.Info("the scheduler serves", "cluster", string(m.Cluster), "shards", len(m.Shards), "servers", len(m.Servers()))
+	} else {
+		n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
+		n.log.Info("Cluster is successfully initialized.", "shards", len(m.Shards), "servers", len(m.Servers()))
+	}
 	if n.cfg.Ready != nil {
 		n.cfg.Ready(Info{Cluster: m.Cluster, Node: n.self.ID, Addr: n.self.Addr, PeerAddr: n.self.PeerAddr})
 	}

@@ -73,7 +73,7 @@ func (s *state) startMove(shard rowraft.ShardID, from rowraft.NodeID, to cluster
 	}
 	sh := s.cluster.Shards[shard]
 	i := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.Node == from })
-	_, known := s.cluster.Node(to.Node)
+	target, known := s.cluster.Node(to.Node)
 	_, has := sh.On(to.Node)
 	switch {
 	case version != s.cluster.Version:
@@ -82,6 +82,8 @@ func (s *state) startMove(shard rowraft.ShardID, from rowraft.NodeID, to cluster
 		return none(rowraft.CodeInternal, "replica id %q is empty, too long or in use", to.ID)
 	case !known:
 		return none(rowraft.CodeNotFound, "there is no server %s", to.Node)
+	case target.NoShards:
+		return none(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", s.nodeName(to.Node))
 	case i < 0:
 		return none(rowraft.CodeNotFound, "server %s has no replica of it", s.nodeName(from))
 	}

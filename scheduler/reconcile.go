@@ -73,7 +73,7 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 		return nil
 	}
 	if len(m.Shards) == 0 {
-		if len(m.Nodes) < s.opts.Servers {
+		if len(m.Servers()) < s.opts.Servers {
 			return nil
 		}
 		return s.makeShards(ctx, m)
@@ -90,10 +90,11 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 }
 
 func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
-	shards := PlaceShards(m.Nodes, s.opts.Shards, uuid.NewString)
+	servers := m.Servers()
+	shards := PlaceShards(servers, s.opts.Shards, uuid.NewString)
 	if n := len(shards[0].Replicas); n < ReplicasPerShard {
 		s.logger.Warn(fmt.Sprintf("DATA IS NOT SAFE: %d replica(s) per shard, because the cluster starts with %d server(s). "+
-			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(m.Nodes)), "replicas", n, "servers", len(m.Nodes))
+			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(servers)), "replicas", n, "servers", len(servers))
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
 		Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(len(shards)),
@@ -101,7 +102,7 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 	if _, err := s.propose(ctx, c); err != nil {
 		return fmt.Errorf("make the shards: %w", err)
 	}
-	s.logger.Info("Cluster is successfully initialized.", "cluster", m.Cluster, "servers", len(m.Nodes), "shards", len(shards), "replicas", len(shards[0].Replicas))
+	s.logger.Info("Cluster is successfully initialized.", "cluster", m.Cluster, "servers", len(servers), "shards", len(shards), "replicas", len(shards[0].Replicas))
 	return nil
 }
 

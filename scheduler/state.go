@@ -94,6 +94,9 @@ func (s *state) putNode(n clustermap.Node) error {
 	case n.Addr == "" || n.PeerAddr == "" || len(n.Addr) > 2*maxNameLength || len(n.PeerAddr) > 2*maxNameLength:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: address %q, peer address %q: want both, at most %d bytes each", n.ID, n.Addr, n.PeerAddr, 2*maxNameLength)
 	}
+	if n.NoShards && (!n.Scheduler || s.holdsReplicas(n.ID)) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: only a scheduler that holds no replicas can be one of its own; a server with its scheduler is started with `rowraft server --with-scheduler`", n.ID)
+	}
 	for _, o := range s.cluster.Nodes {
 		if n.Name != "" && o.Name == n.Name && o.ID != n.ID {
 			return rowraft.Errorf(rowraft.CodeAlreadyExists, "the name %s is that of node %s; a server with a new data directory needs another --name", n.Name, o.ID)
@@ -116,6 +119,14 @@ func (s *state) putNode(n clustermap.Node) error {
 	return nil
 }
 
+// holdsReplicas reports whether the map knows replicas on a node.
+func (s *state) holdsReplicas(id rowraft.NodeID) bool {
+	return slices.ContainsFunc(s.cluster.Shards, func(sh clustermap.Shard) bool {
+		_, has := sh.On(id)
+		return has || slices.ContainsFunc(sh.Removed, func(r clustermap.Removed) bool { return r.Node == id })
+	})
+}
+
 // createShards lays out the shards. If there are shards already it changes
 // nothing: the leader that proposed it had not yet seen them.
 func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
@@ -135,7 +146,7 @@ func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
 		}
 		nodes := make(map[rowraft.NodeID]bool)
 		for _, r := range sh.Replicas {
-			if _, known := s.cluster.Node(r.Node); !known || r.ID == "" || seen[r.ID] || nodes[r.Node] {
+			if n, known := s.cluster.Node(r.Node); !known || n.NoShards || r.ID == "" || seen[r.ID] || nodes[r.Node] {
 				return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: replica %q on node %q: unknown node, or id or node used twice", sh.ID, r.ID, r.Node)
 			}
 			seen[r.ID], nodes[r.Node] = true, true

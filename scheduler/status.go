@@ -72,7 +72,7 @@ func stateAfter(silence time.Duration) string {
 func (s *Scheduler) waitingFor() string {
 	n := 0
 	if m := s.view.Map(); m != nil {
-		n = len(m.Nodes)
+		n = len(m.Servers())
 	}
 	if n < s.opts.Servers {
 		return fmt.Sprintf("%d of %d servers have registered", n, s.opts.Servers)

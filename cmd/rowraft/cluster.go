@@ -60,6 +60,7 @@ type serverJSON struct {
 	SecondsSinceHeartbeat float64 `json:"seconds_since_heartbeat"`
 	Scheduler             bool    `json:"scheduler"`
 	SchedulerLeader       bool    `json:"scheduler_leader"`
+	SchedulerOnly         bool    `json:"scheduler_only,omitempty"` // it gets no replicas
 	Replicas              int     `json:"replicas"`
 	Leads                 int     `json:"leads"`
 	Rows                  uint64  `json:"rows"`
@@ -91,7 +92,8 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 		s := serverJSON{
 			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(),
 			State: n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
-			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), Replicas: held[n.GetNode().GetId()], Leads: leads[n.GetNode().GetId()],
+			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(),
+			Replicas: held[n.GetNode().GetId()], Leads: leads[n.GetNode().GetId()],
 		}
 		for _, rep := range n.GetReplicas() {
 			s.Rows += rep.GetRows()
@@ -109,9 +111,12 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 }
 
 func (v *clusterJSON) print(w io.Writer, wide bool) error {
-	up := 0
+	up, all := 0, 0
 	for _, s := range v.Servers {
-		if s.State == "up" {
+		if s.SchedulerOnly {
+			continue
+		}
+		if all++; s.State == "up" {
 			up++
 		}
 	}
@@ -122,7 +127,7 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 	if err := facts(w,
 		"CLUSTER", v.ClusterID,
 		"STATE", state,
-		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, len(v.Servers), v.ExpectedServers),
+		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, all, v.ExpectedServers),
 		"MAP", fmt.Sprintf("version %d, %s, %s", v.MapVersion, plural(v.Shards, "shard"), plural(v.Tables, "table")),
 	); err != nil {
 		return err
@@ -145,6 +150,9 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 			nameOr(s.Name, s.ID), s.Addr, s.State, ago(time.Duration(s.SecondsSinceHeartbeat * float64(time.Second))), role,
 			s.Replicas, s.Leads, count(s.Rows), size(s.MemoryBytes),
 		}
+		if s.SchedulerOnly {
+			row = append(row[:5], "-", "-", "-", "-")
+		}
 		if wide {
 			row = append(row, size(s.LogBytes), s.PeerAddr, s.ID)
 		}
@@ -164,6 +172,16 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 		}
 	}
 	return nil
+}
+
+// serversIn counts the nodes of a map that replicas can be on.
+func serversIn(m *rowraftv1.Map) (n int) {
+	for _, node := range m.GetNodes() {
+		if !node.GetNoShards() {
+			n++
+		}
+	}
+	return n
 }
 
 // nameOr is what a table calls a server: its name, or the start of its id.

@@ -29,6 +29,7 @@ const (
 // commands lists what `rowraft` can do; each file adds its own.
 var commands = []func(*globals) *cobra.Command{
 	newServerCmd,
+	newSchedulerCmd,
 	newClusterCmd,
 	newTableCmd,
 	newRowCmd,

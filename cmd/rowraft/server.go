@@ -15,6 +15,7 @@ import (
 
 	"github.com/lmittmann/tint"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -32,7 +33,8 @@ type serverFlags struct {
 	listenFD, peerListenFD   int
 	advertise, peerAdvertise string
 	withScheduler            bool
-	join                     []string
+	schedulerOnly            bool
+	join, schedulers         []string
 	servers, shards          int
 	logBackend, profile      string
 	diskStall                time.Duration
@@ -55,24 +57,40 @@ func newServerCmd(g *globals) *cobra.Command {
 scheduler. It stops cleanly on SIGTERM or SIGINT.
 
 A cluster is formed by the servers that --join names, each started with --with-scheduler and the
-same list; they wait for each other, in any order. Later servers join through the same list.`,
+same list; they wait for each other, in any order. Later servers join through the same list. Where
+` + "`rowraft scheduler`" + ` runs as a process of its own, every server joins it with --scheduler.`,
 		Example: `  # three servers of a new cluster; on the other machines with their own --listen and --advertise
   rowraft server --data-dir /var/lib/rowraft --with-scheduler --join 10.0.0.1:7070,10.0.0.2:7070,10.0.0.3:7070 \
     --listen 10.0.0.1:7070 --peer-listen 10.0.0.1:7071 --cert node.pem --key node.key --cacert ca.pem
 
+  # a server of a cluster whose scheduler is a process of its own
+  rowraft server --data-dir /var/lib/rowraft --scheduler 10.0.0.9:7070 --listen 10.0.0.1:7070 --peer-listen 10.0.0.1:7071 \
+    --cert node.pem --key node.key --cacert ca.pem
+
   # one server on this machine, to try it
   rowraft server --data-dir ./data --with-scheduler --insecure`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.config != "" {
-				if err := fromFile(cmd.Flags(), f.config); err != nil {
-					return err
-				}
-			}
-			return f.run(cmd.Context(), g, cmd.ErrOrStderr())
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.command(cmd, g) },
 	}
 	fl := cmd.Flags()
+	f.processFlags(fl)
+	fl.BoolVar(&f.withScheduler, "with-scheduler", false, "form the cluster and run a member of its scheduler")
+	fl.StringSliceVar(&f.join, "join", nil, "gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
+	fl.StringSliceVar(&f.schedulers, "scheduler", nil, "host:port of the scheduler, or of its three processes, where it is no part of a server")
+	fl.IntVar(&f.servers, "servers", 0, "the shards are made once so many servers are there; default: as many as --join names")
+	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
+	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second, "pause between two looks for expired rows in the shards that this server leads; negative: never")
+	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard compares its replicas; one that differs from the majority is fenced; negative: never")
+	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default: as many as its last snapshot has, at least 512 MiB and at most --snapshot-max-bytes")
+	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard between two snapshots, however large its state is; default 4 GiB")
+	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files, preallocated; default 64 MiB, less with more than 8 shards on a server")
+	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0, "log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
+	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0, "how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
+	return cmd
+}
+
+// processFlags are those that `rowraft server` and `rowraft scheduler` share.
+func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.config, "config", "", "YAML file of `flag: value` lines; flags and the environment win over it")
 	fl.StringVar(&f.dataDir, "data-dir", "", "directory of this server's data, used by it alone (required)")
 	fl.StringVar(&f.name, "name", "", "name for people, unique in the cluster; default: the server's id")
@@ -83,26 +101,33 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.IntVar(&f.peerListenFD, "peer-listen-fd", 0, "file descriptor of a listening socket to use instead of --peer-listen")
 	fl.StringVar(&f.advertise, "advertise", "", "host:port at which others reach --listen; default: that address")
 	fl.StringVar(&f.peerAdvertise, "peer-advertise", "", "host:port at which others reach --peer-listen; default: that address")
-	fl.BoolVar(&f.withScheduler, "with-scheduler", false, "form the cluster and run a member of its scheduler")
-	fl.StringSliceVar(&f.join, "join", nil, "gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
-	fl.IntVar(&f.servers, "servers", 0, "the shards are made once so many servers are there; default: as many as --join names")
 	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, 1 to 256, fixed for ever; default 4")
 	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the Raft groups: wal, rowlog (our own: fewer copies) or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "default", "Raft timers: fast (up to 24 replicas a server), default (100) or dense")
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
-	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
-	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second, "pause between two looks for expired rows in the shards that this server leads; negative: never")
-	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard compares its replicas; one that differs from the majority is fenced; negative: never")
-	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default: as many as its last snapshot has, at least 512 MiB and at most --snapshot-max-bytes")
-	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard between two snapshots, however large its state is; default 4 GiB")
-	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files, preallocated; default 64 MiB, less with more than 8 shards on a server")
-	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0, "log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
-	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0, "how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
 	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")
 	fl.StringVar(&f.cpuProfile, "cpu-profile", "", "write a CPU profile of the whole run to this file (go tool pprof)")
 	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.logFormat, "log-format", "auto", "text, json, or auto: text on a terminal")
-	return cmd
+}
+
+// command runs the process that the flags describe.
+func (f *serverFlags) command(cmd *cobra.Command, g *globals) error {
+	if f.config != "" {
+		if err := fromFile(cmd.Flags(), f.config); err != nil {
+			return err
+		}
+	}
+	if len(f.schedulers) > 0 {
+		if f.withScheduler || len(f.join) > 0 {
+			return usagef("--scheduler: the scheduler is a process of its own; leave out --with-scheduler and --join")
+		}
+		f.join = f.schedulers
+	}
+	if err := f.checkScheduler(); err != nil {
+		return err
+	}
+	return f.run(cmd.Context(), g, cmd.ErrOrStderr())
 }
 
 // openDisk gives a server its disk, nil being the operating system's. Builds with
@@ -131,7 +156,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 	}
 	cfg := node.Config{
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
-		WithScheduler: f.withScheduler, Join: f.join, Servers: f.servers, Shards: f.shards,
+		WithScheduler: f.withScheduler, SchedulerOnly: f.schedulerOnly, Join: f.join, Servers: f.servers, Shards: f.shards,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		TLS: g.tls, Insecure: g.insecure, Logger: logger,

@@ -150,7 +150,7 @@ func (v *forecastJSON) fromCluster(g *globals, cmd *cobra.Command, name string) 
 	}
 	m := status.GetMap()
 	v.Table, v.Rows = name, max(2*t.Rows, 1)
-	v.Shards, v.Nodes = len(m.GetShards()), len(m.GetNodes())
+	v.Shards, v.Nodes = len(m.GetShards()), serversIn(m)
 	for _, sh := range m.GetShards() {
 		v.Replicas = max(v.Replicas, len(sh.GetReplicas()))
 	}

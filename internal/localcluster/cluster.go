@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,11 +25,15 @@ type Options struct {
 	Binary  string // path of the rowraft binary
 	Dir     string // data directories, logs and ready files go below
 	Servers int
-	Shards  int      // 0: the server's default
-	Backend string   // "wal", "rowlog" or "bolt"; "": the server's default
-	Profile string   // "fast", "default", "dense"; "": the server's default
-	Args    []string // more flags of `rowraft server`
-	Env     []string // more environment, KEY=value
+	// Schedulers is how many processes the scheduler is, 1 or 3; 0: every server has a
+	// member of it.
+	Schedulers    int
+	Shards        int      // 0: the server's default
+	Backend       string   // "wal", "rowlog" or "bolt"; "": the server's default
+	Profile       string   // "fast", "default", "dense"; "": the server's default
+	Args          []string // more flags of `rowraft server`
+	SchedulerArgs []string // and of `rowraft scheduler`
+	Env           []string // more environment, KEY=value
 
 	// Front is called for every server before any process starts and may change its
 	// Advertise and PeerAdvertise, to the addresses of proxies. nil: they stay Addr and Peer.
@@ -38,14 +43,15 @@ type Options struct {
 // Cluster is a set of server processes. Methods are safe for concurrent use,
 // but one server must not be killed and restarted at the same time.
 type Cluster struct {
-	opts    Options
-	servers []*Server
-	ports   []*Port // of all servers, held until Stop so that each can come back
+	opts       Options
+	servers    []*Server
+	schedulers []*Server
+	ports      []*Port // of all servers, held until Stop so that each can come back
 }
 
 // Server is one server process and its data directory, across restarts.
 type Server struct {
-	Name    string // n1, n2 …
+	Name    string // n1, n2 … and, of the scheduler's processes, s1, s2 …
 	Addr    string // of the gRPC services
 	Peer    string // of the Raft groups
 	DataDir string
@@ -53,6 +59,8 @@ type Server struct {
 
 	// Where others reach it: Addr and Peer, or what Options.Front says.
 	Advertise, PeerAdvertise string
+
+	scheduler bool // and nothing else
 
 	mu   sync.Mutex
 	id   rowraft.NodeID
@@ -69,38 +77,24 @@ type process struct {
 // Start starts all servers and returns when each says that it serves.
 func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	c := &Cluster{opts: opts}
-	listeners := make([][2]*net.TCPListener, opts.Servers)
+	listeners := make([][2]*net.TCPListener, opts.Schedulers+opts.Servers)
 	defer func() {
 		for _, pair := range listeners {
 			closeAll(pair)
 		}
 	}()
-	for i := range opts.Servers {
-		s := &Server{Name: fmt.Sprintf("n%d", i+1)}
-		s.DataDir = filepath.Join(opts.Dir, s.Name)
-		s.LogFile = filepath.Join(opts.Dir, s.Name+".log")
-		for j := range 2 {
-			port, err := ReservePort()
-			if err != nil {
-				return nil, errors.Join(err, c.release())
-			}
-			c.ports = append(c.ports, port)
-			l, err := port.Listen()
-			if err != nil {
-				return nil, errors.Join(err, c.release())
-			}
-			listeners[i][j] = l
-		}
-		s.Addr, s.Peer = listeners[i][0].Addr().String(), listeners[i][1].Addr().String()
-		s.Advertise, s.PeerAdvertise = s.Addr, s.Peer
-		if opts.Front != nil {
-			if err := opts.Front(s); err != nil {
-				return nil, errors.Join(err, c.release())
-			}
-		}
-		c.servers = append(c.servers, s)
+	for i := range opts.Schedulers {
+		c.schedulers = append(c.schedulers, &Server{Name: fmt.Sprintf("s%d", i+1), scheduler: true})
 	}
-	for i, s := range c.servers {
+	for i := range opts.Servers {
+		c.servers = append(c.servers, &Server{Name: fmt.Sprintf("n%d", i+1)})
+	}
+	for i, s := range c.all() {
+		if err := c.prepare(s, &listeners[i]); err != nil {
+			return nil, errors.Join(err, c.release())
+		}
+	}
+	for i, s := range c.all() {
 		err := c.launch(s, listeners[i])
 		closeAll(listeners[i])
 		listeners[i] = [2]*net.TCPListener{}
@@ -108,13 +102,38 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 			return nil, errors.Join(err, c.Stop())
 		}
 	}
-	for _, s := range c.servers {
+	for _, s := range c.all() {
 		if err := s.awaitReady(ctx); err != nil {
 			return nil, errors.Join(err, c.Stop())
 		}
 	}
 	return c, nil
 }
+
+// prepare gives s its files and addresses.
+func (c *Cluster) prepare(s *Server, pair *[2]*net.TCPListener) error {
+	s.DataDir = filepath.Join(c.opts.Dir, s.Name)
+	s.LogFile = filepath.Join(c.opts.Dir, s.Name+".log")
+	for j := range pair {
+		port, err := ReservePort()
+		if err != nil {
+			return err
+		}
+		c.ports = append(c.ports, port)
+		if pair[j], err = port.Listen(); err != nil {
+			return err
+		}
+	}
+	s.Addr, s.Peer = pair[0].Addr().String(), pair[1].Addr().String()
+	s.Advertise, s.PeerAdvertise = s.Addr, s.Peer
+	if c.opts.Front != nil {
+		return c.opts.Front(s)
+	}
+	return nil
+}
+
+// all lists the processes, those of the scheduler first.
+func (c *Cluster) all() []*Server { return slices.Concat(c.schedulers, c.servers) }
 
 func closeAll(pair [2]*net.TCPListener) {
 	for _, l := range pair {
@@ -127,10 +146,17 @@ func closeAll(pair [2]*net.TCPListener) {
 // Servers lists the servers in the order of their names.
 func (c *Cluster) Servers() []*Server { return c.servers }
 
+// Schedulers lists the processes of the scheduler, if it has its own.
+func (c *Cluster) Schedulers() []*Server { return c.schedulers }
+
 // Endpoints lists where clients and servers are told to reach the gRPC services.
 func (c *Cluster) Endpoints() []string {
-	out := make([]string, len(c.servers))
-	for i, s := range c.servers {
+	return addresses(c.servers)
+}
+
+func addresses(servers []*Server) []string {
+	out := make([]string, len(servers))
+	for i, s := range servers {
 		out[i] = s.Advertise
 	}
 	return out
@@ -189,12 +215,19 @@ func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 
 func (c *Cluster) args(s *Server) []string {
 	args := []string{
-		"server", "--insecure", "--with-scheduler",
+		"server", "--insecure",
 		"--name", s.Name, "--data-dir", s.DataDir, "--ready-file", s.readyFile(),
 		"--listen-fd", "3", "--peer-listen-fd", "4",
 		"--advertise", s.Advertise, "--peer-advertise", s.PeerAdvertise,
-		"--join", strings.Join(c.Endpoints(), ","),
-		"--servers", fmt.Sprint(c.opts.Servers),
+	}
+	switch {
+	case s.scheduler:
+		args[0] = "scheduler"
+		args = append(args, "--join", strings.Join(addresses(c.schedulers), ","), "--servers", fmt.Sprint(c.opts.Servers))
+	case len(c.schedulers) > 0:
+		args = append(args, "--scheduler", strings.Join(addresses(c.schedulers), ","))
+	default:
+		args = append(args, "--with-scheduler", "--join", strings.Join(c.Endpoints(), ","), "--servers", fmt.Sprint(c.opts.Servers))
 	}
 	if c.opts.Shards > 0 {
 		args = append(args, "--shards", fmt.Sprint(c.opts.Shards))
@@ -205,7 +238,11 @@ func (c *Cluster) args(s *Server) []string {
 	if c.opts.Profile != "" {
 		args = append(args, "--profile", c.opts.Profile)
 	}
-	for _, a := range c.opts.Args {
+	more := c.opts.Args
+	if s.scheduler {
+		more = c.opts.SchedulerArgs
+	}
+	for _, a := range more {
 		args = append(args, strings.ReplaceAll(a, serverName, s.Name))
 	}
 	return args
@@ -220,9 +257,10 @@ func PerServer(dir, suffix string) string { return filepath.Join(dir, serverName
 
 // Stop ends every process: first politely, then, after ten seconds, for good.
 func (c *Cluster) Stop() error {
-	errs := make([]error, len(c.servers))
+	all := c.all()
+	errs := make([]error, len(all))
 	var wg sync.WaitGroup
-	for i, s := range c.servers {
+	for i, s := range all {
 		wg.Go(func() { errs[i] = s.Stop(10 * time.Second) })
 	}
 	wg.Wait()

@@ -136,9 +136,9 @@ func replicasFromProto(in []*rowraftv1.Replica) []clustermap.Replica {
 }
 
 func NodeToProto(n clustermap.Node) *rowraftv1.Node {
-	return &rowraftv1.Node{Id: string(n.ID), Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr, Scheduler: n.Scheduler}
+	return &rowraftv1.Node{Id: string(n.ID), Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr, Scheduler: n.Scheduler, NoShards: n.NoShards}
 }
 
 func NodeFromProto(n *rowraftv1.Node) clustermap.Node {
-	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(), PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler()}
+	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(), PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler(), NoShards: n.GetNoShards()}
 }

@@ -87,3 +87,9 @@ open(os.path.join(here, "begin_policy_run.entry"), "wb").write(frame(b"RRME", da
 record = num(1, 7) + num(2, 9) + data(3, b"nightly-2") + data(4, data(1, b"nightly-1") + num(2, 8)) + data(5, b"full") + num(6, 1)
 cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
 open(os.path.join(here, "policies.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(32, data(1, spec) + data(2, record)), 5))
+
+# Version 6: a scheduler in a process of its own.
+node = data(1, b"n-1") + data(2, b"s1") + data(3, b"h:1") + data(4, b"h:2") + num(5, 1) + num(6, 1)
+open(os.path.join(here, "put_scheduler.entry"), "wb").write(frame(b"RRME", data(2, data(1, node)), 6))
+cmap = data(1, b"c-1") + num(2, 2) + data(4, node) + num(8, 1)
+open(os.path.join(here, "scheduler.snapshot"), "wb").write(frame(b"RRMS", num(1, 3) + data(2, cmap), 6))

@@ -657,6 +657,7 @@ type Node struct {
 	Addr          string                 `protobuf:"bytes,3,opt,name=addr,proto3" json:"addr,omitempty"`
 	PeerAddr      string                 `protobuf:"bytes,4,opt,name=peer_addr,json=peerAddr,proto3" json:"peer_addr,omitempty"`
 	Scheduler     bool                   `protobuf:"varint,5,opt,name=scheduler,proto3" json:"scheduler,omitempty"`
+	NoShards      bool                   `protobuf:"varint,6,opt,name=no_shards,json=noShards,proto3" json:"no_shards,omitempty"` // a scheduler in a process of its own: it gets no replicas
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -722,6 +723,13 @@ func (x *Node) GetPeerAddr() string {
 func (x *Node) GetScheduler() bool {
 	if x != nil {
 		return x.Scheduler
+	}
+	return false
+}
+
+func (x *Node) GetNoShards() bool {
+	if x != nil {
+		return x.NoShards
 	}
 	return false
 }
@@ -2994,13 +3002,14 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x13initial_accumulator\x18\x03 \x01(\x02R\x12initialAccumulator\x12\x18\n" +
 	"\aepsilon\x18\x04 \x01(\x02R\aepsilon\x12\x14\n" +
 	"\x05beta1\x18\x05 \x01(\x02R\x05beta1\x12\x14\n" +
-	"\x05beta2\x18\x06 \x01(\x02R\x05beta2\"y\n" +
+	"\x05beta2\x18\x06 \x01(\x02R\x05beta2\"\x96\x01\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x03 \x01(\tR\x04addr\x12\x1b\n" +
 	"\tpeer_addr\x18\x04 \x01(\tR\bpeerAddr\x12\x1c\n" +
-	"\tscheduler\x18\x05 \x01(\bR\tscheduler\"-\n" +
+	"\tscheduler\x18\x05 \x01(\bR\tscheduler\x12\x1b\n" +
+	"\tno_shards\x18\x06 \x01(\bR\bnoShards\"-\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\"\xc9\x01\n" +

@@ -1,0 +1,132 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// restartScheduler brings a scheduler back and waits until it answers for tables.
+func (c *cluster) restartScheduler(s *localcluster.Server) {
+	c.t.Helper()
+	if err := c.Restart(deadline(c.t, time.Minute), s); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// A scheduler in a process of its own is killed in the middle of training, and a server
+// with it: training goes on while both are away, every push counts once, and the
+// scheduler goes on from its disk.
+func TestTrainingOutlivesItsScheduler(t *testing.T) {
+	skipUnderRace(t)
+	c := start(t, localcluster.Options{Schedulers: 1})
+	dir := t.TempDir()
+	const steps = 500
+	config := filepath.Join(dir, "job.yaml")
+	err := os.WriteFile(config, fmt.Appendf(nil, `job: alone
+trainers: 2
+steps: %d
+batch: 64
+in_flight: 3
+audit: true
+evaluate: false
+generator: {examples: 0, held: 0, keys: 400, categorical: 4, dense: 3}
+model: {dim: 8, bottom: [16], top: [16]}
+`, steps), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheduler, victim := c.Schedulers()[0], c.Servers()[1]
+	status := c.must("cluster", "status")
+	if !strings.Contains(status, "3 up of 3, 3 expected") {
+		t.Errorf("the scheduler counts as a server:\n%s", status)
+	}
+	tr := &trainers{c: c, dir: dir, config: config, n: 2}
+	tr.start()
+	tr.reached(30)
+	if err := scheduler.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	tr.reached(100)
+	if err := victim.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	tr.reached(180)
+	c.restartScheduler(scheduler)
+	c.restartAll([]*localcluster.Server{victim})
+	tr.ended()
+	for shard, n := range auditCounts(c, "alone.audit", 2) {
+		if n[0] != steps || n[1] != steps {
+			t.Errorf("shard %d counts %v pushes of the two trainers, want %d each", shard, n, steps)
+		}
+	}
+	if err := c.caughtUp(deadline(t, time.Minute), victim); err != nil {
+		t.Fatal(err)
+	}
+	c.sameDigests()
+	c.must("table", "create", "after", "--dim", "4")
+}
+
+// Three processes of the scheduler go on without any one of them, and every process of
+// the cluster comes back from its directory.
+func TestThreeSchedulersGoOnWithoutOne(t *testing.T) {
+	c := start(t, localcluster.Options{Schedulers: 3, Servers: 1, Shards: 2})
+	cl := c.dial(client.Options{})
+	create := func(name string) {
+		t.Helper()
+		s := rowraft.Schema{Name: name, Kind: rowraft.Sparse, Dim: 4, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}}
+		if _, err := cl.CreateTable(deadline(t, time.Minute), s, true); err != nil {
+			t.Fatalf("create table %s: %v", name, err)
+		}
+	}
+	create("all")
+	for i, s := range c.Schedulers() { // the leader is one of them
+		if err := s.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		create(fmt.Sprint("without", i))
+		c.restartScheduler(s)
+	}
+	everybody := append(c.Schedulers()[:3:3], c.Servers()...)
+	c.killAll(everybody)
+	c.restartAll(everybody)
+	if _, err := cl.Table(deadline(t, time.Minute), "without2"); err != nil {
+		t.Error(err)
+	}
+	create("again")
+}
+
+// What cannot be is refused before anything is written.
+func TestSchedulerRefusals(t *testing.T) {
+	needBinaries(t)
+	for name, tc := range map[string]struct {
+		args string
+		want string
+	}{
+		"two of them":        {"scheduler --insecure --servers 1 --join a:1,b:1", "want 1 or 3"},
+		"any number":         {"scheduler --insecure", "--servers"},
+		"two kinds":          {"server --insecure --scheduler a:1 --with-scheduler", "--scheduler"},
+		"two lists":          {"server --insecure --scheduler a:1 --join a:1", "--join"},
+		"a server's own":     {"scheduler --insecure --servers 1 --with-scheduler", "--with-scheduler"},
+		"a scheduler itself": {"scheduler --insecure --servers 1 --scheduler a:1", "--scheduler"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "data")
+			p := spawn(t, "rowraft", append(strings.Fields(tc.args), "--data-dir", dir, "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")...)
+			if code := p.code(t, time.Minute); code != 2 || !strings.Contains(p.stderr.String(), tc.want) {
+				t.Errorf("exit code %d, want 2 and %q:\n%s", code, tc.want, &p.stderr)
+			}
+			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the data directory was made: %v", err)
+			}
+		})
+	}
+}
