@@ -55,18 +55,26 @@ type Config struct {
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
 }
 
-// DataConfig is a data set in a file.
+// DataConfig is a data set in a file, or images with labels in idx files.
 type DataConfig struct {
 	File   string   `yaml:"file"`
 	Schema string   `yaml:"schema"`
 	Held   *float64 `yaml:"held"` // share at the end that is held out; default 0.2
+
+	Images string `yaml:"images"`
+	Labels string `yaml:"labels"`
+	// HeldImages and HeldLabels are held out, instead of a share of the others.
+	HeldImages string `yaml:"held_images"`
+	HeldLabels string `yaml:"held_labels"`
+	Limit      int64  `yaml:"limit"` // train on the first so many images; 0: on all
 }
 
-// ModelConfig is the shape of the DLRM.
+// ModelConfig is the kind of model and the shape of a DLRM.
 type ModelConfig struct {
-	Dim    int   `yaml:"dim"`
-	Bottom []int `yaml:"bottom"` // hidden layers over the dense features
-	Top    []int `yaml:"top"`    // hidden layers over the dot products
+	Kind   string `yaml:"kind" json:",omitempty"` // dlrm, or lenet for images
+	Dim    int    `yaml:"dim"`
+	Bottom []int  `yaml:"bottom"` // hidden layers over the dense features
+	Top    []int  `yaml:"top"`    // hidden layers over the dot products
 }
 
 // TableConfig says how a table starts and learns.
@@ -150,7 +158,7 @@ func DefaultConfig() Config {
 	return Config{
 		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1, Patience: 2 * time.Minute,
 		Data:        DataConfig{Held: &held},
-		Model:       ModelConfig{Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
+		Model:       ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
 		Embeddings:  TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
 		Dense:       TableConfig{Optimizer: "adagrad", LR: 0.02},
 		Evaluate:    &evaluate,
@@ -210,10 +218,6 @@ func (c *Config) Validate() error {
 		return invalid("epochs %d, steps %d: want ≥ 0", c.Epochs, c.Steps)
 	case c.Patience <= 0:
 		return invalid("patience %v: want > 0", c.Patience)
-	case c.Data.File != "" && c.Generator != nil:
-		return invalid("both data and generator are given: want one of them")
-	case c.Data.File == "" && c.Generator == nil:
-		return invalid("no data: give data (file and schema) or generator")
 	case c.Data.File != "" && c.Data.Schema == "":
 		return invalid("data %s: no schema is given", c.Data.File)
 	case c.Model.Dim < 1 || c.Model.Dim > rowraft.MaxDim:
@@ -222,6 +226,9 @@ func (c *Config) Validate() error {
 		return invalid("embeddings: init %v: want > 0", c.Embeddings.Init)
 	}
 	if err := c.validateMode(); err != nil {
+		return err
+	}
+	if err := c.validateModel(); err != nil {
 		return err
 	}
 	if err := c.Checkpoint.validate(); err != nil {
@@ -298,19 +305,24 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	return err
 }
 
-// schemas are the tables of the job: embeddings, dense and, with Audit, audit.
+// schemas are the tables of the job: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
-	embeddings, _ := c.Embeddings.optimizer()
-	dense, _ := c.Dense.optimizer()
-	tables := []rowraft.Schema{{
-		Name: c.Job + ".embeddings", Kind: rowraft.Sparse, Dim: c.Model.Dim, Optimizer: embeddings,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init, B: c.Embeddings.Init},
-	}, {
-		Name: c.Job + ".dense", Kind: rowraft.Dense, Dim: denseWidth, Optimizer: dense,
+	var tables []rowraft.Schema
+	if c.embedded() {
+		optimizer, _ := c.Embeddings.optimizer()
+		tables = append(tables, rowraft.Schema{
+			Name: c.Job + ".embeddings", Kind: rowraft.Sparse, Dim: c.Model.Dim, Optimizer: optimizer,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init, B: c.Embeddings.Init},
+		})
+		_ = c.Embeddings.policies(&tables[0])
+	}
+	optimizer, _ := c.Dense.optimizer()
+	dense := rowraft.Schema{
+		Name: c.Job + ".dense", Kind: rowraft.Dense, Dim: denseWidth, Optimizer: optimizer,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-	}}
-	_ = c.Embeddings.policies(&tables[0])
-	_ = c.Dense.policies(&tables[1])
+	}
+	_ = c.Dense.policies(&dense)
+	tables = append(tables, dense)
 	if c.Audit {
 		tables = append(tables, rowraft.Schema{
 			Name: c.Job + ".audit", Kind: rowraft.Sparse, Dim: c.Trainers,
@@ -326,13 +338,18 @@ func (c *Config) OpenData() (data.Set, error) {
 	if c.Generator != nil {
 		return data.NewGenerator(*c.Generator)
 	}
-	schema, err := data.LoadSchema(c.Data.Schema)
-	if err != nil {
-		return nil, err
-	}
 	held := 0.2
 	if c.Data.Held != nil {
 		held = *c.Data.Held
+	}
+	if c.Data.Images != "" {
+		return data.OpenImages(data.ImagesConfig{
+			Images: c.Data.Images, Labels: c.Data.Labels, HeldImages: c.Data.HeldImages, HeldLabels: c.Data.HeldLabels, Held: held, Limit: c.Data.Limit,
+		})
+	}
+	schema, err := data.LoadSchema(c.Data.Schema)
+	if err != nil {
+		return nil, err
 	}
 	return data.OpenFile(c.Data.File, schema, held)
 }

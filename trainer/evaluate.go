@@ -26,10 +26,14 @@ type Result struct {
 	TrainingLoss      Number `json:"training_loss"` // mean of the last batches, nats
 	TrainingAUC       Number `json:"training_auc"`  // of the last batches, predicted before the update
 
+	FirstLoss        Number `json:"first_loss"`        // of this process's first batch
+	TrainingAccuracy Number `json:"training_accuracy"` // likewise; null where there are no classes
+
 	// The held-out part; null if it was not scored.
 	HeldExamples int    `json:"held_examples"`
 	AUC          Number `json:"auc"`
 	LogLoss      Number `json:"log_loss"`
+	Accuracy     Number `json:"accuracy"` // null where there are no classes
 	// What the true probabilities score there; null where nobody knows them.
 	BestAUC     Number `json:"best_auc"`
 	BestLogLoss Number `json:"best_log_loss"`
@@ -63,9 +67,13 @@ func (j *Job) result() *Result {
 		Steps:       j.step, Examples: j.examples, Seconds: Number(seconds),
 		ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds), ResumedAtStep: j.before.step,
 		TrainingLoss: Number(j.running.meanLoss()), TrainingAUC: Number(j.running.auc()),
-		AUC: nan, LogLoss: nan, BestAUC: nan, BestLogLoss: nan,
+		FirstLoss: nan, TrainingAccuracy: Number(j.accuracy.share()),
+		AUC: nan, LogLoss: nan, Accuracy: nan, BestAUC: nan, BestLogLoss: nan,
 		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, PushesUnknown: j.mu.unknown, BatchesSkipped: j.mu.skipped,
 		FinishedAt: time.Now(),
+	}
+	if j.losses > 0 {
+		r.FirstLoss = Number(j.firstLoss)
 	}
 	if j.cfg.Audit {
 		r.AuditTable = j.audit.Name
@@ -94,6 +102,7 @@ func (j *Job) score(ctx context.Context, r *Result) error {
 	defer src.Close()
 	w := j.newWork()
 	var examples, truth []scored
+	var classes classScore
 	for batches := int64(0); ; batches++ {
 		if err := src.Next(w.data); err == io.EOF {
 			break
@@ -107,6 +116,7 @@ func (j *Job) score(ctx context.Context, r *Result) error {
 		if err := j.model.Predict(&w.batch, w.rows, w.flat, &w.result); err != nil {
 			return err
 		}
+		classes.add(w)
 		for i, p := range w.result.Predictions {
 			positive := w.batch.Labels[i] > 0.5
 			examples = append(examples, scored{p, positive})
@@ -115,6 +125,10 @@ func (j *Job) score(ctx context.Context, r *Result) error {
 			}
 		}
 		j.emit(EventHeld, func(e *Event) { e.Step, e.Steps, e.Examples = batches+1, 0, int64(len(examples)) })
+	}
+	if classes.examples > 0 {
+		classes.tell(r)
+		return nil
 	}
 	s := score(examples)
 	r.HeldExamples, r.AUC, r.LogLoss = s.Examples, Number(s.AUC), Number(s.LogLoss)
@@ -129,9 +143,12 @@ func (j *Job) score(ctx context.Context, r *Result) error {
 func (j *Job) pullForScore(ctx context.Context, w *work, dense bool) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	w.segs = append(w.segs[:0], Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: w.rows})
+	w.segs = j.rowSegments(w, w.rows)
 	if dense {
 		w.segs = append(w.segs, Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.delta})
+	}
+	if len(w.segs) == 0 {
+		return nil
 	}
 	if err := j.tables.Pull(ctx, w.segs); err != nil {
 		return fmt.Errorf("held-out part: pull %d rows: %w", len(w.keys), err)

@@ -24,9 +24,10 @@ type Event struct {
 	Time               time.Time `json:"time"`
 	Rank               int       `json:"rank"`
 	Step               int64     `json:"step"`
-	Steps              int64     `json:"steps"` // 0: not known
-	Loss               Number    `json:"loss"`  // mean of recent batches, nats
-	AUC                Number    `json:"auc"`   // of recent batches, predicted before the update
+	Steps              int64     `json:"steps"`    // 0: not known
+	Loss               Number    `json:"loss"`     // mean of recent batches, nats
+	AUC                Number    `json:"auc"`      // of recent batches, predicted before the update
+	Accuracy           Number    `json:"accuracy"` // of recent batches, before the update; null but for classes
 	Examples           int64     `json:"examples"`
 	ExamplesPerSecond  Number    `json:"examples_per_second"` // since the start
 	PushesSent         int64     `json:"pushes_sent"`

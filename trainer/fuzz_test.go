@@ -16,7 +16,7 @@ import (
 // FuzzConfig: a job's file is read, or refused as CodeInvalidArgument; what it
 // says is valid survives being written and read.
 func FuzzConfig(f *testing.F) {
-	for _, name := range []string{"train-adult.yaml", "train-criteo.yaml", "train-generated.yaml"} {
+	for _, name := range []string{"train-adult.yaml", "train-criteo.yaml", "train-generated.yaml", "train-mnist.yaml"} {
 		text, err := os.ReadFile(filepath.Join("../examples", name))
 		if err != nil {
 			f.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -44,6 +45,9 @@ type Job struct {
 	at       position // behind the last batch that was computed
 	before   counters // of the processes before this one
 
+	accuracy      accuracy
+	firstLoss     float64
+	losses        int64 // batches that had one
 	skippedInARow int
 
 	gate gate
@@ -87,10 +91,7 @@ func (j *Job) openModel() error {
 	}
 	j.accel = report
 	model, err := models.NewThreads(j.cfg.Threads, j.cfg.Batch, j.cfg.Model.Dim, func(batch int) (models.Model, error) {
-		return models.NewDLRM(backend, models.DLRMConfig{
-			Batch: batch, Dense: j.shape.Dense, Categorical: j.shape.Categorical,
-			Dim: j.cfg.Model.Dim, Bottom: j.cfg.Model.Bottom, Top: j.cfg.Model.Top,
-		})
+		return j.newModel(backend, batch)
 	})
 	if err != nil {
 		return err
@@ -100,15 +101,15 @@ func (j *Job) openModel() error {
 }
 
 func (j *Job) openTables(ctx context.Context) error {
-	places := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
-	for i, s := range j.cfg.schemas() {
+	places := map[string]*rowraft.Schema{".embeddings": &j.embeddings, ".dense": &j.dense, ".audit": &j.audit}
+	for _, s := range j.cfg.schemas() {
 		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 		have, err := j.tables.EnsureTable(ctx, s)
 		cancel()
 		if err != nil {
 			return fmt.Errorf("table %s: %w", s.Name, err)
 		}
-		*places[i] = have
+		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
 	}
 	if !j.cfg.Audit {
 		return nil
@@ -331,8 +332,7 @@ func (j *Job) read(src *repeated, w *work) error {
 func (j *Job) pull(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	w.segs = append(w.segs[:0],
-		Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: w.rows},
+	w.segs = append(j.rowSegments(w, w.rows),
 		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.delta})
 	if err := j.tables.Pull(ctx, w.segs); err != nil {
 		return fmt.Errorf("step %d: pull %d rows: %w", w.step, len(w.keys)+len(j.layout.keys), err)
@@ -353,7 +353,7 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.skippedInARow = 0
 	j.examples += int64(w.batch.N)
-	j.running.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
+	j.learnt(w)
 	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
 	j.emit(EventStep, nil)
 	return true, nil

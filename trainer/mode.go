@@ -109,7 +109,7 @@ type terms struct {
 func (c *Config) terms() terms {
 	t := terms{
 		Mode: c.Mode, Deadline: c.Deadline, Staleness: c.Staleness, Trainers: c.Trainers, Batch: c.Batch, Seed: c.Seed,
-		DType: c.DType, Model: c.Model, Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
+		DType: c.DType, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
 	}
 	if c.Mode == Sync {
 		t.Quorum, t.Epochs, t.Steps = c.Quorum, c.Epochs, c.Steps

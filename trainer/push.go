@@ -15,8 +15,7 @@ import (
 func (j *Job) push(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	w.segs = append(w.segs[:0],
-		Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: w.result.RowGrads},
+	w.segs = append(j.rowSegments(w, w.result.RowGrads),
 		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.denseGrads})
 	if j.cfg.Audit {
 		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
@@ -102,7 +101,7 @@ func (j *Job) eventLocked(kind string, change func(*Event)) Event {
 	if kind != EventAck {
 		j.mu.progress = Event{
 			Step: j.step, Steps: j.steps, Examples: j.examples,
-			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()),
+			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()), Accuracy: Number(j.accuracy.share()),
 			ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / time.Since(j.started).Seconds()),
 		}
 	}

@@ -46,7 +46,7 @@ func (j *Job) essence() []byte {
 	c := &j.cfg
 	e := essence{
 		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
-		Generator: c.Generator, Model: c.Model, Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
+		Generator: c.Generator, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
 	}
 	if c.Threads > 1 { // so that states of one are those of before there were threads
 		e.Threads = c.Threads
@@ -54,8 +54,8 @@ func (j *Job) essence() []byte {
 	if t := c.terms(); t.Mode != Async {
 		e.Quorum, e.Deadline, e.Staleness, e.Geo = t.Quorum, t.Deadline, t.Staleness, t.Geo
 	}
-	if c.Data.File != "" {
-		e.File = filepath.Base(c.Data.File)
+	if file := c.Data.File + c.Data.Images; file != "" {
+		e.File = filepath.Base(file)
 	}
 	b, err := json.Marshal(e)
 	if err != nil {

@@ -81,12 +81,20 @@ func lineProgress(out io.Writer) *progress {
 	}}
 }
 
+// quality is how well the model does now.
+func quality(e trainer.Event) string {
+	if e.Accuracy == e.Accuracy { // NaN where there are no classes
+		return fmt.Sprintf("accuracy %.4f", e.Accuracy)
+	}
+	return fmt.Sprintf("AUC %.4f", e.AUC)
+}
+
 func stepLine(e trainer.Event) string {
 	s := fmt.Sprintf("step %d", e.Step)
 	if e.Steps > 0 {
 		s += fmt.Sprintf("/%d", e.Steps)
 	}
-	return s + fmt.Sprintf("  loss %.4f  AUC %.4f  %.0f examples/s  %d pushes acknowledged", e.Loss, e.AUC, e.ExamplesPerSecond, e.PushesAcknowledged)
+	return s + fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %d pushes acknowledged", e.Loss, quality(e), e.ExamplesPerSecond, e.PushesAcknowledged)
 }
 
 // barProgress draws one bar on a terminal.
@@ -105,7 +113,7 @@ func barProgress(out io.Writer) *progress {
 				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
 					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
 			case trainer.EventStep:
-				set(fmt.Sprintf(" loss %.4f  AUC %.4f  %.0f/s  ", e.Loss, e.AUC, e.ExamplesPerSecond))
+				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  ", e.Loss, quality(e), e.ExamplesPerSecond))
 				bar.SetCurrent(e.Step)
 			case trainer.EventSkipped, trainer.EventNote:
 				fmt.Fprintln(bars, e.Message)

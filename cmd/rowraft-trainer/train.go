@@ -140,7 +140,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("audit"), &cfg.Audit, set.Audit)
 	over(given("accelerator"), &cfg.Accelerator, set.Accelerator)
 	if given("data") { // a file on the command line replaces a generator in the job
-		cfg.Data.File, cfg.Generator = set.Data.File, nil
+		cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.File, "", "", nil
 	}
 	over(given("schema"), &cfg.Data.Schema, set.Data.Schema)
 	if o.generate && cfg.Generator == nil {
@@ -290,7 +290,11 @@ func printResult(w io.Writer, r *trainer.Result) {
 	}
 	if r.HeldExamples > 0 {
 		row("held out", "%d examples", r.HeldExamples)
-		row("AUC", "%s", withBest(r.AUC, r.BestAUC))
+		if r.Accuracy == r.Accuracy {
+			row("accuracy", "%.4f", r.Accuracy)
+		} else {
+			row("AUC", "%s", withBest(r.AUC, r.BestAUC))
+		}
 		row("log loss", "%s", withBest(r.LogLoss, r.BestLogLoss))
 	}
 	if r.ResumedFrom != "" {

@@ -77,6 +77,8 @@ var decoders = map[string]string{
 	"trainer/data.DecodeYAML":             "trainer.FuzzConfig",
 	"trainer/data.LoadSchema":             "trainer/data.FuzzFile",
 	"trainer/data.fileSource.number64":    "trainer/data.FuzzFile",
+	"trainer/data.idxFile.head":           "trainer/data.FuzzIdx",
+	"trainer/data.openIdx":                "trainer/data.FuzzIdx",
 	"trainer/data.openLines":              "trainer/data.FuzzFile",
 	"trainer/data.splitter.split":         "trainer/data.FuzzSplit",
 	"trainer.sameJSON":                    "trainer.FuzzEssence",

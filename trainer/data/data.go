@@ -10,7 +10,7 @@ import (
 type Batch struct {
 	N      int           // examples it holds now
 	First  int64         // number of the first example in its source, for messages
-	Labels []float32     // [Cap], 0 or 1
+	Labels []float32     // [Cap], 0 or 1; the number of a class where there are more
 	Dense  []float32     // [Cap, dense], row-major
 	Keys   []rowraft.Key // [Cap, categorical], row-major
 	// Truth is the probability that drew the label, [Cap], where the source knows it; else nil.
@@ -34,6 +34,8 @@ func NewBatch(size int, s Shape) *Batch {
 type Shape struct {
 	Dense, Categorical int
 	Truth              bool // true probabilities are known
+	Classes            int  // 0: labels are 0 or 1
+	Height, Width      int  // of an image whose pixels the dense numbers are; else 0
 }
 
 // Source is a stream of examples. It is used by one goroutine at a time.

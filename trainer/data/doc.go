@@ -1,7 +1,8 @@
-// Package data reads examples: delimited files described by a schema, and a
-// generator of click logs whose best possible AUC is known.
+// Package data reads examples: delimited files described by a schema, images with
+// labels in idx files, and a generator of click logs whose best possible AUC is known.
 //
 //	file ─► lines ─► Schema (label, dense, categorical) ─┐
+//	idx files (images, labels) ──────────────────────────┤
 //	generator (seed, example number) ────────────────────┴─► Batch
 //
 // A [Source] streams: memory does not grow with the data. Example number i of

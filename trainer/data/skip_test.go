@@ -27,7 +27,15 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, set := range []Set{file, generator} {
+	var pixels, labels []byte
+	for i := range byte(31) {
+		pixels, labels = append(pixels, i, 1, 2, 3), append(labels, i)
+	}
+	images, err := openPictures(t, idx(pixels, 31, 2, 2), idx(labels, 31), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range []Set{file, generator, images} {
 		for _, part := range []Part{{Rank: 0, Trainers: 1}, {Rank: 1, Trainers: 3}, {Rank: 2, Trainers: 3}} {
 			open := func() Source {
 				src, err := set.Train(part.Rank, part.Trainers)

@@ -80,7 +80,7 @@ func mix(seed, i uint64) uint64 {
 // batch size of the model, of which the first N examples are real.
 type Batch struct {
 	N      int
-	Labels []float32 // [batch], 0 or 1
+	Labels []float32 // [batch], 0 or 1; the number of a class
 	Dense  []float32 // [batch, dense features], row-major
 	Index  []int32   // [batch, categorical features]: which row of rows
 }
@@ -88,8 +88,9 @@ type Batch struct {
 // Result is what a step gives. Its slices are allocated by the caller or grown
 // by the model, and reused.
 type Result struct {
-	Loss        float64   // mean binary cross entropy of the N examples, in nats
-	Predictions []float32 // [N], probability of label 1, before the update
+	Loss        float64   // mean cross entropy of the N examples, in nats
+	Predictions []float32 // [N], probability of label 1, or of the right class, before the update
+	Classes     []int32   // [N], the most probable class; nil where there are two, by probability
 	RowGrads    []float32 // [U, dim], of the mean loss, summed per unique row
 	ParamGrads  []float32 // all dense weights, in the order of Params
 }

@@ -145,10 +145,11 @@ func growIndex(s []int32, n int) []int32 {
 
 // scores joins what the parts say of their examples.
 func (m *Threads) scores(used, n int, out *Result) {
-	out.Loss, out.Predictions = 0, grow(out.Predictions, n)[:0]
+	out.Loss, out.Predictions, out.Classes = 0, grow(out.Predictions, n)[:0], out.Classes[:0]
 	for i := range used {
 		p := &m.parts[i]
 		out.Loss += p.result.Loss * float64(p.batch.N) / float64(n)
 		out.Predictions = append(out.Predictions, p.result.Predictions...)
+		out.Classes = append(out.Classes, p.result.Classes...)
 	}
 }
