@@ -75,6 +75,8 @@ type ModelConfig struct {
 	Dim    int    `yaml:"dim"`
 	Bottom []int  `yaml:"bottom"` // hidden layers over the dense features
 	Top    []int  `yaml:"top"`    // hidden layers over the dot products
+	// Sleep > 0: instead of a model, a step that takes so long and learns nothing.
+	Sleep time.Duration `yaml:"sleep" json:"-"`
 }
 
 // TableConfig says how a table starts and learns.
@@ -149,6 +151,9 @@ func (c *CheckpointConfig) validate() error {
 // MaxAuditTrainers is the number of trainers an audit row has room for.
 const MaxAuditTrainers = 64
 
+// auditOptimizer makes a gradient of −1 count one.
+var auditOptimizer = rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}
+
 // denseWidth is the number of weights in a row of the dense table.
 const denseWidth = 64
 
@@ -222,6 +227,8 @@ func (c *Config) Validate() error {
 		return invalid("data %s: no schema is given", c.Data.File)
 	case c.Model.Dim < 1 || c.Model.Dim > rowraft.MaxDim:
 		return invalid("model dim %d: want 1 to %d", c.Model.Dim, rowraft.MaxDim)
+	case c.Model.Sleep < 0:
+		return invalid("model sleep %v: want ≥ 0", c.Model.Sleep)
 	case !(c.Embeddings.Init > 0):
 		return invalid("embeddings: init %v: want > 0", c.Embeddings.Init)
 	}
@@ -326,7 +333,7 @@ func (c *Config) schemas() []rowraft.Schema {
 	if c.Audit {
 		tables = append(tables, rowraft.Schema{
 			Name: c.Job + ".audit", Kind: rowraft.Sparse, Dim: c.Trainers,
-			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Optimizer:   auditOptimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		})
 	}

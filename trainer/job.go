@@ -30,6 +30,7 @@ type Job struct {
 	model  models.Model
 	accel  *accel.Report
 	layout *denseLayout
+	way    way
 	steps  int64 // planned; 0: not known
 
 	embeddings, dense, audit rowraft.Schema
@@ -81,7 +82,11 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 	if err := j.openModel(); err != nil {
 		return nil, err
 	}
-	return j, j.openTables(ctx)
+	if err := j.openTables(ctx); err != nil {
+		return nil, err
+	}
+	j.way, err = j.newWay()
+	return j, err
 }
 
 func (j *Job) openModel() error {
@@ -107,7 +112,7 @@ func (j *Job) openTables(ctx context.Context) error {
 		have, err := j.tables.EnsureTable(ctx, s)
 		cancel()
 		if err != nil {
-			return fmt.Errorf("table %s: %w", s.Name, err)
+			return fmt.Errorf("table %s: %w%s", s.Name, err, j.cfg.wantsOfTables(err))
 		}
 		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
 	}
@@ -164,15 +169,20 @@ func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, er
 func (j *Job) train(ctx context.Context) error {
 	src := &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step, at: j.at}
 	defer src.close()
+	defer j.way.wait()
 	// Pushes outlive ctx by the grace period, so that those sent are counted.
 	pushes, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
 	defer stop()
+	train := j.trainAhead
 	if j.cfg.InFlight == 0 {
-		return j.trainInStep(ctx, pushes, src)
+		train = j.trainInStep
 	}
-	return j.trainAhead(ctx, pushes, src)
+	if err := train(ctx, pushes, src); err != nil {
+		return err
+	}
+	return j.way.settle(pushes)
 }
 
 func (j *Job) epochs() int {
@@ -187,7 +197,9 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
 	w := j.newWork()
 	for ctx.Err() == nil {
 		if p := j.gate.wanted(); p != nil {
-			j.boundary(ctx, p)
+			if err := j.boundary(ctx, pushes, p); err != nil {
+				return err
+			}
 			continue
 		}
 		err := j.read(src, w)
@@ -228,7 +240,7 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src *repeated) error {
 	var readErr error // set before ready is closed
 	all.Go(func() {
 		defer close(ready)
-		readErr = j.readAhead(ctx, src, free, ready)
+		readErr = j.readAhead(ctx, pushes, src, free, ready)
 	})
 	unacknowledged := make(chan struct{}, j.cfg.InFlight)
 	for w := range ready {
@@ -262,7 +274,7 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src *repeated) error {
 	return readErr
 }
 
-func (j *Job) readAhead(ctx context.Context, src *repeated, free chan *work, ready chan<- *work) error {
+func (j *Job) readAhead(ctx, pushes context.Context, src *repeated, free chan *work, ready chan<- *work) error {
 	for {
 		var w *work
 		select {
@@ -271,7 +283,9 @@ func (j *Job) readAhead(ctx context.Context, src *repeated, free chan *work, rea
 			return nil
 		}
 		for p := j.gate.wanted(); p != nil && ctx.Err() == nil; p = j.gate.wanted() {
-			j.drained(ctx, free, func() { j.boundary(ctx, p) })
+			if err := j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) }); err != nil {
+				return err
+			}
 		}
 		if ctx.Err() != nil {
 			return nil // what was asked for its state stays in it
@@ -292,20 +306,21 @@ func (j *Job) readAhead(ctx context.Context, src *repeated, free chan *work, rea
 
 // drained calls f when every item but the caller's is free: what was read is trained,
 // and its push has ended. It does not if ctx ends before.
-func (j *Job) drained(ctx context.Context, free chan *work, f func()) {
+func (j *Job) drained(ctx context.Context, free chan *work, f func() error) error {
 	var idle []*work
 	for range cap(free) - 1 {
 		select {
 		case w := <-free:
 			idle = append(idle, w)
 		case <-ctx.Done():
-			return // the loop ends
+			return nil // the loop ends
 		}
 	}
-	f()
+	err := f()
 	for _, w := range idle {
 		free <- w
 	}
+	return err
 }
 
 // stopped drops an error that is only the end of ctx.
@@ -334,7 +349,7 @@ func (j *Job) pull(ctx context.Context, w *work) error {
 	defer cancel()
 	w.segs = append(j.rowSegments(w, w.rows),
 		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.delta})
-	if err := j.tables.Pull(ctx, w.segs); err != nil {
+	if err := j.way.pull(ctx, w.segs); err != nil {
 		return fmt.Errorf("step %d: pull %d rows: %w", w.step, len(w.keys)+len(j.layout.keys), err)
 	}
 	return nil

@@ -65,6 +65,9 @@ func (c *Config) embedded() bool { return c.Model.Kind != LeNet }
 
 // newModel builds the model of the job for batches of the given size.
 func (j *Job) newModel(backend *accel.Backend, batch int) (models.Model, error) {
+	if j.cfg.Model.Sleep > 0 {
+		return &models.Sleep{Time: j.cfg.Model.Sleep}, nil
+	}
 	if j.cfg.Model.Kind == LeNet {
 		return models.NewLeNet(backend, models.LeNetConfig{Batch: batch, Height: j.shape.Height, Width: j.shape.Width, Classes: j.shape.Classes})
 	}

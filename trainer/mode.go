@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"time"
+
+	"github.com/rowraft/rowraft"
 )
 
 // Modes: how the workers of a job work together.
@@ -52,6 +54,14 @@ func (g *GeoConfig) share(trainers int) float32 {
 		return 1
 	}
 	return 1 / float32(trainers)
+}
+
+// wantsOfTables is what a mode has to say when a table has another shape than it wants.
+func (c *Config) wantsOfTables(err error) string {
+	if c.Mode != Geo || rowraft.CodeOf(err) != rowraft.CodeTableExists {
+		return ""
+	}
+	return "; mode geo sends differences, to tables whose optimizer is add"
 }
 
 // maxStaleness bounds staleness: a worker that far ahead might as well not wait.

@@ -127,13 +127,19 @@ func (g *gate) end(s *state.State, err error) {
 	}
 }
 
-// boundary is called by the loop between two batches, when nothing is under way.
-func (j *Job) boundary(ctx context.Context, p *pause) {
-	if err := j.failed(); err != nil {
+// boundary is called by the loop between two batches, when no push is under way. An
+// error ends the run.
+func (j *Job) boundary(ctx, pushes context.Context, p *pause) error {
+	err := j.failed()
+	if err == nil {
+		err = j.way.settle(pushes)
+	}
+	if err != nil {
 		j.gate.stand(ctx, p, nil, err)
-		return
+		return err
 	}
 	j.gate.stand(ctx, p, j.state(false), nil)
+	return nil
 }
 
 // endGate is called when the loop is over, with its error.

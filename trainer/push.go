@@ -11,35 +11,14 @@ import (
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
-// push sends the gradients of w and counts the outcome.
+// push hands the gradients of w to the job's way.
 func (j *Job) push(ctx context.Context, w *work) error {
-	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
-	defer cancel()
 	w.segs = append(j.rowSegments(w, w.result.RowGrads),
 		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.denseGrads})
 	if j.cfg.Audit {
 		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
 	}
-	sent := time.Now()
-	j.mu.Lock()
-	j.mu.sent++
-	j.mu.Unlock()
-	err := j.tables.Push(ctx, w.segs)
-
-	// Events leave one at a time, so mu is held until the observer returns.
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if err != nil {
-		err = fmt.Errorf("step %d: push %d rows: %w", w.step, len(w.keys)+len(j.layout.keys), err)
-		j.mu.unknown++
-		if j.mu.failure == nil {
-			j.mu.failure = err
-		}
-		return err
-	}
-	j.mu.acknowledged++
-	j.observe(j.eventLocked(EventAck, func(e *Event) { e.Sent = &sent }))
-	return nil
+	return j.way.push(ctx, w)
 }
 
 // failed returns the error of the first push that failed.

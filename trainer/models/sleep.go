@@ -1,0 +1,33 @@
+package models
+
+import (
+	"math"
+	"time"
+)
+
+// Sleep takes the time of a model and computes nothing: its gradients are zeros. With it
+// a benchmark sees how workers wait for each other, however few cores they share.
+type Sleep struct {
+	Time time.Duration // of a step
+}
+
+// Params returns one tensor, so that there is something dense to pull and push.
+func (m *Sleep) Params() []Param { return []Param{{Name: "weights", Shape: []int{64}}} }
+
+// Step implements [Model].
+func (m *Sleep) Step(b *Batch, rows, params []float32, out *Result) error {
+	time.Sleep(m.Time)
+	out.RowGrads, out.ParamGrads = grow(out.RowGrads, len(rows)), grow(out.ParamGrads, len(params))
+	clear(out.RowGrads)
+	clear(out.ParamGrads)
+	return m.Predict(b, rows, params, out)
+}
+
+// Predict implements [Model]: every label is as likely as the other.
+func (m *Sleep) Predict(b *Batch, _, _ []float32, out *Result) error {
+	out.Loss, out.Predictions = math.Ln2, grow(out.Predictions, b.N)
+	for i := range out.Predictions {
+		out.Predictions[i] = 0.5
+	}
+	return nil
+}
