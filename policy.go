@@ -196,10 +196,16 @@ func (s Schema) Normal() Schema {
 	return s
 }
 
-// Extended reports whether s says more than tables could before they had
-// Storage, Admission, Expire and Capacity.
-func (s *Schema) Extended() bool {
-	return s.StorageType() != Float32 || s.Admission != Admission{} || s.Expire != 0 || s.Capacity != Capacity{}
+// Extension is the oldest extension of a schema's encoding that can hold s: 0 none;
+// 1 if it has Storage, Admission, Expire or Capacity; 2 if its optimizer needs it.
+func (s *Schema) Extension() int {
+	switch {
+	case s.Optimizer.extended():
+		return 2
+	case s.StorageType() != Float32 || s.Admission != Admission{} || s.Expire != 0 || s.Capacity != Capacity{}:
+		return 1
+	}
+	return 0
 }
 
 func (s *Schema) validatePolicies() error {

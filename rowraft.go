@@ -160,37 +160,6 @@ type Initializer struct {
 	A, B float32
 }
 
-// OptimizerKind names the update rule a table's replicas run.
-type OptimizerKind uint8
-
-const (
-	SGD     OptimizerKind = 1
-	Adagrad OptimizerKind = 2
-	Adam    OptimizerKind = 3
-)
-
-func (k OptimizerKind) String() string {
-	switch k {
-	case SGD:
-		return "sgd"
-	case Adagrad:
-		return "adagrad"
-	case Adam:
-		return "adam"
-	}
-	return fmt.Sprintf("optimizer(%d)", uint8(k))
-}
-
-// Optimizer is the update rule of a table with its constants. Fields a rule
-// does not use must be 0.
-type Optimizer struct {
-	Kind               OptimizerKind
-	LR                 float32 // learning rate; a push may override it
-	InitialAccumulator float32 // Adagrad: first value of the accumulator
-	Epsilon            float32 // Adagrad, Adam
-	Beta1, Beta2       float32 // Adam
-}
-
 // Schema is what a table is created with; it never changes afterwards.
 type Schema struct {
 	ID          TableID // issued by the scheduler
@@ -258,40 +227,6 @@ func (i *Initializer) validate() error {
 		return nil
 	}
 	return Errorf(CodeInvalidArgument, "initializer kind %d: want zeros, uniform or normal", i.Kind)
-}
-
-func (o *Optimizer) validate() error {
-	for _, v := range []float32{o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2} {
-		if !finite(v) || v < 0 {
-			return Errorf(CodeInvalidArgument, "optimizer %s: constants must be finite and ≥ 0, got %v", o.Kind, v)
-		}
-	}
-	switch o.Kind {
-	case SGD:
-		if o.InitialAccumulator != 0 || o.Epsilon != 0 || o.Beta1 != 0 || o.Beta2 != 0 {
-			return Errorf(CodeInvalidArgument, "optimizer sgd takes a learning rate only")
-		}
-	case Adagrad:
-		if o.Beta1 != 0 || o.Beta2 != 0 {
-			return Errorf(CodeInvalidArgument, "optimizer adagrad has no betas")
-		}
-		if o.InitialAccumulator == 0 && o.Epsilon == 0 {
-			return Errorf(CodeInvalidArgument, "optimizer adagrad: initial accumulator and epsilon must not both be 0: a zero gradient would divide by zero")
-		}
-	case Adam:
-		if o.Beta1 >= 1 || o.Beta2 >= 1 {
-			return Errorf(CodeInvalidArgument, "optimizer adam: want betas in [0, 1), got %v and %v", o.Beta1, o.Beta2)
-		}
-		if o.Epsilon == 0 {
-			return Errorf(CodeInvalidArgument, "optimizer adam: epsilon must be > 0")
-		}
-		if o.InitialAccumulator != 0 {
-			return Errorf(CodeInvalidArgument, "optimizer adam has no accumulator")
-		}
-	default:
-		return Errorf(CodeInvalidArgument, "optimizer kind %d: want sgd, adagrad or adam", o.Kind)
-	}
-	return nil
 }
 
 func finite(v float32) bool { return v-v == 0 }

@@ -20,7 +20,7 @@ import (
 
 // ManifestVersion is the newest manifest this binary reads. One that holds
 // nothing newer is written as version 1.
-const ManifestVersion = 2
+const ManifestVersion = 3
 
 // ManifestFile is the name of the file that makes a set of files a checkpoint.
 // It is written last.
@@ -216,10 +216,14 @@ func (m *Manifest) Encode() ([]byte, error) {
 
 // version is the oldest manifest that knows all of m.
 func (m *Manifest) version() int {
-	if m.Parent != nil || slices.ContainsFunc(m.Tables, func(t TableSum) bool { return t.Schema.Extended() }) {
-		return 2
+	version := 1
+	if m.Parent != nil {
+		version = 2
 	}
-	return 1
+	for i := range m.Tables {
+		version = max(version, 1+m.Tables[i].Schema.Extension())
+	}
+	return version
 }
 
 func fileToJSON(f File) fileJSON { return fileJSON{f.Name, f.Bytes, hex.EncodeToString(f.SHA256[:])} }
@@ -228,7 +232,7 @@ const manifestMagic = "ROWRAFT-CHECKPOINT"
 
 var (
 	manifestStart = regexp.MustCompile(`^` + manifestMagic + ` ([1-9][0-9]{0,8})[ \n]`)
-	manifestLine  = regexp.MustCompile(`^` + manifestMagic + ` [12] ([0-9a-f]{8}) ([1-9][0-9]{0,8})\n`)
+	manifestLine  = regexp.MustCompile(`^` + manifestMagic + ` [123] ([0-9a-f]{8}) ([1-9][0-9]{0,8})\n`)
 )
 
 // ParseManifest reads a manifest and checks all that it says of itself.

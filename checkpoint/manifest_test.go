@@ -185,7 +185,7 @@ func TestManifestsThatContradictThemselves(t *testing.T) {
 }
 
 func TestManifestNewerThanMe(t *testing.T) {
-	for _, b := range []string{"ROWRAFT-CHECKPOINT 3\n", "ROWRAFT-CHECKPOINT 17 whatever that means\n"} {
+	for _, b := range []string{"ROWRAFT-CHECKPOINT 4\n", "ROWRAFT-CHECKPOINT 17 whatever that means\n"} {
 		_, err := ParseManifest([]byte(b))
 		wantCode(t, b, err, rowraft.CodeVersionTooNew)
 	}

@@ -200,7 +200,7 @@ func (r *Reader) readSchemas(n int) error {
 			r.tables = append(r.tables, s)
 		}
 	}
-	if r.header.Format < 2 && slices.ContainsFunc(r.tables, func(s rowraft.Schema) bool { return s.Extended() }) {
+	if r.header.Format < 2 && slices.ContainsFunc(r.tables, func(s rowraft.Schema) bool { return s.Extension() > 0 }) {
 		return r.corrupt("a table of a later format")
 	}
 	if len(r.tables) != n {

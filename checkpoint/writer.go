@@ -31,7 +31,7 @@ type Writer struct {
 func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session) (*Writer, error) {
 	h.Format = max(h.Format, 1)
 	for i := range tables {
-		if tables[i].Extended() {
+		if tables[i].Extension() > 0 {
 			h.Format = max(h.Format, 2)
 		}
 	}

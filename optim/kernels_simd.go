@@ -7,9 +7,7 @@ import "simd/archsimd"
 // haveAVX2 is fixed at start; without it the plain kernels run.
 var haveAVX2 = archsimd.X86.AVX2()
 
-// lanes is the number of float32 in one AVX2 register. What is left of a row
-// after whole registers goes through the plain kernel.
-const lanes = 8
+// What is left of a row after whole registers goes through the plain kernel.
 
 func sgd(w, g []float32, lr float32) {
 	i := 0
@@ -72,5 +70,133 @@ func adam(w, m, v, g []float32, s *adamStep) {
 	}
 	if i < len(w) {
 		adamPlain(w[i:], m[i:], v[i:], g[i:], s)
+	}
+}
+
+func add(w, g []float32) {
+	i := 0
+	if haveAVX2 && len(w) >= lanes {
+		g = g[:len(w)]
+		for ; i+lanes <= len(w); i += lanes {
+			archsimd.LoadFloat32x8Slice(w[i:]).Add(archsimd.LoadFloat32x8Slice(g[i:])).StoreSlice(w[i:])
+		}
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(w) {
+		addPlain(w[i:], g[i:])
+	}
+}
+
+func momentum(w, v, g []float32, lr, mu float32) {
+	i := 0
+	if haveAVX2 && len(w) >= lanes {
+		v = v[:len(w)]
+		g = g[:len(w)]
+		vlr, vmu := archsimd.BroadcastFloat32x8(lr), archsimd.BroadcastFloat32x8(mu)
+		for ; i+lanes <= len(w); i += lanes {
+			vv := vmu.Mul(archsimd.LoadFloat32x8Slice(v[i:])).Add(archsimd.LoadFloat32x8Slice(g[i:]))
+			vv.StoreSlice(v[i:])
+			archsimd.LoadFloat32x8Slice(w[i:]).Sub(vlr.Mul(vv)).StoreSlice(w[i:])
+		}
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(w) {
+		momentumPlain(w[i:], v[i:], g[i:], lr, mu)
+	}
+}
+
+func squares(sums *[lanes]float32, g []float32) {
+	i := 0
+	if haveAVX2 && len(g) >= lanes {
+		total := archsimd.LoadFloat32x8(sums)
+		for ; i+lanes <= len(g); i += lanes {
+			gv := archsimd.LoadFloat32x8Slice(g[i:])
+			total = total.Add(gv.Mul(gv))
+		}
+		total.Store(sums)
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(g) {
+		squaresPlain(sums, g[i:])
+	}
+}
+
+func rowWise(w, g []float32, lr, d float32) {
+	i := 0
+	if haveAVX2 && len(w) >= lanes {
+		g = g[:len(w)]
+		vlr, vd := archsimd.BroadcastFloat32x8(lr), archsimd.BroadcastFloat32x8(d)
+		for ; i+lanes <= len(w); i += lanes {
+			step := vlr.Mul(archsimd.LoadFloat32x8Slice(g[i:])).Div(vd)
+			archsimd.LoadFloat32x8Slice(w[i:]).Sub(step).StoreSlice(w[i:])
+		}
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(w) {
+		rowWisePlain(w[i:], g[i:], lr, d)
+	}
+}
+
+func ftrl(w, z, n, g []float32, s *ftrlStep) {
+	i := 0
+	if haveAVX2 && len(w) >= lanes {
+		z = z[:len(w)]
+		n = n[:len(w)]
+		g = g[:len(w)]
+		alpha, k := archsimd.BroadcastFloat32x8(s.alpha), archsimd.BroadcastFloat32x8(s.k)
+		l1, l2, beta := archsimd.BroadcastFloat32x8(s.l1), archsimd.BroadcastFloat32x8(s.l2), archsimd.BroadcastFloat32x8(s.beta)
+		minusL1 := archsimd.BroadcastFloat32x8(-s.l1)
+		sign, zero := archsimd.BroadcastUint32x8(1<<31), archsimd.BroadcastFloat32x8(0)
+		for ; i+lanes <= len(w); i += lanes {
+			gv := archsimd.LoadFloat32x8Slice(g[i:])
+			nv := archsimd.LoadFloat32x8Slice(n[i:])
+			before := nv.Sqrt()
+			nv = nv.Add(gv.Mul(gv))
+			after := nv.Sqrt()
+			sigma := after.Sub(before).Div(alpha).Add(beta.Add(before).Mul(k))
+			zv := archsimd.LoadFloat32x8Slice(z[i:]).Add(gv).Sub(sigma.Mul(archsimd.LoadFloat32x8Slice(w[i:])))
+			zv.StoreSlice(z[i:])
+			nv.StoreSlice(n[i:])
+			signedL1 := l1.AsUint32x8().Or(zv.AsUint32x8().And(sign)).AsFloat32x8()
+			wv := signedL1.Sub(zv).Div(beta.Add(after).Div(alpha).Add(l2))
+			small := zv.LessEqual(l1).And(zv.GreaterEqual(minusL1))
+			zero.Merge(wv, small).StoreSlice(w[i:])
+		}
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(w) {
+		ftrlPlain(w[i:], z[i:], n[i:], g[i:], s)
+	}
+}
+
+func pulled(dst, w, g []float32, lambda float32) {
+	i := 0
+	if haveAVX2 && len(dst) >= lanes {
+		w = w[:len(dst)]
+		g = g[:len(dst)]
+		l := archsimd.BroadcastFloat32x8(lambda)
+		for ; i+lanes <= len(dst); i += lanes {
+			archsimd.LoadFloat32x8Slice(g[i:]).Add(l.Mul(archsimd.LoadFloat32x8Slice(w[i:]))).StoreSlice(dst[i:])
+		}
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(dst) {
+		pulledPlain(dst[i:], w[i:], g[i:], lambda)
+	}
+}
+
+func clamp(w []float32, b float32) {
+	i := 0
+	if haveAVX2 && len(w) >= lanes {
+		high, low := archsimd.BroadcastFloat32x8(b), archsimd.BroadcastFloat32x8(-b)
+		for ; i+lanes <= len(w); i += lanes {
+			wv := archsimd.LoadFloat32x8Slice(w[i:])
+			wv = high.Merge(wv, wv.Greater(high))
+			low.Merge(wv, wv.Less(low)).StoreSlice(w[i:])
+		}
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(w) {
+		clampPlain(w[i:], b)
 	}
 }

@@ -21,7 +21,7 @@ func TestNaNHasItsBits(t *testing.T) {
 		}
 		for _, dim := range []int{1, 8, 11} { // plain, vector, both
 			w, state, g := make([]float32, dim), make([]float32, r.StateLen(dim)), make([]float32, dim)
-			r.InitState(state)
+			r.InitState(w, state)
 			nans := 0
 			for _, x := range []float32{math.MaxFloat32, -math.MaxFloat32, math.MaxFloat32} {
 				for i := range g {

@@ -2,7 +2,6 @@ package optim
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/rowraft/rowraft"
 )
@@ -20,12 +19,10 @@ type Rule struct {
 
 // New returns the rule of o, or CodeInvalidArgument if o names none.
 func New(o rowraft.Optimizer) (Rule, error) {
-	switch o.Kind {
-	case rowraft.SGD, rowraft.Adagrad, rowraft.Adam:
-		return Rule{opt: o, oneMinusB1: 1 - o.Beta1, oneMinusB2: 1 - o.Beta2}, nil
+	if o.Kind < rowraft.SGD || o.Kind > rowraft.Add {
+		return Rule{}, fmt.Errorf("update rule: %w", rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is none that this binary knows", o.Kind))
 	}
-	return Rule{}, fmt.Errorf("update rule: %w",
-		rowraft.Errorf(rowraft.CodeInvalidArgument, "optimizer kind %d: want sgd, adagrad or adam", o.Kind))
+	return Rule{opt: o, oneMinusB1: 1 - o.Beta1, oneMinusB2: 1 - o.Beta2}, nil
 }
 
 // LR returns the learning rate of the table, for pushes that name none.
@@ -33,31 +30,64 @@ func (r *Rule) LR() float32 { return r.opt.LR }
 
 // StateLen returns how many float32 of state a row of dim weights keeps.
 //
-//	sgd      0
-//	adagrad  dim      the sum of squared gradients
-//	adam     2·dim+2  first moments, second moments, β1^t, β2^t
+//	sgd, add         0
+//	adagrad          dim      the sum of squared gradients
+//	rowwise-adagrad  1        the sum of their means
+//	momentum         dim      the velocity
+//	adam             2·dim+2  first moments, second moments, β1^t, β2^t
+//	ftrl             2·dim+1  z, n, the last learning rate
 func (r *Rule) StateLen(dim int) int {
 	switch r.opt.Kind {
-	case rowraft.Adagrad:
+	case rowraft.Adagrad, rowraft.Momentum:
 		return dim
+	case rowraft.RowWiseAdagrad:
+		return 1
 	case rowraft.Adam:
 		return 2*dim + 2
+	case rowraft.FTRL:
+		return 2*dim + 1
 	}
 	return 0
 }
 
-// InitState sets state, of length StateLen, to that of a row never pushed.
-func (r *Rule) InitState(state []float32) {
+// InitState sets state, of length StateLen, to that of a row never pushed, whose
+// weights are w.
+func (r *Rule) InitState(w, state []float32) {
 	switch r.opt.Kind {
-	case rowraft.Adagrad:
+	case rowraft.Adagrad, rowraft.RowWiseAdagrad:
 		for i := range state {
 			state[i] = r.opt.InitialAccumulator
 		}
+	case rowraft.Momentum:
+		clear(state)
 	case rowraft.Adam:
 		clear(state)
 		state[len(state)-2] = 1
 		state[len(state)-1] = 1
+	case rowraft.FTRL:
+		n := len(w)
+		for i := range n {
+			state[n+i] = r.opt.InitialAccumulator
+		}
+		state[2*n] = r.opt.LR
+		r.fit(w, state)
 	}
+}
+
+// Assign sets w to values. The state stays, but where the weights are a function
+// of it (ftrl) it is made to fit them. w and values have the length of a row.
+func (r *Rule) Assign(w, state, values []float32) {
+	copy(w, values)
+	if r.opt.Kind == rowraft.FTRL {
+		r.fit(w, state)
+	}
+}
+
+// fit sets z of FTRL to what makes the weights w.
+func (r *Rule) fit(w, state []float32) {
+	n := len(w)
+	ftrlFit(w, state[:n], state[n:2*n], &ftrlStep{alpha: state[2*n], l1: r.opt.L1, l2: r.opt.L2, beta: r.opt.Beta})
+	settle(state)
 }
 
 // Update moves w by one step of learning rate lr along gradient g and brings
@@ -67,13 +97,31 @@ func (r *Rule) InitState(state []float32) {
 // writes part of the row: the caller checks shapes once per batch. w, state and
 // g must not overlap. It allocates nothing and keeps none of the slices.
 func (r *Rule) Update(w, state, g []float32, lr float32) {
+	g = g[:len(w)]
+	switch {
+	case r.opt.WeightDecay == 0:
+		r.whole(w, state, g, lr)
+	case r.opt.Kind == rowraft.Adam:
+		sgd(w, w, float32(lr*r.opt.WeightDecay)) // w ← w − (lr·λ)·w
+		r.whole(w, state, g, lr)
+	default:
+		r.decayed(w, state, g, lr)
+	}
+	if r.opt.Bound != 0 {
+		clamp(w, r.opt.Bound)
+	}
+	settle(w)
+	settle(state)
+}
+
+// whole runs the rule on a whole row.
+func (r *Rule) whole(w, state, g []float32, lr float32) {
 	n := len(w)
-	g = g[:n]
 	switch r.opt.Kind {
-	case rowraft.SGD:
-		sgd(w, g, lr)
-	case rowraft.Adagrad:
-		adagrad(w, state[:n], g, lr, r.opt.Epsilon)
+	case rowraft.RowWiseAdagrad:
+		var sums [lanes]float32
+		squares(&sums, g)
+		rowWise(w, g, lr, r.mean(&sums, state, n))
 	case rowraft.Adam:
 		t := state[2*n : 2*n+2]
 		t[0] = decay(t[0], r.opt.Beta1)
@@ -84,9 +132,72 @@ func (r *Rule) Update(w, state, g []float32, lr float32) {
 			omb1: r.oneMinusB1, omb2: r.oneMinusB2,
 			c1: 1 - t[0], c2: 1 - t[1],
 		})
+	case rowraft.FTRL:
+		if lr == 0 {
+			return
+		}
+		k := 1/lr - 1/state[2*n]
+		state[2*n] = lr
+		ftrl(w, state[:n], state[n:2*n], g, &ftrlStep{alpha: lr, k: k, l1: r.opt.L1, l2: r.opt.L2, beta: r.opt.Beta})
+	default:
+		r.part(w, state, g, lr)
 	}
-	settle(w)
-	settle(state)
+}
+
+// part runs a rule that takes each weight by itself on some weights of a row;
+// state is theirs.
+func (r *Rule) part(w, state, g []float32, lr float32) {
+	switch r.opt.Kind {
+	case rowraft.SGD:
+		sgd(w, g, lr)
+	case rowraft.Adagrad:
+		adagrad(w, state[:len(w)], g, lr, r.opt.Epsilon)
+	case rowraft.Momentum:
+		momentum(w, state[:len(w)], g, lr, r.opt.Momentum)
+	case rowraft.Add:
+		add(w, g)
+	}
+}
+
+// decayBlock is how many weights get their decay at a time; a multiple of lanes.
+const decayBlock = 64
+
+// decayed runs the rule with g + λ·w in place of g, a block at a time, since the
+// gradient is the caller's.
+func (r *Rule) decayed(w, state, g []float32, lr float32) {
+	var block [decayBlock]float32
+	var divisor float32
+	rowWiseRule := r.opt.Kind == rowraft.RowWiseAdagrad
+	if rowWiseRule {
+		var sums [lanes]float32
+		for at := 0; at < len(w); at += decayBlock {
+			to := min(at+decayBlock, len(w))
+			b := block[:to-at]
+			pulled(b, w[at:to], g[at:to], r.opt.WeightDecay)
+			squares(&sums, b)
+		}
+		divisor = r.mean(&sums, state, len(w))
+	}
+	for at := 0; at < len(w); at += decayBlock {
+		to := min(at+decayBlock, len(w))
+		b := block[:to-at]
+		pulled(b, w[at:to], g[at:to], r.opt.WeightDecay)
+		switch {
+		case rowWiseRule:
+			rowWise(w[at:to], b, lr, divisor)
+		case len(state) == 0:
+			r.part(w[at:to], nil, b, lr)
+		default:
+			r.part(w[at:to], state[at:to], b, lr)
+		}
+	}
+}
+
+// mean adds the mean of a row's squares to its accumulator and returns √s + ε.
+func (r *Rule) mean(sums *[lanes]float32, state []float32, dim int) float32 {
+	q := ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
+	state[0] += q / float32(dim)
+	return sqrt32(state[0]) + r.opt.Epsilon
 }
 
 // decay returns b·β, or 0 once that is below 2^-64. 1 − β^t is 1 long before, so
@@ -107,39 +218,8 @@ type adamStep struct {
 	c1, c2          float32 // 1-β1^t, 1-β2^t
 }
 
-// sqrt32 is the correctly rounded float32 square root: rounding the float64
-// root once more is exact for float32 arguments, so it equals SQRTPS.
-func sqrt32(x float32) float32 { return float32(math.Sqrt(float64(x))) }
-
-// sgdPlain: w ← w − lr·g.
-func sgdPlain(w, g []float32, lr float32) {
-	for i := range w {
-		w[i] -= float32(lr * g[i])
-	}
-}
-
-// adagradPlain: acc ← acc + g²; w ← w − lr·g ÷ (√acc + ε).
-func adagradPlain(w, acc, g []float32, lr, eps float32) {
-	acc = acc[:len(w)]
-	g = g[:len(w)]
-	for i := range w {
-		a := acc[i] + float32(g[i]*g[i])
-		acc[i] = a
-		w[i] -= float32(lr*g[i]) / (sqrt32(a) + eps)
-	}
-}
-
-// adamPlain: m ← β1·m + (1−β1)·g; v ← β2·v + (1−β2)·g²;
-// w ← w − lr·(m ÷ (1−β1^t)) ÷ (√(v ÷ (1−β2^t)) + ε).
-func adamPlain(w, m, v, g []float32, s *adamStep) {
-	m = m[:len(w)]
-	v = v[:len(w)]
-	g = g[:len(w)]
-	for i := range w {
-		mi := float32(s.b1*m[i]) + float32(s.omb1*g[i])
-		vi := float32(s.b2*v[i]) + float32(s.omb2*float32(g[i]*g[i]))
-		m[i] = mi
-		v[i] = vi
-		w[i] -= float32(s.lr*(mi/s.c1)) / (sqrt32(vi/s.c2) + s.eps)
-	}
+// ftrlStep holds what one FTRL step shares between the elements of a row.
+type ftrlStep struct {
+	alpha, k     float32 // k = 1/alpha − 1/alpha of the step before
+	l1, l2, beta float32
 }

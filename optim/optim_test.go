@@ -78,7 +78,7 @@ func TestUpdate(t *testing.T) {
 			r := mustNew(t, tc.opt)
 			w := slices.Clone(tc.w)
 			state := make([]float32, r.StateLen(len(w)))
-			r.InitState(state)
+			r.InitState(w, state)
 			for i, s := range tc.steps {
 				r.Update(w, state, s.g, tc.lr)
 				if !slices.Equal(w, s.wantW) || !slices.Equal(state, s.wantState) {
@@ -96,7 +96,7 @@ func TestAdamStepIsBounded(t *testing.T) {
 		r := mustNew(t, rowraft.Optimizer{Kind: rowraft.Adam, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-12})
 		w := []float32{0}
 		state := make([]float32, r.StateLen(1))
-		r.InitState(state)
+		r.InitState(w, state)
 		for step := 1; step <= 2000; step++ {
 			before := w[0]
 			r.Update(w, state, []float32{g}, 0.01)
@@ -112,34 +112,86 @@ func TestAdamStepIsBounded(t *testing.T) {
 // more than 2·24+2 bits), so the bits must be those of float32 arithmetic.
 func naive(o rowraft.Optimizer, w, state, g []float32, lr float32) {
 	r := func(x float64) float64 { return float64(float32(x)) }
+	root := func(x float32) float64 { return r(math.Sqrt(float64(x))) }
 	n := len(w)
-	var c1, c2 float64
-	if o.Kind == rowraft.Adam {
+	var c1, c2, k float64
+	l, eps, lambda := float64(lr), float64(o.Epsilon), float64(o.WeightDecay)
+	if lambda != 0 {
+		g = slices.Clone(g)
+		for i := range w {
+			if o.Kind == rowraft.Adam {
+				w[i] = float32(float64(w[i]) - r(r(l*lambda)*float64(w[i])))
+			} else {
+				g[i] = float32(float64(g[i]) + r(lambda*float64(w[i])))
+			}
+		}
+	}
+	switch o.Kind {
+	case rowraft.Adam:
 		for i, beta := range []float32{o.Beta1, o.Beta2} {
 			if state[2*n+i] = float32(float64(state[2*n+i]) * float64(beta)); state[2*n+i] < 0x1p-64 {
 				state[2*n+i] = 0
 			}
 		}
 		c1, c2 = r(1-float64(state[2*n])), r(1-float64(state[2*n+1]))
+	case rowraft.RowWiseAdagrad:
+		var s [8]float64
+		for i, v := range g {
+			s[i%8] = r(s[i%8] + r(float64(v)*float64(v)))
+		}
+		q := r(r(r(s[0]+s[4])+r(s[2]+s[6])) + r(r(s[1]+s[5])+r(s[3]+s[7])))
+		state[0] = float32(float64(state[0]) + r(q/float64(n)))
+	case rowraft.FTRL:
+		k = r(r(1/l) - r(1/float64(state[2*n])))
+		state[2*n] = lr
 	}
 	for i := range w {
-		wi, gi, l, eps := float64(w[i]), float64(g[i]), float64(lr), float64(o.Epsilon)
+		wi, gi := float64(w[i]), float64(g[i])
 		var step float64
 		switch o.Kind {
 		case rowraft.SGD:
 			step = r(l * gi)
+		case rowraft.Add:
+			step = -gi
+		case rowraft.Momentum:
+			state[i] = float32(r(float64(o.Momentum)*float64(state[i])) + gi)
+			step = r(l * float64(state[i]))
 		case rowraft.Adagrad:
 			a := r(float64(state[i]) + r(gi*gi))
 			state[i] = float32(a)
 			step = r(r(l*gi) / r(r(math.Sqrt(a))+eps))
+		case rowraft.RowWiseAdagrad:
+			step = r(r(l*gi) / r(root(state[0])+eps))
 		case rowraft.Adam:
 			b1, b2 := float64(o.Beta1), float64(o.Beta2)
 			m := r(r(b1*float64(state[i])) + r(r(1-b1)*gi))
 			v := r(r(b2*float64(state[n+i])) + r(r(1-b2)*r(gi*gi)))
 			state[i], state[n+i] = float32(m), float32(v)
 			step = r(r(l*r(m/c1)) / r(r(math.Sqrt(r(v/c2)))+eps))
+		case rowraft.FTRL:
+			beta, l1 := float64(o.Beta), float64(o.L1)
+			before := root(state[n+i])
+			state[n+i] = float32(float64(state[n+i]) + r(gi*gi))
+			after := root(state[n+i])
+			sigma := r(r(r(after-before)/l) + r(r(beta+before)*k))
+			z := r(r(float64(state[i])+gi) - r(sigma*wi))
+			state[i] = float32(z)
+			d := r(r(r(beta+after)/l) + float64(o.L2))
+			switch {
+			case math.Abs(z) <= l1:
+				w[i] = 0
+			case z > 0:
+				w[i] = float32(r(l1-z) / d)
+			default:
+				w[i] = float32(r(-l1-z) / d)
+			}
 		}
-		w[i] = float32(wi - step)
+		if o.Kind != rowraft.FTRL {
+			w[i] = float32(wi - step)
+		}
+		if b := o.Bound; b != 0 && float32(math.Abs(float64(w[i]))) > b {
+			w[i] = float32(math.Copysign(float64(b), float64(w[i])))
+		}
 	}
 }
 
@@ -149,6 +201,18 @@ var testOptimizers = []rowraft.Optimizer{
 	{Kind: rowraft.Adagrad, Epsilon: 1e-8},
 	{Kind: rowraft.Adam, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8},
 	{Kind: rowraft.Adam, Beta1: 0, Beta2: 0, Epsilon: 1e-8},
+	{Kind: rowraft.Momentum, Momentum: 0.9},
+	{Kind: rowraft.RowWiseAdagrad, InitialAccumulator: 0.1, Epsilon: 1e-8},
+	{Kind: rowraft.FTRL, LR: 0.1, Beta: 1, L1: 0.5, L2: 0.25},
+	{Kind: rowraft.FTRL, LR: 0.1, InitialAccumulator: 0.1},
+	{Kind: rowraft.Add},
+	{Kind: rowraft.SGD, WeightDecay: 0.01, Bound: 2},
+	{Kind: rowraft.Adagrad, Epsilon: 1e-8, WeightDecay: 0.01},
+	{Kind: rowraft.Adam, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, Bound: 1e30},
+	{Kind: rowraft.Momentum, Momentum: 0.5, WeightDecay: 0.1, Bound: 3},
+	{Kind: rowraft.RowWiseAdagrad, Epsilon: 1e-8, WeightDecay: 0.01, Bound: 1},
+	{Kind: rowraft.FTRL, LR: 0.1, Beta: 1, Bound: 0.5},
+	{Kind: rowraft.Add, Bound: 1.5},
 }
 
 // number draws a float32 that is usual, denormal, huge, zero or of random bits.
@@ -183,10 +247,10 @@ func TestUpdateBits(t *testing.T) {
 			for range 20 {
 				w, g := make([]float32, dim), make([]float32, dim)
 				state := make([]float32, r.StateLen(dim))
-				r.InitState(state)
 				for i := range w {
 					w[i] = number(rng)
 				}
+				r.InitState(w, state)
 				wantW, wantState := slices.Clone(w), slices.Clone(state)
 				for step := range 4 {
 					for i := range g {
@@ -218,7 +282,7 @@ func TestUpdateDoesNotAllocate(t *testing.T) {
 	for _, o := range testOptimizers {
 		r := mustNew(t, o)
 		w, g, state := make([]float32, 19), make([]float32, 19), make([]float32, r.StateLen(19))
-		r.InitState(state)
+		r.InitState(w, state)
 		if n := testing.AllocsPerRun(100, func() { r.Update(w, state, g, 0.1) }); n != 0 {
 			t.Errorf("%s: %v allocations per Update, want 0", o.Kind, n)
 		}
@@ -237,7 +301,7 @@ func BenchmarkUpdate(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/dim=%d", o.Kind, dim), func(b *testing.B) {
 				r := mustNew(b, o)
 				w, g, state := make([]float32, dim), make([]float32, dim), make([]float32, r.StateLen(dim))
-				r.InitState(state)
+				r.InitState(w, state)
 				for i := range g {
 					g[i] = 0.01 * float32(i+1)
 				}

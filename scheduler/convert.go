@@ -28,7 +28,7 @@ func shardsToProto(in []clustermap.Shard) []*rowraftv1.Shard {
 // describe tells the shape of a table in a few words, without what its kinds do
 // not use.
 func describe(s rowraft.Schema) string {
-	i, o := s.Initializer, s.Optimizer
+	i := s.Initializer
 	init := i.Kind.String()
 	switch i.Kind {
 	case rowraft.InitUniform:
@@ -36,17 +36,7 @@ func describe(s rowraft.Schema) string {
 	case rowraft.InitNormal:
 		init += fmt.Sprintf(" mean %v deviation %v", i.A, i.B)
 	}
-	opt := fmt.Sprintf("%s lr %v", o.Kind, o.LR)
-	if o.Kind == rowraft.Adagrad {
-		opt += fmt.Sprintf(" initial accumulator %v", o.InitialAccumulator)
-	}
-	if o.Kind == rowraft.Adam {
-		opt += fmt.Sprintf(" betas %v %v", o.Beta1, o.Beta2)
-	}
-	if o.Kind != rowraft.SGD {
-		opt += fmt.Sprintf(" epsilon %v", o.Epsilon)
-	}
-	text := fmt.Sprintf("%s, dim %d, initializer %s (seed %d), optimizer %s", s.Kind, s.Dim, init, i.Seed, opt)
+	text := fmt.Sprintf("%s, dim %d, initializer %s (seed %d), optimizer %s", s.Kind, s.Dim, init, i.Seed, s.Optimizer)
 	if t := s.StorageType(); t != rowraft.Float32 {
 		text += ", storage " + t.String()
 	}

@@ -47,7 +47,7 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 func versionOf(m proto.Message) uint32 {
 	switch m := m.(type) {
 	case *rowraftv1.MetaCommand:
-		if m.GetPutNode().GetNode().GetNoShards() {
+		if m.GetPutNode().GetNode().GetNoShards() || laterOptimizer(m.GetCreateTable().GetTable()) || laterOptimizer(m.GetRestore().GetTables()...) {
 			return 6
 		}
 		if m.GetRestore().GetSource() != nil {
@@ -69,7 +69,7 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
-		if slices.ContainsFunc(m.GetMap().GetNodes(), (*rowraftv1.Node).GetNoShards) {
+		if slices.ContainsFunc(m.GetMap().GetNodes(), (*rowraftv1.Node).GetNoShards) || laterOptimizer(m.GetMap().GetTables()...) || laterOptimizer(m.GetRestore().GetTables()...) {
 			return 6
 		}
 		if m.GetRestored() != nil || m.GetRestore().GetSource() != nil || len(m.GetTrainers()) > 0 || len(m.GetPolicies()) > 0 {
@@ -92,6 +92,15 @@ func versionOf(m proto.Message) uint32 {
 func anyExtended(tables ...*rowraftv1.TableSchema) bool {
 	return slices.ContainsFunc(tables, func(t *rowraftv1.TableSchema) bool {
 		return t.GetStorage() != 0 || t.GetAdmission() != nil || t.GetExpireTicks() != 0 || t.GetCapacity() != nil
+	})
+}
+
+// laterOptimizer reports whether a table has an optimizer, or constants, of version 6.
+func laterOptimizer(tables ...*rowraftv1.TableSchema) bool {
+	return slices.ContainsFunc(tables, func(t *rowraftv1.TableSchema) bool {
+		o := t.GetOptimizer()
+		return o.GetKind() > uint32(rowraft.Adam) || o.GetMomentum() != 0 || o.GetWeightDecay() != 0 || o.GetBound() != 0 ||
+			o.GetL1() != 0 || o.GetL2() != 0 || o.GetBeta() != 0
 	})
 }
 

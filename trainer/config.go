@@ -81,12 +81,20 @@ type ModelConfig struct {
 
 // TableConfig says how a table starts and learns.
 type TableConfig struct {
-	Optimizer          string   `yaml:"optimizer"` // sgd, adagrad or adam
+	// Optimizer is sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl. A
+	// constant that is nil has the default of its rule; one of another rule is refused.
+	Optimizer          string   `yaml:"optimizer"`
 	LR                 float32  `yaml:"lr"`
-	InitialAccumulator *float32 `yaml:"initial_accumulator"` // adagrad
-	Epsilon            *float32 `yaml:"epsilon"`             // adagrad, adam
+	InitialAccumulator *float32 `yaml:"initial_accumulator"` // adagrad, rowwise-adagrad, ftrl
+	Epsilon            *float32 `yaml:"epsilon"`             // adagrad, rowwise-adagrad, adam
 	Beta1              *float32 `yaml:"beta1"`               // adam
 	Beta2              *float32 `yaml:"beta2"`               // adam
+	Momentum           *float32 `yaml:"momentum"`            // momentum
+	L1                 *float32 `yaml:"l1"`                  // ftrl
+	L2                 *float32 `yaml:"l2"`                  // ftrl
+	Beta               *float32 `yaml:"beta"`                // ftrl
+	WeightDecay        *float32 `yaml:"weight_decay"`        // all but ftrl; embeddings only
+	Bound              *float32 `yaml:"bound"`               // of each weight; embeddings only
 	// Init: embeddings start uniform in [−Init, Init).
 	Init float32 `yaml:"init"`
 
@@ -241,6 +249,9 @@ func (c *Config) Validate() error {
 	if err := c.Checkpoint.validate(); err != nil {
 		return err
 	}
+	if err := c.Dense.validateDense(); err != nil {
+		return err
+	}
 	for _, t := range []*TableConfig{&c.Embeddings, &c.Dense} {
 		if _, err := t.optimizer(); err != nil {
 			return err
@@ -267,27 +278,6 @@ func contains(list []string, s string) bool {
 		}
 	}
 	return false
-}
-
-// optimizer fills in the constants that are not set.
-func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
-	or := func(p *float32, byDefault float32) float32 {
-		if p != nil {
-			return *p
-		}
-		return byDefault
-	}
-	switch t.Optimizer {
-	case "sgd":
-		return rowraft.Optimizer{Kind: rowraft.SGD, LR: t.LR}, nil
-	case "adagrad":
-		return rowraft.Optimizer{Kind: rowraft.Adagrad, LR: t.LR,
-			InitialAccumulator: or(t.InitialAccumulator, 1e-5), Epsilon: or(t.Epsilon, 1e-8)}, nil
-	case "adam":
-		return rowraft.Optimizer{Kind: rowraft.Adam, LR: t.LR,
-			Epsilon: or(t.Epsilon, 1e-8), Beta1: or(t.Beta1, 0.9), Beta2: or(t.Beta2, 0.999)}, nil
-	}
-	return rowraft.Optimizer{}, invalid("optimizer %q: want sgd, adagrad or adam", t.Optimizer)
 }
 
 // policies sets how rows are stored, which keys get one and which lose it.

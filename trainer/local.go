@@ -170,7 +170,7 @@ func (t *localTable) row(key rowraft.Key) []float32 {
 		at = len(t.rows)
 		optim.Init(t.schema.Initializer, t.schema.ID, key, t.fresh[:t.schema.Dim])
 		t.round(t.fresh[:t.schema.Dim])
-		t.rule.InitState(t.fresh[t.schema.Dim:])
+		t.rule.InitState(t.fresh[:t.schema.Dim], t.fresh[t.schema.Dim:])
 		t.rows = append(t.rows, t.fresh...)
 		t.places[key] = at
 	}

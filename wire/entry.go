@@ -6,7 +6,7 @@ import "github.com/rowraft/rowraft"
 // written with the oldest one that knows all of it: PlainEntryVersion, unless it
 // holds something of a later one.
 const (
-	EntryVersion      = 2
+	EntryVersion      = 3
 	PlainEntryVersion = 1
 )
 

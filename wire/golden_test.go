@@ -237,7 +237,7 @@ func TestExtensionsThatAreRefused(t *testing.T) {
 		schema []byte
 		code   rowraft.Code
 	}{
-		{"a later format", change(11, 2), rowraft.CodeVersionTooNew},
+		{"a later format", change(11, 3), rowraft.CodeVersionTooNew},
 		{"cut", good[:len(good)-8], rowraft.CodeCorrupt},
 		{"nothing in it", change(at, make([]byte, 24)...), rowraft.CodeCorrupt},
 		{"float32 by name", change(at, 1), rowraft.CodeCorrupt},

@@ -9,11 +9,13 @@ import (
 const (
 	schemaFixed = 56
 
-	// schemaExtension is the length of what follows the name of a schema that says
-	// more than the fixed part can; schemaFormat, in byte 11, is 1 then, else 0.
-	schemaExtension = 24
-	schemaFormat    = 1
+	// schemaFormat is the newest extension, as byte 11 says it.
+	schemaFormat = 2
 )
+
+// schemaExtension is the length of what follows the name of a schema that says
+// more than the fixed part can, by extension.
+var schemaExtension = [schemaFormat + 1]int{0, 24, 48}
 
 // CreateTableEntry returns the entry that makes a table known to a shard.
 func CreateTableEntry(h EntryHeader, s *rowraft.Schema) []byte {
@@ -25,31 +27,20 @@ func CreateTableEntry(h EntryHeader, s *rowraft.Schema) []byte {
 
 // SchemaVersion is the oldest apply version that knows all of s.
 func SchemaVersion(s *rowraft.Schema) uint16 {
-	if s.Extended() {
-		return 2
-	}
-	return PlainEntryVersion
+	return PlainEntryVersion + uint16(s.Extension())
 }
 
 // SchemaSize returns the encoded length of s, a multiple of 8.
 func SchemaSize(s *rowraft.Schema) int {
-	n := align8(schemaFixed + len(s.Name))
-	if s.Extended() {
-		n += schemaExtension
-	}
-	return n
+	return align8(schemaFixed+len(s.Name)) + schemaExtension[s.Extension()]
 }
 
 // AppendSchema appends the encoding of s (docs/formats/entry.md), used in
 // entries, snapshots and manifests.
 func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
-	extended := s.Extended()
-	format := byte(0)
-	if extended {
-		format = schemaFormat
-	}
+	extension := s.Extension()
 	dst = le.AppendUint64(dst, uint64(s.ID))
-	dst = append(dst, byte(s.Kind), byte(s.Initializer.Kind), byte(s.Optimizer.Kind), format)
+	dst = append(dst, byte(s.Kind), byte(s.Initializer.Kind), byte(s.Optimizer.Kind), byte(extension))
 	dst = le.AppendUint32(dst, uint32(s.Dim))
 	dst = le.AppendUint64(dst, s.Initializer.Seed)
 	o := &s.Optimizer
@@ -61,15 +52,35 @@ func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
 	for pad := align8(schemaFixed+len(s.Name)) - schemaFixed - len(s.Name); pad > 0; pad-- {
 		dst = append(dst, 0)
 	}
-	if !extended {
+	if extension == 0 {
 		return dst
 	}
 	storage := s.Normal().Storage
 	dst = append(dst, byte(storage), byte(s.Admission.Kind), byte(s.Capacity.Evict), 0)
 	dst = le.AppendUint32(dst, s.Admission.Count)
-	dst = le.AppendUint32(dst, math.Float32bits(s.Admission.Probability))
+	dst = appendPositive(dst, s.Admission.Probability)
 	dst = le.AppendUint32(dst, s.Expire)
-	return le.AppendUint64(dst, s.Capacity.Rows)
+	dst = le.AppendUint64(dst, s.Capacity.Rows)
+	if extension == 1 {
+		return dst
+	}
+	for _, f := range laterConstants(o) {
+		dst = appendPositive(dst, *f)
+	}
+	return dst
+}
+
+// laterConstants are the fields of extension 2, in their order.
+func laterConstants(o *rowraft.Optimizer) [6]*float32 {
+	return [...]*float32{&o.Momentum, &o.WeightDecay, &o.Bound, &o.L1, &o.L2, &o.Beta}
+}
+
+// appendPositive appends f, and -0, which equals what is there if f is not given, as +0.
+func appendPositive(dst []byte, f float32) []byte {
+	if f == 0 {
+		f = 0
+	}
+	return le.AppendUint32(dst, math.Float32bits(f))
 }
 
 // ParseSchema reads a schema from the start of b and validates it.
@@ -90,17 +101,14 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: f(0), B: f(1)},
 		Optimizer:   rowraft.Optimizer{Kind: rowraft.OptimizerKind(b[10]), LR: f(2), InitialAccumulator: f(3), Epsilon: f(4), Beta1: f(5), Beta2: f(6)},
 	}
-	extended := b[11] == schemaFormat
+	extension := int(b[11])
 	n := uint64(le.Uint32(b[52:]))
 	if n > 128 || schemaFixed+n > uint64(len(b)) {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has a name of %d bytes, %d are left", n, len(b)-schemaFixed)
 	}
 	s.Name = string(b[schemaFixed : schemaFixed+n])
 	end := align8(schemaFixed + int(n))
-	size := end
-	if extended {
-		size += schemaExtension
-	}
+	size := end + schemaExtension[extension]
 	if size > len(b) {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q ends early", s.Name)
 	}
@@ -109,10 +117,13 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 			return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has padding that is not 0", s.Name)
 		}
 	}
-	if extended {
+	if extension > 0 {
 		if err := parseExtension(&s, b[end:size]); err != nil {
 			return s, nil, err
 		}
+	}
+	if s.Extension() != extension { // each schema has one encoding, so that equal ones are equal bytes
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has extension %d: want %d", s.Name, extension, s.Extension())
 	}
 	if err := s.Validate(); err != nil {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "stored schema: %w", err)
@@ -122,15 +133,22 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 
 // parseExtension reads what follows the name.
 func parseExtension(s *rowraft.Schema, b []byte) error {
+	reserved := b[3]
 	s.Storage = rowraft.DType(b[0])
 	s.Admission = rowraft.Admission{
 		Kind: rowraft.AdmissionKind(b[1]), Count: le.Uint32(b[4:]), Probability: math.Float32frombits(le.Uint32(b[8:])),
 	}
 	s.Expire = le.Uint32(b[12:])
 	s.Capacity = rowraft.Capacity{Rows: le.Uint64(b[16:]), Evict: rowraft.EvictKind(b[2])}
-	// Each schema has one encoding, so that equal ones are equal bytes.
 	negativeZero := s.Admission.Probability == 0 && le.Uint32(b[8:]) != 0
-	if b[3] != 0 || s.Storage == rowraft.Float32 || negativeZero || !s.Extended() {
+	if b = b[schemaExtension[1]:]; len(b) > 0 {
+		for i, f := range laterConstants(&s.Optimizer) {
+			bits := le.Uint32(b[4*i:])
+			*f = math.Float32frombits(bits)
+			negativeZero = negativeZero || *f == 0 && bits != 0
+		}
+	}
+	if reserved != 0 || s.Storage == rowraft.Float32 || negativeZero {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has an impossible extension", s.Name)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -69,7 +70,7 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&cfg.optimizer, "optimizer", "adagrad", "sgd, adagrad or adam")
+	fl.StringVar(&cfg.optimizer, "optimizer", "adagrad", orList(rowraft.OptimizerNames()))
 	fl.IntVar(&cfg.rows, "rows", 1_000_000, "rows of the table, all of which exist")
 	fl.IntVar(&cfg.dim, "dim", 16, "weights of a row")
 	fl.IntVar(&cfg.batch, "batch", 8192, "distinct keys of a call")

@@ -253,15 +253,20 @@ func benchSchema(cfg benchConfig) (rowraft.Schema, error) {
 
 // parseOptimizer returns the usual constants of an optimizer by name.
 func parseOptimizer(name string) (rowraft.Optimizer, error) {
-	switch name {
-	case "sgd":
-		return rowraft.Optimizer{Kind: rowraft.SGD, LR: 0.01}, nil
-	case "adagrad":
-		return rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.01, InitialAccumulator: 0.1}, nil
-	case "adam":
-		return rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.001, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999}, nil
+	o, err := (&tableFlags{optimizer: name}).rule(func(string) bool { return false })
+	if err != nil {
+		return o, rowraft.Errorf(rowraft.CodeInvalidArgument, "optimizer %q: want %s", name, orList(rowraft.OptimizerNames()))
 	}
-	return rowraft.Optimizer{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "optimizer %q: want sgd, adagrad or adam", name)
+	switch o.Kind {
+	case rowraft.SGD, rowraft.Adagrad, rowraft.RowWiseAdagrad, rowraft.Momentum, rowraft.FTRL:
+		o.LR = 0.01
+	case rowraft.Adam:
+		o.LR = 0.001
+	}
+	if o.Kind == rowraft.Adagrad {
+		o.Epsilon = 0
+	}
+	return o, nil
 }
 
 // benchKey is the i-th key: spread over all 64 bits, as hashed ids are.

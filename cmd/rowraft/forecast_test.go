@@ -19,8 +19,10 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 		{tableFlags{kind: "sparse", dim: 3, optimizer: "sgd", storage: "bfloat16"}, []int{700_000, 1_000_000}}, // a third is index
 		{tableFlags{kind: "sparse", dim: 33, optimizer: "adam", storage: "bfloat16"}, []int{200_000}},
 		{tableFlags{kind: "dense", dim: 2, optimizer: "sgd", storage: "float32"}, []int{1_000_000}},
+		{tableFlags{kind: "sparse", dim: 8, optimizer: "rowwise-adagrad", storage: "float32"}, []int{600_000}}, // a state of 4 bytes
+		{tableFlags{kind: "sparse", dim: 9, optimizer: "ftrl", storage: "bfloat16"}, []int{300_000}},
 	} {
-		tc.flags.lr, tc.flags.acc, tc.flags.eps, tc.flags.init, tc.flags.admit = 1, 0.1, 1e-8, "zeros", "all"
+		tc.flags.init, tc.flags.admit = "zeros", "all"
 		schema, err := tc.flags.schema("t", func(string) bool { return false })
 		if err != nil {
 			t.Fatal(err)

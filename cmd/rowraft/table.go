@@ -29,10 +29,7 @@ type tableFlags struct {
 	kind      string
 	dim       int
 	optimizer string
-	lr        float32
-	acc, eps  float32
-	beta1     float32
-	beta2     float32
+	constants rowraft.Optimizer // as the flags of its constants say
 	init      string
 	low, high float32
 	mean, dev float32
@@ -51,6 +48,8 @@ func newTableCreateCmd(g *globals) *cobra.Command {
 		Long:  "Create a table in every shard; it returns once all of them have it. A table's shape never changes afterwards.",
 		Example: `  rowraft table create user_emb --dim 16 --optimizer adagrad --lr 0.05 --init uniform --init-low -0.01 --init-high 0.01
   rowraft table create weights --kind dense --dim 64 --optimizer adam --lr 0.001 --init zeros --if-not-exists
+  rowraft table create clicks --dim 1 --optimizer ftrl --lr 0.1 --l1 1 --l2 1 --init zeros
+  rowraft table create items --dim 64 --optimizer rowwise-adagrad --weight-decay 1e-5 --bound 10
   rowraft table create ads --dim 32 --storage bfloat16 --admit count:3 --expire 168h --capacity 100000000 --evict lru`,
 		Args: oneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -71,12 +70,7 @@ func newTableCreateCmd(g *globals) *cobra.Command {
 func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.kind, "kind", "sparse", "sparse (embedding rows, any key) or dense (tensors cut into rows)")
 	fl.IntVar(&f.dim, "dim", 0, fmt.Sprintf("weights per row, 1 to %d (required)", rowraft.MaxDim))
-	fl.StringVar(&f.optimizer, "optimizer", "adagrad", "sgd, adagrad or adam: the update that every replica runs")
-	fl.Float32Var(&f.lr, "lr", 0.05, "learning rate; a push may override it")
-	fl.Float32Var(&f.acc, "initial-accumulator", 0.1, "adagrad: first value of the accumulator")
-	fl.Float32Var(&f.eps, "epsilon", 1e-8, "adagrad, adam: keeps the divisor from 0")
-	fl.Float32Var(&f.beta1, "beta1", 0.9, "adam: decay of the first moment")
-	fl.Float32Var(&f.beta2, "beta2", 0.999, "adam: decay of the second moment")
+	f.registerOptimizer(fl)
 	fl.StringVar(&f.init, "init", "uniform", "zeros, uniform or normal: how a row reads before its first push")
 	fl.Float32Var(&f.low, "init-low", -0.01, "uniform: least weight")
 	fl.Float32Var(&f.high, "init-high", 0.01, "uniform: bound that weights stay below")
@@ -90,22 +84,15 @@ func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.evict, "evict", "", "which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
 }
 
-// only lists the flags that make sense with one value of another flag.
-var only = map[string][]string{
-	"initial-accumulator": {"optimizer", "adagrad"},
-	"epsilon":             {"optimizer", "adagrad", "adam"},
-	"beta1":               {"optimizer", "adam"},
-	"beta2":               {"optimizer", "adam"},
-	"init-low":            {"init", "uniform"},
-	"init-high":           {"init", "uniform"},
-	"init-mean":           {"init", "normal"},
-	"init-stddev":         {"init", "normal"},
+// initOnly lists the flags that make sense with one initializer.
+var initOnly = []struct{ flag, init string }{
+	{"init-low", "uniform"}, {"init-high", "uniform"}, {"init-mean", "normal"}, {"init-stddev", "normal"},
 }
 
 // schema checks the flags and turns them into a schema. given reports whether a
 // flag was given.
 func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schema, error) {
-	s := rowraft.Schema{Name: name, Dim: f.dim, Initializer: rowraft.Initializer{Seed: f.seed}, Optimizer: rowraft.Optimizer{LR: f.lr}}
+	s := rowraft.Schema{Name: name, Dim: f.dim, Initializer: rowraft.Initializer{Seed: f.seed}}
 	switch f.kind {
 	case "sparse":
 		s.Kind = rowraft.Sparse
@@ -114,15 +101,9 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 	default:
 		return s, usagef("--kind %q: want sparse or dense%s", f.kind, didYouMean("", f.kind, []string{"sparse", "dense"}))
 	}
-	switch o := &s.Optimizer; f.optimizer {
-	case "sgd":
-		o.Kind = rowraft.SGD
-	case "adagrad":
-		o.Kind, o.InitialAccumulator, o.Epsilon = rowraft.Adagrad, f.acc, f.eps
-	case "adam":
-		o.Kind, o.Epsilon, o.Beta1, o.Beta2 = rowraft.Adam, f.eps, f.beta1, f.beta2
-	default:
-		return s, usagef("--optimizer %q: want sgd, adagrad or adam%s", f.optimizer, didYouMean("", f.optimizer, []string{"sgd", "adagrad", "adam"}))
+	var err error
+	if s.Optimizer, err = f.rule(given); err != nil {
+		return s, err
 	}
 	switch i := &s.Initializer; f.init {
 	case "zeros":
@@ -134,15 +115,9 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 	default:
 		return s, usagef("--init %q: want zeros, uniform or normal%s", f.init, didYouMean("", f.init, []string{"zeros", "uniform", "normal"}))
 	}
-	values := map[string]string{"optimizer": f.optimizer, "init": f.init}
-	for _, flag := range []string{"initial-accumulator", "epsilon", "beta1", "beta2", "init-low", "init-high", "init-mean", "init-stddev"} {
-		of := only[flag]
-		fits := false
-		for _, v := range of[1:] {
-			fits = fits || values[of[0]] == v
-		}
-		if given(flag) && !fits {
-			return s, usagef("--%s has no meaning with --%s %s", flag, of[0], values[of[0]])
+	for _, of := range initOnly {
+		if given(of.flag) && f.init != of.init {
+			return s, usagef("--%s has no meaning with --init %s", of.flag, f.init)
 		}
 	}
 	if err := f.policies(&s); err != nil {
@@ -246,22 +221,13 @@ type initializerJSON struct {
 	StdDev *float32 `json:"stddev,omitempty"`
 }
 
-type optimizerJSON struct {
-	Kind               string  `json:"kind"`
-	LR                 float32 `json:"lr"`
-	InitialAccumulator float32 `json:"initial_accumulator"`
-	Epsilon            float32 `json:"epsilon"`
-	Beta1              float32 `json:"beta1"`
-	Beta2              float32 `json:"beta2"`
-}
-
 func newTableJSON(p *rowraftv1.TableSchema) tableJSON {
 	s := rpc.SchemaFromProto(p)
 	i, o := s.Initializer, s.Optimizer
 	t := tableJSON{
 		ID: strconv.FormatUint(uint64(s.ID), 10), Name: s.Name, Kind: s.Kind.String(), Dim: p.GetDim(),
 		Initializer: newInitializerJSON(i),
-		Optimizer:   optimizerJSON{o.Kind.String(), o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2},
+		Optimizer:   newOptimizerJSON(o),
 		Storage:     s.StorageType().String(), Admission: s.Admission.String(), ExpireS: s.Expire,
 	}
 	if c := s.Capacity; c.Rows > 0 {
@@ -305,16 +271,6 @@ func (i initializerJSON) String() string {
 		return fmt.Sprintf("normal (%v, %v)", *i.Mean, *i.StdDev)
 	}
 	return i.Kind
-}
-
-func (o optimizerJSON) String() string {
-	switch o.Kind {
-	case "adagrad":
-		return fmt.Sprintf("adagrad (lr %v, initial accumulator %v, epsilon %v)", o.LR, o.InitialAccumulator, o.Epsilon)
-	case "adam":
-		return fmt.Sprintf("adam (lr %v, betas %v %v, epsilon %v)", o.LR, o.Beta1, o.Beta2, o.Epsilon)
-	}
-	return fmt.Sprintf("%s (lr %v)", o.Kind, o.LR)
 }
 
 // perShard is what one table holds in each shard, as its leader says.

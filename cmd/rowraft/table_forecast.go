@@ -68,7 +68,7 @@ and the flags say what the table would be.`,
 	}
 	fl := cmd.Flags()
 	fl.IntVar(&f.dim, "dim", 0, fmt.Sprintf("weights per row, 1 to %d", rowraft.MaxDim))
-	fl.StringVar(&f.optimizer, "optimizer", "adagrad", "sgd, adagrad or adam: what it keeps beside the weights")
+	fl.StringVar(&f.optimizer, "optimizer", "adagrad", orList(rowraft.OptimizerNames())+": what it keeps beside the weights")
 	fl.StringVar(&f.storage, "storage", "float32", "float32 or bfloat16: how weights are stored")
 	fl.StringVar(&f.rows, "rows", "", "rows of the whole table, such as 1e9")
 	fl.IntVar(&f.replicas, "replicas", 3, "replicas of each shard")
@@ -119,7 +119,7 @@ type forecastNowJSON struct {
 }
 
 func (v *forecastJSON) fromFlags(f *forecastFlags) (rowraft.Schema, error) {
-	flags := tableFlags{kind: "sparse", dim: f.dim, optimizer: f.optimizer, lr: 1, acc: 0.1, eps: 1e-8, beta1: 0.9, beta2: 0.999, init: "zeros", storage: f.storage, admit: "all"}
+	flags := tableFlags{kind: "sparse", dim: f.dim, optimizer: f.optimizer, init: "zeros", storage: f.storage, admit: "all"}
 	s, err := flags.schema("forecast", func(string) bool { return false })
 	switch {
 	case err != nil:

@@ -56,7 +56,7 @@ func decodeEntry(b []byte) (*entry, error) {
 		return nil, corrupt("no entry header")
 	}
 	format, version := b[1], le.Uint16(b[4:])
-	if format > 1 || version > 2 {
+	if format > 1 || version > 3 {
 		return nil, tooNew("entry of a later format or apply version")
 	}
 	e := &entry{kind: b[2], logTime: le.Uint64(b[8:]), epoch: rowraft.TableEpoch(le.Uint64(b[16:]))}
@@ -136,7 +136,8 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		Kind: rowraft.OptimizerKind(b[10]), LR: float(b[32:]), InitialAccumulator: float(b[36:]),
 		Epsilon: float(b[40:]), Beta1: float(b[44:]), Beta2: float(b[48:]),
 	}
-	if b[11] > 1 {
+	extension := b[11]
+	if extension > 2 {
 		return s, nil, tooNew("schema with a later extension")
 	}
 	length := uint64(le.Uint32(b[52:]))
@@ -145,9 +146,10 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		return s, nil, corrupt("impossible schema")
 	}
 	s.Name = string(b[56 : 56+length])
-	extended, rest := b[11] == 1, b[padded:]
-	if extended {
-		if len(rest) < 24 || !zero(rest[3:4]) || zero(rest[:24]) || rest[0] == 1 {
+	rest = b[padded:]
+	if size := 24 * int(extension); extension > 0 {
+		if len(rest) < size || !zero(rest[3:4]) || rest[0] == 1 || extension == 1 && zero(rest[:24]) ||
+			extension == 2 && s.Optimizer.Kind < 4 && zero(rest[24:48]) {
 			return s, nil, corrupt("impossible extension of a schema")
 		}
 		s.Storage = rowraft.DType(rest[0])
@@ -157,7 +159,17 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		if s.Admission.Probability == 0 && !zero(rest[8:12]) { // −0
 			return s, nil, corrupt("impossible extension of a schema")
 		}
-		rest = rest[24:]
+		if extension == 2 {
+			for i, f := range []*float32{&s.Optimizer.Momentum, &s.Optimizer.WeightDecay, &s.Optimizer.Bound, &s.Optimizer.L1, &s.Optimizer.L2, &s.Optimizer.Beta} {
+				if *f = float(rest[24+4*i:]); *f == 0 && !zero(rest[24+4*i:28+4*i]) {
+					return s, nil, corrupt("impossible extension of a schema")
+				}
+			}
+		}
+		rest = rest[size:]
+	}
+	if extension < 2 && s.Optimizer.Kind > 3 {
+		return s, nil, corrupt("optimizer without its extension")
 	}
 	if err := s.Validate(); err != nil {
 		return s, nil, corrupt(err.Error())

@@ -93,7 +93,7 @@ func drawRestore(t *rapid.T, h wire.EntryHeader, m *Machine) []byte {
 func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 	i := rapid.IntRange(0, 2).Draw(t, "table of block")
 	s := restoredTable(i, "x")
-	b := wire.RestoreBlock{Table: s.ID, RecordBytes: 24 + 4*(s.Dim+len(initialState(&s))), Counter: 100 - uint64(rapid.IntRange(0, 1).Draw(t, "lower"))}
+	b := wire.RestoreBlock{Table: s.ID, RecordBytes: 24 + 4*(s.Dim+stateLength(&s)), Counter: 100 - uint64(rapid.IntRange(0, 1).Draw(t, "lower"))}
 	key := rowraft.Key(rapid.IntRange(0, 200).Draw(t, "key"))
 	for m.Owned != nil && !m.Owned[slotOf(&s, key)] && rapid.IntRange(0, 300).Draw(t, "foreign") > 0 {
 		key++

@@ -26,7 +26,7 @@ func recordSize(s *rowraft.Schema) int {
 	if s.Storage == rowraft.BFloat16 {
 		weights = (2*s.Dim + 3) / 4 * 4
 	}
-	return 24 + weights + 4*len(initialState(s))
+	return 24 + weights + 4*stateLength(s)
 }
 
 // parseRecord reads a record of recordSize bytes; nil if it is none of s.
@@ -122,68 +122,6 @@ func drawWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
 	return w
 }
 
-// initialState returns the optimizer state of a key that was never pushed.
-func initialState(s *rowraft.Schema) []float32 {
-	switch s.Optimizer.Kind {
-	case rowraft.Adagrad:
-		state := make([]float32, s.Dim)
-		for i := range state {
-			state[i] = s.Optimizer.InitialAccumulator
-		}
-		return state
-	case rowraft.Adam:
-		state := make([]float32, 2*s.Dim+2)
-		state[2*s.Dim], state[2*s.Dim+1] = 1, 1
-		return state
-	}
-	return nil
-}
-
-func root(v float32) float32 { return float32(math.Sqrt(float64(v))) }
-
-// power returns β^t from β^(t-1); what is below 2^-64 counts as 0.
-func power(before, beta float32) float32 {
-	p := float32(before * beta)
-	if p < 1.0/(1<<32)/(1<<32) {
-		return 0
-	}
-	return p
-}
-
-// step moves r along the gradient g: docs/formats/rules.md.
-func (r *Row) step(o rowraft.Optimizer, lr float32, g []float32) {
-	n := len(r.Weights)
-	if o.Kind == rowraft.Adam {
-		r.State[2*n] = power(r.State[2*n], o.Beta1)
-		r.State[2*n+1] = power(r.State[2*n+1], o.Beta2)
-	}
-	for i, g := range g {
-		step := float32(lr * g)
-		switch o.Kind {
-		case rowraft.Adagrad:
-			r.State[i] = r.State[i] + float32(g*g)
-			step = step / (root(r.State[i]) + o.Epsilon)
-		case rowraft.Adam:
-			m := float32(o.Beta1*r.State[i]) + float32((1-o.Beta1)*g)
-			v := float32(o.Beta2*r.State[n+i]) + float32((1-o.Beta2)*float32(g*g))
-			r.State[i], r.State[n+i] = m, v
-			step = float32(lr*(m/(1-r.State[2*n]))) / (root(v/(1-r.State[2*n+1])) + o.Epsilon)
-		}
-		r.Weights[i] = r.Weights[i] - step
-	}
-	settle(r.Weights)
-	settle(r.State)
-}
-
-// settle gives each NaN its bits.
-func settle(numbers []float32) {
-	for i, v := range numbers {
-		if v != v {
-			numbers[i] = math.Float32frombits(0xFFC00000)
-		}
-	}
-}
-
 func (m *Machine) applySegment(op byte, seg segment) {
 	t := seg.table
 	lr := t.Schema.Optimizer.LR
@@ -208,15 +146,19 @@ func (m *Machine) applySegment(op byte, seg segment) {
 			}
 			m.setCandidate(t, key, Candidate{})
 			m.evict(t, slot)
-			r = &Row{half: t.Schema.Storage == rowraft.BFloat16, Weights: InitialWeights(&t.Schema, key), State: initialState(&t.Schema)}
+			w := InitialWeights(&t.Schema, key)
+			r = &Row{half: t.Schema.Storage == rowraft.BFloat16, Weights: w, State: initialState(&t.Schema, w)}
 			t.Rows[key] = r
 		} else {
 			m.sum = m.sum.minus(r.hash(key))
 		}
 		if op == opAssign {
 			copy(r.Weights, seg.rows[i])
+			if t.Schema.Optimizer.Kind == rowraft.FTRL {
+				fit(t.Schema.Optimizer, r.Weights, r.State)
+			}
 		} else {
-			r.step(t.Schema.Optimizer, lr, seg.rows[i])
+			r.push(t.Schema.Optimizer, lr, seg.rows[i])
 		}
 		round(&t.Schema, r.Weights)
 		t.Counters[slot]++

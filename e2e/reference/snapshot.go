@@ -124,13 +124,14 @@ func (l *loader) schemas(want int) error {
 	return l.section(1, want, func(b []byte) (n int, err error) {
 		for ; len(b) > 0; n++ {
 			var s rowraft.Schema
+			extended := len(b) > 11 && b[11] != 0
 			if s, b, err = decodeSchema(b); err != nil {
 				return n, err
 			}
 			if s.ID <= last || names[s.Name] || len(l.m.Tables) == maxTables {
 				return n, corrupt("snapshot: an impossible table")
 			}
-			if l.format == 1 && s.Normal() != (rowraft.Schema{ID: s.ID, Name: s.Name, Kind: s.Kind, Dim: s.Dim, Initializer: s.Initializer, Optimizer: s.Optimizer}) {
+			if l.format == 1 && extended {
 				return n, corrupt("snapshot: a table of a later format")
 			}
 			last, names[s.Name] = s.ID, true

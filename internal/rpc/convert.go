@@ -21,6 +21,8 @@ func SchemaToProto(s *rowraft.Schema) *rowraftv1.TableSchema {
 		Optimizer: &rowraftv1.Optimizer{
 			Kind: uint32(s.Optimizer.Kind), Lr: s.Optimizer.LR, InitialAccumulator: s.Optimizer.InitialAccumulator,
 			Epsilon: s.Optimizer.Epsilon, Beta1: s.Optimizer.Beta1, Beta2: s.Optimizer.Beta2,
+			Momentum: s.Optimizer.Momentum, WeightDecay: s.Optimizer.WeightDecay, Bound: s.Optimizer.Bound,
+			L1: s.Optimizer.L1, L2: s.Optimizer.L2, Beta: s.Optimizer.Beta,
 		},
 		Storage: uint32(s.Normal().Storage), ExpireTicks: s.Expire,
 	}
@@ -47,6 +49,7 @@ func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
 		Optimizer: rowraft.Optimizer{
 			Kind: rowraft.OptimizerKind(small(o.GetKind())), LR: o.GetLr(), InitialAccumulator: o.GetInitialAccumulator(),
 			Epsilon: o.GetEpsilon(), Beta1: o.GetBeta1(), Beta2: o.GetBeta2(),
+			Momentum: o.GetMomentum(), WeightDecay: o.GetWeightDecay(), Bound: o.GetBound(), L1: o.GetL1(), L2: o.GetL2(), Beta: o.GetBeta(),
 		},
 		Storage:   rowraft.DType(small(p.GetStorage())),
 		Admission: rowraft.Admission{Kind: rowraft.AdmissionKind(small(a.GetKind())), Count: a.GetCount(), Probability: a.GetProbability()},

@@ -105,10 +105,11 @@ func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr fl
 }
 
 // Assign creates the rows of keys that have none, sets their weights to values,
-// and gives them the next version of their slot. The optimizer state stays.
+// and gives them the next version of their slot. The optimizer state stays as it is, but for
+// what [optim.Rule.Assign] says.
 // All else is as in Update.
 func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) error {
-	return t.change(keys, values, dt, true, func(w, _, v []float32) { copy(w, v) })
+	return t.change(keys, values, dt, true, func(w, state, v []float32) { t.rule.Assign(w, state, v) })
 }
 
 // change calls do with the numbers of each row and those of the argument. The
@@ -176,7 +177,7 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 	stored := t.weights(r)
 	clear(stored[len(stored)-4:]) // the padding, if there is any
 	wire.PutFloats(stored, t.storage, w)
-	t.rule.InitState(t.state(r))
+	t.rule.InitState(floats(stored, t.storage, w), t.state(r))
 	return r, nil
 }
 

@@ -568,12 +568,18 @@ func (x *Initializer) GetB() float32 {
 
 type Optimizer struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
-	Kind               uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"` // 1 SGD, 2 Adagrad, 3 Adam
+	Kind               uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"` // 1 SGD, 2 Adagrad, 3 Adam, 4 Momentum, 5 row-wise Adagrad, 6 FTRL, 7 Add
 	Lr                 float32                `protobuf:"fixed32,2,opt,name=lr,proto3" json:"lr,omitempty"`
 	InitialAccumulator float32                `protobuf:"fixed32,3,opt,name=initial_accumulator,json=initialAccumulator,proto3" json:"initial_accumulator,omitempty"`
 	Epsilon            float32                `protobuf:"fixed32,4,opt,name=epsilon,proto3" json:"epsilon,omitempty"`
 	Beta1              float32                `protobuf:"fixed32,5,opt,name=beta1,proto3" json:"beta1,omitempty"`
 	Beta2              float32                `protobuf:"fixed32,6,opt,name=beta2,proto3" json:"beta2,omitempty"`
+	Momentum           float32                `protobuf:"fixed32,7,opt,name=momentum,proto3" json:"momentum,omitempty"`                          // Momentum: 0 to less than 1
+	WeightDecay        float32                `protobuf:"fixed32,8,opt,name=weight_decay,json=weightDecay,proto3" json:"weight_decay,omitempty"` // not of FTRL and Add
+	Bound              float32                `protobuf:"fixed32,9,opt,name=bound,proto3" json:"bound,omitempty"`                                // of weights after a push; 0: none
+	L1                 float32                `protobuf:"fixed32,10,opt,name=l1,proto3" json:"l1,omitempty"`                                     // FTRL
+	L2                 float32                `protobuf:"fixed32,11,opt,name=l2,proto3" json:"l2,omitempty"`                                     // FTRL
+	Beta               float32                `protobuf:"fixed32,12,opt,name=beta,proto3" json:"beta,omitempty"`                                 // FTRL
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -646,6 +652,48 @@ func (x *Optimizer) GetBeta1() float32 {
 func (x *Optimizer) GetBeta2() float32 {
 	if x != nil {
 		return x.Beta2
+	}
+	return 0
+}
+
+func (x *Optimizer) GetMomentum() float32 {
+	if x != nil {
+		return x.Momentum
+	}
+	return 0
+}
+
+func (x *Optimizer) GetWeightDecay() float32 {
+	if x != nil {
+		return x.WeightDecay
+	}
+	return 0
+}
+
+func (x *Optimizer) GetBound() float32 {
+	if x != nil {
+		return x.Bound
+	}
+	return 0
+}
+
+func (x *Optimizer) GetL1() float32 {
+	if x != nil {
+		return x.L1
+	}
+	return 0
+}
+
+func (x *Optimizer) GetL2() float32 {
+	if x != nil {
+		return x.L2
+	}
+	return 0
+}
+
+func (x *Optimizer) GetBeta() float32 {
+	if x != nil {
+		return x.Beta
 	}
 	return 0
 }
@@ -2995,14 +3043,21 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\x06R\x04seed\x12\f\n" +
 	"\x01a\x18\x03 \x01(\x02R\x01a\x12\f\n" +
-	"\x01b\x18\x04 \x01(\x02R\x01b\"\xa6\x01\n" +
+	"\x01b\x18\x04 \x01(\x02R\x01b\"\xaf\x02\n" +
 	"\tOptimizer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x0e\n" +
 	"\x02lr\x18\x02 \x01(\x02R\x02lr\x12/\n" +
 	"\x13initial_accumulator\x18\x03 \x01(\x02R\x12initialAccumulator\x12\x18\n" +
 	"\aepsilon\x18\x04 \x01(\x02R\aepsilon\x12\x14\n" +
 	"\x05beta1\x18\x05 \x01(\x02R\x05beta1\x12\x14\n" +
-	"\x05beta2\x18\x06 \x01(\x02R\x05beta2\"\x96\x01\n" +
+	"\x05beta2\x18\x06 \x01(\x02R\x05beta2\x12\x1a\n" +
+	"\bmomentum\x18\a \x01(\x02R\bmomentum\x12!\n" +
+	"\fweight_decay\x18\b \x01(\x02R\vweightDecay\x12\x14\n" +
+	"\x05bound\x18\t \x01(\x02R\x05bound\x12\x0e\n" +
+	"\x02l1\x18\n" +
+	" \x01(\x02R\x02l1\x12\x0e\n" +
+	"\x02l2\x18\v \x01(\x02R\x02l2\x12\x12\n" +
+	"\x04beta\x18\f \x01(\x02R\x04beta\"\x96\x01\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +

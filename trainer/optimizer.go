@@ -1,0 +1,65 @@
+package trainer
+
+import (
+	"strings"
+
+	"github.com/rowraft/rowraft"
+)
+
+// optimizer fills in the constants that are not set.
+func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
+	kind, err := rowraft.ParseOptimizerKind(t.Optimizer)
+	if err != nil || kind == rowraft.Add {
+		return rowraft.Optimizer{}, invalid("optimizer %q: want sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl", t.Optimizer)
+	}
+	accumulator := float32(1e-5)
+	if kind == rowraft.FTRL {
+		accumulator = 0 // as in Algorithm 1 of McMahan et al. 2013
+	}
+	o := rowraft.Optimizer{Kind: kind, LR: t.LR}
+	for _, c := range []struct {
+		name      string
+		set       *float32
+		byDefault float32
+	}{
+		{"initial_accumulator", t.InitialAccumulator, accumulator},
+		{"epsilon", t.Epsilon, 1e-8},
+		{"beta1", t.Beta1, 0.9},
+		{"beta2", t.Beta2, 0.999},
+		{"momentum", t.Momentum, 0.9},
+		{"l1", t.L1, 0},
+		{"l2", t.L2, 0},
+		{"beta", t.Beta, 1},
+		{"weight_decay", t.WeightDecay, 0},
+		{"bound", t.Bound, 0},
+	} {
+		switch at := o.Constant(c.name); {
+		case c.set != nil && !kind.Has(c.name):
+			return o, invalid("optimizer %s has no %s", kind, c.name)
+		case c.set != nil:
+			*at = *c.set
+		case kind.Has(c.name):
+			*at = c.byDefault
+		}
+	}
+	return o, nil
+}
+
+// validateDense refuses what would treat the rows of the dense table as weights:
+// they are what training adds to the initial weights (docs/formats/trainer-state.md), so
+// to pull them towards 0 would pull the weights back to where they started.
+func (t *TableConfig) validateDense() error {
+	var set []string
+	for _, c := range []struct {
+		name string
+		at   *float32
+	}{{"weight_decay", t.WeightDecay}, {"bound", t.Bound}, {"l1", t.L1}, {"l2", t.L2}} {
+		if c.at != nil {
+			set = append(set, c.name)
+		}
+	}
+	if len(set) > 0 {
+		return invalid("dense: %s: for embeddings only: the dense table holds what training adds to the initial weights", strings.Join(set, ", "))
+	}
+	return nil
+}
