@@ -36,7 +36,7 @@ build-plain: ## build every package without SIMD; keeps no binary
 	GOEXPERIMENT= go build ./...
 
 .PHONY: demo
-demo: build ## train on a cluster on this machine, kill a leader, check everything (MODE=async)
+demo: build ## train on a cluster on this machine, kill a leader, check everything (MODE=async|geo)
 	$(BIN)/rowraft demo $(if $(MODE),--mode $(MODE))
 
 .PHONY: mnist

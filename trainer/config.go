@@ -327,6 +327,11 @@ func (c *Config) schemas() []rowraft.Schema {
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		})
 	}
+	if c.Mode == Geo { // the optimizers are the trainers'
+		for i := range tables {
+			tables[i].Optimizer = rowraft.Optimizer{Kind: rowraft.Add, Bound: tables[i].Optimizer.Bound}
+		}
+	}
 	return tables
 }
 

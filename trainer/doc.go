@@ -18,10 +18,18 @@
 //     acknowledged; one trainer then gives the same bits on any [Tables].
 //  2. A batch whose loss or gradients are not finite is skipped whole, counted
 //     and named; it pushes nothing, not even audit rows.
-//  3. A push counts as acknowledged only after Push returned nil, and each
-//     acknowledged push has lowered this trainer's dimension of every audit
+//  3. A batch's push counts as acknowledged only after Push returned nil, and each
+//     that is acknowledged has lowered this trainer's dimension of every audit
 //     row by −1 exactly once: the rows hold the number of pushes applied.
 //  4. Order is never taken from a map.
+//  5. At a boundary, where a state is taken, and at the end, nothing of this trainer's
+//     is outside the tables, whatever the mode.
+//
+// # Modes
+//
+// The loop pulls and pushes through a way, one for each mode. In async a push is
+// one of the tables. In geo the model trains a copy in this process, and
+// differences are pushed; sent and acknowledged then count the batches they hold.
 //
 // # Concurrency
 //

@@ -17,7 +17,7 @@ const (
 )
 
 // modes that this version can run.
-var modes = []string{Async}
+var modes = []string{Async, Geo}
 
 // GeoConfig is what mode geo needs to know.
 type GeoConfig struct {

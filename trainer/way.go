@@ -22,6 +22,9 @@ type way interface {
 
 // newWay makes the way of the job's mode.
 func (j *Job) newWay() (way, error) {
+	if j.cfg.Mode == Geo {
+		return newGeo(j)
+	}
 	return &direct{j}, nil
 }
 

@@ -85,7 +85,7 @@ func newJobCommand(o options) *cobra.Command {
 	f.StringVar(&o.tls.Key, "key", "", "PEM file with the key of --cert")
 	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
-	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async")
+	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async or geo")
 	f.IntVar(&set.InFlight, "in-flight", set.InFlight, "unacknowledged pushes while training goes on; 0: one thing after another, reproducible")
 	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
 	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -65,13 +67,16 @@ within 0.03 of the best possible; 3 otherwise.`,
 	fl.IntVar(&cfg.servers, "servers", 3, "servers to start, 1 to 9; fewer than 3 cannot survive the kill")
 	fl.IntVar(&cfg.shards, "shards", 4, "shards of the tables, 1 to 64")
 	fl.IntVar(&cfg.trainers, "trainers", 2, "trainers to start, 1 to 16")
-	fl.StringVar(&cfg.mode, "mode", "async", "training mode: async")
+	fl.StringVar(&cfg.mode, "mode", "async", "training mode: "+strings.Join(demoModes, ", "))
 	fl.StringVar(&cfg.backend, "log-backend", "wal", "log of the shards: wal, rowlog or bolt")
 	fl.StringVar(&cfg.trainerBinary, "trainer-binary", "", "path of rowraft-trainer; default: beside this program, then PATH")
 	fl.BoolVar(&noKill, "no-kill", false, "kill no server")
 	fl.BoolVar(&cfg.keep, "keep", false, "keep logs and data, and say where they are")
 	return cmd
 }
+
+// demoModes are the modes of training that the demo shows.
+var demoModes = []string{"async", "geo"}
 
 func (c *demoConfig) check() error {
 	switch {
@@ -85,8 +90,8 @@ func (c *demoConfig) check() error {
 		return usagef("--trainers %d: want 1 to 16", c.trainers)
 	case c.steps < 0:
 		return usagef("--steps %d: want 0 or more", c.steps)
-	case c.mode != "async":
-		return usagef("--mode %q: this version trains in async mode", c.mode)
+	case !slices.Contains(demoModes, c.mode):
+		return usagef("--mode %q: want one of %s", c.mode, strings.Join(demoModes, ", "))
 	case (c.data == "") != (c.schema == ""):
 		return usagef("--data and --schema belong together: one of them is missing")
 	}
