@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -69,6 +70,9 @@ type benchMachine struct {
 	seq     uint64
 	entries [][]byte
 	asks    [][]byte
+	rows    int // of the table that is pushed to
+	dim     int
+	random  *rand.Rand
 }
 
 const partKeys = 7000 // 512 KiB, one entry
@@ -80,7 +84,7 @@ func newBenchMachine(dim, rows, tables int) (*benchMachine, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &benchMachine{Machine: m}
+	b := &benchMachine{Machine: m, dim: dim, random: rand.New(rand.NewPCG(1, 2))}
 	h := wire.EntryHeader{Version: 1, LogTime: 1, Epoch: 1}
 	if err := b.apply(wire.OpenSessionEntry(h, rowraft.ClientID{1}, 1)); err != nil {
 		return nil, err
@@ -102,12 +106,26 @@ func newBenchMachine(dim, rows, tables int) (*benchMachine, error) {
 			}
 		}
 	}
-	for _, keys := range batches("uniform", rows/tables, 32, true) {
+	b.rows = rows / tables
+	for _, keys := range batches("uniform", b.rows, 32, true) {
 		b.asks = append(b.asks, segment(s, keys, wire.FlagNoValues))
 		slices.Sort(keys[:partKeys])
 		b.entries = append(b.entries, pushEntry(h, s, keys[:partKeys]))
 	}
 	return b, nil
+}
+
+// pushUniform pushes the gradients of entry i to other keys: one at random in each of
+// partKeys equal ranges. The entries alone hold a fifth of a million rows, and no others
+// would ever change.
+func (b *benchMachine) pushUniform(i int) error {
+	entry := b.entries[i%len(b.entries)]
+	keys := entry[len(entry)-partKeys*(8+4*b.dim):] // before their values
+	for k := range partKeys {
+		from, to := k*b.rows/partKeys, (k+1)*b.rows/partKeys
+		binary.LittleEndian.PutUint64(keys[8*k:], uint64(from+b.random.IntN(to-from)))
+	}
+	return b.push(entry)
 }
 
 func segment(s rowraft.Schema, keys []rowraft.Key, flags uint8) []byte {
@@ -181,7 +199,7 @@ func (b *benchMachine) run(pullers int, apply bool, d time.Duration) (r rates, e
 	if apply {
 		entries, cpu, waits := 0, threadTime(), threadWaits()
 		for ; time.Since(begin) < d && err == nil; entries++ {
-			err = b.push(b.entries[entries%len(b.entries)])
+			err = b.pushUniform(entries)
 		}
 		r.applied = float64(entries*partKeys) / (threadTime() - cpu).Seconds() / 1e6
 		r.byClock = float64(entries*partKeys) / time.Since(begin).Seconds() / 1e6

@@ -147,7 +147,7 @@ func (b *benchMachine) during(w io.Writer) (applied, images float64, took time.D
 			return float64(i*partKeys) / took.Seconds() / 1e6, float64(s.ImageBytes()) / float64(s.Bytes()), took, err
 		default:
 		}
-		if err := b.push(b.entries[i%len(b.entries)]); err != nil {
+		if err := b.pushUniform(i); err != nil {
 			return 0, 0, 0, errors.Join(err, <-done)
 		}
 	}

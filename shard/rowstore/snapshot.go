@@ -44,12 +44,14 @@ type Snapshot struct {
 	aside struct {
 		sync.Mutex
 		// An image is a record and, behind it, 1 + the place of the slot's next image.
-		// The images of saved slots are chained to spare and used again. At may be
-		// called without the lock.
+		// Those of saved slots are spare and used again. The writer calls Alloc, and
+		// whoever has seen an image calls At, without the lock.
 		images     *slab.Slab
-		spare      uint32
+		spare      []slab.Place
 		candidates *candidateCut // nil: the table has none
 	}
+	ready readyImages  // the writer's
+	read  []slab.Place // the reader's: images that it has passed on
 
 	// The slot being saved and the walk through the segments it had at first:
 	// records never move, so they stay good when the slot outgrows them. The writer
@@ -327,16 +329,8 @@ func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEnt
 		seg := w.segs[w.at]
 		end := min(w.pos+maxEntries, len(seg))
 		maxEntries -= end - w.pos
-		for ; w.pos < end; w.pos++ {
-			e := atomic.LoadUint64(&seg[w.pos])
-			if !isRow(e) {
-				continue
-			}
-			r := s.t.at(slab.Place(uint32(e) - 1))
-			if v := r.loadVersion(); v <= counter && v > since {
-				dst = append(dst, s.t.bytes(r)...)
-			}
-		}
+		dst = s.appendEntries(dst, seg[w.pos:end], since, counter)
+		w.pos = end
 		if w.pos < len(seg) {
 			return dst, maxEntries
 		}
@@ -344,22 +338,56 @@ func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEnt
 	return dst, maxEntries
 }
 
+// appendEntries appends the rows of entries whose version is above since and at most
+// counter. A few records ahead it asks for their memory.
+func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter uint64) []byte {
+	var ring [recordsAhead]unsafe.Pointer
+	found, size := 0, s.t.slabRecordBytes()
+	row := func(at unsafe.Pointer) {
+		r := record{at}
+		if v := r.loadVersion(); v <= counter && v > since {
+			dst = append(dst, s.t.bytes(r)...)
+		}
+	}
+	for i := range entries {
+		e := atomic.LoadUint64(&entries[i])
+		if !isRow(e) {
+			continue
+		}
+		slot := &ring[found%recordsAhead]
+		if found >= recordsAhead {
+			row(*slot)
+		}
+		*slot = s.t.at(slab.Place(uint32(e) - 1)).p
+		prefetch(slot, 1, 0, size)
+		found++
+	}
+	for i := max(0, found-recordsAhead); i < found; i++ {
+		row(ring[i%recordsAhead])
+	}
+	return dst
+}
+
+// recordsAhead is how many records the reader asks for before it reads one.
+const recordsAhead = 8
+
 // appendImages appends images of the slot of c, up to maxEntries, and gives them up.
 // It holds nothing while it copies: the writer would wait for it at its next image of
 // any slot.
 func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int) []byte {
-	first, last := c.image, (*uint32)(nil)
+	s.read = s.read[:0]
 	for ; c.image != 0 && maxEntries > 0; maxEntries-- {
-		r := record{s.aside.images.At(slab.Place(c.image - 1))}
+		p := slab.Place(c.image - 1)
+		r := record{s.aside.images.At(p)}
 		if *r.version() > since {
 			dst = append(dst, s.t.bytes(r)...)
 		}
-		last = s.nextImage(r)
-		c.image = *last
+		s.read = append(s.read, p)
+		c.image = *s.nextImage(r)
 	}
-	if last != nil {
+	if len(s.read) > 0 {
 		s.aside.Lock()
-		*last, s.aside.spare = s.aside.spare, first
+		s.aside.spare = append(s.aside.spare, s.read...)
 		s.aside.Unlock()
 	}
 	return dst
@@ -400,22 +428,69 @@ func (s *Snapshot) keep(slot rowraft.Slot, tag uint32, r record) error {
 	if c.walking && s.t.passed(&s.walk, tag, r) {
 		return nil
 	}
-	s.aside.Lock()
-	defer s.aside.Unlock()
-	images := s.aside.images
-	p := slab.Place(s.aside.spare - 1)
-	if s.aside.spare != 0 {
-		s.aside.spare = *s.nextImage(record{images.At(p)})
-	} else {
-		var err error
-		if p, err = images.Alloc(); err != nil {
-			return fmt.Errorf("table %s: keep a row for a snapshot: %w", s.t.schema.Name, err)
-		}
+	p, at, err := s.newImage()
+	if err != nil {
+		return fmt.Errorf("table %s: keep a row for a snapshot: %w", s.t.schema.Name, err)
 	}
-	image := record{images.At(p)}
+	image := record{at}
 	copy(s.t.bytes(image), s.t.bytes(r))
 	*s.nextImage(image) = c.image
 	c.image = uint32(p) + 1
+	return nil
+}
+
+// readyImages are places for the writer's next images, the last one first. It fetches
+// them under one hold of the lock, and asks for their memory before it needs it: to
+// wait for each line of it was half of what a push costs.
+type readyImages struct {
+	n     int
+	place [imagesAtOnce]slab.Place
+	at    [imagesAtOnce]unsafe.Pointer
+}
+
+const (
+	imagesAtOnce = 16
+	imagesAhead  = 4 // are asked for
+)
+
+// newImage returns a place for an image and its address.
+func (s *Snapshot) newImage() (slab.Place, unsafe.Pointer, error) {
+	f := &s.ready
+	if f.n == 0 {
+		if err := s.readyMore(); err != nil {
+			return 0, nil, err
+		}
+	}
+	f.n--
+	if next := f.n - imagesAhead; next >= 0 {
+		prefetch(&f.at[next], 1, 0, s.t.slabRecordBytes()+8)
+	}
+	return f.place[f.n], f.at[f.n], nil
+}
+
+// readyMore gets places: those of saved slots, else new ones.
+func (s *Snapshot) readyMore() error {
+	f, images := &s.ready, s.aside.images
+	s.aside.Lock()
+	rest := len(s.aside.spare) - min(imagesAtOnce, len(s.aside.spare))
+	f.n = copy(f.place[:], s.aside.spare[rest:])
+	s.aside.spare = s.aside.spare[:rest]
+	s.aside.Unlock()
+	for ; f.n < imagesAtOnce; f.n++ {
+		p, err := images.Alloc()
+		if err != nil && f.n == 0 {
+			return err
+		}
+		if err != nil {
+			break
+		}
+		f.place[f.n] = p
+	}
+	for i := range f.n {
+		f.at[i] = images.At(f.place[i])
+	}
+	first := max(0, f.n-imagesAhead)
+	prefetch(&f.at[first], f.n-first, 0, s.t.slabRecordBytes()+8)
 	return nil
 }
 
