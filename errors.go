@@ -35,12 +35,17 @@ const (
 	CodeAlreadyExists  // likewise, exists
 	CodePrecondition   // the cluster is not as the call needs it: look again, then decide; effect: none
 	CodeFenced         // this replica differs from the majority and serves nothing: another one; operator
+
+	CodeStepClosed      // the step was closed without this gradient: go on with the step that is told; effect: none
+	CodeStaleGeneration // the job is at a later generation: take that; effect: none
+	CodeNotMember       // the worker, or this incarnation of it, is not of the job (any more): stop; effect: none
 )
 
 var codeNames = [...]string{
 	"Unknown", "InvalidArgument", "TableNotFound", "TableExists", "NotLeader", "WrongShard",
 	"NoLeader", "Starting", "Closing", "TooStale", "Overloaded", "LeadershipLost", "Deadline",
 	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition", "Fenced",
+	"StepClosed", "StaleGeneration", "NotMember",
 }
 
 func (c Code) String() string {

@@ -152,7 +152,7 @@ func (c Chain) LogTime(ctx context.Context, i int) (_ uint64, err error) {
 	if _, err := io.ReadFull(f, head); err != nil {
 		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: its header: %w", name, err)
 	}
-	h, _, _, err := parseHeader(head)
+	h, _, err := parseHeader(head)
 	return h.LogTime, err
 }
 

@@ -10,7 +10,7 @@ import (
 
 // Version is the newest format this binary reads. A stream is written as format
 // 1 unless it holds something newer.
-const Version = 2
+const Version = 3
 
 // CandidateBytes is the size of a candidate: key, count, tick.
 const CandidateBytes = 16
@@ -111,7 +111,10 @@ type Trailer struct {
 	Digest     Digest
 }
 
-func (h Header) append(dst []byte, tables, sessions int) []byte {
+// counts is how many of what stands before the rows there are.
+type counts struct{ tables, sessions, jobs int }
+
+func (h Header) append(dst []byte, n counts) []byte {
 	at := len(dst)
 	flags := uint32(0)
 	if h.Delta {
@@ -124,28 +127,29 @@ func (h Header) append(dst []byte, tables, sessions int) []byte {
 	dst = le.AppendUint64(dst, uint64(h.Applied))
 	dst = le.AppendUint64(dst, h.LogTime)
 	dst = le.AppendUint64(dst, uint64(h.Epoch))
-	dst = le.AppendUint32(dst, uint32(tables))
-	dst = le.AppendUint32(dst, uint32(sessions))
+	dst = le.AppendUint32(dst, uint32(n.tables))
+	dst = le.AppendUint32(dst, uint32(n.sessions))
 	dst = le.AppendUint32(dst, flags)
-	dst = append(dst, make([]byte, 8)...)
+	dst = le.AppendUint32(dst, uint32(n.jobs))
+	dst = le.AppendUint32(dst, 0)
 	return le.AppendUint32(dst, crc32.Checksum(dst[at:], castagnoli))
 }
 
 // parseHeader checks magic and version before anything else.
-func parseHeader(b []byte) (h Header, tables, sessions int, err error) {
+func parseHeader(b []byte) (h Header, n counts, err error) {
 	if string(b[:8]) != magic {
-		return h, 0, 0, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: it starts with %q, want %q", b[:8], magic)
+		return h, n, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: it starts with %q, want %q", b[:8], magic)
 	}
 	version, hash := le.Uint16(b[8:]), le.Uint16(b[10:])
 	if crc32.Checksum(b[:headerSize-4], castagnoli) != le.Uint32(b[headerSize-4:]) {
 		// A later version may have a longer header, so its checksum is elsewhere.
 		if version > Version {
-			return h, 0, 0, tooNew(version, hash)
+			return h, n, tooNew(version, hash)
 		}
-		return h, 0, 0, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: checksum of the header does not match")
+		return h, n, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: checksum of the header does not match")
 	}
 	if version > Version || hash > clustermap.HashVersion {
-		return h, 0, 0, tooNew(version, hash)
+		return h, n, tooNew(version, hash)
 	}
 	h = Header{
 		Shard:   rowraft.ShardID(le.Uint32(b[12:])),
@@ -155,12 +159,12 @@ func parseHeader(b []byte) (h Header, tables, sessions int, err error) {
 		Format:  version,
 		Delta:   le.Uint32(b[48:]) == flagDelta,
 	}
-	tables, sessions = int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
-	if version == 0 || hash == 0 || tables > maxTables || sessions > maxSessions ||
-		[8]byte(b[52:60]) != [8]byte{} || le.Uint32(b[48:]) != 0 && !(h.Delta && version >= 2) {
-		return h, 0, 0, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: the header has impossible fields")
+	n = counts{tables: int(le.Uint32(b[40:])), sessions: int(le.Uint32(b[44:])), jobs: int(le.Uint32(b[52:]))}
+	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs || n.jobs > 0 && version < 3 ||
+		le.Uint32(b[56:]) != 0 || le.Uint32(b[48:]) != 0 && !(h.Delta && version >= 2) {
+		return h, n, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: the header has impossible fields")
 	}
-	return h, tables, sessions, nil
+	return h, n, nil
 }
 
 func tooNew(version, hash uint16) error {

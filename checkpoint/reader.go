@@ -35,6 +35,7 @@ type Reader struct {
 	header   Header
 	tables   []rowraft.Schema
 	sessions []Session
+	jobs     []Job
 
 	buf     []byte // body of the last chunk
 	kind    chunkKind
@@ -53,15 +54,18 @@ func NewReader(r io.Reader) (*Reader, error) {
 	if err := rd.full(head[:]); err != nil {
 		return nil, err
 	}
-	h, tables, sessions, err := parseHeader(head[:])
+	h, n, err := parseHeader(head[:])
 	if err != nil {
 		return nil, err
 	}
 	rd.header = h
-	if err := rd.readSchemas(tables); err != nil {
+	if err := rd.readSchemas(n.tables); err != nil {
 		return nil, err
 	}
-	if err := rd.readSessions(sessions); err != nil {
+	if err := rd.readSessions(n.sessions); err != nil {
+		return nil, err
+	}
+	if err := rd.readJobs(n.jobs); err != nil {
 		return nil, err
 	}
 	return rd, nil

@@ -48,12 +48,21 @@ func (c *Client) Delete(ctx context.Context, segs ...Segment) (Ack, error) {
 }
 
 func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, error) {
+	parts, err := c.parts(op, segs)
+	if err != nil {
+		return Ack{}, err
+	}
+	return c.sendParts(ctx, parts)
+}
+
+// parts cuts segs into messages, not numbered yet.
+func (c *Client) parts(op wire.Op, segs []Segment) ([]*part, error) {
 	if err := c.takeLost(); err != nil {
-		return Ack{}, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier one failed after its caller had left: %w", opName(op), err)
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier one failed after its caller had left: %w", opName(op), err)
 	}
 	ready, err := c.prepare(op, segs)
 	if err != nil {
-		return Ack{}, err
+		return nil, err
 	}
 	m := c.cluster.Load()
 	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*c.opts.DType.Size()} }
@@ -65,6 +74,11 @@ func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, err
 	for i := range reqs {
 		parts[i] = c.encode(op, &reqs[i])
 	}
+	return parts, nil
+}
+
+// sendParts numbers and sends parts and waits for their answers.
+func (c *Client) sendParts(ctx context.Context, parts []*part) (Ack, error) {
 	for i, p := range parts {
 		if err := c.start(ctx, p); err != nil {
 			return Ack{}, c.partial(ctx, parts[:i], err)
@@ -132,9 +146,10 @@ type part struct {
 	payload []byte
 	seq     rowraft.Seq
 
-	done  chan struct{} // closed when err and index are set
-	err   error
-	index rowraft.Index
+	done    chan struct{} // closed when what follows is set
+	err     error
+	index   rowraft.Index
+	slowest uint64 // clock of the job, of an OpClocked
 
 	// parted is set by the part's goroutine when it has the answer, and by a Push
 	// that stops waiting: whichever finds it set knows of the other.
@@ -217,7 +232,7 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 			tries++
 			var err error
 			index, err = c.sendOnce(ctx, stub, ss, p, uint64(m.SlotsVersion))
-			return c.soonKnown(err, p.payload)
+			return c.soonKnown(err, p.segments())
 		})
 		maybe = maybe || tryMaybe
 		if err == nil {
@@ -258,6 +273,15 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 	}
 }
 
+// segments are the payload without a clock.
+func (p *part) segments() []byte {
+	if p.op != wire.OpClocked {
+		return p.payload
+	}
+	_, segments, _ := wire.ParseClock(p.payload)
+	return segments
+}
+
 func opName(op wire.Op) string {
 	switch op {
 	case wire.OpAssign:
@@ -286,7 +310,9 @@ func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *s
 	reply, err := stub.Push(ctx, &rowraftv1.PushRequest{
 		MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
 		Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,
+		Clocked: p.op == wire.OpClocked,
 	})
+	p.slowest = reply.GetSlowestClock()
 	return reply.GetAppliedIndex(), err
 }
 

@@ -1,6 +1,10 @@
 package clustermap
 
-import "github.com/rowraft/rowraft"
+import (
+	"encoding/binary"
+
+	"github.com/rowraft/rowraft"
+)
 
 // HashVersion is stored with every snapshot and checkpoint; a change of Hash
 // would move every row.
@@ -25,6 +29,12 @@ func Hash(table rowraft.TableID, key rowraft.Key) uint64 {
 
 // SlotOfHash returns the slot of a hash.
 func SlotOfHash(h uint64) rowraft.Slot { return rowraft.Slot(h >> 52) }
+
+// JobSlot is the slot whose shard keeps the clocks and data positions of a job
+// (docs/formats/steps.md).
+func JobSlot(id rowraft.JobID) rowraft.Slot {
+	return SlotOfHash(Hash(rowraft.TableID(binary.LittleEndian.Uint64(id[:8])), rowraft.Key(binary.LittleEndian.Uint64(id[8:]))))
+}
 
 // SlotOf returns the slot of a key: that of its own hash in a sparse table, of
 // its tensor's in a dense one.

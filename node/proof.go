@@ -103,6 +103,7 @@ type prover struct {
 
 // applied counts what was written, and notices that the machine was fenced.
 func (r *replica) applied(entry []byte) {
+	r.steps.changed()
 	if h, _, err := wire.ParseEntryHeader(entry); err == nil && h.Kind != wire.EntryProof {
 		r.written.Add(uint64(len(entry)))
 		return

@@ -29,6 +29,7 @@ type replica struct {
 	batch   *batcher
 	clock   logClock
 	gate    gate // before batch
+	steps   *steps
 	log     *slog.Logger
 
 	// leading is the term this replica leads and in which it has applied all that
@@ -88,6 +89,7 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 		log:   log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.steps = newSteps(r)
 	// Founders found the group, and only they; whoever comes later joins it. A
 	// founder that never ran before the members changed joins as well.
 	var founders []raftstore.Member
@@ -140,6 +142,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 		return // told twice
 	}
 	r.leading.Store(0)
+	r.steps.drop(rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server has lost the lead", r.shard))
 	if !leader {
 		r.log.Info("stopped leading", "term", uint64(term))
 		return
@@ -151,6 +154,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 		return
 	}
 	r.clock.restart(r.machine.LogTime())
+	r.steps.lead()
 	r.leading.Store(uint64(term))
 	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(r.machine.AppliedIndex()), "after", time.Since(start).String())
 }
@@ -158,6 +162,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 // close stops the replica. Queued pushes are answered first.
 func (r *replica) close() error {
 	r.cancel()
+	r.steps.stop()
 	r.batch.close()
 	return errors.Join(r.group.Close(), r.machine.Close())
 }
@@ -213,13 +218,15 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 	return r.machine.AppliedIndex(), result.Duplicate, nil
 }
 
-// checkPart is Machine.CheckPart, but a refusal by the state (a session or a table
-// that is not there) holds only if confirm proves that the state is the newest: it
+// checkPart is Machine.CheckPart, but a refusal by the state (a session, a table or
+// a job that is not there) holds only if confirm proves that the state is the newest: it
 // is final for the client, and a leader that was stopped does not know that there
 // is another one.
 func checkPart(ctx context.Context, m *shard.Machine, p *wire.Part, confirm func(context.Context) error) (duplicate bool, err error) {
 	duplicate, err = m.CheckPart(p)
-	if code := rowraft.CodeOf(err); code != rowraft.CodeSessionExpired && code != rowraft.CodeTableNotFound {
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeSessionExpired, rowraft.CodeTableNotFound, rowraft.CodeNotFound, rowraft.CodeNotMember:
+	default:
 		return duplicate, err
 	}
 	if err := confirm(ctx); err != nil {

@@ -47,6 +47,9 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 }
 
 func (s *tableService) Push(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+	if req.Clocked {
+		return s.pushClocked(ctx, req)
+	}
 	r, index, dup, err := s.numbered(ctx, wire.OpPush, req, req.Payload)
 	if err != nil {
 		return nil, err

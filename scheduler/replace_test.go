@@ -87,7 +87,7 @@ func emptyCheckpoint(t *testing.T, dest, name string, rows uint32) {
 		part.Slots = append(part.Slots, rowraft.Slot(s))
 	}
 	var stream bytes.Buffer
-	w, err := checkpoint.NewWriter(&stream, checkpoint.Header{Applied: 7, Epoch: 1}, []rowraft.Schema{schema}, nil)
+	w, err := checkpoint.NewWriter(&stream, checkpoint.Header{Applied: 7, Epoch: 1}, []rowraft.Schema{schema}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

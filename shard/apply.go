@@ -128,6 +128,10 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 		return a, m.applySweep(h, body, a)
 	case wire.EntryProof:
 		return a, m.applyProof(h, index, body, a)
+	case wire.EntryMembership:
+		return a, m.applyMembership(h, body, a)
+	case wire.EntryStep:
+		return a, m.applyStep(h, body, a)
 	case wire.EntryRestoreBegin, wire.EntryRestoreRows, wire.EntryRestoreClose, wire.EntryRestoreDrop:
 		return a, m.applyRestore(h, body, a)
 	}
@@ -241,6 +245,9 @@ func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 		if err := m.applyRows(p); err != nil {
 			return PartResult{}, err
 		}
+		if p.Op == wire.OpClocked {
+			m.setClock(p.Payload)
+		}
 	}
 	m.mu.Lock()
 	answer(s, p.Seq, refusal) // s stays: only this goroutine changes sessions
@@ -252,7 +259,15 @@ func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 // time. Any error is fatal, since some rows may have changed.
 // REQUIRES: Validate(p.Op, p.Payload) == nil.
 func (m *Machine) applyRows(p *wire.Part) error {
-	for payload := p.Payload; len(payload) > 0; {
+	op, payload := p.Op, p.Payload
+	if op == wire.OpClocked {
+		_, segments, err := wire.ParseClock(payload)
+		if err != nil {
+			return err
+		}
+		op, payload = wire.OpPush, segments
+	}
+	for len(payload) > 0 {
 		seg, body, rest, err := wire.ParseSegment(payload)
 		if err != nil {
 			return err
@@ -266,7 +281,7 @@ func (m *Machine) applyRows(p *wire.Part) error {
 		if seg.Flags&wire.FlagLR != 0 {
 			lr = seg.LR
 		}
-		if err := m.applySegment(p.Op, t, seg, body, lr); err != nil {
+		if err := m.applySegment(op, t, seg, body, lr); err != nil {
 			return err
 		}
 	}

@@ -95,6 +95,10 @@ type state struct {
 	sessions sessions
 	// private are the sessions that no snapshot shares: all of them if it is nil.
 	private map[*checkpoint.Session]bool
+
+	jobs jobs
+	// privateJobs are the jobs that no snapshot shares: all of them if it is nil.
+	privateJobs map[*checkpoint.Job]bool
 }
 
 // view is what can be read of a Machine. It is immutable, but for the rows.

@@ -109,6 +109,9 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 	for _, s := range rd.Sessions() {
 		st.sessions = append(st.sessions, &s) // the reader checked the order
 	}
+	for _, j := range rd.Jobs() {
+		st.jobs = append(st.jobs, &j) // likewise
+	}
 	for {
 		b, err := rd.Next()
 		if errors.Is(err, io.EOF) {

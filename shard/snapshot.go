@@ -37,6 +37,7 @@ type Snapshot struct {
 	purpose  purpose
 	header   checkpoint.Header
 	sessions []*checkpoint.Session // nobody changes them any more
+	jobs     []*checkpoint.Job     // likewise
 	tables   []tableSnapshot       // ascending by ID
 	written  bool
 	released bool // guarded by m.mu and m.life
@@ -83,7 +84,7 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	if err := m.snapshotBusyLocked(p); err != nil {
 		return nil, err
 	}
-	s := &Snapshot{m: m, st: m.mu.state, purpose: p, header: m.header(), sessions: m.mu.shareSessions()}
+	s := &Snapshot{m: m, st: m.mu.state, purpose: p, header: m.header(), sessions: m.mu.shareSessions(), jobs: m.mu.shareJobs()}
 	for _, t := range m.mu.tables {
 		snap, err := t.rows.BeginSnapshot()
 		if err != nil {
@@ -236,22 +237,26 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	for i, p := range s.sessions {
 		sessions[i] = *p
 	}
-	return s.write(w, sessions, nil)
+	jobs := make([]checkpoint.Job, len(s.jobs))
+	for i, j := range s.jobs {
+		jobs[i] = *j
+	}
+	return s.write(w, sessions, jobs, nil)
 }
 
-// WriteRows is WriteTo without sessions: the part of a checkpoint, which they do
-// not outlive.
-func (s *Snapshot) WriteRows(w io.Writer) (int64, error) { return s.write(w, nil, nil) }
+// WriteRows is WriteTo without sessions and jobs: the part of a checkpoint, which they
+// do not outlive.
+func (s *Snapshot) WriteRows(w io.Writer) (int64, error) { return s.write(w, nil, nil, nil) }
 
 // WriteDelta is WriteRows of what is newer than base (docs/formats/checkpoint.md).
 //
 // Errors: CodeInvalidArgument if a slot had a higher counter there.
 func (s *Snapshot) WriteDelta(w io.Writer, base checkpoint.Counters) (int64, error) {
 	s.header.Delta = true
-	return s.write(w, nil, base)
+	return s.write(w, nil, nil, base)
 }
 
-func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, base checkpoint.Counters) (int64, error) {
+func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, jobs []checkpoint.Job, base checkpoint.Counters) (int64, error) {
 	if s.written {
 		return 0, rowraft.Errorf(rowraft.CodeInternal, "shard %d: a snapshot was written twice", s.m.shard)
 	}
@@ -260,7 +265,7 @@ func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, base checkp
 	for i := range s.tables {
 		schemas[i] = s.tables[i].schema
 	}
-	out, err := checkpoint.NewWriter(w, s.header, schemas, sessions)
+	out, err := checkpoint.NewWriter(w, s.header, schemas, sessions, jobs)
 	if err != nil {
 		return 0, err
 	}

@@ -15,14 +15,25 @@ import (
 // and holds no lock over it. Safe for concurrent use.
 //
 // Errors: CodeTableNotFound; CodeWrongShard if a key's slot is not held here;
+// CodeNotFound, CodeNotMember for the clock of a clocked push;
 // CodeInvalidArgument for everything else: dim, dtype, flags, keys not strictly
 // ascending, a table twice, too many keys, numbers that are NaN or infinite.
 func (m *Machine) Validate(op wire.Op, payload []byte) error {
-	if op < wire.OpPush || op > wire.OpDelete {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "op %d: want push, assign or delete", op)
+	if op < wire.OpPush || op > wire.OpClocked {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "op %d: want push, assign, delete or clocked push", op)
 	}
 	if len(payload) > rowraft.MaxEntryBytes {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "payload of %d bytes: want at most %d in one part, split it", len(payload), rowraft.MaxEntryBytes)
+	}
+	if op == wire.OpClocked {
+		c, segments, err := wire.ParseClock(payload)
+		if err != nil {
+			return err
+		}
+		if err := m.checkClock(&c); err != nil {
+			return err
+		}
+		op, payload = wire.OpPush, segments
 	}
 	var seen [16]rowraft.TableID
 	tables := seen[:0]

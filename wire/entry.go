@@ -48,8 +48,11 @@ const (
 
 // Version is the oldest apply version that knows op.
 func (op Op) Version() uint16 {
-	if op == OpDelete {
+	switch op {
+	case OpDelete:
 		return 2
+	case OpClocked:
+		return jobVersion
 	}
 	return PlainEntryVersion
 }
@@ -124,7 +127,7 @@ func ParsePart(b []byte, p *Part) (rest []byte, err error) {
 	p.Floor = rowraft.Seq(le.Uint64(b[32:]))
 	p.Op = Op(b[40])
 	n := uint64(le.Uint32(b[44:]))
-	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op < OpPush || p.Op > OpDelete {
+	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op < OpPush || p.Op > OpClocked {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry has an impossible part: op %d, payload %d of %d bytes", b[40], n, len(b)-PartHeaderSize)
 	}
 	end := PartHeaderSize + int(n)

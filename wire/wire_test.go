@@ -230,7 +230,7 @@ func TestParsePartRefuses(t *testing.T) {
 		{"half a header", good[:47]},
 		{"a cut payload", good[:PartHeaderSize+23]},
 		{"op 0", change(good, 40, 0)},
-		{"op 4", change(good, 40, 4)},
+		{"op 5", change(good, 40, 5)},
 		{"reserved byte 41", change(good, 41, 1)},
 		{"reserved byte 43", change(good, 43, 1)},
 		{"an odd length", change(good, 44, 20)},
@@ -321,7 +321,7 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 func FuzzParseEntry(f *testing.F) {
-	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex", "entry_table_extended.hex", "entry_drop.hex"} {
+	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex", "entry_table_extended.hex", "entry_drop.hex", "entry_membership.hex", "entry_membership_end.hex", "entry_step.hex", "entry_clocked.hex"} {
 		f.Add(golden(f, name))
 	}
 	f.Fuzz(func(t *testing.T, entry []byte) {
@@ -344,7 +344,7 @@ func FuzzParseEntry(f *testing.F) {
 			if id, err := ParseDropTable(rest); err == nil {
 				again, rest = DropTableEntry(h, id), nil
 			}
-		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop, EntrySweep:
+		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop, EntrySweep, EntryMembership, EntryStep:
 			if b := rebuilt(h, rest); b != nil {
 				again, rest = b, nil
 			}
@@ -369,9 +369,17 @@ func FuzzParseEntry(f *testing.F) {
 	})
 }
 
-// rebuilt writes what was read of an entry of kinds 4 to 9, nil if it is none.
+// rebuilt writes what was read of an entry of kinds 4 to 9, 12 and 13, nil if it is none.
 func rebuilt(h EntryHeader, body []byte) []byte {
 	switch h.Kind {
+	case EntryMembership:
+		if m, err := ParseMembership(h, body); err == nil {
+			return MembershipEntry(h, &m)
+		}
+	case EntryStep:
+		if s, err := ParseStep(h, body); err == nil {
+			return AppendStepEntry(nil, h, &s)
+		}
 	case EntryMark:
 		if id, err := ParseMark(body); err == nil {
 			return MarkEntry(h, id)

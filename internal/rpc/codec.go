@@ -29,7 +29,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	case *rowraftv1.ScanReply:
 		return scanReply(m), nil
 	case *rowraftv1.PushRequest:
-		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
+		return withPayload(pushRequestHead(m), 8, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.AssignRequest:
 		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.DeleteRequest:
@@ -41,7 +41,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 			return nested(m.Id, pullReplyHead(nil, m.Reply), 3, mem.NewBuffer(&m.Reply.Payload, Pool)), nil
 		}
 	case *rowraftv1.PushStreamRequest:
-		return nested(m.Id, pushHead(nil, m.Push), 8, mem.SliceBuffer(m.Push.GetPayload())), nil
+		return nested(m.Id, pushRequestHead(m.Push), 8, mem.SliceBuffer(m.Push.GetPayload())), nil
 	}
 	return c.std.Marshal(v)
 }
@@ -117,6 +117,10 @@ func pushHead(b []byte, m numbered) []byte {
 	return appendUint(b, 7, m.GetFloor())
 }
 
+func pushRequestHead(m *rowraftv1.PushRequest) []byte {
+	return appendUint(pushHead(nil, m), 9, protowire.EncodeBool(m.GetClocked()))
+}
+
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	var fields func(*reader, protowire.Number, protowire.Type) (bool, error)
 	switch m := v.(type) {
@@ -127,7 +131,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	case *rowraftv1.ScanReply:
 		fields = scanReplyField(m)
 	case *rowraftv1.PushRequest:
-		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
+		fields = pushRequestField(m)
 	case *rowraftv1.AssignRequest:
 		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
 	case *rowraftv1.DeleteRequest:
@@ -145,7 +149,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	case *rowraftv1.PushStreamRequest:
 		p := new(rowraftv1.PushRequest)
 		m.Push = p
-		fields = nestedField(&m.Id, pushField(&p.MapVersion, &p.Shard, &p.TableEpoch, &p.ClientId, &p.Incarnation, &p.Seq, &p.Floor, &p.Payload), nil)
+		fields = nestedField(&m.Id, pushRequestField(p), nil)
 	default:
 		return c.std.Unmarshal(data, v)
 	}
@@ -362,6 +366,19 @@ func pushField(mapVersion *uint64, shard *uint32, epoch *uint64, client *[]byte,
 			return setBytes(r, typ, payload)
 		}
 		return false, nil
+	}
+}
+
+func pushRequestField(m *rowraftv1.PushRequest) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+	inner := pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
+	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
+		if num != 9 {
+			return inner(r, num, typ)
+		}
+		var v uint64
+		known, err := setNumber(r, typ, &v)
+		m.Clocked = v != 0
+		return known, err
 	}
 }
 

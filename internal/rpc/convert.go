@@ -145,3 +145,12 @@ func NodeToProto(n clustermap.Node) *rowraftv1.Node {
 func NodeFromProto(n *rowraftv1.Node) clustermap.Node {
 	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(), PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler(), NoShards: n.GetNoShards()}
 }
+
+// PositionsToProto is for replies and requests of jobs.
+func PositionsToProto(all []rowraft.Position) []*rowraftv1.DataPosition {
+	out := make([]*rowraftv1.DataPosition, len(all))
+	for i, p := range all {
+		out[i] = &rowraftv1.DataPosition{Part: uint64(p.Part), Offset: p.Offset}
+	}
+	return out
+}

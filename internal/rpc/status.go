@@ -40,6 +40,10 @@ var grpcCodes = map[rowraft.Code]codes.Code{
 	rowraft.CodeAlreadyExists:   codes.AlreadyExists,
 	rowraft.CodePrecondition:    codes.FailedPrecondition,
 	rowraft.CodeFenced:          codes.Unavailable,
+
+	rowraft.CodeStepClosed:      codes.FailedPrecondition,
+	rowraft.CodeStaleGeneration: codes.FailedPrecondition,
+	rowraft.CodeNotMember:       codes.FailedPrecondition,
 }
 
 // Detail turns an error into the message that carries all of it.
@@ -56,6 +60,12 @@ func Detail(err error) *rowraftv1.ErrorDetail {
 	}
 	if e, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
 		d.RetryAfterNs = uint64(max(e.RetryAfter, 0))
+	}
+	if e, ok := errors.AsType[*rowraft.StepClosedError](err); ok {
+		d.Shard, d.Step, d.NextStep, d.Unsure = uint32(e.Shard), uint64(e.Step), uint64(e.Next), e.Unsure
+	}
+	if e, ok := errors.AsType[*rowraft.StaleGenerationError](err); ok {
+		d.Shard, d.HaveVersion, d.WantVersion, d.NextStep = uint32(e.Shard), uint64(e.Have), uint64(e.Want), uint64(e.Next)
 	}
 	return d
 }
@@ -91,6 +101,10 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 		inner = &rowraft.TooStaleError{Shard: rowraft.ShardID(d.Shard), Applied: rowraft.Index(d.Applied), Wanted: rowraft.Index(d.Wanted)}
 	case rowraft.CodeOverloaded:
 		inner = &rowraft.OverloadedError{What: d.Message, RetryAfter: time.Duration(min(d.RetryAfterNs, uint64(maxRetryAfter)))}
+	case rowraft.CodeStepClosed:
+		inner = &rowraft.StepClosedError{Shard: rowraft.ShardID(d.Shard), Step: rowraft.Step(d.Step), Next: rowraft.Step(d.NextStep), Unsure: d.Unsure}
+	case rowraft.CodeStaleGeneration:
+		inner = &rowraft.StaleGenerationError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.Generation(d.HaveVersion), Want: rowraft.Generation(d.WantVersion), Next: rowraft.Step(d.NextStep)}
 	default:
 		return rowraft.Errorf(code, "%s", d.Message)
 	}

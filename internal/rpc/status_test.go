@@ -21,11 +21,21 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 		&rowraft.TooStaleError{Shard: 1, Applied: 7, Wanted: 8},
 		&rowraft.OverloadedError{What: "queue", RetryAfter: 20 * time.Millisecond},
 		rowraft.Errorf(rowraft.CodeSessionExpired, "gone"),
+		&rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9},
+		&rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9},
 	} {
 		got := FromStatus(ToStatus(want))
 		if got.Error() != want.Error() || rowraft.CodeOf(got) != rowraft.CodeOf(want) {
 			t.Errorf("%v (%v) came out as %v (%v)", want, rowraft.CodeOf(want), got, rowraft.CodeOf(got))
 		}
+	}
+	sc, ok := errors.AsType[*rowraft.StepClosedError](FromStatus(ToStatus(&rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9, Unsure: true})))
+	if !ok || *sc != (rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9, Unsure: true}) {
+		t.Errorf("what StepClosed tells was lost: %+v", sc)
+	}
+	sg, ok := errors.AsType[*rowraft.StaleGenerationError](FromStatus(ToStatus(&rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9})))
+	if !ok || *sg != (rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9}) {
+		t.Errorf("what StaleGeneration tells was lost: %+v", sg)
 	}
 	nl, ok := errors.AsType[*rowraft.NotLeaderError](FromStatus(ToStatus(fmt.Errorf("x: %w", &rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}))))
 	if !ok || *nl != (rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}) {
@@ -49,7 +59,7 @@ func TestForeignStatusMayHaveBeenApplied(t *testing.T) {
 }
 
 func TestEveryCodeHasAStatus(t *testing.T) {
-	for c := rowraft.CodeInvalidArgument; c <= rowraft.CodeFenced; c++ {
+	for c := rowraft.CodeInvalidArgument; c <= rowraft.CodeNotMember; c++ {
 		if _, ok := grpcCodes[c]; !ok {
 			t.Errorf("code %v has no gRPC status", c)
 		}

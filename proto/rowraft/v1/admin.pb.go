@@ -916,6 +916,491 @@ func (x *DropShardTableReply) GetAppliedIndex() uint64 {
 	return 0
 }
 
+// JobMember is one worker of a job.
+type JobMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`               // less than 1024
+	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // from 1
+	Clock         uint64                 `protobuf:"varint,3,opt,name=clock,proto3" json:"clock,omitempty"`             // in replies: of the worker
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobMember) Reset() {
+	*x = JobMember{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobMember) ProtoMessage() {}
+
+func (x *JobMember) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobMember.ProtoReflect.Descriptor instead.
+func (*JobMember) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *JobMember) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *JobMember) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *JobMember) GetClock() uint64 {
+	if x != nil {
+		return x.Clock
+	}
+	return 0
+}
+
+type EnsureJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // 0: any
+	Job           []byte                 `protobuf:"bytes,3,opt,name=job,proto3" json:"job,omitempty"`                                  // 16 bytes
+	Generation    uint64                 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`                   // from 1
+	FirstStep     uint64                 `protobuf:"varint,5,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`    // from 1: steps below it are closed
+	Members       []*JobMember           `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`                          // 1 … 1024, ascending by rank
+	Quorum        uint32                 `protobuf:"varint,7,opt,name=quorum,proto3" json:"quorum,omitempty"`                           // so many members close a step; 0: all
+	DeadlineNs    uint64                 `protobuf:"varint,8,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureJobRequest) Reset() {
+	*x = EnsureJobRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureJobRequest) ProtoMessage() {}
+
+func (x *EnsureJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureJobRequest.ProtoReflect.Descriptor instead.
+func (*EnsureJobRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *EnsureJobRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *EnsureJobRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *EnsureJobRequest) GetJob() []byte {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *EnsureJobRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *EnsureJobRequest) GetFirstStep() uint64 {
+	if x != nil {
+		return x.FirstStep
+	}
+	return 0
+}
+
+func (x *EnsureJobRequest) GetMembers() []*JobMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *EnsureJobRequest) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *EnsureJobRequest) GetDeadlineNs() uint64 {
+	if x != nil {
+		return x.DeadlineNs
+	}
+	return 0
+}
+
+type EnsureJobReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AppliedIndex  uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	LastClosed    uint64                 `protobuf:"varint,2,opt,name=last_closed,json=lastClosed,proto3" json:"last_closed,omitempty"` // step
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureJobReply) Reset() {
+	*x = EnsureJobReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureJobReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureJobReply) ProtoMessage() {}
+
+func (x *EnsureJobReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureJobReply.ProtoReflect.Descriptor instead.
+func (*EnsureJobReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *EnsureJobReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *EnsureJobReply) GetLastClosed() uint64 {
+	if x != nil {
+		return x.LastClosed
+	}
+	return 0
+}
+
+type EndJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	Job           []byte                 `protobuf:"bytes,3,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndJobRequest) Reset() {
+	*x = EndJobRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndJobRequest) ProtoMessage() {}
+
+func (x *EndJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndJobRequest.ProtoReflect.Descriptor instead.
+func (*EndJobRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *EndJobRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *EndJobRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *EndJobRequest) GetJob() []byte {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+type EndJobReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AppliedIndex  uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndJobReply) Reset() {
+	*x = EndJobReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndJobReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndJobReply) ProtoMessage() {}
+
+func (x *EndJobReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndJobReply.ProtoReflect.Descriptor instead.
+func (*EndJobReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EndJobReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+type JobStateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Job           []byte                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"` // 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobStateRequest) Reset() {
+	*x = JobStateRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobStateRequest) ProtoMessage() {}
+
+func (x *JobStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobStateRequest.ProtoReflect.Descriptor instead.
+func (*JobStateRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *JobStateRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *JobStateRequest) GetJob() []byte {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+type JobStateReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AppliedIndex  uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	FirstStep     uint64                 `protobuf:"varint,3,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`
+	LastClosed    uint64                 `protobuf:"varint,4,opt,name=last_closed,json=lastClosed,proto3" json:"last_closed,omitempty"`    // step
+	HighestOpen   uint64                 `protobuf:"varint,5,opt,name=highest_open,json=highestOpen,proto3" json:"highest_open,omitempty"` // step that the leader holds a part of; 0: none
+	Members       []*JobMember           `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`                             // their clocks count in the clock shard only
+	Positions     []*DataPosition        `protobuf:"bytes,7,rep,name=positions,proto3" json:"positions,omitempty"`                         // likewise; ascending by part
+	Quorum        uint32                 `protobuf:"varint,8,opt,name=quorum,proto3" json:"quorum,omitempty"`
+	DeadlineNs    uint64                 `protobuf:"varint,9,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
+	WaitingFor    []uint32               `protobuf:"varint,10,rep,packed,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // ranks without a part of the lowest step that is open
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobStateReply) Reset() {
+	*x = JobStateReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobStateReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobStateReply) ProtoMessage() {}
+
+func (x *JobStateReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobStateReply.ProtoReflect.Descriptor instead.
+func (*JobStateReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *JobStateReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *JobStateReply) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *JobStateReply) GetFirstStep() uint64 {
+	if x != nil {
+		return x.FirstStep
+	}
+	return 0
+}
+
+func (x *JobStateReply) GetLastClosed() uint64 {
+	if x != nil {
+		return x.LastClosed
+	}
+	return 0
+}
+
+func (x *JobStateReply) GetHighestOpen() uint64 {
+	if x != nil {
+		return x.HighestOpen
+	}
+	return 0
+}
+
+func (x *JobStateReply) GetMembers() []*JobMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *JobStateReply) GetPositions() []*DataPosition {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *JobStateReply) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *JobStateReply) GetDeadlineNs() uint64 {
+	if x != nil {
+		return x.DeadlineNs
+	}
+	return 0
+}
+
+func (x *JobStateReply) GetWaitingFor() []uint32 {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return nil
+}
+
 type EnsureTableRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -927,7 +1412,7 @@ type EnsureTableRequest struct {
 
 func (x *EnsureTableRequest) Reset() {
 	*x = EnsureTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -939,7 +1424,7 @@ func (x *EnsureTableRequest) String() string {
 func (*EnsureTableRequest) ProtoMessage() {}
 
 func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -952,7 +1437,7 @@ func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableRequest.ProtoReflect.Descriptor instead.
 func (*EnsureTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EnsureTableRequest) GetShard() uint32 {
@@ -985,7 +1470,7 @@ type EnsureTableReply struct {
 
 func (x *EnsureTableReply) Reset() {
 	*x = EnsureTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +1482,7 @@ func (x *EnsureTableReply) String() string {
 func (*EnsureTableReply) ProtoMessage() {}
 
 func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +1495,7 @@ func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableReply.ProtoReflect.Descriptor instead.
 func (*EnsureTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EnsureTableReply) GetAppliedIndex() uint64 {
@@ -1028,7 +1513,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1525,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1538,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 type NodeStatusReply struct {
@@ -1072,7 +1557,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1569,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1582,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NodeStatusReply) GetClusterId() string {
@@ -1166,7 +1651,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1663,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1676,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -1219,7 +1704,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1716,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1729,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -1273,7 +1758,7 @@ var File_rowraft_v1_admin_proto protoreflect.FileDescriptor
 const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16rowraft/v1/admin.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"I\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x16rowraft/v1/table.proto\"I\n" +
 	"\x12NotedDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -1337,7 +1822,57 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
 	"tableEpoch\":\n" +
 	"\x13DropShardTableReply\x12#\n" +
-	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"z\n" +
+	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"W\n" +
+	"\tJobMember\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\rR\x04rank\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05clock\x18\x03 \x01(\x04R\x05clock\"\x84\x02\n" +
+	"\x10EnsureJobRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1f\n" +
+	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
+	"tableEpoch\x12\x10\n" +
+	"\x03job\x18\x03 \x01(\fR\x03job\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\x04R\n" +
+	"generation\x12\x1d\n" +
+	"\n" +
+	"first_step\x18\x05 \x01(\x04R\tfirstStep\x12/\n" +
+	"\amembers\x18\x06 \x03(\v2\x15.rowraft.v1.JobMemberR\amembers\x12\x16\n" +
+	"\x06quorum\x18\a \x01(\rR\x06quorum\x12\x1f\n" +
+	"\vdeadline_ns\x18\b \x01(\x04R\n" +
+	"deadlineNs\"V\n" +
+	"\x0eEnsureJobReply\x12#\n" +
+	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x1f\n" +
+	"\vlast_closed\x18\x02 \x01(\x04R\n" +
+	"lastClosed\"X\n" +
+	"\rEndJobRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1f\n" +
+	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
+	"tableEpoch\x12\x10\n" +
+	"\x03job\x18\x03 \x01(\fR\x03job\"2\n" +
+	"\vEndJobReply\x12#\n" +
+	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"9\n" +
+	"\x0fJobStateRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\fR\x03job\"\xfa\x02\n" +
+	"\rJobStateReply\x12#\n" +
+	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x1d\n" +
+	"\n" +
+	"first_step\x18\x03 \x01(\x04R\tfirstStep\x12\x1f\n" +
+	"\vlast_closed\x18\x04 \x01(\x04R\n" +
+	"lastClosed\x12!\n" +
+	"\fhighest_open\x18\x05 \x01(\x04R\vhighestOpen\x12/\n" +
+	"\amembers\x18\x06 \x03(\v2\x15.rowraft.v1.JobMemberR\amembers\x126\n" +
+	"\tpositions\x18\a \x03(\v2\x18.rowraft.v1.DataPositionR\tpositions\x12\x16\n" +
+	"\x06quorum\x18\b \x01(\rR\x06quorum\x12\x1f\n" +
+	"\vdeadline_ns\x18\t \x01(\x04R\n" +
+	"deadlineNs\x12\x1f\n" +
+	"\vwaiting_for\x18\n" +
+	" \x03(\rR\n" +
+	"waitingFor\"z\n" +
 	"\x12EnsureTableRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12-\n" +
 	"\x05table\x18\x02 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x1f\n" +
@@ -1370,10 +1905,13 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x19PROOF_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PROOF_VERDICT_AGREED\x10\x01\x12\x19\n" +
 	"\x15PROOF_VERDICT_DIVIDED\x10\x02\x12\x1b\n" +
-	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xa4\x05\n" +
+	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xed\x06\n" +
 	"\x05Admin\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
-	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12H\n" +
+	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12E\n" +
+	"\tEnsureJob\x12\x1c.rowraft.v1.EnsureJobRequest\x1a\x1a.rowraft.v1.EnsureJobReply\x12<\n" +
+	"\x06EndJob\x12\x19.rowraft.v1.EndJobRequest\x1a\x17.rowraft.v1.EndJobReply\x12B\n" +
+	"\bJobState\x12\x1b.rowraft.v1.JobStateRequest\x1a\x19.rowraft.v1.JobStateReply\x12H\n" +
 	"\n" +
 	"NodeStatus\x12\x1d.rowraft.v1.NodeStatusRequest\x1a\x1b.rowraft.v1.NodeStatusReply\x12<\n" +
 	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12K\n" +
@@ -1396,7 +1934,7 @@ func file_rowraft_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_rowraft_v1_admin_proto_goTypes = []any{
 	(ProofVerdict)(0),             // 0: rowraft.v1.ProofVerdict
 	(*NotedDigestRequest)(nil),    // 1: rowraft.v1.NotedDigestRequest
@@ -1412,48 +1950,65 @@ var file_rowraft_v1_admin_proto_goTypes = []any{
 	(*ChangeMembersReply)(nil),    // 11: rowraft.v1.ChangeMembersReply
 	(*DropShardTableRequest)(nil), // 12: rowraft.v1.DropShardTableRequest
 	(*DropShardTableReply)(nil),   // 13: rowraft.v1.DropShardTableReply
-	(*EnsureTableRequest)(nil),    // 14: rowraft.v1.EnsureTableRequest
-	(*EnsureTableReply)(nil),      // 15: rowraft.v1.EnsureTableReply
-	(*NodeStatusRequest)(nil),     // 16: rowraft.v1.NodeStatusRequest
-	(*NodeStatusReply)(nil),       // 17: rowraft.v1.NodeStatusReply
-	(*DigestRequest)(nil),         // 18: rowraft.v1.DigestRequest
-	(*DigestReply)(nil),           // 19: rowraft.v1.DigestReply
-	(*MemberStatus)(nil),          // 20: rowraft.v1.MemberStatus
-	(*Replica)(nil),               // 21: rowraft.v1.Replica
-	(*TableSchema)(nil),           // 22: rowraft.v1.TableSchema
-	(*ReplicaStatus)(nil),         // 23: rowraft.v1.ReplicaStatus
+	(*JobMember)(nil),             // 14: rowraft.v1.JobMember
+	(*EnsureJobRequest)(nil),      // 15: rowraft.v1.EnsureJobRequest
+	(*EnsureJobReply)(nil),        // 16: rowraft.v1.EnsureJobReply
+	(*EndJobRequest)(nil),         // 17: rowraft.v1.EndJobRequest
+	(*EndJobReply)(nil),           // 18: rowraft.v1.EndJobReply
+	(*JobStateRequest)(nil),       // 19: rowraft.v1.JobStateRequest
+	(*JobStateReply)(nil),         // 20: rowraft.v1.JobStateReply
+	(*EnsureTableRequest)(nil),    // 21: rowraft.v1.EnsureTableRequest
+	(*EnsureTableReply)(nil),      // 22: rowraft.v1.EnsureTableReply
+	(*NodeStatusRequest)(nil),     // 23: rowraft.v1.NodeStatusRequest
+	(*NodeStatusReply)(nil),       // 24: rowraft.v1.NodeStatusReply
+	(*DigestRequest)(nil),         // 25: rowraft.v1.DigestRequest
+	(*DigestReply)(nil),           // 26: rowraft.v1.DigestReply
+	(*MemberStatus)(nil),          // 27: rowraft.v1.MemberStatus
+	(*Replica)(nil),               // 28: rowraft.v1.Replica
+	(*DataPosition)(nil),          // 29: rowraft.v1.DataPosition
+	(*TableSchema)(nil),           // 30: rowraft.v1.TableSchema
+	(*ReplicaStatus)(nil),         // 31: rowraft.v1.ReplicaStatus
 }
 var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
 	5,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
-	20, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
-	21, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
-	20, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
-	22, // 5: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
-	23, // 6: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	14, // 7: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	12, // 8: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
-	16, // 9: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	18, // 10: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	1,  // 11: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
-	3,  // 12: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
-	6,  // 13: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	8,  // 14: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
-	10, // 15: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	15, // 16: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	13, // 17: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	17, // 18: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	19, // 19: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	2,  // 20: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	4,  // 21: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
-	7,  // 22: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	9,  // 23: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
-	11, // 24: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	16, // [16:25] is the sub-list for method output_type
-	7,  // [7:16] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	27, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
+	28, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
+	27, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
+	14, // 5: rowraft.v1.EnsureJobRequest.members:type_name -> rowraft.v1.JobMember
+	14, // 6: rowraft.v1.JobStateReply.members:type_name -> rowraft.v1.JobMember
+	29, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
+	30, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
+	31, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
+	21, // 10: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	12, // 11: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
+	15, // 12: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
+	17, // 13: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
+	19, // 14: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
+	23, // 15: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	25, // 16: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
+	1,  // 17: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	3,  // 18: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
+	6,  // 19: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	8,  // 20: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
+	10, // 21: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	22, // 22: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	13, // 23: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	16, // 24: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	18, // 25: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
+	20, // 26: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
+	24, // 27: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	26, // 28: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
+	2,  // 29: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	4,  // 30: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
+	7,  // 31: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	9,  // 32: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
+	11, // 33: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	22, // [22:34] is the sub-list for method output_type
+	10, // [10:22] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_admin_proto_init() }
@@ -1462,6 +2017,7 @@ func file_rowraft_v1_admin_proto_init() {
 		return
 	}
 	file_rowraft_v1_cluster_proto_init()
+	file_rowraft_v1_table_proto_init()
 	file_rowraft_v1_admin_proto_msgTypes[9].OneofWrappers = []any{
 		(*ChangeMembersRequest_AddLearner)(nil),
 		(*ChangeMembersRequest_Promote)(nil),
@@ -1473,7 +2029,7 @@ func file_rowraft_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_admin_proto_rawDesc), len(file_rowraft_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,9 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Admin_EnsureTable_FullMethodName    = "/rowraft.v1.Admin/EnsureTable"
 	Admin_DropShardTable_FullMethodName = "/rowraft.v1.Admin/DropShardTable"
+	Admin_EnsureJob_FullMethodName      = "/rowraft.v1.Admin/EnsureJob"
+	Admin_EndJob_FullMethodName         = "/rowraft.v1.Admin/EndJob"
+	Admin_JobState_FullMethodName       = "/rowraft.v1.Admin/JobState"
 	Admin_NodeStatus_FullMethodName     = "/rowraft.v1.Admin/NodeStatus"
 	Admin_Digest_FullMethodName         = "/rowraft.v1.Admin/Digest"
 	Admin_NotedDigest_FullMethodName    = "/rowraft.v1.Admin/NotedDigest"
@@ -40,6 +43,14 @@ type AdminClient interface {
 	EnsureTable(ctx context.Context, in *EnsureTableRequest, opts ...grpc.CallOption) (*EnsureTableReply, error)
 	// DropShardTable logs that a table is gone in one shard if it is there; leader only.
 	DropShardTable(ctx context.Context, in *DropShardTableRequest, opts ...grpc.CallOption) (*DropShardTableReply, error)
+	// EnsureJob logs the membership of a job in one shard if it is not there yet, after
+	// it has closed the steps below its first one; leader only. The scheduler drives it
+	// into every shard before a worker is told (docs/formats/steps.md).
+	EnsureJob(ctx context.Context, in *EnsureJobRequest, opts ...grpc.CallOption) (*EnsureJobReply, error)
+	// EndJob logs that a job is over in one shard, which forgets it; leader only.
+	EndJob(ctx context.Context, in *EndJobRequest, opts ...grpc.CallOption) (*EndJobReply, error)
+	// JobState tells what one shard knows of a job; leader only.
+	JobState(ctx context.Context, in *JobStateRequest, opts ...grpc.CallOption) (*JobStateReply, error)
 	// NodeStatus describes the replicas on this node.
 	NodeStatus(ctx context.Context, in *NodeStatusRequest, opts ...grpc.CallOption) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
@@ -80,6 +91,36 @@ func (c *adminClient) DropShardTable(ctx context.Context, in *DropShardTableRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DropShardTableReply)
 	err := c.cc.Invoke(ctx, Admin_DropShardTable_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) EnsureJob(ctx context.Context, in *EnsureJobRequest, opts ...grpc.CallOption) (*EnsureJobReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EnsureJobReply)
+	err := c.cc.Invoke(ctx, Admin_EnsureJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) EndJob(ctx context.Context, in *EndJobRequest, opts ...grpc.CallOption) (*EndJobReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndJobReply)
+	err := c.cc.Invoke(ctx, Admin_EndJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) JobState(ctx context.Context, in *JobStateRequest, opts ...grpc.CallOption) (*JobStateReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(JobStateReply)
+	err := c.cc.Invoke(ctx, Admin_JobState_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -166,6 +207,14 @@ type AdminServer interface {
 	EnsureTable(context.Context, *EnsureTableRequest) (*EnsureTableReply, error)
 	// DropShardTable logs that a table is gone in one shard if it is there; leader only.
 	DropShardTable(context.Context, *DropShardTableRequest) (*DropShardTableReply, error)
+	// EnsureJob logs the membership of a job in one shard if it is not there yet, after
+	// it has closed the steps below its first one; leader only. The scheduler drives it
+	// into every shard before a worker is told (docs/formats/steps.md).
+	EnsureJob(context.Context, *EnsureJobRequest) (*EnsureJobReply, error)
+	// EndJob logs that a job is over in one shard, which forgets it; leader only.
+	EndJob(context.Context, *EndJobRequest) (*EndJobReply, error)
+	// JobState tells what one shard knows of a job; leader only.
+	JobState(context.Context, *JobStateRequest) (*JobStateReply, error)
 	// NodeStatus describes the replicas on this node.
 	NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
@@ -197,6 +246,15 @@ func (UnimplementedAdminServer) EnsureTable(context.Context, *EnsureTableRequest
 }
 func (UnimplementedAdminServer) DropShardTable(context.Context, *DropShardTableRequest) (*DropShardTableReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method DropShardTable not implemented")
+}
+func (UnimplementedAdminServer) EnsureJob(context.Context, *EnsureJobRequest) (*EnsureJobReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method EnsureJob not implemented")
+}
+func (UnimplementedAdminServer) EndJob(context.Context, *EndJobRequest) (*EndJobReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndJob not implemented")
+}
+func (UnimplementedAdminServer) JobState(context.Context, *JobStateRequest) (*JobStateReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method JobState not implemented")
 }
 func (UnimplementedAdminServer) NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeStatus not implemented")
@@ -272,6 +330,60 @@ func _Admin_DropShardTable_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).DropShardTable(ctx, req.(*DropShardTableRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_EnsureJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EnsureJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).EnsureJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_EnsureJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).EnsureJob(ctx, req.(*EnsureJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_EndJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).EndJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_EndJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).EndJob(ctx, req.(*EndJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_JobState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(JobStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).JobState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_JobState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).JobState(ctx, req.(*JobStateRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -416,6 +528,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DropShardTable",
 			Handler:    _Admin_DropShardTable_Handler,
+		},
+		{
+			MethodName: "EnsureJob",
+			Handler:    _Admin_EnsureJob_Handler,
+		},
+		{
+			MethodName: "EndJob",
+			Handler:    _Admin_EndJob_Handler,
+		},
+		{
+			MethodName: "JobState",
+			Handler:    _Admin_JobState_Handler,
 		},
 		{
 			MethodName: "NodeStatus",

@@ -76,6 +76,58 @@ func (ReadMode) EnumDescriptor() ([]byte, []int) {
 	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{0}
 }
 
+type StepOutcome int32
+
+const (
+	StepOutcome_STEP_OUTCOME_UNSPECIFIED StepOutcome = 0
+	StepOutcome_STEP_OUTCOME_APPLIED     StepOutcome = 1 // the step is applied, with this worker's gradients
+	StepOutcome_STEP_OUTCOME_HELD        StepOutcome = 2 // the leader holds the fragment, and waits for others
+	StepOutcome_STEP_OUTCOME_MISSING     StepOutcome = 3 // answer to a probe: the leader does not have it; send it
+)
+
+// Enum value maps for StepOutcome.
+var (
+	StepOutcome_name = map[int32]string{
+		0: "STEP_OUTCOME_UNSPECIFIED",
+		1: "STEP_OUTCOME_APPLIED",
+		2: "STEP_OUTCOME_HELD",
+		3: "STEP_OUTCOME_MISSING",
+	}
+	StepOutcome_value = map[string]int32{
+		"STEP_OUTCOME_UNSPECIFIED": 0,
+		"STEP_OUTCOME_APPLIED":     1,
+		"STEP_OUTCOME_HELD":        2,
+		"STEP_OUTCOME_MISSING":     3,
+	}
+)
+
+func (x StepOutcome) Enum() *StepOutcome {
+	p := new(StepOutcome)
+	*p = x
+	return p
+}
+
+func (x StepOutcome) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StepOutcome) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_table_proto_enumTypes[1].Descriptor()
+}
+
+func (StepOutcome) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_table_proto_enumTypes[1]
+}
+
+func (x StepOutcome) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StepOutcome.Descriptor instead.
+func (StepOutcome) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{1}
+}
+
 type PullRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // cluster map the keys were split by
@@ -238,6 +290,7 @@ type PushRequest struct {
 	Seq           uint64                 `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`                                 // 1, 2, 3 … per (session, shard)
 	Floor         uint64                 `protobuf:"varint,7,opt,name=floor,proto3" json:"floor,omitempty"`                             // the client holds an answer for every number up to this one
 	Payload       []byte                 `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`                          // segments: strictly ascending keys, gradients; ≤ 4 MiB
+	Clocked       bool                   `protobuf:"varint,9,opt,name=clocked,proto3" json:"clocked,omitempty"`                         // the payload begins with a clock record (docs/formats/steps.md)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -328,11 +381,19 @@ func (x *PushRequest) GetPayload() []byte {
 	return nil
 }
 
+func (x *PushRequest) GetClocked() bool {
+	if x != nil {
+		return x.Clocked
+	}
+	return false
+}
+
 type PushReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
 	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // index at or after which the push is visible
 	Duplicate     bool                   `protobuf:"varint,3,opt,name=duplicate,proto3" json:"duplicate,omitempty"`                           // had been applied before; nothing was applied now
+	SlowestClock  uint64                 `protobuf:"varint,4,opt,name=slowest_clock,json=slowestClock,proto3" json:"slowest_clock,omitempty"` // to a clocked push: lowest clock of the job's members
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -388,6 +449,389 @@ func (x *PushReply) GetDuplicate() bool {
 	return false
 }
 
+func (x *PushReply) GetSlowestClock() uint64 {
+	if x != nil {
+		return x.SlowestClock
+	}
+	return 0
+}
+
+// DataPosition tells how far one part of a job's data was read.
+type DataPosition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Part          uint64                 `protobuf:"varint,1,opt,name=part,proto3" json:"part,omitempty"`     // from the scheduler
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the reader's unit
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DataPosition) Reset() {
+	*x = DataPosition{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DataPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DataPosition) ProtoMessage() {}
+
+func (x *DataPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DataPosition.ProtoReflect.Descriptor instead.
+func (*DataPosition) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *DataPosition) GetPart() uint64 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *DataPosition) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type PushStepRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	MapVersion  uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Shard       uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	TableEpoch  uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // 0: any
+	Job         []byte                 `protobuf:"bytes,4,opt,name=job,proto3" json:"job,omitempty"`                                  // 16 bytes
+	Generation  uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`                   // from 1
+	Rank        uint32                 `protobuf:"varint,6,opt,name=rank,proto3" json:"rank,omitempty"`                               // less than 1024
+	Incarnation uint64                 `protobuf:"varint,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                 // of the worker, from 1
+	Step        uint64                 `protobuf:"varint,8,opt,name=step,proto3" json:"step,omitempty"`                               // from 1
+	// A worker's part for one shard may be cut into several: the step has it when all
+	// fragments are there.
+	Fragment      uint32          `protobuf:"varint,9,opt,name=fragment,proto3" json:"fragment,omitempty"`    // less than fragments
+	Fragments     uint32          `protobuf:"varint,10,opt,name=fragments,proto3" json:"fragments,omitempty"` // 1 … 1024
+	Payload       []byte          `protobuf:"bytes,11,opt,name=payload,proto3" json:"payload,omitempty"`      // segments: strictly ascending keys, gradients; may be empty; ≤ 4 MiB
+	Positions     []*DataPosition `protobuf:"bytes,12,rep,name=positions,proto3" json:"positions,omitempty"`  // at most 64, ascending by part; to the job's clock shard only
+	Probe         bool            `protobuf:"varint,13,opt,name=probe,proto3" json:"probe,omitempty"`         // no payload: what has become of the fragment that was sent before?
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushStepRequest) Reset() {
+	*x = PushStepRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushStepRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushStepRequest) ProtoMessage() {}
+
+func (x *PushStepRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushStepRequest.ProtoReflect.Descriptor instead.
+func (*PushStepRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PushStepRequest) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetJob() []byte {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *PushStepRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetFragment() uint32 {
+	if x != nil {
+		return x.Fragment
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetFragments() uint32 {
+	if x != nil {
+		return x.Fragments
+	}
+	return 0
+}
+
+func (x *PushStepRequest) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+func (x *PushStepRequest) GetPositions() []*DataPosition {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *PushStepRequest) GetProbe() bool {
+	if x != nil {
+		return x.Probe
+	}
+	return false
+}
+
+// PushStepReply: a step that was closed without this worker is an error (StepClosed).
+type PushStepReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // APPLIED: index at or after which the step is visible
+	Outcome       StepOutcome            `protobuf:"varint,3,opt,name=outcome,proto3,enum=rowraft.v1.StepOutcome" json:"outcome,omitempty"`
+	WaitingFor    uint64                 `protobuf:"varint,4,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // HELD: members that have not pushed the step
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushStepReply) Reset() {
+	*x = PushStepReply{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushStepReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushStepReply) ProtoMessage() {}
+
+func (x *PushStepReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushStepReply.ProtoReflect.Descriptor instead.
+func (*PushStepReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PushStepReply) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *PushStepReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *PushStepReply) GetOutcome() StepOutcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return StepOutcome_STEP_OUTCOME_UNSPECIFIED
+}
+
+func (x *PushStepReply) GetWaitingFor() uint64 {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return 0
+}
+
+type WaitClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Job           []byte                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"` // 16 bytes
+	AtLeast       uint64                 `protobuf:"varint,3,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitClockRequest) Reset() {
+	*x = WaitClockRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitClockRequest) ProtoMessage() {}
+
+func (x *WaitClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitClockRequest.ProtoReflect.Descriptor instead.
+func (*WaitClockRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WaitClockRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *WaitClockRequest) GetJob() []byte {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *WaitClockRequest) GetAtLeast() uint64 {
+	if x != nil {
+		return x.AtLeast
+	}
+	return 0
+}
+
+type WaitClockReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slowest       uint64                 `protobuf:"varint,1,opt,name=slowest,proto3" json:"slowest,omitempty"` // lowest clock of the job's members; below at_least: ask again
+	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitClockReply) Reset() {
+	*x = WaitClockReply{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitClockReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitClockReply) ProtoMessage() {}
+
+func (x *WaitClockReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitClockReply.ProtoReflect.Descriptor instead.
+func (*WaitClockReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WaitClockReply) GetSlowest() uint64 {
+	if x != nil {
+		return x.Slowest
+	}
+	return 0
+}
+
+func (x *WaitClockReply) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
 type AssignRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
@@ -404,7 +848,7 @@ type AssignRequest struct {
 
 func (x *AssignRequest) Reset() {
 	*x = AssignRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -416,7 +860,7 @@ func (x *AssignRequest) String() string {
 func (*AssignRequest) ProtoMessage() {}
 
 func (x *AssignRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -429,7 +873,7 @@ func (x *AssignRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignRequest.ProtoReflect.Descriptor instead.
 func (*AssignRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AssignRequest) GetMapVersion() uint64 {
@@ -499,7 +943,7 @@ type AssignReply struct {
 
 func (x *AssignReply) Reset() {
 	*x = AssignReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +955,7 @@ func (x *AssignReply) String() string {
 func (*AssignReply) ProtoMessage() {}
 
 func (x *AssignReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +968,7 @@ func (x *AssignReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignReply.ProtoReflect.Descriptor instead.
 func (*AssignReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AssignReply) GetTableEpoch() uint64 {
@@ -564,7 +1008,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +1020,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +1033,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteRequest) GetMapVersion() uint64 {
@@ -659,7 +1103,7 @@ type DeleteReply struct {
 
 func (x *DeleteReply) Reset() {
 	*x = DeleteReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +1115,7 @@ func (x *DeleteReply) String() string {
 func (*DeleteReply) ProtoMessage() {}
 
 func (x *DeleteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +1128,7 @@ func (x *DeleteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteReply.ProtoReflect.Descriptor instead.
 func (*DeleteReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteReply) GetTableEpoch() uint64 {
@@ -718,7 +1162,7 @@ type PullStreamRequest struct {
 
 func (x *PullStreamRequest) Reset() {
 	*x = PullStreamRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +1174,7 @@ func (x *PullStreamRequest) String() string {
 func (*PullStreamRequest) ProtoMessage() {}
 
 func (x *PullStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,7 +1187,7 @@ func (x *PullStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullStreamRequest.ProtoReflect.Descriptor instead.
 func (*PullStreamRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PullStreamRequest) GetId() uint64 {
@@ -771,7 +1215,7 @@ type PullStreamReply struct {
 
 func (x *PullStreamReply) Reset() {
 	*x = PullStreamReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +1227,7 @@ func (x *PullStreamReply) String() string {
 func (*PullStreamReply) ProtoMessage() {}
 
 func (x *PullStreamReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +1240,7 @@ func (x *PullStreamReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullStreamReply.ProtoReflect.Descriptor instead.
 func (*PullStreamReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PullStreamReply) GetId() uint64 {
@@ -830,7 +1274,7 @@ type PushStreamRequest struct {
 
 func (x *PushStreamRequest) Reset() {
 	*x = PushStreamRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +1286,7 @@ func (x *PushStreamRequest) String() string {
 func (*PushStreamRequest) ProtoMessage() {}
 
 func (x *PushStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +1299,7 @@ func (x *PushStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStreamRequest.ProtoReflect.Descriptor instead.
 func (*PushStreamRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PushStreamRequest) GetId() uint64 {
@@ -883,7 +1327,7 @@ type PushStreamReply struct {
 
 func (x *PushStreamReply) Reset() {
 	*x = PushStreamReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +1339,7 @@ func (x *PushStreamReply) String() string {
 func (*PushStreamReply) ProtoMessage() {}
 
 func (x *PushStreamReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +1352,7 @@ func (x *PushStreamReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStreamReply.ProtoReflect.Descriptor instead.
 func (*PushStreamReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PushStreamReply) GetId() uint64 {
@@ -949,7 +1393,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1405,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1418,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ScanRequest) GetMapVersion() uint64 {
@@ -1055,7 +1499,7 @@ type ScanReply struct {
 
 func (x *ScanReply) Reset() {
 	*x = ScanReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1511,7 @@ func (x *ScanReply) String() string {
 func (*ScanReply) ProtoMessage() {}
 
 func (x *ScanReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1524,7 @@ func (x *ScanReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanReply.ProtoReflect.Descriptor instead.
 func (*ScanReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ScanReply) GetTableEpoch() uint64 {
@@ -1129,7 +1573,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1585,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1598,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -1188,7 +1632,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1644,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1657,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -1239,18 +1683,21 @@ type ErrorDetail struct {
 	Shard         uint32                 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
 	Leader        string                 `protobuf:"bytes,4,opt,name=leader,proto3" json:"leader,omitempty"`                                     // NotLeader: node id, "" if unknown
 	Term          uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"`                                        // NotLeader
-	HaveVersion   uint64                 `protobuf:"varint,6,opt,name=have_version,json=haveVersion,proto3" json:"have_version,omitempty"`       // WrongShard: map version of the request
-	WantVersion   uint64                 `protobuf:"varint,7,opt,name=want_version,json=wantVersion,proto3" json:"want_version,omitempty"`       // WrongShard: map version of the node
+	HaveVersion   uint64                 `protobuf:"varint,6,opt,name=have_version,json=haveVersion,proto3" json:"have_version,omitempty"`       // WrongShard: map version of the request; StaleGeneration: generation of the request
+	WantVersion   uint64                 `protobuf:"varint,7,opt,name=want_version,json=wantVersion,proto3" json:"want_version,omitempty"`       // WrongShard: map version of the node; StaleGeneration: the job's generation
 	Applied       uint64                 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`                                  // TooStale
 	Wanted        uint64                 `protobuf:"varint,9,opt,name=wanted,proto3" json:"wanted,omitempty"`                                    // TooStale
 	RetryAfterNs  uint64                 `protobuf:"varint,10,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"` // Overloaded
+	Step          uint64                 `protobuf:"varint,11,opt,name=step,proto3" json:"step,omitempty"`                                       // StepClosed: that was pushed
+	NextStep      uint64                 `protobuf:"varint,12,opt,name=next_step,json=nextStep,proto3" json:"next_step,omitempty"`               // StepClosed, StaleGeneration: the first that is open
+	Unsure        bool                   `protobuf:"varint,13,opt,name=unsure,proto3" json:"unsure,omitempty"`                                   // StepClosed: the step is too old to tell who contributed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1709,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1722,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1348,6 +1795,27 @@ func (x *ErrorDetail) GetRetryAfterNs() uint64 {
 	return 0
 }
 
+func (x *ErrorDetail) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *ErrorDetail) GetNextStep() uint64 {
+	if x != nil {
+		return x.NextStep
+	}
+	return 0
+}
+
+func (x *ErrorDetail) GetUnsure() bool {
+	if x != nil {
+		return x.Unsure
+	}
+	return false
+}
+
 var File_rowraft_v1_table_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_table_proto_rawDesc = "" +
@@ -1368,7 +1836,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x18\n" +
-	"\apayload\x18\x03 \x01(\fR\apayload\"\xe6\x01\n" +
+	"\apayload\x18\x03 \x01(\fR\apayload\"\x80\x02\n" +
 	"\vPushRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1379,12 +1847,50 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\x12\x10\n" +
 	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05floor\x18\a \x01(\x04R\x05floor\x12\x18\n" +
-	"\apayload\x18\b \x01(\fR\apayload\"o\n" +
+	"\apayload\x18\b \x01(\fR\apayload\x12\x18\n" +
+	"\aclocked\x18\t \x01(\bR\aclocked\"\x94\x01\n" +
 	"\tPushReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
-	"\tduplicate\x18\x03 \x01(\bR\tduplicate\"\xe8\x01\n" +
+	"\tduplicate\x18\x03 \x01(\bR\tduplicate\x12#\n" +
+	"\rslowest_clock\x18\x04 \x01(\x04R\fslowestClock\":\n" +
+	"\fDataPosition\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\x04R\x04part\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x87\x03\n" +
+	"\x0fPushStepRequest\x12\x1f\n" +
+	"\vmap_version\x18\x01 \x01(\x04R\n" +
+	"mapVersion\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1f\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\x12\x10\n" +
+	"\x03job\x18\x04 \x01(\fR\x03job\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x05 \x01(\x04R\n" +
+	"generation\x12\x12\n" +
+	"\x04rank\x18\x06 \x01(\rR\x04rank\x12 \n" +
+	"\vincarnation\x18\a \x01(\x04R\vincarnation\x12\x12\n" +
+	"\x04step\x18\b \x01(\x04R\x04step\x12\x1a\n" +
+	"\bfragment\x18\t \x01(\rR\bfragment\x12\x1c\n" +
+	"\tfragments\x18\n" +
+	" \x01(\rR\tfragments\x12\x18\n" +
+	"\apayload\x18\v \x01(\fR\apayload\x126\n" +
+	"\tpositions\x18\f \x03(\v2\x18.rowraft.v1.DataPositionR\tpositions\x12\x14\n" +
+	"\x05probe\x18\r \x01(\bR\x05probe\"\xa9\x01\n" +
+	"\rPushStepReply\x12\x1f\n" +
+	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
+	"tableEpoch\x12#\n" +
+	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x121\n" +
+	"\aoutcome\x18\x03 \x01(\x0e2\x17.rowraft.v1.StepOutcomeR\aoutcome\x12\x1f\n" +
+	"\vwaiting_for\x18\x04 \x01(\x04R\n" +
+	"waitingFor\"U\n" +
+	"\x10WaitClockRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\fR\x03job\x12\x19\n" +
+	"\bat_least\x18\x03 \x01(\x04R\aatLeast\"O\n" +
+	"\x0eWaitClockReply\x12\x18\n" +
+	"\aslowest\x18\x01 \x01(\x04R\aslowest\x12#\n" +
+	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\"\xe8\x01\n" +
 	"\rAssignRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1458,7 +1964,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x10OpenSessionReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
-	"tableEpoch\"\x9b\x02\n" +
+	"tableEpoch\"\xe4\x02\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -1470,11 +1976,19 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\aapplied\x18\b \x01(\x04R\aapplied\x12\x16\n" +
 	"\x06wanted\x18\t \x01(\x04R\x06wanted\x12$\n" +
 	"\x0eretry_after_ns\x18\n" +
-	" \x01(\x04R\fretryAfterNs*W\n" +
+	" \x01(\x04R\fretryAfterNs\x12\x12\n" +
+	"\x04step\x18\v \x01(\x04R\x04step\x12\x1b\n" +
+	"\tnext_step\x18\f \x01(\x04R\bnextStep\x12\x16\n" +
+	"\x06unsure\x18\r \x01(\bR\x06unsure*W\n" +
 	"\bReadMode\x12\x19\n" +
 	"\x15READ_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10READ_MODE_LEADER\x10\x01\x12\x1a\n" +
-	"\x16READ_MODE_LINEARIZABLE\x10\x022\x96\x04\n" +
+	"\x16READ_MODE_LINEARIZABLE\x10\x02*v\n" +
+	"\vStepOutcome\x12\x1c\n" +
+	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
+	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xa1\x05\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x126\n" +
 	"\x04Push\x12\x17.rowraft.v1.PushRequest\x1a\x15.rowraft.v1.PushReply\x12<\n" +
@@ -1484,7 +1998,9 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"PullStream\x12\x1d.rowraft.v1.PullStreamRequest\x1a\x1b.rowraft.v1.PullStreamReply(\x010\x01\x12L\n" +
 	"\n" +
 	"PushStream\x12\x1d.rowraft.v1.PushStreamRequest\x1a\x1b.rowraft.v1.PushStreamReply(\x010\x01\x128\n" +
-	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12K\n" +
+	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
+	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12E\n" +
+	"\tWaitClock\x12\x1c.rowraft.v1.WaitClockRequest\x1a\x1a.rowraft.v1.WaitClockReply\x12K\n" +
 	"\vOpenSession\x12\x1e.rowraft.v1.OpenSessionRequest\x1a\x1c.rowraft.v1.OpenSessionReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
@@ -1499,57 +2015,69 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_table_proto_rawDescData
 }
 
-var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),              // 0: rowraft.v1.ReadMode
-	(*PullRequest)(nil),        // 1: rowraft.v1.PullRequest
-	(*PullReply)(nil),          // 2: rowraft.v1.PullReply
-	(*PushRequest)(nil),        // 3: rowraft.v1.PushRequest
-	(*PushReply)(nil),          // 4: rowraft.v1.PushReply
-	(*AssignRequest)(nil),      // 5: rowraft.v1.AssignRequest
-	(*AssignReply)(nil),        // 6: rowraft.v1.AssignReply
-	(*DeleteRequest)(nil),      // 7: rowraft.v1.DeleteRequest
-	(*DeleteReply)(nil),        // 8: rowraft.v1.DeleteReply
-	(*PullStreamRequest)(nil),  // 9: rowraft.v1.PullStreamRequest
-	(*PullStreamReply)(nil),    // 10: rowraft.v1.PullStreamReply
-	(*PushStreamRequest)(nil),  // 11: rowraft.v1.PushStreamRequest
-	(*PushStreamReply)(nil),    // 12: rowraft.v1.PushStreamReply
-	(*ScanRequest)(nil),        // 13: rowraft.v1.ScanRequest
-	(*ScanReply)(nil),          // 14: rowraft.v1.ScanReply
-	(*OpenSessionRequest)(nil), // 15: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),   // 16: rowraft.v1.OpenSessionReply
-	(*ErrorDetail)(nil),        // 17: rowraft.v1.ErrorDetail
+	(StepOutcome)(0),           // 1: rowraft.v1.StepOutcome
+	(*PullRequest)(nil),        // 2: rowraft.v1.PullRequest
+	(*PullReply)(nil),          // 3: rowraft.v1.PullReply
+	(*PushRequest)(nil),        // 4: rowraft.v1.PushRequest
+	(*PushReply)(nil),          // 5: rowraft.v1.PushReply
+	(*DataPosition)(nil),       // 6: rowraft.v1.DataPosition
+	(*PushStepRequest)(nil),    // 7: rowraft.v1.PushStepRequest
+	(*PushStepReply)(nil),      // 8: rowraft.v1.PushStepReply
+	(*WaitClockRequest)(nil),   // 9: rowraft.v1.WaitClockRequest
+	(*WaitClockReply)(nil),     // 10: rowraft.v1.WaitClockReply
+	(*AssignRequest)(nil),      // 11: rowraft.v1.AssignRequest
+	(*AssignReply)(nil),        // 12: rowraft.v1.AssignReply
+	(*DeleteRequest)(nil),      // 13: rowraft.v1.DeleteRequest
+	(*DeleteReply)(nil),        // 14: rowraft.v1.DeleteReply
+	(*PullStreamRequest)(nil),  // 15: rowraft.v1.PullStreamRequest
+	(*PullStreamReply)(nil),    // 16: rowraft.v1.PullStreamReply
+	(*PushStreamRequest)(nil),  // 17: rowraft.v1.PushStreamRequest
+	(*PushStreamReply)(nil),    // 18: rowraft.v1.PushStreamReply
+	(*ScanRequest)(nil),        // 19: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),          // 20: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil), // 21: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),   // 22: rowraft.v1.OpenSessionReply
+	(*ErrorDetail)(nil),        // 23: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
-	1,  // 1: rowraft.v1.PullStreamRequest.pull:type_name -> rowraft.v1.PullRequest
-	2,  // 2: rowraft.v1.PullStreamReply.reply:type_name -> rowraft.v1.PullReply
-	17, // 3: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
-	3,  // 4: rowraft.v1.PushStreamRequest.push:type_name -> rowraft.v1.PushRequest
-	4,  // 5: rowraft.v1.PushStreamReply.reply:type_name -> rowraft.v1.PushReply
-	17, // 6: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
-	1,  // 7: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
-	3,  // 8: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
-	5,  // 9: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
-	7,  // 10: rowraft.v1.Table.Delete:input_type -> rowraft.v1.DeleteRequest
-	9,  // 11: rowraft.v1.Table.PullStream:input_type -> rowraft.v1.PullStreamRequest
-	11, // 12: rowraft.v1.Table.PushStream:input_type -> rowraft.v1.PushStreamRequest
-	13, // 13: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
-	15, // 14: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	2,  // 15: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	4,  // 16: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
-	6,  // 17: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
-	8,  // 18: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
-	10, // 19: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
-	12, // 20: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
-	14, // 21: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
-	16, // 22: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	15, // [15:23] is the sub-list for method output_type
-	7,  // [7:15] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	6,  // 1: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
+	1,  // 2: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
+	2,  // 3: rowraft.v1.PullStreamRequest.pull:type_name -> rowraft.v1.PullRequest
+	3,  // 4: rowraft.v1.PullStreamReply.reply:type_name -> rowraft.v1.PullReply
+	23, // 5: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	4,  // 6: rowraft.v1.PushStreamRequest.push:type_name -> rowraft.v1.PushRequest
+	5,  // 7: rowraft.v1.PushStreamReply.reply:type_name -> rowraft.v1.PushReply
+	23, // 8: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	2,  // 9: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
+	4,  // 10: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
+	11, // 11: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
+	13, // 12: rowraft.v1.Table.Delete:input_type -> rowraft.v1.DeleteRequest
+	15, // 13: rowraft.v1.Table.PullStream:input_type -> rowraft.v1.PullStreamRequest
+	17, // 14: rowraft.v1.Table.PushStream:input_type -> rowraft.v1.PushStreamRequest
+	19, // 15: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
+	7,  // 16: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
+	9,  // 17: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
+	21, // 18: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	3,  // 19: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	5,  // 20: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
+	12, // 21: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
+	14, // 22: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
+	16, // 23: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
+	18, // 24: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
+	20, // 25: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	8,  // 26: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
+	10, // 27: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
+	22, // 28: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	19, // [19:29] is the sub-list for method output_type
+	9,  // [9:19] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_table_proto_init() }
@@ -1562,8 +2090,8 @@ func file_rowraft_v1_table_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   17,
+			NumEnums:      2,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

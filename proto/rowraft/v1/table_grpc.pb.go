@@ -29,6 +29,8 @@ const (
 	Table_PullStream_FullMethodName  = "/rowraft.v1.Table/PullStream"
 	Table_PushStream_FullMethodName  = "/rowraft.v1.Table/PushStream"
 	Table_Scan_FullMethodName        = "/rowraft.v1.Table/Scan"
+	Table_PushStep_FullMethodName    = "/rowraft.v1.Table/PushStep"
+	Table_WaitClock_FullMethodName   = "/rowraft.v1.Table/WaitClock"
 	Table_OpenSession_FullMethodName = "/rowraft.v1.Table/OpenSession"
 )
 
@@ -60,6 +62,14 @@ type TableClient interface {
 	// are of different moments, all of them after the call. Leader only, who proves
 	// first that it leads.
 	Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanReply], error)
+	// PushStep gives the leader a worker's gradients of one step in one shard, to be
+	// averaged with those of the others (docs/formats/steps.md). It answers when the step
+	// is applied, or, after some 0.4 s, that it holds the part: ask again with probe.
+	// The same part may be sent any number of times.
+	PushStep(ctx context.Context, in *PushStepRequest, opts ...grpc.CallOption) (*PushStepReply, error)
+	// WaitClock waits, some 0.4 s at most, until the slowest worker of a job has reached
+	// a clock; leader of the job's clock shard only.
+	WaitClock(ctx context.Context, in *WaitClockRequest, opts ...grpc.CallOption) (*WaitClockReply, error)
 	// OpenSession logs a session in one shard; needed before the first push there.
 	OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionReply, error)
 }
@@ -157,6 +167,26 @@ func (c *tableClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.Ca
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Table_ScanClient = grpc.ServerStreamingClient[ScanReply]
 
+func (c *tableClient) PushStep(ctx context.Context, in *PushStepRequest, opts ...grpc.CallOption) (*PushStepReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PushStepReply)
+	err := c.cc.Invoke(ctx, Table_PushStep_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tableClient) WaitClock(ctx context.Context, in *WaitClockRequest, opts ...grpc.CallOption) (*WaitClockReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WaitClockReply)
+	err := c.cc.Invoke(ctx, Table_WaitClock_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *tableClient) OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OpenSessionReply)
@@ -195,6 +225,14 @@ type TableServer interface {
 	// are of different moments, all of them after the call. Leader only, who proves
 	// first that it leads.
 	Scan(*ScanRequest, grpc.ServerStreamingServer[ScanReply]) error
+	// PushStep gives the leader a worker's gradients of one step in one shard, to be
+	// averaged with those of the others (docs/formats/steps.md). It answers when the step
+	// is applied, or, after some 0.4 s, that it holds the part: ask again with probe.
+	// The same part may be sent any number of times.
+	PushStep(context.Context, *PushStepRequest) (*PushStepReply, error)
+	// WaitClock waits, some 0.4 s at most, until the slowest worker of a job has reached
+	// a clock; leader of the job's clock shard only.
+	WaitClock(context.Context, *WaitClockRequest) (*WaitClockReply, error)
 	// OpenSession logs a session in one shard; needed before the first push there.
 	OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionReply, error)
 	mustEmbedUnimplementedTableServer()
@@ -227,6 +265,12 @@ func (UnimplementedTableServer) PushStream(grpc.BidiStreamingServer[PushStreamRe
 }
 func (UnimplementedTableServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanReply]) error {
 	return status.Error(codes.Unimplemented, "method Scan not implemented")
+}
+func (UnimplementedTableServer) PushStep(context.Context, *PushStepRequest) (*PushStepReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PushStep not implemented")
+}
+func (UnimplementedTableServer) WaitClock(context.Context, *WaitClockRequest) (*WaitClockReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method WaitClock not implemented")
 }
 func (UnimplementedTableServer) OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method OpenSession not implemented")
@@ -349,6 +393,42 @@ func _Table_Scan_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Table_ScanServer = grpc.ServerStreamingServer[ScanReply]
 
+func _Table_PushStep_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PushStepRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TableServer).PushStep(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Table_PushStep_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TableServer).PushStep(ctx, req.(*PushStepRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Table_WaitClock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WaitClockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TableServer).WaitClock(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Table_WaitClock_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TableServer).WaitClock(ctx, req.(*WaitClockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Table_OpenSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(OpenSessionRequest)
 	if err := dec(in); err != nil {
@@ -389,6 +469,14 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Delete",
 			Handler:    _Table_Delete_Handler,
+		},
+		{
+			MethodName: "PushStep",
+			Handler:    _Table_PushStep_Handler,
+		},
+		{
+			MethodName: "WaitClock",
+			Handler:    _Table_WaitClock_Handler,
 		},
 		{
 			MethodName: "OpenSession",

@@ -1,0 +1,63 @@
+package rowraft
+
+import "fmt"
+
+// JobID names one training job: 16 random bytes from the scheduler. It never comes
+// back once the job has ended.
+type JobID [16]byte
+
+// Generation counts the memberships of a job, from 1. Workers that come or go make
+// a new one.
+type Generation uint64
+
+// Rank numbers the workers of a job, from 0, less than MaxRanks.
+type Rank uint32
+
+// Step counts a job's batches, from 1.
+type Step uint64
+
+// MaxRanks bounds the ranks of a job.
+const MaxRanks = 1024
+
+// DataPart names one share of a job's data, higher for shares that are handed out later.
+type DataPart uint64
+
+// Position is how far a data part was read, in its reader's unit.
+type Position struct {
+	Part   DataPart
+	Offset uint64
+}
+
+// StepClosedError reports a gradient that came after its step was closed without it:
+// it has no effect, and its worker goes on with step Next.
+type StepClosedError struct {
+	Shard ShardID
+	Step  Step // of the gradient
+	Next  Step // the shard's first open step
+	// Unsure says that the step was closed so long ago that the shard does not know
+	// any more who contributed: the gradient may have.
+	Unsure bool
+}
+
+func (e *StepClosedError) Error() string {
+	if e.Unsure {
+		return fmt.Sprintf("shard %d: step %d is closed, and it is not known any more with whom: go on with step %d", e.Shard, e.Step, e.Next)
+	}
+	return fmt.Sprintf("shard %d: step %d was closed without this gradient: go on with step %d", e.Shard, e.Step, e.Next)
+}
+
+func (e *StepClosedError) Code() Code { return CodeStepClosed }
+
+// StaleGenerationError reports a call for a generation of a job that has been
+// followed by another. Nothing was applied.
+type StaleGenerationError struct {
+	Shard      ShardID
+	Have, Want Generation // of the call, and of the shard
+	Next       Step       // the first step that is open now
+}
+
+func (e *StaleGenerationError) Error() string {
+	return fmt.Sprintf("shard %d: the call is of generation %d of its job, which is at generation %d and step %d", e.Shard, e.Have, e.Want, e.Next)
+}
+
+func (e *StaleGenerationError) Code() Code { return CodeStaleGeneration }

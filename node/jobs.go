@@ -1,0 +1,248 @@
+package node
+
+import (
+	"context"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+func (s *tableService) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, err
+	}
+	p, err := stepPushOf(req)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := r.pushStep(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.PushStepReply{
+		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(r.machine.AppliedIndex()),
+		Outcome: rowraftv1.StepOutcome(answer.outcome), WaitingFor: uint64(answer.waitingFor),
+	}, nil
+}
+
+func stepPushOf(req *rowraftv1.PushStepRequest) (*stepPush, error) {
+	job, err := jobID(req.Job)
+	if err != nil {
+		return nil, err
+	}
+	p := &stepPush{
+		StepPart: shard.StepPart{
+			Job: job, Generation: rowraft.Generation(req.Generation), Rank: rowraft.Rank(req.Rank),
+			Incarnation: rowraft.Incarnation(req.Incarnation), Step: rowraft.Step(req.Step),
+		},
+		fragment: int(req.Fragment), fragments: int(req.Fragments), payload: req.Payload, probe: req.Probe,
+	}
+	switch {
+	case p.Rank >= rowraft.MaxRanks, p.Step == 0, p.Generation == 0, p.Incarnation == 0:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "rank %d, incarnation %d, step %d, generation %d: ranks are less than %d, the others count from 1", p.Rank, p.Incarnation, p.Step, p.Generation, rowraft.MaxRanks)
+	case p.fragments < 1 || p.fragments > maxFragments || p.fragment >= p.fragments:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fragment %d of %d: want at most %d, counted from 0", p.fragment, p.fragments, maxFragments)
+	case len(req.Positions) > wire.MaxPushPositions:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d", len(req.Positions), wire.MaxPushPositions)
+	case p.probe && len(p.payload) > 0:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a probe with a payload")
+	}
+	for i, at := range req.Positions {
+		if i > 0 && at.Part <= req.Positions[i-1].Part {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "data parts must be strictly ascending")
+		}
+		p.positions = append(p.positions, rowraft.Position{Part: rowraft.DataPart(at.Part), Offset: at.Offset})
+	}
+	return p, nil
+}
+
+func jobID(b []byte) (id rowraft.JobID, err error) {
+	if len(b) != len(id) {
+		return id, rowraft.Errorf(rowraft.CodeInvalidArgument, "job id of %d bytes, want %d", len(b), len(id))
+	}
+	return rowraft.JobID(b), nil
+}
+
+// pushStep takes a part of a step as the leader.
+func (r *replica) pushStep(ctx context.Context, p *stepPush) (stepAnswer, error) {
+	var answer stepAnswer
+	try := func() error {
+		err := r.mustServe()
+		if err == nil && !p.probe {
+			err = r.machine.Validate(wire.OpPush, p.payload)
+		}
+		if err == nil {
+			answer, err = r.steps.push(ctx, p)
+		}
+		return err
+	}
+	err := try()
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeNotFound, rowraft.CodeNotMember, rowraft.CodeTableNotFound:
+		// Final for the worker, so the state must be the newest: see checkPart.
+		if err := r.confirm(ctx); err != nil {
+			return answer, err
+		}
+		err = try()
+	}
+	return answer, err
+}
+
+// pushClocked is Push with a clock in the payload, which the reply answers.
+func (s *tableService) pushClocked(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+	clock, _, err := wire.ParseClock(req.Payload) // before the payload is given away
+	if err != nil {
+		rpc.Pool.Release(req.Payload)
+		return nil, err
+	}
+	r, index, dup, err := s.numbered(ctx, wire.OpClocked, req, req.Payload)
+	if err != nil {
+		return nil, err
+	}
+	slowest, err := r.machine.SlowestClock(clock.Job)
+	if err != nil {
+		slowest = 0 // the job has ended since
+	}
+	return &rowraftv1.PushReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup, SlowestClock: slowest}, nil
+}
+
+func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	job, err := jobID(req.Job)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.mustServe(); err != nil {
+		return nil, err
+	}
+	slowest, err := r.steps.waitClock(ctx, job, req.AtLeast)
+	if rowraft.CodeOf(err) == rowraft.CodeNotFound {
+		if err := r.confirm(ctx); err != nil {
+			return nil, err
+		}
+		slowest, err = r.steps.waitClock(ctx, job, req.AtLeast)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.WaitClockReply{Slowest: slowest, AppliedIndex: uint64(r.machine.AppliedIndex())}, nil
+}
+
+func (s *adminService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest) (*rowraftv1.EnsureJobReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, err
+	}
+	job, err := jobID(req.Job)
+	if err != nil {
+		return nil, err
+	}
+	w := wire.Membership{
+		Job: job, Generation: rowraft.Generation(req.Generation), First: rowraft.Step(req.FirstStep),
+		Deadline: req.DeadlineNs, Quorum: int(req.Quorum),
+	}
+	for _, m := range req.Members {
+		w.Members = append(w.Members, wire.Member{Rank: rowraft.Rank(m.Rank), Incarnation: rowraft.Incarnation(m.Incarnation)})
+	}
+	if len(w.Members) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x: no members; a job is ended by EndJob", job[:4])
+	}
+	index, err := r.ensureJob(ctx, &w, rowraft.TableEpoch(req.TableEpoch))
+	if err != nil {
+		return nil, err
+	}
+	reply := &rowraftv1.EnsureJobReply{AppliedIndex: uint64(index)}
+	if plan, err := r.machine.JobPlan(job); err == nil {
+		reply.LastClosed = uint64(plan.LastClosed)
+	}
+	return reply, nil
+}
+
+// ensureJob logs a membership of an epoch, 0 for the present one, unless the shard has it.
+func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowraft.TableEpoch) (rowraft.Index, error) {
+	if err := w.Validate(); err != nil {
+		return 0, err
+	}
+	// A leader that has just been elected may not know the one before yet.
+	if err := r.confirm(ctx); err != nil {
+		return 0, err
+	}
+	if r.machine.HasMembership(w) && (epoch == 0 || epoch == r.machine.Epoch()) {
+		return r.machine.AppliedIndex(), nil
+	}
+	if plan, err := r.machine.JobPlan(w.Job); err == nil && plan.Generation >= w.Generation {
+		return r.logMembership(ctx, w, epoch) // it is refused there, and closes no step
+	}
+	return r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) { return r.logMembership(ctx, w, epoch) })
+}
+
+func (r *replica) logMembership(ctx context.Context, w *wire.Membership, epoch rowraft.TableEpoch) (rowraft.Index, error) {
+	h := r.header()
+	if epoch != 0 {
+		h.Epoch = epoch
+	}
+	return r.propose(ctx, wire.MembershipEntry(h, w))
+}
+
+func (s *adminService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest) (*rowraftv1.EndJobReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, err
+	}
+	job, err := jobID(req.Job)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.confirm(ctx); err != nil {
+		return nil, err
+	}
+	index := r.machine.AppliedIndex()
+	if _, err := r.machine.JobPlan(job); err == nil {
+		w := &wire.Membership{Job: job}
+		index, err = r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
+			return r.logMembership(ctx, w, rowraft.TableEpoch(req.TableEpoch))
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return &rowraftv1.EndJobReply{AppliedIndex: uint64(index)}, nil
+}
+
+func (s *adminService) JobState(ctx context.Context, req *rowraftv1.JobStateRequest) (*rowraftv1.JobStateReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	id, err := jobID(req.Job)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.confirm(ctx); err != nil {
+		return nil, err
+	}
+	j, err := r.machine.Job(id)
+	if err != nil {
+		return nil, err
+	}
+	highest, missing := r.steps.highestOpen(id)
+	reply := &rowraftv1.JobStateReply{
+		AppliedIndex: uint64(r.machine.AppliedIndex()), Generation: uint64(j.Generation), FirstStep: uint64(j.First),
+		LastClosed: uint64(j.LastClosed), HighestOpen: uint64(highest), Quorum: uint32(j.Quorum), DeadlineNs: j.Deadline,
+		Positions: rpc.PositionsToProto(j.Positions),
+	}
+	for _, w := range j.Members {
+		reply.Members = append(reply.Members, &rowraftv1.JobMember{Rank: uint32(w.Rank), Incarnation: uint64(w.Incarnation), Clock: w.Clock})
+	}
+	for _, rank := range missing {
+		reply.WaitingFor = append(reply.WaitingFor, uint32(rank))
+	}
+	return reply, nil
+}

@@ -1,0 +1,387 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+const (
+	// stepHold is how long a call waits for its step before it is told that its part is
+	// held. A client looks for another leader when it hears nothing for 500 ms.
+	stepHold = 350 * time.Millisecond
+
+	// Bounds of what one shard's leader holds of open steps: of one of them, and of all.
+	// What is not the lowest step of its job gets half of that.
+	maxStepBytes = 128 << 20
+	maxHeldBytes = 256 << 20
+
+	// maxFragments is into how many messages a worker may cut its part.
+	maxFragments = 1024
+)
+
+// steps holds the parts of open steps on the leader of a shard until they are closed
+// (docs/formats/steps.md). It is soft state: who sent a part sends it again until it
+// has an answer, so a leader that loses the lead forgets all.
+//
+// Goroutines: of a job one at a time closes steps or changes the membership, whoever
+// has its token; stop waits for those that close.
+type steps struct {
+	r  *replica
+	wg sync.WaitGroup // grows under mu while leads
+
+	mu    sync.Mutex
+	leads bool
+	jobs  map[rowraft.JobID]*jobSteps
+	held  int // bytes
+
+	// clocks is closed, and replaced, when clocks may have changed in the machine and
+	// somebody waits for that.
+	clocks  chan struct{}
+	waiters atomic.Int32
+}
+
+// jobSteps is what is held of one job.
+type jobSteps struct {
+	id    rowraft.JobID
+	token chan struct{} // capacity 1, empty: free
+	open  map[rowraft.Step]*openStep
+}
+
+// openStep is a step that is not closed.
+type openStep struct {
+	step  rowraft.Step
+	parts map[rowraft.Rank]*rankPart
+	rates map[rowraft.TableID]wire.Segment // flags and learning rate of all segments of a table
+	bytes int
+	timer *time.Timer // of the deadline; nil before the first whole part, or without one
+	due   bool        // the deadline is over
+
+	done chan struct{} // closed when err is set
+	err  error         // nil: the machine knows
+}
+
+// rankPart is what one worker has pushed.
+type rankPart struct {
+	generation rowraft.Generation
+	fragments  [][]byte // nil: missing
+	missing    int
+	positions  []rowraft.Position
+}
+
+// stepPush is one call of PushStep.
+type stepPush struct {
+	shard.StepPart
+	fragment, fragments int
+	payload             []byte // kept
+	positions           []rowraft.Position
+	probe               bool
+}
+
+// stepAnswer is what a call is told, unless it is an error.
+type stepAnswer struct {
+	outcome    stepOutcome
+	waitingFor int
+}
+
+type stepOutcome uint8
+
+const (
+	stepApplied stepOutcome = iota + 1
+	stepHeld
+	stepMissing
+)
+
+func newSteps(r *replica) *steps {
+	return &steps{r: r, jobs: make(map[rowraft.JobID]*jobSteps), clocks: make(chan struct{})}
+}
+
+// lead begins to hold parts, with none.
+func (s *steps) lead() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leads = true
+}
+
+// drop forgets everything and tells why to who waits. Steps that are being closed are
+// answered when that is done.
+func (s *steps) drop(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leads = false
+	for _, j := range s.jobs {
+		for _, o := range j.open {
+			s.endLocked(j, o, err)
+		}
+	}
+	clear(s.jobs)
+}
+
+// stop is drop, and waits until nothing is being closed.
+func (s *steps) stop() {
+	s.drop(rowraft.Errorf(rowraft.CodeClosing, "the server is stopping"))
+	s.wg.Wait()
+}
+
+// endLocked answers who waits for o.
+// REQUIRES: s.mu is held.
+func (s *steps) endLocked(j *jobSteps, o *openStep, err error) {
+	if j.open[o.step] != o {
+		return
+	}
+	delete(j.open, o.step)
+	s.held -= o.bytes
+	if o.timer != nil {
+		o.timer.Stop()
+	}
+	o.err = err
+	close(o.done)
+}
+
+// push takes in one part and waits for its step, for stepHold at most.
+func (s *steps) push(ctx context.Context, p *stepPush) (stepAnswer, error) {
+	o, answer, err := s.take(p)
+	if err != nil || o == nil {
+		return answer, err
+	}
+	hold := time.NewTimer(stepHold)
+	defer hold.Stop()
+	select {
+	case <-o.done:
+	case <-hold.C:
+		return stepAnswer{stepHeld, s.waitingFor(p, o)}, nil
+	case <-ctx.Done():
+		return stepAnswer{}, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the step was closed: %w", context.Cause(ctx))
+	}
+	if o.err != nil {
+		return stepAnswer{}, o.err
+	}
+	applied, err := s.r.machine.CheckStep(&p.StepPart)
+	if err == nil && !applied {
+		err = rowraft.Errorf(rowraft.CodeLeadershipLost, "shard %d: step %d is not closed, though it was", s.r.shard, p.Step)
+	}
+	return stepAnswer{outcome: stepApplied}, err
+}
+
+// take puts a part to its step and returns the step to wait for, or the answer if
+// there is one already.
+func (s *steps) take(p *stepPush) (*openStep, stepAnswer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.leads {
+		return nil, stepAnswer{}, rowraft.Errorf(rowraft.CodeStarting, "shard %d: this server does not lead, or not yet", s.r.shard)
+	}
+	// Under mu: steps are closed in the machine before they end here.
+	applied, err := s.r.machine.CheckStep(&p.StepPart)
+	if err != nil || applied {
+		return nil, stepAnswer{outcome: stepApplied}, err
+	}
+	j := s.jobs[p.Job]
+	if j == nil {
+		j = &jobSteps{id: p.Job, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
+		s.jobs[p.Job] = j
+	}
+	o := j.open[p.Step]
+	if p.probe {
+		if o == nil || !o.has(p) || o.parts[p.Rank].missing > 0 {
+			return nil, stepAnswer{outcome: stepMissing}, nil
+		}
+		return o, stepAnswer{}, nil
+	}
+	if o == nil || !o.has(p) {
+		if o, err = s.addLocked(j, p); err != nil {
+			return nil, stepAnswer{}, err
+		}
+		s.kickLocked(j)
+	}
+	if o.parts[p.Rank].missing > 0 {
+		return nil, stepAnswer{outcome: stepHeld}, nil // the step waits for this worker itself
+	}
+	return o, stepAnswer{}, nil
+}
+
+func (o *openStep) has(p *stepPush) bool {
+	part := o.parts[p.Rank]
+	return part != nil && part.generation == p.Generation && len(part.fragments) == p.fragments && part.fragments[p.fragment] != nil
+}
+
+// addLocked holds a part that is not there.
+// REQUIRES: s.mu is held, and p was checked.
+func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
+	o := j.open[p.Step]
+	if o == nil {
+		o = &openStep{step: p.Step, parts: make(map[rowraft.Rank]*rankPart), rates: make(map[rowraft.TableID]wire.Segment), done: make(chan struct{})}
+	}
+	limit := maxHeldBytes
+	for step := range j.open {
+		if step < p.Step {
+			limit = maxHeldBytes / 2
+		}
+	}
+	size := len(p.payload)
+	if o.bytes+size > maxStepBytes {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: the parts of step %d take more than %d MiB: use smaller batches, or more shards", s.r.shard, p.Step, maxStepBytes>>20)
+	}
+	if s.held+size > limit {
+		return nil, &rowraft.OverloadedError{What: "the shard holds as many gradients of open steps as it can", RetryAfter: 20 * time.Millisecond}
+	}
+	if err := o.sameRates(p.payload); err != nil {
+		return nil, err
+	}
+	part := o.parts[p.Rank]
+	if part == nil || part.generation != p.Generation || len(part.fragments) != p.fragments {
+		if part != nil { // of the generation before, or cut otherwise
+			for _, f := range part.fragments {
+				o.bytes, s.held = o.bytes-len(f), s.held-len(f)
+			}
+		}
+		part = &rankPart{generation: p.Generation, fragments: make([][]byte, p.fragments), missing: p.fragments}
+		o.parts[p.Rank] = part
+	}
+	part.fragments[p.fragment] = p.payload[:size:size]
+	if p.payload == nil {
+		part.fragments[p.fragment] = []byte{}
+	}
+	if len(p.positions) > 0 {
+		part.positions = p.positions
+	}
+	part.missing--
+	o.bytes, s.held = o.bytes+size, s.held+size
+	j.open[p.Step] = o
+	return o, nil
+}
+
+// sameRates reports a segment with another learning rate than that of its table's other
+// segments, and notes those that are the first.
+func (o *openStep) sameRates(payload []byte) error {
+	for rest := payload; len(rest) > 0; {
+		seg, _, next, err := wire.ParseSegment(rest)
+		if err != nil {
+			return err
+		}
+		rest = next
+		have, ok := o.rates[seg.Table]
+		if ok && (have.Flags != seg.Flags || have.LR != seg.LR) {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x, step %d: learning rate %v, another worker has pushed with %v (0: the table's own)", uint64(seg.Table), o.step, seg.LR, have.LR)
+		}
+		o.rates[seg.Table] = wire.Segment{Flags: seg.Flags, LR: seg.LR}
+	}
+	return nil
+}
+
+// whole lists the ranks of within whose parts of a generation are complete.
+func (o *openStep) whole(generation rowraft.Generation, within *wire.RankSet) (all wire.RankSet) {
+	for rank, part := range o.parts {
+		if part.missing == 0 && part.generation == generation && within.Has(rank) {
+			all.Add(rank)
+		}
+	}
+	return all
+}
+
+// waitingFor is how many members have not pushed o, or a later step.
+func (s *steps) waitingFor(p *stepPush, o *openStep) int {
+	plan, err := s.r.machine.JobPlan(p.Job)
+	if err != nil {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	there := wire.RankSet{}
+	if j := s.jobs[p.Job]; j != nil {
+		there = j.passed(o.step, &plan)
+	}
+	return plan.Members.Len() - there.Len()
+}
+
+// passed are the members with a whole part of step, or of a later one: they will push
+// nothing more that it waits for.
+func (j *jobSteps) passed(step rowraft.Step, plan *shard.JobPlan) (all wire.RankSet) {
+	for at, o := range j.open {
+		if at < step {
+			continue
+		}
+		whole := o.whole(plan.Generation, &plan.Members)
+		for i := range all {
+			all[i] |= whole[i]
+		}
+	}
+	return all
+}
+
+// highestOpen is the highest step of a job that parts are held of, and the ranks that
+// have not pushed the lowest one.
+func (s *steps) highestOpen(id rowraft.JobID) (highest rowraft.Step, missing []rowraft.Rank) {
+	plan, err := s.r.machine.JobPlan(id)
+	if err != nil {
+		return 0, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.jobs[id]
+	if j == nil || len(j.open) == 0 {
+		return 0, nil
+	}
+	lowest := j.lowest()
+	for step := range j.open {
+		highest = max(highest, step)
+	}
+	there := j.passed(lowest.step, &plan)
+	for r := range rowraft.Rank(rowraft.MaxRanks) {
+		if plan.Members.Has(r) && !there.Has(r) {
+			missing = append(missing, r)
+		}
+	}
+	return highest, missing
+}
+
+// lowest is the lowest open step, or nil.
+func (j *jobSteps) lowest() (o *openStep) {
+	for step, have := range j.open {
+		if o == nil || step < o.step {
+			o = have
+		}
+	}
+	return o
+}
+
+// changed wakes who waits for a clock: an entry was applied.
+func (s *steps) changed() {
+	if s.waiters.Load() == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.clocks)
+	s.clocks = make(chan struct{})
+}
+
+// waitClock returns the slowest clock of a job when it has reached atLeast, or after
+// stepHold as it is then.
+func (s *steps) waitClock(ctx context.Context, id rowraft.JobID, atLeast uint64) (uint64, error) {
+	hold := time.NewTimer(stepHold)
+	defer hold.Stop()
+	s.waiters.Add(1)
+	defer s.waiters.Add(-1)
+	for {
+		s.mu.Lock()
+		changed := s.clocks
+		s.mu.Unlock()
+		slowest, err := s.r.machine.SlowestClock(id)
+		if err != nil || slowest >= atLeast {
+			return slowest, err
+		}
+		select {
+		case <-changed:
+		case <-hold.C:
+			return slowest, nil
+		case <-ctx.Done():
+			return 0, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the clock was reached: %w", context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,195 @@
+package node
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+var testJob = rowraft.JobID{7, 1, 2, 3, 15: 9}
+
+// everyShard calls call on a server after the other until one leads the shard, for
+// each shard.
+func (c *testCluster) everyShard(ctx context.Context, call func(rowraftv1.AdminClient, uint32) error) {
+	c.t.Helper()
+	var admins []rowraftv1.AdminClient
+	for i := range c.nodes {
+		admins = append(admins, c.admin(i))
+	}
+	for shard := range c.nodes[0].cfg.Shards {
+		var err error
+		eventually(c.t, ctx, "a shard's leader answers", func() bool {
+			for _, a := range admins {
+				err = call(a, uint32(shard))
+				if err == nil || !rowraft.CodeOf(err).Retryable() {
+					return true
+				}
+			}
+			return false
+		})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// ensureJob drives a membership into all shards; rank r has incarnation incs[r], 0: it
+// is no member.
+func (c *testCluster) ensureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest, incs ...uint64) {
+	c.t.Helper()
+	req.Job, req.Members = testJob[:], nil
+	for r, inc := range incs {
+		if inc > 0 {
+			req.Members = append(req.Members, &rowraftv1.JobMember{Rank: uint32(r), Incarnation: inc})
+		}
+	}
+	c.everyShard(ctx, func(a rowraftv1.AdminClient, shard uint32) error {
+		req.Shard = shard
+		_, err := a.EnsureJob(ctx, req)
+		return err
+	})
+}
+
+// worker is a rank of testJob with a client of its own.
+func (c *testCluster) worker(generation rowraft.Generation, rank rowraft.Rank, inc rowraft.Incarnation) (*client.Client, *client.Job) {
+	c.t.Helper()
+	cl := c.dial()
+	j, err := cl.Job(client.JobOptions{ID: testJob, Generation: generation, Rank: rank, Incarnation: inc})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return cl, j
+}
+
+// stepGradients are those of one worker in one step: random keys of a few hundred and
+// numbers whose sum depends on the order of addition.
+func stepGradients(rank rowraft.Rank, step rowraft.Step, dim int) ([]rowraft.Key, []float32) {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
+	seen := map[rowraft.Key]bool{}
+	for range 200 {
+		seen[rowraft.Key(rng.Uint64N(400))] = true
+	}
+	var keys []rowraft.Key
+	for k := range seen {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	values := make([]float32, len(keys)*dim)
+	for i := range values {
+		values[i] = float32(rng.NormFloat64()) * float32(uint64(1)<<rng.UintN(20))
+	}
+	return keys, values
+}
+
+// train runs steps from…to with so many workers at the same time; between is called
+// by worker 0 before each step.
+func (c *testCluster) train(ctx context.Context, table string, workers int, from, to rowraft.Step, between func(rowraft.Step)) {
+	c.t.Helper()
+	var wg sync.WaitGroup
+	for r := range workers {
+		cl, job := c.worker(1, rowraft.Rank(r), 1)
+		wg.Go(func() {
+			t, err := cl.Table(ctx, table)
+			if err != nil {
+				c.t.Error(err)
+				return
+			}
+			for step := from; step <= to; step++ {
+				if r == 0 && between != nil {
+					between(step)
+				}
+				keys, values := stepGradients(rowraft.Rank(r), step, 4)
+				result, err := job.PushStep(ctx, step, nil, client.Segment{Table: t, Keys: keys, Values: values})
+				if err != nil || len(result.Late) > 0 || len(result.Unsure) > 0 || result.Next != step+1 {
+					c.t.Errorf("worker %d, step %d: %+v, %v", r, step, result, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// expected is what the rows of a table of SGD with rate 1 are after the steps: the
+// gradients summed in rank order, divided by the number of workers.
+func expected(workers int, to rowraft.Step, dim int) map[rowraft.Key][]float32 {
+	rows := map[rowraft.Key][]float32{}
+	for step := rowraft.Step(1); step <= to; step++ {
+		sums := map[rowraft.Key][]float32{}
+		for r := range workers {
+			keys, values := stepGradients(rowraft.Rank(r), step, dim)
+			for i, k := range keys {
+				if sums[k] == nil {
+					sums[k] = slices.Clone(values[i*dim : (i+1)*dim])
+					continue
+				}
+				for d := range dim {
+					sums[k][d] += values[i*dim+d]
+				}
+			}
+		}
+		for k, sum := range sums {
+			if rows[k] == nil {
+				rows[k] = make([]float32, dim)
+			}
+			for d, v := range sum {
+				rows[k][d] -= v / float32(workers)
+			}
+		}
+	}
+	return rows
+}
+
+// wantRows compares a table with the rows that it must have, bit by bit.
+func (c *testCluster) wantRows(ctx context.Context, table string, want map[rowraft.Key][]float32) {
+	c.t.Helper()
+	t, err := c.dial().Table(ctx, table)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var keys []rowraft.Key
+	for k := range want {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	got := make([]float32, len(keys)*4)
+	if err := t.Pull(ctx, keys, got); err != nil {
+		c.t.Fatal(err)
+	}
+	wrong := 0
+	for i, k := range keys {
+		if have := got[i*4 : i*4+4]; !slices.Equal(have, want[k]) {
+			if wrong++; wrong < 4 {
+				c.t.Errorf("key %d is %v, want %v", k, have, want[k])
+			}
+		}
+	}
+}
+
+// Steps are averaged in rank order, to the bit, and a leader that is killed in the
+// middle changes nothing.
+func TestStepsAreAveragedInRankOrder(t *testing.T) {
+	c := startCluster(t, 3, 2)
+	ctx := testContext(t)
+	if _, err := c.dial().CreateTable(ctx, counterSchema("emb"), false); err != nil {
+		t.Fatal(err)
+	}
+	c.ensureJob(ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1, 1)
+	c.train(ctx, "emb", 3, 1, 30, func(step rowraft.Step) {
+		if step == 10 || step == 20 {
+			c.stopNode(int(step/10 - 1))
+		}
+		if step == 15 || step == 25 {
+			c.restart(int(step/10 - 1))
+		}
+	})
+	c.wantRows(ctx, "emb", expected(3, 30, 4))
+	c.sameDigests(ctx, 0)
+	c.sameDigests(ctx, 1)
+}
