@@ -72,6 +72,37 @@ func TestFormatFollowsTheContent(t *testing.T) {
 	wantCode(t, "an extended table in format 1", err, rowraft.CodeCorrupt)
 }
 
+// TestLaterOptimizers: a table whose schema has extension 2 is in a manifest of
+// format 3, and in a stream of format 2 that keeps it whole.
+func TestLaterOptimizers(t *testing.T) {
+	m := goldenManifest()
+	m.Tables[0].Schema.Optimizer = rowraft.Optimizer{Kind: rowraft.RowWiseAdagrad, LR: 1, Epsilon: 0.5, WeightDecay: 0.25}
+	b, err := m.Encode()
+	if err != nil || !bytes.HasPrefix(b, []byte("ROWRAFT-CHECKPOINT 3 ")) {
+		t.Fatalf("%.30s, %v, want format 3", b, err)
+	}
+	if got, err := ParseManifest(b); err != nil || !reflect.DeepEqual(got, m) {
+		t.Errorf("read %+v, %v\nwant %+v", got, err, m)
+	}
+	b[len("ROWRAFT-CHECKPOINT ")] = '2'
+	_, err = ParseManifest(b)
+	wantCode(t, "it in a manifest of format 2", err, rowraft.CodeCorrupt)
+
+	stream := goldenStream2()
+	stream.tables[0].Optimizer = m.Tables[0].Schema.Optimizer
+	stream.tables[0].Storage, stream.header.Format, stream.blocks = 0, 0, nil // the optimizer alone asks for it
+	text := mustWrite(t, stream)
+	if text[8] != 2 {
+		t.Errorf("the stream has format %d, want 2", text[8])
+	}
+	if got, err := read(bytes.NewReader(text)); err != nil || got.tables[0] != stream.tables[0] {
+		t.Errorf("read %+v, %v, want %+v", got, err, stream.tables[0])
+	}
+	text[8] = 1
+	_, err = read(bytes.NewReader(sums(text)))
+	wantCode(t, "it in a stream of format 1", err, rowraft.CodeCorrupt)
+}
+
 // TestManifestOfAnExtendedTable: format 2, and only then.
 func TestManifestOfAnExtendedTable(t *testing.T) {
 	m := goldenManifest()

@@ -8,12 +8,20 @@ import (
 )
 
 // TestNaNHasItsBits: docs/formats/rules.md, "A NaN that an update makes has the bits
-// 0xFFC00000". Infinities meet in the second step of each rule.
+// 0xFFC00000". Infinities meet in the second step of each rule (Add never makes a NaN: its
+// values are finite).
 func TestNaNHasItsBits(t *testing.T) {
 	for _, o := range []rowraft.Optimizer{
 		{Kind: rowraft.SGD, LR: 1},
 		{Kind: rowraft.Adagrad, LR: 0.1, Epsilon: 1e-8},
 		{Kind: rowraft.Adam, LR: 0.01, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8},
+		{Kind: rowraft.Momentum, LR: 1, Momentum: 0.5},
+		{Kind: rowraft.RowWiseAdagrad, LR: 1, Epsilon: 1e-8},
+		{Kind: rowraft.RowWiseAdagrad, LR: 1, Epsilon: 1e-8, WeightDecay: 0.1, Bound: 1}, // a NaN is not bounded
+		{Kind: rowraft.FTRL, LR: 0.1, Beta: 1, L1: 1, L2: 1},
+		{Kind: rowraft.FTRL, LR: 0.1, Beta: 1, Bound: 1},
+		{Kind: rowraft.SGD, LR: 1, WeightDecay: 0.5},
+		{Kind: rowraft.Adam, LR: 0.01, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 1, Bound: 1},
 	} {
 		r, err := New(o)
 		if err != nil {
@@ -33,12 +41,12 @@ func TestNaNHasItsBits(t *testing.T) {
 				if v != v {
 					nans++
 					if b := math.Float32bits(v); b != 0xFFC00000 {
-						t.Errorf("optimizer %d, dim %d: number %d is a NaN with bits %#x, want 0xffc00000", o.Kind, dim, i, b)
+						t.Errorf("%s, dim %d: number %d is a NaN with bits %#x, want 0xffc00000", o, dim, i, b)
 					}
 				}
 			}
 			if nans < dim {
-				t.Errorf("optimizer %d, dim %d: %d NaNs in %v %v: nothing was tested", o.Kind, dim, nans, w, state)
+				t.Errorf("%s, dim %d: %d NaNs in %v %v: nothing was tested", o, dim, nans, w, state)
 			}
 		}
 	}

@@ -73,6 +73,98 @@ func TestUpdate(t *testing.T) {
 				{g: []float32{0}, wantW: []float32{minus(-0.8, float32(4.0/3)/(float32(math.Sqrt(48.0/7))+1))}, wantState: []float32{1, 3, 0.25, 0.5625}},
 			},
 		},
+		{
+			// Polyak 1964 in the form of today's libraries: v(t) = μ·v(t-1) + g(t); w(t) = w(t-1) - lr·v(t).
+			name: "momentum: the velocity is the decayed sum of gradients, and the step lr times it",
+			opt:  rowraft.Optimizer{Kind: rowraft.Momentum, Momentum: 0.5}, lr: 0.25,
+			w: []float32{1, 0},
+			steps: []step{
+				{g: []float32{4, -8}, wantW: []float32{0, 2}, wantState: []float32{4, -8}},
+				{g: []float32{2, 4}, wantW: []float32{-1, 2}, wantState: []float32{4, 0}},
+			},
+		},
+		{
+			// Duchi et al. 2011 with one accumulator for the row, the mean of squares (Naumov et al. 2019, arXiv:1906.00091,
+			// and FBGEMM's EXACT_ROWWISE_ADAGRAD): s += mean(g²); w -= lr·g/(√s + ε). mean(1, 49, 1, 49) = 25; then 11 + 25 = 36.
+			name: "row-wise adagrad: one accumulator, the sum of the means of squares",
+			opt:  rowraft.Optimizer{Kind: rowraft.RowWiseAdagrad, Epsilon: 0x1p-126}, lr: 0.5,
+			w: []float32{0, 0, 0, 0},
+			steps: []step{
+				{g: []float32{1, 7, -1, -7}, wantW: []float32{-0.1, -0.7, 0.1, 0.7}, wantState: []float32{25}},
+				{g: []float32{0, 6, 2, 2}, wantW: []float32{-0.1, minus(-0.7, 0.5), minus(0.1, 1.0/6), minus(0.7, 1.0/6)}, wantState: []float32{36}},
+			},
+		},
+		{
+			// McMahan et al. 2013, Algorithm 1, α = 0.5, β = 1, λ1 = 1, λ2 = 2, from w = 0. n = 16, σ = (4-0)/α = 8,
+			// z = 4 - 8·0; w = -(4-1)/((1+4)/α + 2). Then n = 25, σ = (5-4)/α = 2, z = 4+3-2·w = 7.5.
+			name: "ftrl: Algorithm 1, two steps",
+			opt:  rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.5, Beta: 1, L1: 1, L2: 2}, lr: 0.5,
+			w: []float32{0},
+			steps: []step{
+				{g: []float32{4}, wantW: []float32{-0.25}, wantState: []float32{4, 16, 0.5}},
+				{g: []float32{3}, wantW: []float32{-6.5 / 14}, wantState: []float32{7.5, 25, 0.5}},
+			},
+		},
+		{
+			name: "ftrl: Algorithm 1: the weight is exactly 0 while |z| ≤ λ1, on either side",
+			opt:  rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, Beta: 1, L1: 3}, lr: 1,
+			w: []float32{0, 0, 0},
+			steps: []step{
+				{g: []float32{3, -3, 4}, wantW: []float32{0, 0, -1.0 / 5}, wantState: []float32{3, -3, 4, 9, 9, 16, 1}},
+			},
+		},
+		{
+			name:  "ftrl: with a learning rate of 0 nothing changes",
+			opt:   rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, Beta: 1},
+			w:     []float32{0},
+			steps: []step{{g: []float32{5}, wantW: []float32{0}, wantState: []float32{0, 0, 1}}},
+		},
+		{
+			name: "add: w += value, whatever the learning rate is",
+			opt:  rowraft.Optimizer{Kind: rowraft.Add}, lr: 7,
+			w:     []float32{1, -2},
+			steps: []step{{g: []float32{0.5, 0.25}, wantW: []float32{1.5, -1.75}, wantState: []float32{}}},
+		},
+		{
+			// The gradient of loss + λ/2·w² is g + λ·w: w = 8, g = 1, λ = 0.5, so 5.
+			name: "weight decay of sgd is L2 regularization: w - lr·(g + λ·w)",
+			opt:  rowraft.Optimizer{Kind: rowraft.SGD, WeightDecay: 0.5}, lr: 0.5,
+			w:     []float32{8},
+			steps: []step{{g: []float32{1}, wantW: []float32{5.5}, wantState: []float32{}}, {g: []float32{0}, wantW: []float32{4.125}, wantState: []float32{}}},
+		},
+		{
+			name: "weight decay of momentum goes into the velocity: v = μ·v + (g + λ·w)",
+			opt:  rowraft.Optimizer{Kind: rowraft.Momentum, Momentum: 0.5, WeightDecay: 0.5}, lr: 0.5,
+			w:     []float32{8},
+			steps: []step{{g: []float32{0}, wantW: []float32{6}, wantState: []float32{4}}, {g: []float32{0}, wantW: []float32{3.5}, wantState: []float32{5}}},
+		},
+		{
+			name: "weight decay of adagrad goes into the accumulator: s + (g + λ·w)²",
+			opt:  rowraft.Optimizer{Kind: rowraft.Adagrad, Epsilon: 1, WeightDecay: 0.5}, lr: 1,
+			w:     []float32{6},
+			steps: []step{{g: []float32{0}, wantW: []float32{5.25}, wantState: []float32{9}}},
+		},
+		{
+			// s starts at 8, and mean((0 + 0.5·6)², (4 + 0.5·2)²) = 17.
+			name: "weight decay of row-wise adagrad goes into the mean",
+			opt:  rowraft.Optimizer{Kind: rowraft.RowWiseAdagrad, InitialAccumulator: 8, WeightDecay: 0.5}, lr: 1,
+			w:     []float32{6, 2},
+			steps: []step{{g: []float32{0, 4}, wantW: []float32{minus(6, 3.0/5), 1}, wantState: []float32{25}}},
+		},
+		{
+			// Loshchilov & Hutter 2019, Algorithm 2, line 12: λ·θ beside m/(√v + ε), and not through m and v. With g = 0 only it acts.
+			name: "weight decay of adam is decoupled: w - lr·λ·w, and the moments do not see it",
+			opt:  rowraft.Optimizer{Kind: rowraft.Adam, Beta1: 0.5, Beta2: 0.75, Epsilon: 1, WeightDecay: 0.5}, lr: 0.5,
+			w:     []float32{8},
+			steps: []step{{g: []float32{0}, wantW: []float32{6}, wantState: []float32{0, 0, 0.5, 0.75}}, {g: []float32{1}, wantW: []float32{minus(4.5, float32(0.5*float32(0.5/0.75))/(sqrt32(0.25/0.4375)+1))}, wantState: []float32{0.5, 0.25, 0.25, 0.5625}}},
+		},
+		{
+			// PERSIA's weight_bound: every weight is clamped after the update.
+			name: "bounds: after the step a weight is within ±b",
+			opt:  rowraft.Optimizer{Kind: rowraft.SGD, Bound: 2}, lr: 1,
+			w:     []float32{1, 1, 1, -5},
+			steps: []step{{g: []float32{-3, 4, 0.5, 0}, wantW: []float32{2, -2, 0.5, -2}, wantState: []float32{}}},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := mustNew(t, tc.opt)
@@ -244,7 +336,7 @@ func TestUpdateBits(t *testing.T) {
 	for _, o := range testOptimizers {
 		r := mustNew(t, o)
 		for dim := 1; dim <= 70; dim++ {
-			for range 20 {
+			for range 8 {
 				w, g := make([]float32, dim), make([]float32, dim)
 				state := make([]float32, r.StateLen(dim))
 				for i := range w {

@@ -14,15 +14,17 @@ import (
 const (
 	replayFile   = "testdata/replay_v1.txt"
 	replayFile2  = "testdata/replay_v2.txt"
+	replayFile3  = "testdata/replay_v3.txt"
 	streamsFile  = "testdata/replay_v2_streaming.txt"
 	snapshotFile = "testdata/snapshot_v1.hex"
 )
 
-// TestOldLogReplays replays logs of apply versions 1 and 2 that were written once, by
+// TestOldLogReplays replays logs of apply versions 1 to 3 that were written once, by
 // e2e/reference -write-replay, with their answers and digests, and restores a
 // snapshot that was written at the end of the first. It must pass for ever.
 func TestOldLogReplays(t *testing.T) {
 	replayed(t, replayFile2)
+	replayed(t, replayFile3)
 	r := replayed(t, replayFile)
 	old := newReplica(t, Config{Slots: replaySlots()})
 	if err := old.Restore(bytes.NewReader(undump(t, snapshotFile))); err != nil {

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"encoding/hex"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -196,6 +197,15 @@ func TestGoldenCreateTable(t *testing.T) {
 			Storage: rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}, Expire: 3600,
 			Capacity: rowraft.Capacity{Rows: 1_000_000, Evict: rowraft.EvictLFU},
 		}},
+		{"entry_table_ftrl.hex", 3, rowraft.Schema{
+			ID: 0x0123456789abcdef, Name: "clicks", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer: rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.125, InitialAccumulator: 0.0625, Bound: 10, L1: 1, L2: 2, Beta: 0.5},
+		}},
+		{"entry_table_decay.hex", 3, rowraft.Schema{
+			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer: rowraft.Optimizer{Kind: rowraft.Momentum, LR: 0.125, Momentum: 0.75, WeightDecay: 0x1p-10, Bound: 2},
+			Storage:   rowraft.BFloat16, Expire: 3600,
+		}},
 	} {
 		t.Run(tc.file, func(t *testing.T) {
 			file := golden(t, tc.file)
@@ -221,6 +231,51 @@ func TestFloat32StorageIsTheOldForm(t *testing.T) {
 	s.Storage = rowraft.Float32
 	if got := AppendSchema(nil, &s); !bytes.Equal(got, old) {
 		t.Errorf("written %x\nwant    %x", got, old)
+	}
+}
+
+// TestMinusZeroIsWrittenAsZero: it equals what is there if a constant is not given,
+// and who reads it would find damage.
+func TestMinusZeroIsWrittenAsZero(t *testing.T) {
+	minus := float32(math.Copysign(0, -1))
+	s := rowraft.Schema{
+		ID: 1, Name: "t", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+		Optimizer: rowraft.Optimizer{Kind: rowraft.Momentum, LR: 1, Momentum: minus, WeightDecay: minus, Bound: minus, L1: minus, L2: minus, Beta: minus},
+		Storage:   rowraft.BFloat16, Admission: rowraft.Admission{Probability: minus},
+	}
+	if got, _, err := ParseSchema(AppendSchema(nil, &s)); err != nil || got != s {
+		t.Errorf("read %+v, %v", got, err)
+	}
+}
+
+func TestLaterExtensionsThatAreRefused(t *testing.T) {
+	good := golden(t, "entry_table_ftrl.hex")[EntryHeaderSize:]
+	const at = 64 // of the extension
+	change := func(i int, b ...byte) []byte {
+		bad := bytes.Clone(good)
+		copy(bad[i:], b)
+		return bad
+	}
+	sgd := change(10, 1)                 // an optimizer of long ago
+	copy(sgd[36:], make([]byte, 4))      // without an accumulator
+	copy(sgd[at+24:], make([]byte, 6*4)) // and nothing new
+	for name, schema := range map[string][]byte{
+		"the short extension":             append(change(11, 1)[:at+24:at+24], make([]byte, 24)...),
+		"no extension":                    change(11, 0),
+		"cut":                             good[:len(good)-8],
+		"nothing that needs it":           sgd,
+		"minus zero":                      change(at+27, 0x80),
+		"a momentum of ftrl":              change(at+27, 0x3e),
+		"a weight decay of ftrl":          change(at+31, 0x3e),
+		"a bound that is not a number":    change(at+34, 0xc0, 0x7f),
+		"a negative lambda":               change(at+39, 0xbf),
+		"an optimizer that is not":        change(10, 8),
+		"a learning rate of 0, with ftrl": change(32, 0, 0, 0, 0),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := ParseSchema(schema)
+			wantCode(t, err, rowraft.CodeCorrupt, "schema")
+		})
 	}
 }
 

@@ -65,6 +65,19 @@ func goldenCases() (out []goldenCase) {
 			}
 		}
 	}
+	for _, opt := range []rowraft.Optimizer{
+		momentum, rowWise, ftrl, adding,
+		with(sgd, 0.1, 2), with(adagrad, 0.1, 2), with(adam, 0.1, 2), with(momentum, 0.1, 2), with(rowWise, 0.1, 2), with(ftrl, 0, 2), with(adding, 0, 2),
+	} {
+		for _, dim := range []int{3, 16, 100} {
+			for _, extreme := range []bool{false, true} {
+				s := testTable(7, "golden", dim, opt)
+				out = append(out, goldenCase{s, rowraft.Float32, extreme})
+				s.Storage = rowraft.BFloat16
+				out = append(out, goldenCase{s, rowraft.Float32, extreme})
+			}
+		}
+	}
 	return out
 }
 
@@ -73,7 +86,10 @@ func (c *goldenCase) name() string {
 	if c.extreme {
 		numbers = "extreme"
 	}
-	optimizer := [...]string{rowraft.SGD: "sgd", rowraft.Adagrad: "adagrad", rowraft.Adam: "adam"}[c.schema.Optimizer.Kind]
+	optimizer := c.schema.Optimizer.Kind.String()
+	if o := c.schema.Optimizer; o.WeightDecay != 0 || o.Bound != 0 {
+		optimizer += fmt.Sprintf(" with decay %v and bound %v", o.WeightDecay, o.Bound)
+	}
 	initializer := [...]string{rowraft.InitZeros: "zeros", rowraft.InitUniform: "uniform", rowraft.InitNormal: "normal"}[c.schema.Initializer.Kind]
 	grads := [...]string{rowraft.Float32: "float32", rowraft.BFloat16: "bfloat16"}[c.grads]
 	stored := ""

@@ -120,7 +120,7 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 		if rapid.Bool().Draw(t, "sweep") {
 			return drawSweep(t, h)
 		}
-		s := rapid.SampledFrom(slices.Concat(schemas, streamTables)).Draw(t, "schema")
+		s := rapid.SampledFrom(slices.Concat(schemas, streamTables, ruleTables)).Draw(t, "schema")
 		entry = wire.CreateTableEntry(h, &s)
 	case 9:
 		if rapid.IntRange(0, 3).Draw(t, "drop") == 0 {
@@ -192,7 +192,7 @@ func drawPart(t *rapid.T, m *Machine) wire.Part {
 func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 	var segs []rows
 	for range rapid.IntRange(0, 3).Draw(t, "segments") {
-		seg := rows{schema: rapid.SampledFrom(slices.Concat(schemas[:4], streamTables)).Draw(t, "table"), dtype: rowraft.Float32}
+		seg := rows{schema: rapid.SampledFrom(pushed).Draw(t, "table"), dtype: rowraft.Float32}
 		if slices.ContainsFunc(segs, func(s rows) bool { return s.schema.ID == seg.schema.ID }) && rapid.IntRange(0, 9).Draw(t, "twice") > 0 {
 			continue
 		}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -40,7 +39,7 @@ func againstReference(rt *rapid.T) {
 	d := &duel{t: rt, config: c, ref: New(1, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
 	defer func() { d.restarted.Close(); d.plain.Close() }()
 	h := wire.EntryHeader{Version: 1, Epoch: 1}
-	for _, s := range slices.Concat(schemas[:4], streamTables) {
+	for _, s := range pushed {
 		if rapid.IntRange(0, 9).Draw(rt, "missing") > 0 {
 			d.take(wire.CreateTableEntry(h, &s))
 		}

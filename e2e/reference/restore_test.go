@@ -140,7 +140,7 @@ func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 
 // restoredTable is one of three tables that restores bring, the second of them tracked.
 func restoredTable(i int, name string) rowraft.Schema {
-	s := testTable(rowraft.TableID(i+50), name, i+1, []rowraft.Optimizer{sgd, adagrad, adam}[i])
+	s := testTable(rowraft.TableID(i+50), name, i+1, []rowraft.Optimizer{sgd, rowWise, adam}[i])
 	if i == 1 {
 		s.Admission, s.Expire = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 5}, 100
 	}

@@ -93,3 +93,10 @@ node = data(1, b"n-1") + data(2, b"s1") + data(3, b"h:1") + data(4, b"h:2") + nu
 open(os.path.join(here, "put_scheduler.entry"), "wb").write(frame(b"RRME", data(2, data(1, node)), 6))
 cmap = data(1, b"c-1") + num(2, 2) + data(4, node) + num(8, 1)
 open(os.path.join(here, "scheduler.snapshot"), "wb").write(frame(b"RRMS", num(1, 3) + data(2, cmap), 6))
+
+# Version 6: a table with FTRL. 0x3e000000 is 0.125.
+table = (num(1, 8) + data(2, b"clicks") + num(3, 1) + num(4, 1) + data(5, num(1, 1))
+         + data(6, num(1, 6) + fixed32(2, 0x3E000000) + fixed32(9, 0x41200000) + fixed32(10, 0x3F800000) + fixed32(11, 0x40000000) + fixed32(12, 0x3F000000)))
+open(os.path.join(here, "create_ftrl.entry"), "wb").write(frame(b"RRME", data(4, data(1, table)), 6))
+cmap = data(1, b"c-1") + num(2, 3) + data(7, table) + num(8, 1)
+open(os.path.join(here, "ftrl.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap), 6))
