@@ -25,35 +25,36 @@ func floatBytes(v []float32) []byte {
 }
 
 // filled returns a table with rows 0 … n-1; see fill.
-func filled(s rowraft.Schema, n, chunk int, timed func(time.Duration)) (*rowstore.Table, error) {
+func filled(s rowraft.Schema, n, chunk int, around func(func() error) error) (*rowstore.Table, error) {
 	t, err := rowstore.New(rowstore.Options{Schema: s})
 	if err != nil {
 		return nil, err
 	}
-	if err := fill(t, n, chunk, timed); err != nil {
+	if err := fill(t, 0, n, chunk, around); err != nil {
 		_ = t.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-// fill pushes rows 0 … n-1 in chunks. timed, unless nil, is called with the CPU
-// time of each.
-func fill(t *rowstore.Table, n, chunk int, timed func(time.Duration)) error {
+// fill pushes rows from … to-1 in chunks. around, unless nil, is called to push each
+// of them, and may look at the clock.
+func fill(t *rowstore.Table, from, to, chunk int, around func(push func() error) error) error {
+	if around == nil {
+		around = func(push func() error) error { return push() }
+	}
 	dim := t.Schema().Dim
 	keys := make([]rowraft.Key, chunk)
 	grads := floatBytes(someGradients(chunk * dim))
-	for k := 0; k < n; k += chunk {
-		part := keys[:min(chunk, n-k)]
+	var part []rowraft.Key
+	push := func() error { return t.Update(part, grads[:len(part)*dim*4], rowraft.Float32, 0.01) }
+	for k := from; k < to; k += chunk {
+		part = keys[:min(chunk, to-k)]
 		for i := range part {
 			part[i] = rowraft.Key(k + i)
 		}
-		begin := threadTime()
-		if err := t.Update(part, grads[:len(part)*dim*4], rowraft.Float32, 0.01); err != nil {
+		if err := around(push); err != nil {
 			return err
-		}
-		if timed != nil {
-			timed(threadTime() - begin)
 		}
 	}
 	return nil
@@ -212,7 +213,12 @@ func apply(c config, report func(figure)) error {
 func create(c config, report func(figure)) error {
 	n := c.rows / 10
 	var cpu time.Duration
-	t, err := filled(schema(rowraft.Sparse, 16), n, 1024, func(d time.Duration) { cpu += d })
+	t, err := filled(schema(rowraft.Sparse, 16), n, 1024, func(push func() error) error {
+		begin := threadTime()
+		err := push()
+		cpu += threadTime() - begin
+		return err
+	})
 	if err != nil {
 		return err
 	}

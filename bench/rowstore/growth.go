@@ -2,57 +2,158 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
+// growthRounds is how many tables of each sort grow at most: 10 M rows take seconds.
+const growthRounds = 3
+
 // growth creates rows in chunks of 64 and of 1024 (what one hold of a shard's
-// lock changes) and reports how long they took: the rows of a sparse table, in
+// lock changes) and reports the CPU time of a chunk: the rows of a sparse table, in
 // all slots, and those of one dense tensor, all in one slot.
+//
+// Growth stops for the same rows in each round, the machine for others. So the time
+// of a chunk is the median of its rounds, and the pause is the longest of these
+// beyond the median chunk. Beside them are the figures of single rounds, of chunks
+// and of as many stretches of arithmetic, as long as the median chunk, that are run
+// in between: what the machine itself stops for.
 func growth(c config, report func(figure)) error {
+	if err := newMemory(report); err != nil {
+		return err
+	}
 	for _, kind := range []rowraft.TableKind{rowraft.Sparse, rowraft.Dense} {
 		for _, chunk := range []int{64, 1024} {
-			var h, again histogram
-			t, err := filled(schema(kind, 16), c.rows, chunk, h.add)
-			if err != nil {
-				return err
-			}
-			if err := fill(t, c.rows/2, chunk, again.add); err != nil {
-				return err
-			}
-			if err := t.Close(); err != nil {
-				return err
-			}
-			name := fmt.Sprintf("growth/%s/chunk=%d/", kind, chunk)
-			for i, n := range h.counts {
-				if n > 0 {
-					report(free(fmt.Sprintf("%sunder-%v", name, h.bound(i)), float64(n), "chunks"))
+			var rounds []grown
+			for range min(c.rounds, growthRounds) {
+				g, err := grow(kind, c.rows, chunk)
+				if err != nil {
+					return err
 				}
+				rounds = append(rounds, g)
 			}
-			report(atMost(name+"longest", float64(h.longest)/1e6, "ms", 1))
-			report(free(name+"longest-without-growth", float64(again.longest)/1e6, "ms"))
+			reportGrowth(fmt.Sprintf("growth/%s/chunk=%d/", kind, chunk), rounds, report)
 		}
 	}
 	return nil
 }
 
-// histogram counts times by powers of two of microseconds.
-type histogram struct {
-	counts  [24]int
-	longest time.Duration
+// grown is how long the chunks of one table took.
+type grown struct {
+	chunks times // that made rows
+	again  times // that changed them
+	noise  times // arithmetic
+	waits  int64 // of the thread, for something else than a processor, while it made rows
 }
 
-func (h *histogram) add(d time.Duration) {
-	i := 0
-	for i < len(h.counts)-1 && d >= h.bound(i) {
-		i++
+// grow makes one table, a tenth of the rows at a time. After each it lets the
+// arithmetic run.
+func grow(kind rowraft.TableKind, rows, chunk int) (g grown, err error) {
+	t, err := rowstore.New(rowstore.Options{Schema: schema(kind, 16)})
+	if err != nil {
+		return g, err
 	}
-	h.counts[i]++
-	h.longest = max(h.longest, d)
+	defer t.Close()
+	n := rows/chunk + 1
+	g = grown{chunks: make(times, 0, n), again: make(times, 0, n), noise: make(times, 0, n)}
+	for done := 0; done < rows; {
+		next := min(rows, done+(rows/10+chunk-1)/chunk*chunk)
+		before, waits := len(g.chunks), threadWaits()
+		if err := fill(t, done, next, chunk, g.chunks.add); err != nil {
+			return g, err
+		}
+		g.waits += threadWaits() - waits
+		g.noise.addArithmetic(len(g.chunks)-before, g.chunks[before:].median())
+		done = next
+	}
+	err = fill(t, 0, rows/2, chunk, g.again.add)
+	return g, err
 }
 
-func (h *histogram) bound(i int) time.Duration { return time.Microsecond << i }
+func reportGrowth(name string, rounds []grown, report func(figure)) {
+	medianOf := func(of func(g *grown) time.Duration) time.Duration {
+		v := make(times, len(rounds))
+		for i := range rounds {
+			v[i] = of(&rounds[i])
+		}
+		return v.median()
+	}
+	for _, f := range []struct {
+		name string
+		of   func(g *grown) time.Duration
+	}{
+		{"median", func(g *grown) time.Duration { return g.chunks.median() }},
+		{"p99.9", func(g *grown) time.Duration { return g.chunks.quantile(0.999) }},
+		{"p99.9-arithmetic", func(g *grown) time.Duration { return g.noise.quantile(0.999) }},
+		{"p99.99", func(g *grown) time.Duration { return g.chunks.quantile(0.9999) }},
+		{"p99.99-arithmetic", func(g *grown) time.Duration { return g.noise.quantile(0.9999) }},
+		{"longest", func(g *grown) time.Duration { return g.chunks.quantile(1) }},
+		{"longest-arithmetic", func(g *grown) time.Duration { return g.noise.quantile(1) }},
+		{"longest-without-growth", func(g *grown) time.Duration { return g.again.quantile(1) }},
+	} {
+		report(free(name+f.name, float64(medianOf(f.of))/1e6, "ms"))
+	}
+	waits := medianOf(func(g *grown) time.Duration { return time.Duration(g.waits) })
+	report(free(name+"waits", float64(waits), "times"))
+	report(atMost(name+"pause", float64(pause(rounds))/1e6, "ms", 1))
+}
+
+// pause returns the longest time of a chunk beyond the median one.
+func pause(rounds []grown) time.Duration {
+	chunks := make(times, len(rounds[0].chunks))
+	round := make(times, len(rounds))
+	for i := range chunks {
+		for r := range rounds {
+			round[r] = rounds[r].chunks[i]
+		}
+		chunks[i] = round.median()
+	}
+	return chunks.quantile(1) - chunks.median()
+}
+
+// times are those of stretches of work.
+type times []time.Duration
+
+// add does work and notes the CPU time of it.
+func (t *times) add(work func() error) error {
+	begin := threadTime()
+	err := work()
+	*t = append(*t, threadTime()-begin)
+	return err
+}
+
+// addArithmetic notes what n stretches of arithmetic took that should take d each.
+func (t *times) addArithmetic(n int, d time.Duration) {
+	const some = 1 << 12
+	x := uint64(1)
+	compute := func(n int) {
+		for range n {
+			x = x*6364136223846793005 + 1442695040888963407
+		}
+	}
+	var one times
+	for range 99 {
+		_ = one.add(func() error { compute(some); return nil })
+	}
+	work := func() error { compute(int(some * d / one.median())); return nil }
+	for range n {
+		_ = t.add(work)
+	}
+	if x == 0 {
+		panic("the compiler must not know that this never happens")
+	}
+}
+
+// quantile returns the time that a share q of all do not exceed.
+func (t times) quantile(q float64) time.Duration {
+	sorted := slices.Sorted(slices.Values(t))
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+func (t times) median() time.Duration { return t.quantile(0.5) }
 
 // bytesPerRow looks for the worst ratio of memory to numbers over a doubling of
 // the rows.

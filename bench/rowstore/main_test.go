@@ -50,12 +50,27 @@ func TestFiguresKnowTheirBar(t *testing.T) {
 	}
 }
 
-func TestHistogramKeepsTheLongest(t *testing.T) {
-	var h histogram
-	for _, d := range []time.Duration{500, 1000, 3 * time.Microsecond, time.Hour} {
-		h.add(d)
+// TestPauseIsOfTheSameRows: a chunk that was slow in one round of three is none; one
+// that was slow in two is, by what it took beyond the median chunk.
+func TestPauseIsOfTheSameRows(t *testing.T) {
+	const ms = time.Millisecond
+	rounds := []grown{
+		{chunks: times{2 * ms, 90 * ms, 2 * ms, 8 * ms}},
+		{chunks: times{2 * ms, 3 * ms, 2 * ms, 9 * ms}},
+		{chunks: times{50 * ms, 3 * ms, 2 * ms, 2 * ms}},
 	}
-	if h.counts[0] != 1 || h.counts[1] != 1 || h.counts[2] != 1 || h.counts[len(h.counts)-1] != 1 || h.longest != time.Hour {
-		t.Errorf("%+v", h)
+	if p := pause(rounds); p != 5*ms { // 8 beyond 3
+		t.Errorf("pause %v, want 5ms", p)
+	}
+	if p := pause(rounds[:1]); p != 82*ms { // 90 beyond 8
+		t.Errorf("pause of one round %v, want 82ms", p)
+	}
+}
+
+// TestQuantiles of ten times that come in no order.
+func TestQuantiles(t *testing.T) {
+	v := times{5, 9, 1, 7, 3, 10, 2, 8, 4, 6}
+	if v.quantile(0) != 1 || v.median() != 6 || v.quantile(0.8999) != 9 || v.quantile(1) != 10 {
+		t.Errorf("least %d, median %d, 89.99 %% %d, longest %d", v.quantile(0), v.median(), v.quantile(0.8999), v.quantile(1))
 	}
 }
