@@ -20,9 +20,12 @@ const (
 	minSegment   = 16
 	maxSegment   = 8192
 	indexEntry   = 8
-	fullAt       = 51.0 / 64          // load of a segment at which it grows
-	fullMean     = (51 - 15.0/2) / 64 // mean of the limits of those in a directory
+	limits       = 16                 // loads at which segments grow, see fullAt
+	fullMean     = (51 - 15.0/2) / 64 // their mean
 )
+
+// fullAt is the load at which a sixteenth of the segments grow.
+func fullAt(salt int) float64 { return float64(51-salt) / 64 }
 
 // chunksOver is what the last chunks of rows and index leave over on average, as
 // measured: memory comes in chunks of 2 MiB.
@@ -37,8 +40,8 @@ func (f forecast) memoryBytes(rows float64, shards int) float64 {
 // whose keys spread over the slots by their hashes.
 //
 // A slot has a segment of a power of two entries, twice as long when it is
-// full; how many rows each slot has is random, about normal. What
-// is longer than maxSegment is cut at limits that differ, so that all fill
+// full, at one of limits loads; how many rows each slot has is random, about normal.
+// What is longer than maxSegment is cut at such limits, too, so that all fill
 // grades are there at once: an entry is then used by f·ln 2 of a row, with f the
 // mean of the limits.
 //
@@ -61,16 +64,18 @@ func newForecast(s rowraft.Schema, rows float64) (forecast, error) {
 	below := func(n float64) float64 {
 		return (1 + math.Erf((n+0.5-mean)/math.Sqrt(2*mean))) / 2
 	}
-	entries, from := 0.0, math.Exp(-mean) // an empty slot has no segment
-	if mean > 50 {
-		from = 0
-	}
-	for n := minSegment; n <= maxSegment; n *= 2 {
-		to := max(from, below(math.Floor(float64(n)*fullAt)))
-		entries += float64(n) * (to - from)
-		from = to
-	}
 	const perRow = 1 / (fullMean * math.Ln2)
-	f.indexBytes = indexEntry * (entries/mean + (1-from)*perRow)
+	for salt := range limits {
+		entries, from := 0.0, math.Exp(-mean) // an empty slot has no segment
+		if mean > 50 {
+			from = 0
+		}
+		for n := minSegment; n <= maxSegment; n *= 2 {
+			to := max(from, below(math.Floor(float64(n)*fullAt(salt))))
+			entries += float64(n) * (to - from)
+			from = to
+		}
+		f.indexBytes += indexEntry * (entries/mean + (1-from)*perRow) / limits
+	}
 	return f, nil
 }

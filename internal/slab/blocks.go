@@ -164,7 +164,7 @@ func (b *Blocks) addChunk() (err error) {
 			}
 		}
 	} else {
-		base, err = shared.take()
+		base, err = shared.take(forIndex)
 	}
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package slab
 import (
 	"slices"
 	"sync"
-	"time"
 	"unsafe"
 )
 
@@ -13,9 +12,10 @@ const (
 	chunkBytes = 2 << 20
 
 	// maxStock is how many chunks lie ready at most, and stockShare how many are in
-	// use for each of them.
-	maxStock   = 16
+	// use for each of them. As many again, but at most maxKept, are for indexes alone.
+	maxStock   = 64
 	stockShare = 16
+	maxKept    = 4
 
 	// enabledAtOnce is how many chunks become usable in one call of the system.
 	enabledAtOnce = 16
@@ -23,18 +23,25 @@ const (
 	// maxSmall is how many chunks of small pages are left as they are: the newest,
 	// which are being filled.
 	maxSmall = 4
+)
 
-	// patience is how long taking a chunk waits for the stock: what clearing a huge
-	// page takes, but not what finding one may take.
-	patience = 300 * time.Microsecond
+// use is what a chunk is taken for. Rows touch theirs bit by bit; an index segment
+// of many pages is cleared at once, so those have the last ones of the stock.
+type use bool
+
+const (
+	forRows  use = false
+	forIndex use = true
 )
 
 // pool hands out chunks to all slabs of the process. Touching a new huge page
-// takes the kernel 0.1 ms, and several when memory is in pieces, which is too long
-// for who applies a log: a goroutine keeps some chunks in stock that were touched
-// already. It runs when the stock is low, and no longer.
+// takes the kernel 0.1 ms, and several when memory is in pieces or a hypervisor has
+// taken it back, which is too long for who applies a log: a goroutine keeps some
+// chunks in stock that were touched already. It runs when the stock is low, and no
+// longer. The stock is what rows at full speed take in 0.2 s, so that it lasts
+// while the goroutine has no processor.
 //
-// Who comes when the stock is empty waits a moment, and then gets a chunk of small
+// Who comes when the stock is empty waits for nobody, but gets a chunk of small
 // pages, which the kernel makes one by one as they are touched: slower in all, but
 // never slow at once. When it should be full, the kernel is asked to make it a huge
 // page in its time.
@@ -46,15 +53,13 @@ type pool struct {
 	out     int              // chunks in use
 	filling bool             // the goroutine runs
 	ended   *sync.Cond       // filling has become false
-
-	arrived chan struct{} // has an element when the stock may have grown
 }
 
 // shared is the pool of the process: one stock serves all slabs.
 var shared = newPool()
 
 func newPool() *pool {
-	p := &pool{arrived: make(chan struct{}, 1)}
+	p := &pool{}
 	p.ended = sync.NewCond(&p.mu)
 	return p
 }
@@ -62,14 +67,15 @@ func newPool() *pool {
 // take returns chunkBytes of zeroes, aligned to chunkBytes.
 //
 // Errors: CodeOverloaded if the system gives no memory.
-func (p *pool) take() (unsafe.Pointer, error) {
+func (p *pool) take(use use) (unsafe.Pointer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var c unsafe.Pointer
-	if len(p.stock) == 0 && p.out > 0 {
-		p.await()
+	kept := 0
+	if use == forRows {
+		kept = p.kept()
 	}
-	if n := len(p.stock); n > 0 {
+	var c unsafe.Pointer
+	if n := len(p.stock); n > kept {
 		c, p.stock = p.stock[n-1], p.stock[:n-1]
 	} else {
 		if len(p.enabled) == 0 {
@@ -84,45 +90,26 @@ func (p *pool) take() (unsafe.Pointer, error) {
 		p.small = append(p.small, c)
 	}
 	p.out++
-	p.start()
-	return c, nil
-}
-
-// start starts fill if there is something to do. REQUIRES: p.mu is held.
-func (p *pool) start() {
 	if !p.filling && len(p.stock) < p.target() {
 		p.filling = true
 		go p.fill()
 	}
+	return c, nil
 }
 
-// await waits until something is in stock, but not long. REQUIRES: p.mu is held,
-// and let go meanwhile.
-func (p *pool) await() {
-	p.start()
-	p.mu.Unlock()
-	defer p.mu.Lock()
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	select {
-	case <-p.arrived:
-	case <-late.C:
-	}
-}
+// target is how many chunks should be in stock, and kept how many of them are for
+// indexes. REQUIRES: p.mu is held.
+func (p *pool) target() int { return min(maxStock, p.share()) + p.kept() }
 
-// target is how many chunks should be in stock.
-// REQUIRES: p.mu is held.
-func (p *pool) target() int { return min(maxStock, (p.out+stockShare-1)/stockShare) }
+func (p *pool) kept() int { return min(maxKept, p.share()) }
+
+func (p *pool) share() int { return (p.out + stockShare - 1) / stockShare }
 
 // fill populates chunks until the stock is full.
 func (p *pool) fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for len(p.stock) < p.target() && p.populateOne() {
-		select {
-		case p.arrived <- struct{}{}:
-		default:
-		}
 		for len(p.small) > maxSmall {
 			advise(p.small[0]) // under p.mu, so that it is not released meanwhile
 			p.small = slices.Delete(p.small, 0, 1)

@@ -24,7 +24,7 @@ func TestPoolKeepsAStock(t *testing.T) {
 	var live []unsafe.Pointer
 	take := func(n int) {
 		for range n {
-			c, err := p.take()
+			c, err := p.take(forRows)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -39,15 +39,15 @@ func TestPoolKeepsAStock(t *testing.T) {
 		settle(p)
 	}
 	take(1)
-	if len(p.stock) != 1 || len(p.small) != 1 {
-		t.Errorf("%d in stock and %d of small pages after the first chunk, want 1 and 1", len(p.stock), len(p.small))
+	if len(p.stock) != 2 || len(p.small) != 1 {
+		t.Errorf("%d in stock and %d of small pages after the first chunk, want 2 and 1", len(p.stock), len(p.small))
 	}
 	take(1)
 	if len(p.small) != 1 {
 		t.Error("the second chunk did not come from the stock")
 	}
 	take(3 * stockShare)
-	if want := 4; len(p.stock) != want {
+	if want := 4 + maxKept; len(p.stock) != want {
 		t.Errorf("%d in stock at %d in use, want %d", len(p.stock), len(live), want)
 	}
 	take(maxStock * stockShare / 4)
@@ -59,6 +59,47 @@ func TestPoolKeepsAStock(t *testing.T) {
 	}
 	if p.out != 0 || len(p.stock)+len(p.enabled)+len(p.small) != 0 {
 		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back", p.out, len(p.stock), len(p.enabled), len(p.small))
+	}
+}
+
+// TestIndexesHaveTheLastOfTheStock: while nobody fills it, rows get small pages when
+// only what is kept for indexes is left, and indexes when nothing is.
+func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
+	p := newPool()
+	var live []unsafe.Pointer
+	take := func(use use) (touched bool) {
+		before := len(p.small)
+		c, err := p.take(use)
+		if err != nil {
+			t.Fatal(err)
+		}
+		live = append(live, c)
+		return len(p.small) == before
+	}
+	for range stockShare {
+		take(forRows)
+	}
+	settle(p)
+	p.filling = true // as if the goroutine had no processor
+	take(forRows)    // of those beyond what is kept
+	for len(p.stock) > p.kept() {
+		take(forRows)
+	}
+	kept := len(p.stock)
+	if kept == 0 || take(forRows) || len(p.stock) != kept {
+		t.Errorf("rows took one of the last %d chunks of the stock", kept)
+	}
+	for i := range kept {
+		if !take(forIndex) {
+			t.Errorf("chunk %d of %d that are kept was not for an index", i, kept)
+		}
+	}
+	if take(forIndex) {
+		t.Error("a chunk came from an empty stock")
+	}
+	p.filling = false
+	if err := p.give(live); err != nil {
+		t.Fatal(err)
 	}
 }
 

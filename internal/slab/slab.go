@@ -93,7 +93,7 @@ func (s *Slab) addChunk() (err error) {
 	if s.chunks == 0 {
 		c, err = reserve(chunkBytes)
 	} else {
-		c, err = shared.take()
+		c, err = shared.take(forRows)
 	}
 	if err != nil {
 		return err

@@ -19,14 +19,17 @@ type bucket struct {
 	rows uint32
 	dead uint32 // graves
 	bits uint8  // how many first bits of their tags its rows share
-	salt uint8  // below 16, another one in most buckets of a directory
+	salt uint8  // below 16, another one in most slots and in most buckets of a directory
 }
+
+// saltOf spreads n, of a slot or a bucket.
+func saltOf(n uint32) uint8 { return uint8(n * 0x9E3779B1 >> 28) }
 
 // full reports whether the segment of b should grow before it takes another row:
 // load stays at or below 0.8, where a hit takes 3 probes on average, within one or
-// two cache lines. The buckets of a directory fill evenly, so their limits differ,
-// down to 0.57: else all would split within a few per cent of the rows, which
-// would slow down who adds these.
+// two cache lines. Slots fill evenly, and so do the buckets of a directory, so their
+// limits differ, down to 0.57: else all would grow within a few per cent of the
+// rows, which would slow down who adds these.
 func (b *bucket) full() bool { return b.over(b.rows+b.dead, len(b.root.load())) }
 
 func (b *bucket) over(rows uint32, n int) bool {
@@ -146,6 +149,7 @@ func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
 	}
 	b.root.store(seg)
 	if b == &s.whole {
+		b.salt = saltOf(uint32(slot))
 		t.roots[slot].store(seg)
 	}
 	b.dead = 0
@@ -162,7 +166,7 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 	prefix := tag &^ (1<<(next+1) - 1)
 	var halves [2]*bucket
 	for h := range halves {
-		halves[h] = &bucket{bits: b.bits + 1, salt: uint8((prefix>>next | uint32(h)) * 0x9E3779B1 >> 28)}
+		halves[h] = &bucket{bits: b.bits + 1, salt: saltOf(prefix>>next | uint32(h))}
 	}
 	for _, e := range old {
 		if isRow(e) {

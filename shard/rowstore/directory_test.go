@@ -167,3 +167,28 @@ func TestPullsBesideSplits(t *testing.T) {
 		wg.Wait()
 	}
 }
+
+// TestSlotsDoNotAllGrowAtOnce: with as many rows, some slots have grown that others
+// have yet to.
+func TestSlotsDoNotAllGrowAtOnce(t *testing.T) {
+	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
+	for k := rowraft.Key(0); k < 11*rowraft.NumSlots; k++ {
+		mustUpdate(t, table, []rowraft.Key{k}, []float32{1})
+	}
+	lengths := map[uint32]map[int]bool{} // of segments, by rows
+	for i := range table.slots {
+		s := &table.slots[i]
+		if lengths[s.rows] == nil {
+			lengths[s.rows] = map[int]bool{}
+		}
+		lengths[s.rows][len(s.whole.root.load())] = true
+	}
+	for _, tc := range []struct {
+		rows uint32
+		want int // different lengths
+	}{{8, 1}, {11, 2}, {13, 1}} {
+		if got := len(lengths[tc.rows]); got != tc.want {
+			t.Errorf("slots of %d rows have segments of %d lengths, want %d", tc.rows, got, tc.want)
+		}
+	}
+}
