@@ -77,6 +77,10 @@ CHAOS_SEEDS ?= 2 3 4
 chaos: build-faults ## kills, cuts, bad disks and hostile clients under load, everything checked: 5 minutes (CHAOS_SEEDS="2 3 4")
 	scripts/chaos.sh $(BIN) $(CHAOS_SEEDS)
 
+.PHONY: three-roles
+three-roles: ## the scripts of examples/three-roles, each on a cluster of its own
+	GOEXPERIMENT=$(SIMD) $(GOTEST) -count=1 -v -run 'TestThreeRoleScripts' ./e2e
+
 .PHONY: build-faults
 build-faults: build ## bin/rowraft-faults too: a server whose disk can be told to fail
 	GOEXPERIMENT=$(SIMD) go build -tags rowraft_faults -ldflags '$(LDFLAGS)' -o $(BIN)/rowraft-faults ./cmd/rowraft

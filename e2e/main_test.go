@@ -146,8 +146,25 @@ type running struct {
 // spawn starts a binary in the root of the repository.
 func spawn(t testing.TB, name string, args ...string) *running {
 	t.Helper()
-	p := &running{cmd: exec.Command(filepath.Join(bin, name), args...), ended: make(chan struct{})}
-	p.cmd.Dir = root
+	return spawnEnv(t, nil, name, args...)
+}
+
+// spawnEnv is spawn with another environment; nil: that of the test.
+func spawnEnv(t testing.TB, env []string, name string, args ...string) *running {
+	t.Helper()
+	return launch(t, exec.Command(filepath.Join(bin, name), args...), env)
+}
+
+// spawnScript starts a program of the repository.
+func spawnScript(t testing.TB, env []string, path string) *running {
+	t.Helper()
+	return launch(t, exec.Command("./"+path), env)
+}
+
+func launch(t testing.TB, cmd *exec.Cmd, env []string) *running {
+	t.Helper()
+	p := &running{cmd: cmd, ended: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Env = root, env
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	// Pdeathsig is tied to the thread that forks: keep it.

@@ -37,6 +37,11 @@ type Config struct {
 	Join          []string // gRPC addresses of the founders; empty: a cluster of one
 	Servers       int      // shards are made once so many servers are there; 0: len(Join)
 	Shards        int      // of a new cluster; 0: 4
+	Exact         bool     // refuse servers beyond Servers
+	Workers       int      // that every job has; 0: any number
+	// StartTimeout is how long the cluster may take until its shards are there; then
+	// the server ends with CodeDeadline. 0: for ever.
+	StartTimeout time.Duration
 
 	LogBackend string // one of raftstore.Backends; "": "wal"
 	Profile    string // "fast", "default", "dense"

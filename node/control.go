@@ -129,7 +129,7 @@ func (c *control) call(ctx context.Context, f func(context.Context, rowraftv1.Cl
 			c.leader = nl.Leader
 			c.mu.Unlock()
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() { // what others say would hide it
 			break
 		}
 	}

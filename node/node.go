@@ -55,6 +55,9 @@ type Node struct {
 
 	watchers sync.WaitGroup // one a replica that runs
 
+	begun sync.Once
+	began func() // stops the clock of Config.StartTimeout
+
 	cluster atomic.Pointer[clustermap.Map] // that the replicas follow
 
 	// heard is where other servers said that their Raft groups are (NodeID → host:port),
@@ -111,6 +114,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go n.watchFatal(ctx, served, cancel)
+	defer n.limitStart(cancel)()
 	return stopCause(ctx, n.run(ctx, serverTLS, clientTLS))
 }
 
@@ -156,6 +160,7 @@ func (n *Node) openScheduler(conf *tls.Config) (err error) {
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
 		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
+		Exact: n.cfg.Exact, Workers: n.cfg.Workers,
 		TLS: conf, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err
@@ -281,10 +286,27 @@ func (n *Node) followMap(ctx context.Context) error {
 			return err
 		}
 		n.cluster.Store(m)
+		if len(m.Shards) > 0 {
+			n.begun.Do(n.began)
+		}
 		if len(m.Shards) > 0 || n.self.NoShards && m.Cluster != "" {
 			n.becomeReady(m)
 		}
 	}
+}
+
+// limitStart ends the server if the cluster does not start in time.
+func (n *Node) limitStart(cancel context.CancelCauseFunc) (stop func()) {
+	limit := n.cfg.StartTimeout
+	if limit <= 0 {
+		n.began = func() {}
+		return n.began
+	}
+	timer := time.AfterFunc(limit, func() {
+		cancel(rowraft.Errorf(rowraft.CodeDeadline, "the cluster has not started within %v: %s", limit, n.sched.WaitingFor()))
+	})
+	n.began = func() { timer.Stop() }
+	return n.began
 }
 
 func (n *Node) becomeReady(m *clustermap.Map) {

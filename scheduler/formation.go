@@ -79,6 +79,9 @@ func (s *Scheduler) Form(ctx context.Context) (identity.Identity, error) {
 		if !s.opts.Self.Scheduler {
 			return dir.Identity(), rowraft.Errorf(rowraft.CodeInvalidArgument, "a server without a scheduler needs --join with the addresses of the servers that have one")
 		}
+		if s.opts.Self.NoShards {
+			return s.found([]identity.Member{s.selfMember()})
+		}
 		s.logger.Warn("this server forms a cluster of its own (no --join): it has no replica elsewhere")
 		return s.found([]identity.Member{s.selfMember()})
 	}
@@ -88,6 +91,7 @@ func (s *Scheduler) Form(ctx context.Context) (identity.Identity, error) {
 	for {
 		answers := s.helloAll(ctx)
 		done, waiting, err := s.formStep(answers)
+		s.waiting.Store(&waiting)
 		if err != nil || done {
 			return dir.Identity(), err
 		}

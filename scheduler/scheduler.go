@@ -64,6 +64,8 @@ type Options struct {
 	Join     []string        // addresses of the founders, this server's included; empty: alone
 	Servers  int             // shards are made once so many have registered; 0: as many as founders
 	Shards   int             // of a new cluster; 0: DefaultShards
+	Exact    bool            // refuse servers beyond Servers
+	Workers  int             // that every job has; 0: any number
 	TLS      *tls.Config     // for calls to other servers; nil is plaintext
 	// Dial opens connections to other servers; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
@@ -99,6 +101,10 @@ type Scheduler struct {
 	checkpoints *Checkpoints
 	attendance  *attendance
 	policyRuns  chan struct{} // holds a token while a policy runs
+
+	waiting     atomic.Pointer[string] // what Form waits for
+	registering sync.Mutex             // held while a server is counted and added
+	connected   atomic.Uint64          // servers and workers that were last told of
 
 	// hello asks one address; tests put their own network here.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)

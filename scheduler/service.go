@@ -63,10 +63,10 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err := s.checkMember(req.GetClusterId(), req.GetNode().GetId()); err != nil {
 		return nil, err
 	}
-	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: req.GetNode()}}}
-	if _, err := s.propose(ctx, c); err != nil {
+	if err := s.putNode(ctx, req.GetNode()); err != nil {
 		return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
 	}
+	s.tellConnected()
 	s.wake()
 	return &rowraftv1.RegisterNodeReply{MapVersion: s.mapVersion()}, nil
 }
@@ -183,11 +183,15 @@ func (s *Scheduler) JoinJob(ctx context.Context, req *rowraftv1.JoinJobRequest) 
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_JoinJob{JoinJob: &rowraftv1.MetaJoinJob{
 		Job: req.GetJob(), Worker: req.GetWorker(), Workers: req.GetWorkers(),
 	}}}
+	if n := uint32(s.opts.Workers); n > 0 && req.GetWorkers() != n {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", req.GetWorker(), req.GetJob(), req.GetWorkers(), n)
+	}
 	r, err := proposeFor[rankResult](ctx, s, c)
 	if err != nil {
 		return nil, err
 	}
-	s.logger.Info("assigned a rank", "job", req.GetJob(), "worker", req.GetWorker(), "rank", r.rank, "incarnation", r.incarnation)
+	s.tellRank(ctx, req.GetJob(), req.GetWorker(), r)
+	s.tellConnected()
 	return &rowraftv1.JoinJobReply{Rank: uint32(r.rank), Incarnation: r.incarnation}, nil
 }
 

@@ -25,6 +25,7 @@ type Event struct {
 	Rank               int       `json:"rank"`
 	Step               int64     `json:"step"`
 	Steps              int64     `json:"steps"`    // 0: not known
+	Epoch              int64     `json:"epoch"`    // passes over the data that are finished
 	Loss               Number    `json:"loss"`     // mean of recent batches, nats
 	AUC                Number    `json:"auc"`      // of recent batches, predicted before the update
 	Accuracy           Number    `json:"accuracy"` // of recent batches, before the update; null but for classes

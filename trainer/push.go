@@ -79,7 +79,7 @@ func (j *Job) emit(kind string, change func(*Event)) {
 func (j *Job) eventLocked(kind string, change func(*Event)) Event {
 	if kind != EventAck {
 		j.mu.progress = Event{
-			Step: j.step, Steps: j.steps, Examples: j.examples,
+			Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
 			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()), Accuracy: Number(j.accuracy.share()),
 			ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / time.Since(j.started).Seconds()),
 		}

@@ -2,6 +2,7 @@
 // cluster.
 //
 //	rowraft-trainer train --config FILE    train, then score the held-out part
+//	rowraft-trainer start --config FILE    train, as the environment variables of other frameworks say
 //	rowraft-trainer evaluate --config FILE score only
 //	rowraft-trainer gen --out FILE         write a generated click log
 //	rowraft-trainer probe                  say what the model would run on

@@ -84,7 +84,7 @@ A flag wins over the environment, and both over the job's file.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; `%s --help` lists the flags", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newTrain(), newEval(), newGen(), newProbe())
+	root.AddCommand(newTrain(), newStart(), newEval(), newGen(), newProbe())
 	for _, c := range root.Commands() {
 		c.Args = func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {

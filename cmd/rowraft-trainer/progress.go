@@ -42,13 +42,15 @@ func newProgress(kind, file string) (*progress, error) {
 		}
 	case "plain":
 		p = lineProgress(out)
+	case "steps":
+		p = stepProgress(out)
 	case "json":
 		enc := json.NewEncoder(out)
 		p = &progress{observe: func(e trainer.Event) { _ = enc.Encode(&e) }, close: func() {}}
 	case "none":
 		p = &progress{observe: func(trainer.Event) {}, close: func() {}}
 	default:
-		return nil, usageError{fmt.Errorf("progress %q: want auto, plain, json or none", kind)}
+		return nil, usageError{fmt.Errorf("progress %q: want auto, plain, steps, json or none", kind)}
 	}
 	if file != "" {
 		inner := p.close

@@ -31,7 +31,8 @@ type options struct {
 	noEval       bool
 	generate     bool
 	rank         int
-	mustExist    bool // the tables: none is created
+	mustExist    bool                                        // the tables: none is created
+	gather       func(ctx context.Context, job string) error // waits for the other workers; nil: nobody does
 	tls          rpc.TLSFiles
 	insecure     bool
 }
@@ -65,7 +66,9 @@ func newEval() *cobra.Command {
 }
 
 // newJobCommand is a command that makes a Job from flags, laid over o, and runs it.
-func newJobCommand(o options) *cobra.Command {
+func newJobCommand(o options) *cobra.Command { return newJobCommandOf(&o) }
+
+func newJobCommandOf(o *options) *cobra.Command {
 	set := trainer.DefaultConfig() // what the flags set; the defaults are for the help
 	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 		cfg, err := o.load(cmd, &set)
@@ -106,7 +109,7 @@ func newJobCommand(o options) *cobra.Command {
 	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")
 	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
 	f.StringVar(&o.json, "json", "", "write the result as JSON to this file, - for standard output")
-	f.StringVar(&o.progress, "progress", "auto", "auto (a bar on a terminal, else lines), plain, json (one event per line) or none")
+	f.StringVar(&o.progress, "progress", "auto", "auto (a bar on a terminal, else lines), plain, steps (a line every 10 steps), json (one event per line) or none")
 	f.StringVar(&o.progressFile, "progress-file", "", "where progress goes; default standard error")
 	return cmd
 }
@@ -253,7 +256,7 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 		}
 		return nil, nil, err
 	}
-	if cfg.Rank == nil && cfg.Trainers > 1 {
+	if cfg.Rank == nil && (cfg.Trainers > 1 || o.gather != nil) {
 		if o.worker == "" {
 			host, _ := os.Hostname()
 			o.worker = fmt.Sprintf("%s-%d", host, os.Getpid())
@@ -264,6 +267,12 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 			return nil, nil, err
 		}
 		cfg.Rank = &rank
+	}
+	if o.gather != nil {
+		if err := o.gather(ctx, cfg.Job); err != nil {
+			c.Close()
+			return nil, nil, err
+		}
 	}
 	tables := trainer.NewCluster(c)
 	if o.mustExist {

@@ -30,6 +30,7 @@ const (
 var commands = []func(*globals) *cobra.Command{
 	newServerCmd,
 	newSchedulerCmd,
+	newStartCmd,
 	newClusterCmd,
 	newTableCmd,
 	newRowCmd,

@@ -46,6 +46,10 @@ type serverFlags struct {
 	cpuProfile               string
 	readyFile                string
 	logLevel, logFormat      string
+
+	exact        bool // of `rowraft start`: no more servers than expected
+	workers      int
+	startTimeout time.Duration
 }
 
 func newServerCmd(g *globals) *cobra.Command {
@@ -157,6 +161,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 	cfg := node.Config{
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
 		WithScheduler: f.withScheduler, SchedulerOnly: f.schedulerOnly, Join: f.join, Servers: f.servers, Shards: f.shards,
+		Exact: f.exact, Workers: f.workers, StartTimeout: f.startTimeout,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		TLS: g.tls, Insecure: g.insecure, Logger: logger,
@@ -183,7 +188,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		// An orderly stop would wait for the disk that may be what has failed, while
 		// this server's groups still look alive to the others.
 		logger.Error("the server must stop", "err", err)
-		os.Exit(exitFailed)
+		os.Exit(exitCode(context.Background(), err))
 	}
 	stop, err := startProfile(f.cpuProfile)
 	if err != nil {

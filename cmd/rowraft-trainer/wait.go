@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	waitPoll  = 250 * time.Millisecond
+	waitEvery = 3 * time.Second // between two words about it
+	askLimit  = time.Second     // for one answer
+)
+
+// waiter waits until the servers of a cluster are there.
+type waiter struct {
+	tls         rpc.TLSFiles
+	out         io.Writer
+	poll, every time.Duration
+
+	told time.Time
+}
+
+// until calls look, which says what is missing, until that is nothing.
+//
+// Errors: the cause of ctx, when it ends before.
+func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]*grpc.ClientConn) string) error {
+	conf, err := w.tls.Client()
+	if err != nil {
+		return err
+	}
+	conns := make(map[string]*grpc.ClientConn)
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	for _, e := range endpoints {
+		if conns[e], err = rpc.Dial(e, conf, nil); err != nil {
+			return err
+		}
+	}
+	tick := time.NewTicker(w.poll)
+	defer tick.Stop()
+	for missing := ""; ; {
+		ask, cancel := context.WithTimeout(ctx, askLimit)
+		now := look(ask, conns)
+		cancel()
+		if now == "" {
+			return nil
+		}
+		if missing == "" || ctx.Err() == nil { // an answer that was cut off says less than the one before
+			missing = now
+		}
+		if now := time.Now(); now.Sub(w.told) >= w.every {
+			w.told = now
+			fmt.Fprintln(w.out, missing)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s", context.Cause(ctx), missing[strings.LastIndexByte(missing, '\n')+1:])
+		}
+	}
+}
+
+// servers returns when every endpoint answers and the shards of the cluster are made.
+func (w *waiter) servers(ctx context.Context, endpoints []string) error {
+	return w.until(ctx, endpoints, func(ctx context.Context, conns map[string]*grpc.ClientConn) string {
+		why := notReady(silent(ctx, endpoints, conns))
+		if why == "" {
+			why = unmade(ctx, endpoints, conns)
+		}
+		if why == "" {
+			return ""
+		}
+		return "server not ready, wait 3 sec to retry...\n" + why
+	})
+}
+
+// workers returns when the job has all of its workers.
+func (w *waiter) workers(ctx context.Context, scheduler, job string, n int) error {
+	return w.until(ctx, []string{scheduler}, func(ctx context.Context, conns map[string]*grpc.ClientConn) string {
+		st, err := rowraftv1.NewClusterClient(conns[scheduler]).Status(ctx, &rowraftv1.StatusRequest{})
+		if err != nil {
+			return fmt.Sprintf("the scheduler at %s does not say who is there: %v", scheduler, err)
+		}
+		for _, j := range st.GetJobs() {
+			if j.GetJob() != job {
+				continue
+			}
+			here := slices.DeleteFunc(slices.Clone(j.GetMembers()), func(name string) bool { return name == "" })
+			if len(here) >= n {
+				return ""
+			}
+			return fmt.Sprintf("%d of %d workers are here: [%s]", len(here), n, strings.Join(here, ", "))
+		}
+		return fmt.Sprintf("none of %d workers is here", n)
+	})
+}
+
+// silent lists the endpoints that do not answer.
+func silent(ctx context.Context, endpoints []string, conns map[string]*grpc.ClientConn) []string {
+	up := make([]bool, len(endpoints))
+	var all sync.WaitGroup
+	for i, e := range endpoints {
+		all.Go(func() {
+			_, err := rowraftv1.NewClusterClient(conns[e]).Hello(ctx, &rowraftv1.HelloRequest{})
+			up[i] = err == nil
+		})
+	}
+	all.Wait()
+	var out []string
+	for i, e := range endpoints {
+		if !up[i] {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// notReady lists endpoints in the words of others.
+func notReady(endpoints []string) string {
+	if len(endpoints) == 0 {
+		return ""
+	}
+	return "not ready endpoints:['" + strings.Join(endpoints, "', '") + "']"
+}
+
+// unmade says why there are no shards yet, "" if there are.
+func unmade(ctx context.Context, endpoints []string, conns map[string]*grpc.ClientConn) string {
+	var st *rowraftv1.StatusReply
+	why := "the servers have not formed the cluster yet"
+	for _, e := range endpoints {
+		c := rowraftv1.NewClusterClient(conns[e])
+		reply, err := c.GetMap(ctx, &rowraftv1.GetMapRequest{})
+		if err != nil {
+			return fmt.Sprintf("%s: %v", e, err)
+		}
+		if len(reply.GetMap().GetShards()) > 0 {
+			return ""
+		}
+		if st == nil {
+			st, _ = c.Status(ctx, &rowraftv1.StatusRequest{}) // one of them leads, or none yet
+		}
+	}
+	if st == nil {
+		return why
+	}
+	var here []string
+	for _, n := range st.GetNodes() {
+		if !n.GetNode().GetNoShards() {
+			here = append(here, n.GetNode().GetAddr())
+		}
+	}
+	return fmt.Sprintf("%d of %d servers are here: [%s]", len(here), st.GetExpectedServers(), strings.Join(here, ", "))
+}

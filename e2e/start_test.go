@@ -1,0 +1,238 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/flagenv"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// freePorts returns addresses of loopback that stay free for the processes of the test.
+func freePorts(t testing.TB, n int) []string {
+	t.Helper()
+	var out []string
+	for range n {
+		p, err := localcluster.ReservePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Release() })
+		out = append(out, p.Addr)
+	}
+	return out
+}
+
+// portOf is the port of host:port.
+func portOf(t testing.TB, addr string) string {
+	t.Helper()
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// roleEnv is an environment for a process of a three-role start, with nothing of
+// this one's that could decide its role.
+func roleEnv(env string) []string {
+	clean := slices.DeleteFunc(flagenv.Without(os.Environ()), func(v string) bool {
+		return strings.HasPrefix(v, "MS_") || strings.HasPrefix(v, "PADDLE_") || strings.HasPrefix(v, "TRAINING_ROLE=") || strings.HasPrefix(v, "POD_IP=")
+	})
+	return append(clean, strings.Fields(env)...)
+}
+
+// spawnRole starts a process of a three-role start.
+func spawnRole(t testing.TB, binary, env string, args ...string) *running {
+	t.Helper()
+	return spawnEnv(t, roleEnv(env), binary, append([]string{"start"}, args...)...)
+}
+
+// says waits until a file has a text.
+func says(t testing.TB, file, text string) {
+	t.Helper()
+	err := poll(deadline(t, time.Minute), func() error {
+		b, err := os.ReadFile(file)
+		if err == nil && !strings.Contains(string(b), text) {
+			err = fmt.Errorf("%s does not say %q:\n%s", file, text, b)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The example scripts run as they are, workers first; the second run of MindSpore's is a restart
+// of the whole cluster on its data.
+func TestThreeRoleScripts(t *testing.T) {
+	skipUnderRace(t)
+	needBinaries(t)
+	run := func(t *testing.T, script, dir, env string) string {
+		t.Helper()
+		path := "PATH=" + bin + string(os.PathListSeparator) + os.Getenv("PATH")
+		p := spawnScript(t, append(roleEnv(env), path, "DIR="+dir, "ROWRAFT_DISK_STALL_LIMIT=10s", "ROWRAFT_ACCELERATOR=go"), filepath.Join("examples", "three-roles", script))
+		if code := p.code(t, 2*time.Minute); code != 0 {
+			t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
+		}
+		return p.stdout.String()
+	}
+	t.Run("MindSpore's", func(t *testing.T) {
+		dir := t.TempDir()
+		port := portOf(t, freePorts(t, 1)[0])
+		for round := range 2 {
+			out := run(t, "mindspore.sh", dir, "MS_SCHED_PORT="+port)
+			if !strings.Contains(out, "epoch: 0, step: 10, loss is ") {
+				t.Errorf("round %d: no line of a step:\n%s", round, out)
+			}
+			assigned := []string{"old rank id: -1, new rank id: 0", "old rank id: 0, new rank id: 0"}[round]
+			for file, lines := range map[string][]string{
+				"sched.log": {"Server listening on 127.0.0.1:" + port, "Bind to role=scheduler", "the scheduler is connected to 2 workers and 2 servers",
+					"Assign rank id of node id: worker_0, role: MS_WORKER, with host ip: 127.0.0.1, old rank id: ", assigned},
+				"server_0.log": {"Server listening on 127.0.0.1:", "Bind to role=server", "Cluster is successfully initialized.", "DATA IS NOT SAFE: 2 server(s)"},
+				"worker_0.log": {"Bind to role=worker", "server not ready, wait 3 sec to retry...", "Cluster is successfully initialized."},
+			} {
+				for _, line := range lines {
+					says(t, filepath.Join(dir, file), line)
+				}
+			}
+		}
+	})
+	t.Run("Paddle's", func(t *testing.T) {
+		dir := t.TempDir()
+		out := run(t, "paddle.sh", dir, "PADDLE_PSERVERS_IP_PORT_LIST="+strings.Join(freePorts(t, 3), ","))
+		if !strings.Contains(out, "epoch: 0, step: 10, loss is ") {
+			t.Errorf("no line of a step:\n%s", out)
+		}
+		says(t, filepath.Join(dir, "trainer_0.log"), "Cluster is successfully initialized.")
+	})
+}
+
+// One server and the workers that come before it; one server, one worker and one scheduler more
+// than expected are refused.
+func TestAStartTakesTheExpectedNumbers(t *testing.T) {
+	skipUnderRace(t)
+	needBinaries(t)
+	dir := t.TempDir()
+	addr := freePorts(t, 1)[0]
+	env := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addr) + " MS_SERVER_NUM=1 MS_WORKER_NUM=2 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=10s MS_RECOVERY_PATH=" + dir + " "
+	job := filepath.Join("examples", "three-roles", "job.yaml")
+	worker := func(name string, more ...string) *running {
+		return spawnRole(t, "rowraft-trainer", env+"MS_ROLE=MS_WORKER MS_NODE_ID="+name,
+			append([]string{"--config", job, "--no-eval", "--accelerator", "go", "--progress-file", filepath.Join(dir, name)}, more...)...)
+	}
+	refused := func(what string, p *running, code int, says string) {
+		t.Helper()
+		if got := p.code(t, time.Minute); got != code || !strings.Contains(p.stderr.String(), says) {
+			t.Errorf("%s: exit code %d, want %d and %q:\n%s", what, got, code, says, &p.stderr)
+		}
+	}
+	a := worker("a")
+	spawnRole(t, "rowraft", env+"MS_ROLE=MS_SCHED", "--ready-file", filepath.Join(dir, "sched-ready"))
+	spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER", "--ready-file", filepath.Join(dir, "server-ready"))
+	says(t, filepath.Join(dir, "sched-ready"), addr)
+	says(t, filepath.Join(dir, "server-ready"), "node_id")
+	refused("a second server", spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER"), 2, "is one too many: the cluster was started for 1")
+	refused("a second scheduler", spawnRole(t, "rowraft", env+"MS_ROLE=MS_SCHED"), 2, "is used by another process")
+	refused("a worker of other numbers", worker("c", "--workers", "3"), 2, "expects 3 workers, the scheduler was started for 2")
+	refused("a worker that waits for others in vain", worker("b", "--start-timeout", "1s", "--job", "lonely"), 4, "has not all of its workers after 1s: 1 of 2 workers are here: [b]")
+	select {
+	case <-a.ended:
+		t.Errorf("a worker trained before all were there:\n%s%s", &a.stdout, &a.stderr)
+	default:
+	}
+	b := worker("b")
+	for _, p := range []*running{a, b} {
+		if code := p.code(t, time.Minute); code != 0 {
+			t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
+		}
+	}
+	refused("a third worker", worker("d"), 2, "has all of its 2 workers")
+}
+
+// Who waits for others does so for a time, and then says for whom.
+func TestAStartEndsAfterItsTimeout(t *testing.T) {
+	needBinaries(t)
+	addrs := freePorts(t, 2)
+	paddle := "PADDLE_PSERVERS_IP_PORT_LIST=" + strings.Join(addrs, ",") + " PADDLE_TRAINERS_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=2s ROWRAFT_DISK_STALL_LIMIT=10s "
+	ms := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) + " MS_SERVER_NUM=2 MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=2s ROWRAFT_DISK_STALL_LIMIT=10s "
+	job := filepath.Join("examples", "three-roles", "job.yaml")
+	type start struct {
+		p    *running
+		says string
+	}
+	all := map[string]start{
+		"a worker": {spawnRole(t, "rowraft-trainer", ms+"MS_ROLE=MS_WORKER", "--config", job), "not ready endpoints:['" + addrs[0] + "']"},
+		"a trainer": {spawnRole(t, "rowraft-trainer", paddle+"TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=0", "--config", job),
+			"not ready endpoints:["},
+		"a listed server": {spawnRole(t, "rowraft", paddle+"TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT="+portOf(t, addrs[1])+" ROWRAFT_DATA_ROOT="+t.TempDir()),
+			"it waits for answers from " + addrs[0]},
+		"a server": {spawnRole(t, "rowraft", ms+"MS_ROLE=MS_PSERVER MS_RECOVERY_PATH="+t.TempDir()), "it waits for answers from " + addrs[0]},
+	}
+	check := func() {
+		t.Helper()
+		for who, s := range all {
+			if code := s.p.code(t, time.Minute); code != 4 || !strings.Contains(s.p.stderr.String(), "the cluster has not started within 2s: "+s.says) {
+				t.Errorf("%s: exit code %d, want 4 and that it waits, %s:\n%s", who, code, s.says, &s.p.stderr)
+			}
+		}
+	}
+	check()
+	all = map[string]start{
+		"the scheduler": {spawnRole(t, "rowraft", ms+"MS_ROLE=MS_SCHED MS_RECOVERY_PATH="+t.TempDir()), "0 of 2 servers have registered"},
+	}
+	check()
+}
+
+// What cannot be is refused before anything is made, by the name of the variable.
+func TestBadEnvironmentsStartNothing(t *testing.T) {
+	needBinaries(t)
+	const ms, paddle = "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=1 MS_SERVER_NUM=1 MS_WORKER_NUM=1 ", "PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:1,127.0.0.1:2 PADDLE_TRAINERS_NUM=1 "
+	for _, tc := range []struct{ name, binary, env, want string }{
+		{"no role", "rowraft", "", "MS_ROLE"},
+		{"an unknown role", "rowraft", ms + "MS_ROLE=MS_LEADER", "MS_ROLE"},
+		{"a bad port", "rowraft", "MS_ROLE=MS_SCHED MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=80000 MS_SERVER_NUM=1 MS_WORKER_NUM=1", "MS_SCHED_PORT"},
+		{"a worker", "rowraft", ms + "MS_ROLE=MS_WORKER", "rowraft-trainer start"},
+		{"an endpoint twice", "rowraft", "TRAINING_ROLE=PSERVER POD_IP=a PADDLE_PORT=1 PADDLE_PSERVERS_IP_PORT_LIST=a:1,a:1", "PADDLE_PSERVERS_IP_PORT_LIST"},
+		{"not in the list", "rowraft", paddle + "TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=3", "POD_IP:PADDLE_PORT"},
+		{"no plaintext beyond loopback", "rowraft", "TRAINING_ROLE=PSERVER POD_IP=0.0.0.0 PADDLE_PORT=1 PADDLE_PSERVERS_IP_PORT_LIST=0.0.0.0:1", "insecure"},
+		{"a server that trains", "rowraft-trainer", ms + "MS_ROLE=MS_PSERVER", "rowraft start"},
+		{"a rank beyond the number", "rowraft-trainer", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1", "PADDLE_TRAINER_ID"},
+		{"a missing number", "rowraft-trainer", "MS_ROLE=MS_WORKER MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=1", "MS_WORKER_NUM"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "root")
+			p := spawnRole(t, tc.binary, tc.env+" ROWRAFT_INSECURE=true ROWRAFT_DATA_ROOT="+dir)
+			if code := p.code(t, time.Minute); code != 2 || !strings.Contains(p.stderr.String(), tc.want) {
+				t.Errorf("exit code %d, want 2 and %q:\n%s", code, tc.want, &p.stderr)
+			}
+			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s was made: %v", dir, err)
+			}
+		})
+	}
+}
+
+// A flag wins over its ROWRAFT_ variable, and that over those of frameworks.
+func TestOrderOfTheSources(t *testing.T) {
+	needBinaries(t)
+	addrs := freePorts(t, 3)
+	env := "MS_ROLE=MS_WORKER MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) + " MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=1ms "
+	job := filepath.Join("examples", "three-roles", "job.yaml")
+	asks := func(addr string, p *running) {
+		t.Helper()
+		if code := p.code(t, time.Minute); code != 4 || !strings.Contains(p.stderr.String(), "not ready endpoints:['"+addr+"']") {
+			t.Errorf("exit code %d, want 4 and that it asked %s:\n%s", code, addr, &p.stderr)
+		}
+	}
+	asks(addrs[0], spawnRole(t, "rowraft-trainer", env, "--config", job))
+	asks(addrs[1], spawnRole(t, "rowraft-trainer", env+"ROWRAFT_SCHEDULER="+addrs[1], "--config", job))
+	asks(addrs[2], spawnRole(t, "rowraft-trainer", env+"ROWRAFT_SCHEDULER="+addrs[1], "--config", job, "--scheduler", addrs[2]))
+}

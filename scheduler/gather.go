@@ -1,0 +1,85 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc/peer"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// putNode logs a server, unless it would be one too many.
+func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: n}}}
+	if !s.opts.Exact || n.GetNoShards() {
+		return s.proposeCommand(ctx, c)
+	}
+	s.registering.Lock()
+	defer s.registering.Unlock()
+	if _, err := s.leadingInSync(ctx); err != nil {
+		return err
+	}
+	if m := s.view.Map(); m != nil {
+		if _, known := m.Node(rowraft.NodeID(n.GetId())); !known && len(m.Servers()) >= s.opts.Servers {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "the server at %s is one too many: the cluster was started for %d, and has them", n.GetAddr(), s.opts.Servers)
+		}
+	}
+	return s.proposeCommand(ctx, c)
+}
+
+// tellConnected says how many are there, when that is new.
+func (s *Scheduler) tellConnected() {
+	m := s.view.Map()
+	if m == nil {
+		return
+	}
+	servers, workers := len(m.Servers()), 0
+	for _, j := range s.machine.jobStatuses() {
+		for _, w := range j.GetMembers() {
+			if w != "" {
+				workers++
+			}
+		}
+	}
+	now := uint64(servers)<<32 | uint64(workers)
+	if s.connected.Swap(now) != now {
+		s.logger.Info(fmt.Sprintf("the scheduler is connected to %d workers and %d servers", workers, servers))
+	}
+}
+
+// tellRank says which rank a worker was given.
+func (s *Scheduler) tellRank(ctx context.Context, job, worker string, r rankResult) {
+	host := "unknown"
+	if p, ok := peer.FromContext(ctx); ok {
+		host = p.Addr.String()
+		if ip, _, err := net.SplitHostPort(host); err == nil {
+			host = ip
+		}
+	}
+	old := r.rank
+	if r.incarnation == 1 {
+		old = -1
+	}
+	s.logger.Info(fmt.Sprintf("Assign rank id of node id: %s, role: MS_WORKER, with host ip: %s, old rank id: %d, new rank id: %d", worker, host, old, r.rank),
+		"job", job, "incarnation", r.incarnation)
+}
+
+// WaitingFor says what a cluster that has not started waits for.
+func (s *Scheduler) WaitingFor() string {
+	if s.opts.Identity.Identity().Cluster == "" {
+		if w := s.waiting.Load(); w != nil {
+			return "it waits for " + *w
+		}
+		return "it has just begun"
+	}
+	if _, _, err := s.leading(); err != nil {
+		if s.opts.Self.Scheduler {
+			return err.Error()
+		}
+		return "it waits for the scheduler to make the shards"
+	}
+	return s.waitingFor()
+}
