@@ -85,16 +85,18 @@ type TableConfig struct {
 	// constant that is nil has the default of its rule; one of another rule is refused.
 	Optimizer          string   `yaml:"optimizer"`
 	LR                 float32  `yaml:"lr"`
-	InitialAccumulator *float32 `yaml:"initial_accumulator"` // adagrad, rowwise-adagrad, ftrl
-	Epsilon            *float32 `yaml:"epsilon"`             // adagrad, rowwise-adagrad, adam
-	Beta1              *float32 `yaml:"beta1"`               // adam
-	Beta2              *float32 `yaml:"beta2"`               // adam
-	Momentum           *float32 `yaml:"momentum"`            // momentum
-	L1                 *float32 `yaml:"l1"`                  // ftrl
-	L2                 *float32 `yaml:"l2"`                  // ftrl
-	Beta               *float32 `yaml:"beta"`                // ftrl
-	WeightDecay        *float32 `yaml:"weight_decay"`        // all but ftrl; embeddings only
-	Bound              *float32 `yaml:"bound"`               // of each weight; embeddings only
+	InitialAccumulator *float32 `yaml:"initial_accumulator"`            // adagrad, rowwise-adagrad, ftrl
+	Epsilon            *float32 `yaml:"epsilon"`                        // adagrad, rowwise-adagrad, adam
+	Beta1              *float32 `yaml:"beta1"`                          // adam
+	Beta2              *float32 `yaml:"beta2"`                          // adam
+	Momentum           *float32 `yaml:"momentum" json:",omitempty"`     // momentum
+	L1                 *float32 `yaml:"l1" json:",omitempty"`           // ftrl
+	L2                 *float32 `yaml:"l2" json:",omitempty"`           // ftrl
+	Beta               *float32 `yaml:"beta" json:",omitempty"`         // ftrl
+	WeightDecay        *float32 `yaml:"weight_decay" json:",omitempty"` // all but ftrl; embeddings only
+	Bound              *float32 `yaml:"bound" json:",omitempty"`        // of each weight; embeddings only
+	// Schedule: how the learning rate changes with the steps; nil: it is LR.
+	Schedule *ScheduleConfig `yaml:"schedule" json:",omitempty"`
 	// Init: embeddings start uniform in [−Init, Init).
 	Init float32 `yaml:"init"`
 
@@ -261,6 +263,9 @@ func (c *Config) Validate() error {
 		}
 		if !(t.LR > 0) {
 			return invalid("lr %v: want > 0", t.LR)
+		}
+		if err := t.Schedule.validate(t.LR); err != nil {
+			return err
 		}
 	}
 	for _, s := range c.schemas() {

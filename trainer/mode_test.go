@@ -116,10 +116,11 @@ func TestThreadsAreReproducible(t *testing.T) {
 	}
 }
 
-// States of a job on one thread are what they were before jobs had threads and modes.
+// States of a job on one thread are what they were before jobs had threads, modes, later
+// optimizers and schedules.
 func TestEssenceOfAnAsyncJobIsUnchanged(t *testing.T) {
 	essence := string(newJob(t, twoPasses(1, 0), newLocal(t), nil).essence())
-	for _, field := range []string{"threads", "quorum", "deadline", "staleness", "geo"} {
+	for _, field := range []string{"threads", "quorum", "deadline", "staleness", "geo", "Momentum", "L1", "L2", "Beta", "WeightDecay", "Bound", "Schedule"} {
 		if strings.Contains(essence, `"`+field+`"`) {
 			t.Errorf("%s stands in %s", field, essence)
 		}

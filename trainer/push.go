@@ -18,6 +18,7 @@ func (j *Job) push(ctx context.Context, w *work) error {
 	if j.cfg.Audit {
 		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
 	}
+	j.setRates(w.segs, w.step)
 	return j.way.push(ctx, w)
 }
 
