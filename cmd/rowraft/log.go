@@ -237,6 +237,22 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 		w, err := wire.ParseSweep(h, body)
 		l.What = fmt.Sprintf("table %#x, slots %d to %d: %s", uint64(w.Table), w.First, int(w.First)+w.Slots-1, w.String())
 		return err
+	case wire.EntryMembership:
+		l.Kind = "membership"
+		m, err := wire.ParseMembership(h, body)
+		l.What = fmt.Sprintf("job %x, generation %d from step %d on: %s", m.Job, m.Generation, m.First, plural(len(m.Members), "member"))
+		if len(m.Members) == 0 {
+			l.What = fmt.Sprintf("job %x has ended", m.Job)
+		}
+		return err
+	case wire.EntryStep:
+		l.Kind = "step"
+		s, err := wire.ParseStep(h, body)
+		l.What = fmt.Sprintf("job %x, step %d, piece %d of %s", s.Job, s.Step, s.Piece, plural(s.Contributors.Len(), "worker"))
+		if s.Last {
+			l.What += ", closes it"
+		}
+		return err
 	case wire.EntryRestoreBegin:
 		l.Kind = "restore-begin"
 		b, err := wire.ParseRestoreBegin(h.Version, body)
@@ -264,9 +280,17 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 func newLogPartJSON(p *wire.Part) logPartJSON {
 	out := logPartJSON{
 		Client: hex.EncodeToString(p.Client[:]), Inc: uint64(p.Incarnation), Number: uint64(p.Seq), Floor: uint64(p.Floor),
-		Op: map[wire.Op]string{wire.OpPush: "push", wire.OpAssign: "assign", wire.OpDelete: "delete"}[p.Op], Segments: []logSegmentJSON{},
+		Op: map[wire.Op]string{wire.OpPush: "push", wire.OpAssign: "assign", wire.OpDelete: "delete", wire.OpClocked: "clocked push"}[p.Op], Segments: []logSegmentJSON{},
 	}
-	for payload := p.Payload; len(payload) > 0; {
+	payload := p.Payload
+	if p.Op == wire.OpClocked {
+		_, segments, err := wire.ParseClock(payload)
+		if err != nil {
+			out.Error = err.Error()
+		}
+		payload = segments
+	}
+	for len(payload) > 0 {
 		seg, _, rest, err := wire.ParseSegment(payload)
 		if err != nil {
 			out.Error = err.Error() // such a part is refused when it is applied

@@ -32,6 +32,8 @@ type entry struct {
 	restore     *restore
 	proof       *proof
 	sweep       *sweep
+	membership  *membership
+	step        *step
 }
 
 type part struct {
@@ -64,7 +66,7 @@ func decodeEntry(b []byte) (*entry, error) {
 	if format == 0 || version == 0 || !zero(b[3:4]) || !zero(b[6:8]) || !zero(b[28:32]) {
 		return nil, corrupt("entry header with impossible fields")
 	}
-	if e.kind < kindParts || e.kind > kindProof {
+	if e.kind < kindParts || e.kind > kindStep {
 		return nil, tooNew("entry of an unknown kind")
 	}
 	if e.kind != kindParts && parts != 0 {
@@ -93,6 +95,10 @@ func decodeEntry(b []byte) (*entry, error) {
 		e.proof, err = decodeProof(body)
 	case kindSweep:
 		e.sweep, err = decodeSweep(version, body)
+	case kindMembership:
+		e.membership, err = decodeMembership(version, body)
+	case kindStep:
+		e.step, err = decodeStep(version, body)
 	default:
 		e.restore, err = decodeRestore(e.kind, version, body)
 	}
@@ -110,7 +116,7 @@ func (e *entry) decodeParts(n uint32, b []byte) error {
 		}
 		length := uint64(le.Uint32(b[44:]))
 		switch {
-		case p.op < opPush || p.op > opDelete, !zero(b[41:44]), length%8 != 0, length > uint64(len(b)-48):
+		case p.op < opPush || p.op > opClocked, !zero(b[41:44]), length%8 != 0, length > uint64(len(b)-48):
 			return corrupt("impossible part")
 		}
 		p.payload = b[48 : 48+length]

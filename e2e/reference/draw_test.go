@@ -111,9 +111,13 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 		h.LogTime += sessionTTL / 50
 	}
 	var entry []byte
-	switch rapid.IntRange(0, 10).Draw(t, "kind") {
+	switch rapid.IntRange(0, 15).Draw(t, "kind") {
 	case 10:
 		return wire.ProofEntry(h, drawProof(t, m)) // spoilt, it may fence a replica: TestMinorityIsFenced
+	case 11:
+		entry = drawMembership(t, m, h)
+	case 12, 13, 14, 15:
+		entry = drawStep(t, m, h)
 	case 0:
 		entry = wire.OpenSessionEntry(h, drawClient(t), drawIncarnation(t))
 	case 1:
@@ -185,6 +189,9 @@ func drawPart(t *rapid.T, m *Machine) wire.Part {
 		p.Op = wire.OpDelete
 	}
 	p.Payload = payloadOf(drawRows(t, m, p.Op)...)
+	if p.Op == wire.OpPush && rapid.IntRange(0, 3).Draw(t, "clocked") == 0 {
+		p.Op, p.Payload = wire.OpClocked, append(drawClock(t, m), p.Payload...)
+	}
 	return p
 }
 

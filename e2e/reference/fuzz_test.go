@@ -33,6 +33,13 @@ func small(tb testing.TB) []byte {
 	for c := range byte(2) {
 		apply(wire.OpenSessionEntry(h, clientID(c+1), rowraft.Incarnation(1+8*c)))
 	}
+	apply(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1), Generation: 1, First: 1, Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 1}}}))
+	for s := range rowraft.Step(2) { // one that is closed, one that is open after key 5 of the first table
+		step := wire.Step{Job: jobID(1), Generation: 1, Step: s + 1, Last: s == 0, Positions: []rowraft.Position{{Part: 1, Offset: 1}}}
+		step.Contributors.Add(0)
+		step.Payload = payloadOf(rows{schema: smallTables[0], keys: []rowraft.Key{5}, values: []float32{0}})
+		apply(wire.AppendStepEntry(nil, h, &step))
+	}
 	keys := []rowraft.Key{1, 5, 1 << 60}
 	for i, s := range append(smallTables, testTable(4, "d", 1, sgd)) {
 		seg := rows{schema: s, keys: keys[min(i, 2):]}
@@ -81,6 +88,15 @@ func FuzzApply(f *testing.F) {
 	block.Records[0], block.Records[8] = 1, 1
 	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &block)))
 
+	f.Add(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1), Generation: 2, First: 3, Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 2}}}))
+	f.Add(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1)}))
+	step := wire.Step{Job: jobID(1), Generation: 1, Step: 2, Piece: 1, Last: true, AfterTable: 1, AfterKey: 5, Positions: []rowraft.Position{{Part: 1, Offset: 2}}}
+	step.Contributors.Add(0)
+	step.Payload = payloadOf(rows{schema: smallTables[1], keys: []rowraft.Key{7}, values: []float32{1, 1}})
+	f.Add(wire.AppendStepEntry(nil, h, &step))
+	part.Op, part.Payload = wire.OpClocked, append(wire.AppendClock(nil, &wire.Clock{Job: jobID(1), Incarnation: 1, Clock: 4, Positions: step.Positions}), step.Payload...)
+	f.Add(entryOf(h, part))
+
 	stream := small(f)
 	m, err := shard.New(shard.Config{Shard: 6})
 	if err != nil {
@@ -110,11 +126,34 @@ func FuzzApply(f *testing.F) {
 				t.Fatalf("part %d: %v (%v), want %v", i, have, p.Err, want[i])
 			}
 		}
+		if ref.Stage == nil { // else there is no snapshot
+			if diff := loaded(t, m).Diff(ref); diff != "" {
+				t.Fatalf("another state than the reference: %s", diff)
+			}
+		}
 		d, err := m.Digest()
 		if sum, rows := ref.Digest(); err != nil || d.Sum != sum || d.Rows != rows || m.LogTime() != ref.LogTime {
 			t.Fatalf("digest %+v, log time %d, error %v; want %x of %d rows, %d", d, m.LogTime(), err, sum, rows, ref.LogTime)
 		}
 	})
+}
+
+// loaded is what a snapshot of m holds.
+func loaded(t *testing.T, m *shard.Machine) *Machine {
+	s, err := m.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Release()
+	var b bytes.Buffer
+	if _, err := s.WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Load(nil, b.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
 }
 
 // checkStopped wants entry to stop a Machine as well. Bytes alone decide that, so

@@ -35,6 +35,7 @@ type Machine struct {
 
 	Tables   map[rowraft.TableID]*Table
 	Sessions map[rowraft.ClientID]*Session
+	Jobs     map[rowraft.JobID]*Job
 	Stage    *Stage // of a restore; nil: none
 
 	sum     Sum
@@ -86,7 +87,7 @@ func (a Answer) String() string {
 // New returns a shard without tables at index 0, in the first epoch. slots nil
 // means all.
 func New(shard rowraft.ShardID, slots []rowraft.Slot) *Machine {
-	m := &Machine{Shard: shard, Epoch: 1, Tables: map[rowraft.TableID]*Table{}, Sessions: map[rowraft.ClientID]*Session{}}
+	m := &Machine{Shard: shard, Epoch: 1, Tables: map[rowraft.TableID]*Table{}, Sessions: map[rowraft.ClientID]*Session{}, Jobs: map[rowraft.JobID]*Job{}}
 	if slots != nil {
 		m.Owned = make(map[rowraft.Slot]bool)
 		for _, s := range slots {
@@ -129,6 +130,10 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyProof(e.proof) }))
 	case kindSweep:
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.applySweep(e.sweep)} }))
+	case kindMembership:
+		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.applyMembership(e.membership)} }))
+	case kindStep:
+		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyStep(e.step) }))
 	default:
 		answers = append(answers, m.inEpoch(e, func() Answer { return m.applyRestore(e.kind, e.restore) }))
 	}
@@ -234,6 +239,9 @@ func (m *Machine) Diff(o *Machine) string {
 		if a.Incarnation != b.Incarnation || a.Floor != b.Floor || a.LastUsed != b.LastUsed || !maps.Equal(a.Answered, b.Answered) {
 			return fmt.Sprintf("client %x: session %+v, %+v", c, *a, *b)
 		}
+	}
+	if d := diffJobs(m.Jobs, o.Jobs); d != "" {
+		return d
 	}
 	if m.sum != o.sum {
 		return fmt.Sprintf("digest %x, %x", m.sum.Bytes(), o.sum.Bytes())

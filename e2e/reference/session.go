@@ -67,11 +67,20 @@ func (m *Machine) applyPart(p part) Answer {
 	s.Floor = max(s.Floor, p.floor)
 	maps.DeleteFunc(s.Answered, func(n rowraft.Seq, _ rowraft.Code) bool { return n <= s.Floor })
 
-	segments, code := m.checkPayload(p.op, p.payload)
+	op, payload, setClock, code := p.op, p.payload, func() {}, rowraft.CodeUnknown
+	if op == opClocked {
+		op = opPush
+		payload, setClock, code = m.clocked(p.payload)
+	}
+	var segments []segment
+	if code == rowraft.CodeUnknown {
+		segments, code = m.checkPayload(op, payload)
+	}
 	if code == rowraft.CodeUnknown {
 		for _, seg := range segments {
-			m.applySegment(p.op, seg)
+			m.applySegment(op, seg)
 		}
+		setClock()
 	}
 	s.Answered[p.seq] = code
 	return Answer{Code: code}

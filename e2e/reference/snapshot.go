@@ -13,7 +13,7 @@ import (
 // Errors: CodeCorrupt, CodeVersionTooNew.
 func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
 	l := &loader{all: stream, rest: stream}
-	tables, sessions, err := l.header(slots)
+	tables, sessions, jobs, err := l.header(slots)
 	if err != nil {
 		return nil, err
 	}
@@ -21,6 +21,9 @@ func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
 		return nil, err
 	}
 	if err := l.sessions(sessions); err != nil {
+		return nil, err
+	}
+	if err := l.jobs(jobs); err != nil {
 		return nil, err
 	}
 	for {
@@ -62,15 +65,15 @@ func sum32c(parts ...[]byte) uint32 {
 	return crc32.Checksum(bytes.Join(parts, nil), crc32.MakeTable(crc32.Castagnoli))
 }
 
-func (l *loader) header(slots []rowraft.Slot) (tables, sessions int, err error) {
+func (l *loader) header(slots []rowraft.Slot) (tables, sessions, jobs int, err error) {
 	h := l.rest
 	switch {
 	case len(h) < 64 || string(h[:8]) != "ROWRSNAP":
-		return 0, 0, corrupt("snapshot: no header")
-	case le.Uint16(h[8:]) > 2 || le.Uint16(h[10:]) > 1:
-		return 0, 0, tooNew("snapshot of a later format or hash version")
-	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:60]):
-		return 0, 0, corrupt("snapshot: impossible header")
+		return 0, 0, 0, corrupt("snapshot: no header")
+	case le.Uint16(h[8:]) > 3 || le.Uint16(h[10:]) > 1:
+		return 0, 0, 0, tooNew("snapshot of a later format or hash version")
+	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:52]), !zero(h[56:60]), le.Uint16(h[8:]) < 3 && !zero(h[52:56]):
+		return 0, 0, 0, corrupt("snapshot: impossible header")
 	}
 	l.m = New(rowraft.ShardID(le.Uint32(h[12:])), slots)
 	l.m.Applied = rowraft.Index(le.Uint64(h[16:]))
@@ -78,7 +81,11 @@ func (l *loader) header(slots []rowraft.Slot) (tables, sessions int, err error) 
 	l.m.Epoch = rowraft.TableEpoch(le.Uint64(h[32:]))
 	l.format = le.Uint16(h[8:])
 	l.rest = h[64:]
-	return int(le.Uint32(h[40:])), int(le.Uint32(h[44:])), nil
+	jobs = int(le.Uint32(h[52:]))
+	if jobs > maxJobs {
+		return 0, 0, 0, corrupt("snapshot: too many jobs")
+	}
+	return int(le.Uint32(h[40:])), int(le.Uint32(h[44:])), jobs, nil
 }
 
 func (l *loader) chunk() (kind byte, body []byte, err error) {
@@ -200,7 +207,7 @@ func (s *Session) refuse(b []byte) bool {
 
 func (l *loader) rows(b []byte) error {
 	head := 32
-	if l.format == 2 {
+	if l.format >= 2 {
 		head = 40
 	}
 	if len(b) < head {
@@ -217,7 +224,7 @@ func (l *loader) rows(b []byte) error {
 	}
 	next := l.chunks == 0 || id > l.table || id == l.table && slot > l.slot
 	removed := uint64(0)
-	if l.format == 2 {
+	if l.format >= 2 {
 		removed = le.Uint64(b[32:])
 	}
 	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)] && removed == t.Removed[rowraft.Slot(slot)]
