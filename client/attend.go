@@ -31,12 +31,22 @@ type Attendance struct {
 	// acknowledged, until Release is called. Called on goroutines of the client, one
 	// at a time, also after the training is over: then it gives the last state.
 	Pause func(ctx context.Context) (*Paused, error)
+
+	// Member is the trainer's membership of its job; nil if it entered none. While the
+	// call lives Beat is called about once a second, and what it returns keeps the
+	// member's lease. OnMembers is told of each new generation, OnStop once, when
+	// somebody stops the job. All may be nil; none may block.
+	Member    *Member
+	Beat      func() Beat
+	OnMembers func(Members)
+	OnStop    func()
 }
 
 // Paused is a trainer that stands still.
 type Paused struct {
 	Step    int64
 	Size    int64                 // bytes that Write writes
+	Parts   []PartReached         // of the data, that it has
 	Write   func(io.Writer) error // the state; called after Release, beside the training
 	Release func()
 }
@@ -78,7 +88,9 @@ type Attending struct {
 // that it goes on from, or have been trained on since.
 func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 	t := &Attending{c: c, a: a, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
-	_, _ = rand.Read(t.instance[:]) // never fails (crypto/rand)
+	if t.instance = a.instance(); a.Member == nil {
+		_, _ = rand.Read(t.instance[:]) // never fails (crypto/rand)
+	}
 	t.ctx, t.cancel = context.WithCancel(c.ctx)
 	welcomed := make(chan struct{})
 	if err := c.spawn(func() { t.run(sync.OnceFunc(func() { close(welcomed) })) }); err != nil {
@@ -98,6 +110,13 @@ func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 		err = ctx.Err()
 	}
 	return nil, fmt.Errorf("trainer %d of job %s: %w", a.Rank, a.Job, err)
+}
+
+func (a *Attendance) instance() (id [16]byte) {
+	if a.Member != nil {
+		id = a.Member.instance
+	}
+	return id
 }
 
 // Close ends the call. The scheduler goes on to expect the trainer unless it has
@@ -226,6 +245,9 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	hello := &rowraftv1.AttendHello{
 		Job: t.a.Job, Rank: uint32(t.a.Rank), Trainers: uint32(t.a.Trainers), Instance: t.instance[:], Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
 	}
+	if t.a.Member != nil {
+		hello.Member = t.a.Member.identity
+	}
 	// An error of Send says nothing; that of Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
 	call := &attendCall{t: t, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), welcomed: welcomed}
@@ -299,6 +321,8 @@ func (c *attendCall) serve(broken <-chan error) error {
 	defer c.end()
 	defer c.goOn()
 	welcome := false
+	beats := time.NewTicker(c.t.a.beatEvery())
+	defer beats.Stop()
 	for {
 		if welcome && !c.parked {
 			c.sayPark()
@@ -323,6 +347,16 @@ func (c *attendCall) serve(broken <-chan error) error {
 				c.t.leave = step.Leave
 				c.t.mu.Unlock()
 				return errLeft
+			case *rowraftv1.AttendReply_Members:
+				c.t.a.members(step.Members)
+			case *rowraftv1.AttendReply_Stop:
+				if c.t.a.OnStop != nil {
+					c.t.a.OnStop()
+				}
+			}
+		case <-beats.C:
+			if welcome && c.t.a.Member != nil {
+				c.beat()
 			}
 		case r := <-c.reached:
 			c.paused(r)
@@ -331,6 +365,33 @@ func (c *attendCall) serve(broken <-chan error) error {
 			return err
 		}
 	}
+}
+
+// beatEvery keeps several beats within a lease.
+func (a *Attendance) beatEvery() time.Duration {
+	if a.Member == nil || a.Member.lease == 0 {
+		return time.Second
+	}
+	return min(time.Second, a.Member.lease/5)
+}
+
+func (a *Attendance) members(m *rowraftv1.AttendMembers) {
+	if a.OnMembers == nil {
+		return
+	}
+	out := Members{Generation: m.GetGeneration(), FirstStep: int64(m.GetFirstStep())}
+	for _, r := range m.GetRanks() {
+		out.Ranks = append(out.Ranks, int(r))
+	}
+	a.OnMembers(out)
+}
+
+func (c *attendCall) beat() {
+	b := Beat{}
+	if c.t.a.Beat != nil {
+		b = c.t.a.Beat()
+	}
+	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Beat{Beat: b.toProto()}})
 }
 
 func (c *attendCall) send(r *rowraftv1.AttendRequest) { _ = c.stream.Send(r) } // Recv tells of errors
@@ -390,7 +451,7 @@ func (c *attendCall) paused(r reached) {
 	default:
 		c.pausing.at = r.at
 		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{
-			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size),
+			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size), Parts: reachedToProto(r.at.Parts, true),
 		}}})
 	}
 }

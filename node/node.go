@@ -400,6 +400,7 @@ func (n *Node) serve(conf *tls.Config) <-chan error {
 	rowraftv1.RegisterSweepsServer(n.grpc, n.sched.Sweeps())
 	rowraftv1.RegisterClusterServer(n.grpc, n.sched)
 	rowraftv1.RegisterCheckpointsServer(n.grpc, n.sched.Checkpoints())
+	rowraftv1.RegisterJobsServer(n.grpc, n.sched.Jobs())
 	healthpb.RegisterHealthServer(n.grpc, n.health)
 	served := make(chan error, 1)
 	go func() { served <- n.grpc.Serve(n.cfg.Listener) }()

@@ -51,8 +51,9 @@ type attendee struct {
 	id       trainerID
 	trainers uint32 // of its job
 	instance []byte
-	gone     chan struct{} // closed when the call is over
-	replaced chan struct{} // closed when another process comes in its place
+	member   *rowraftv1.JobIdentity // nil: it entered no job
+	gone     chan struct{}          // closed when the call is over
+	replaced chan struct{}          // closed when another process comes in its place
 
 	send struct {
 		sync.Mutex
@@ -63,6 +64,10 @@ type attendee struct {
 	// Under attendance.mu.
 	park     *rowraftv1.AttendPark // nil while it trains
 	parkedAt time.Time
+
+	// Of the goroutine of its call.
+	told       uint64 // generation of its job
+	toldToStop bool
 }
 
 func (a *attendee) tell(r *rowraftv1.AttendReply) error {
@@ -132,7 +137,10 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 	}
 	a := &attendee{
 		id: trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), instance: hello.GetInstance(),
-		gone: make(chan struct{}), replaced: make(chan struct{}),
+		member: hello.GetMember(), gone: make(chan struct{}), replaced: make(chan struct{}),
+	}
+	if err := c.s.welcomeMember(stream.Context(), a); err != nil {
+		return err
 	}
 	a.send.stream = stream
 	if err := c.s.logAttend(stream.Context(), hello); err != nil {
@@ -217,6 +225,9 @@ func (s *Scheduler) listen(a *attendee) error {
 		if err != nil {
 			return err
 		}
+		if a.member != nil {
+			s.workers.heard(a.member.GetIncarnation(), req.GetBeat())
+		}
 		if park := req.GetPark(); park != nil {
 			s.attendance.mu.Lock()
 			if a.park == nil {
@@ -224,6 +235,9 @@ func (s *Scheduler) listen(a *attendee) error {
 				s.attendance.changeLocked()
 			}
 			s.attendance.mu.Unlock()
+			continue
+		}
+		if req.GetBeat() != nil {
 			continue
 		}
 		if p := a.pause.Load(); p != nil {
@@ -238,6 +252,9 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 	defer tick.Stop()
 	for {
 		changed := c.s.attendance.watch()
+		if err := c.s.tellMember(a); err != nil {
+			return err
+		}
 		if leave := c.mayLeave(ctx, a); leave != nil {
 			if err := c.s.logLeave(ctx, a.id, a.instance); err != nil {
 				return err

@@ -32,6 +32,7 @@ func served(t *testing.T) (*Scheduler, *fakeLog, *client.Client) {
 	srv := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(srv, s)
 	rowraftv1.RegisterCheckpointsServer(srv, s.Checkpoints())
+	rowraftv1.RegisterJobsServer(srv, s.Jobs())
 	go func() { _ = srv.Serve(lis) }()
 	t.Cleanup(srv.Stop)
 	reconcile(t, s)

@@ -17,7 +17,7 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 6 // the newest that this binary reads
+	frameVersion  = 7 // the newest that this binary reads
 	frameBytes    = 16
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
@@ -60,6 +60,8 @@ func versionOf(m proto.Message) uint32 {
 			return 4
 		}
 		switch m.Command.(type) {
+		case *rowraftv1.MetaCommand_EnterJob, *rowraftv1.MetaCommand_LeaveJob, *rowraftv1.MetaCommand_TakePart, *rowraftv1.MetaCommand_EndPart, *rowraftv1.MetaCommand_StopJob:
+			return 7
 		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
 			return 2
 		case *rowraftv1.MetaCommand_BeginRestore, *rowraftv1.MetaCommand_Restore, *rowraftv1.MetaCommand_EndRestore:
@@ -69,6 +71,9 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
+		if len(m.GetRuns()) > 0 {
+			return 7
+		}
 		if slices.ContainsFunc(m.GetMap().GetNodes(), (*rowraftv1.Node).GetNoShards) || laterOptimizer(m.GetMap().GetTables()...) || laterOptimizer(m.GetRestore().GetTables()...) {
 			return 6
 		}

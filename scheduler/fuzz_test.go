@@ -35,6 +35,8 @@ func formed(t tb) *applier {
 	a.do(cmdShards(2, "n1", "n2"))
 	a.do(cmdTable(sgd("t", 4), 9, false))
 	a.do(cmdJoin("job", "w0", 2))
+	id := a.enter(cmdEnter("w0", 7, divided(1000, 100, 1))).identity
+	a.do(cmdTake(id, 1))
 	return a
 }
 
@@ -46,6 +48,8 @@ func FuzzEntry(f *testing.F) {
 		cmdTable(sgd("u", 1<<20), 10, true), cmdIncarnation(), cmdJoin("job", "w1", 2), cmdDrop("t", 9),
 		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true), cmdForgetMade("nightly", "a", ""),
 		cmdAttend("job", 1, 2, 3, "", 0), cmdAttend("job", 0, 2, 4, "x", 1), cmdLeave("job", 0, 4),
+		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)), cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),
+		cmdLeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, lost, &rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(id16(107)),
 	} {
 		entry, err := encodeCommand(c)
 		if err != nil {

@@ -124,6 +124,16 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.endPolicyRun(c.EndPolicyRun)
 	case *rowraftv1.MetaCommand_ForgetCheckpoint:
 		return nil, s.forgetCheckpoint(c.ForgetCheckpoint)
+	case *rowraftv1.MetaCommand_EnterJob:
+		return s.enterJob(c.EnterJob)
+	case *rowraftv1.MetaCommand_LeaveJob:
+		return nil, s.leaveJob(c.LeaveJob)
+	case *rowraftv1.MetaCommand_TakePart:
+		return s.takePart(c.TakePart)
+	case *rowraftv1.MetaCommand_EndPart:
+		return nil, s.endPart(c.EndPart)
+	case *rowraftv1.MetaCommand_StopJob:
+		return nil, s.stopJob(c.StopJob)
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -177,17 +187,28 @@ func (m *machine) Restore(r io.Reader) error {
 	return nil
 }
 
-// jobStatuses returns all jobs by name.
-func (m *machine) jobStatuses() []*rowraftv1.JobStatus {
+// jobStatuses returns all jobs by name, those of before there were runs included.
+func (m *machine) jobStatuses() (out []*rowraftv1.JobStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := make([]*rowraftv1.JobStatus, len(m.state.jobs))
-	for i, j := range m.state.jobs {
-		out[i] = &rowraftv1.JobStatus{Job: j.name, Workers: uint32(j.workers), Members: make([]string, j.workers)}
-		for rank, w := range j.members {
-			out[i].Members[rank] = w.name
+	for _, j := range m.state.jobs {
+		if _, found := m.state.findRun(j.name); found {
+			continue
 		}
+		st := &rowraftv1.JobStatus{Job: j.name, Workers: uint32(j.workers), Members: make([]string, j.workers)}
+		for rank, w := range j.members {
+			st.Members[rank] = w.name
+		}
+		out = append(out, st)
 	}
+	for _, r := range m.state.runs {
+		st := &rowraftv1.JobStatus{Job: r.GetJob(), Workers: r.GetWorkers(), Members: make([]string, r.GetWorkers())}
+		for _, w := range r.GetMembers() {
+			st.Members[w.GetRank()] = w.GetWorker()
+		}
+		out = append(out, st)
+	}
+	slices.SortFunc(out, func(a, b *rowraftv1.JobStatus) int { return strings.Compare(a.GetJob(), b.GetJob()) })
 	return out
 }
 
@@ -204,7 +225,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		return nil, err
 	}
 	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
-		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies)}
+		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs)}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -260,7 +281,7 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 		!slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
 		return nil, fmt.Errorf("nodes or jobs are out of order")
 	}
-	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p)); err != nil {
+	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p), s.runsFromProto(p)); err != nil {
 		return nil, err
 	}
 	return s, s.movesFromProto(p)

@@ -28,6 +28,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 	defer wg.Wait()
 	wg.Go(func() { s.drive(ctx) })
 	wg.Go(func() { s.runPolicies(ctx) })
+	wg.Go(func() { s.runJobs(ctx) })
 	var lastErr string
 	for {
 		err := s.reconcile(ctx)

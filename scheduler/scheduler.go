@@ -80,7 +80,7 @@ type Options struct {
 //
 // Goroutines: it starts none by itself; Run is one, and waits for those it starts.
 //
-// Lock order: soft.mu, driver.mu and attendance.mu, each alone, never held across a call out of
+// Lock order: soft.mu, driver.mu, workers.mu, generations.mu and attendance.mu, each alone, never held across a call out of
 // this package.
 type Scheduler struct {
 	rowraftv1.UnimplementedClusterServer
@@ -99,6 +99,10 @@ type Scheduler struct {
 	driving sync.RWMutex
 
 	checkpoints *Checkpoints
+	jobs        *Jobs
+	workers     workers
+	generations generations
+	jobKick     chan struct{} // capacity 1: wakes keepJobs
 	attendance  *attendance
 	policyRuns  chan struct{} // holds a token while a policy runs
 
@@ -156,10 +160,10 @@ func New(opts Options) (*Scheduler, error) {
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
-		attendance: newAttendance(), policyRuns: make(chan struct{}, 1),
+		attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
-	s.checkpoints = &Checkpoints{s: s}
+	s.checkpoints, s.jobs = &Checkpoints{s: s}, &Jobs{s: s}
 	return s, nil
 }
 

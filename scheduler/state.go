@@ -35,6 +35,7 @@ type state struct {
 	trainers        []*rowraftv1.MetaTrainer // by job and rank, each immutable
 	dropped         []droppedTable           // since the last restore, oldest first; at most maxDropped
 	policies        []*policy                // of checkpoints, by name
+	runs            []*rowraftv1.MetaRun     // of jobs, by job, each immutable
 }
 
 type job struct {
@@ -61,7 +62,7 @@ func (s *state) clone() *state {
 	}
 	c.moves, c.finished = slices.Clone(s.moves), slices.Clone(s.finished)
 	c.trainers, c.policies = slices.Clone(s.trainers), slices.Clone(s.policies)
-	c.dropped = slices.Clone(s.dropped)
+	c.dropped, c.runs = slices.Clone(s.dropped), slices.Clone(s.runs)
 	return &c
 }
 

@@ -95,7 +95,18 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint.
 func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.Attending, error) {
+	return j.attend(ctx, c, s, nil)
+}
+
+// attend is Attend that calls onStop when somebody stops the job.
+func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func()) (*client.Attending, error) {
 	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor}
+	if j.cfg.member != nil {
+		a.Member, a.Beat = j.cfg.member, j.beat
+	}
+	if onStop != nil {
+		a.OnStop = func() { j.stopping.Store(true); onStop() }
+	}
 	if s != nil {
 		a.Checkpoint = s.ID
 	}
@@ -129,12 +140,14 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 			return nil, fmt.Errorf("go on from checkpoint %s: %w", s.Path, err)
 		}
 	}
-	at, err := j.Attend(ctx, c, s)
+	train, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	at, err := j.attend(ctx, c, s, func() { cancel(errJobStopped) })
 	if err != nil {
+		j.leave(ctx, nil, err)
 		return nil, err
 	}
 	defer at.Close()
-	train, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
@@ -154,6 +167,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		j.note("going on from checkpoint %s after step %d", s.Path, s.State.Step)
 	}
 	r, err := j.run(train, func(r *Result) error {
+		r.Stopped = context.Cause(train) == errJobStopped
+		j.leave(ctx, r, nil)
 		if s != nil {
 			r.ResumedFrom = s.Path
 		}
@@ -162,8 +177,11 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		}
 		return j.deletePolicy(ctx, c)
 	})
-	if ctx.Err() == nil && train.Err() != nil { // Ended, with an error
-		err = errors.Join(err, context.Cause(train))
+	if cause := context.Cause(train); ctx.Err() == nil && cause != nil && cause != errJobStopped { // Ended, with an error
+		err = errors.Join(err, cause)
+	}
+	if err != nil {
+		j.leave(ctx, r, err)
 	}
 	return r, err
 }

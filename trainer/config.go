@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
@@ -32,6 +33,7 @@ type Config struct {
 	// is asked of the scheduler if there are several trainers.
 	Rank     *int          `yaml:"rank"`
 	Trainers int           `yaml:"trainers"`
+	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others go on without it; 0: 10 s
 	Batch    int           `yaml:"batch"`
 	Threads  int           `yaml:"threads"`  // that compute a batch, each a slice of it; their gradients are summed in order
 	Epochs   int           `yaml:"epochs"`   // passes over the training part; default 1, or no bound if steps is set
@@ -53,6 +55,8 @@ type Config struct {
 	Audit       bool   `yaml:"audit"`       // bump audit rows with each push
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out part at the end; default true
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
+
+	member *client.Member // of the job, once it has entered
 }
 
 // DataConfig is a data set in a file, or images with labels in idx files.
@@ -221,6 +225,8 @@ func (c *Config) Validate() error {
 		return invalid("dtype %q: want float32 or bfloat16", c.DType)
 	case c.InFlight < 0 || c.InFlight > 64:
 		return invalid("in_flight %d: want 0 to 64", c.InFlight)
+	case c.Lease != 0 && (c.Lease < time.Second || c.Lease > time.Hour):
+		return invalid("lease %v: want 1s to 1h", c.Lease)
 	case c.Trainers < 1:
 		return invalid("trainers %d: want ≥ 1", c.Trainers)
 	case c.Rank != nil && (*c.Rank < 0 || *c.Rank >= c.Trainers):

@@ -52,6 +52,7 @@ type Result struct {
 	Checkpoint  string `json:"checkpoint,omitempty"`   // made at the end, or when it was stopped
 
 	Interrupted bool      `json:"interrupted"`
+	Stopped     bool      `json:"stopped,omitempty"` // with its job: rowraft job stop
 	FinishedAt  time.Time `json:"finished_at"`
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -52,6 +53,9 @@ type Job struct {
 	skippedInARow int
 
 	gate gate
+
+	beats    beatMeter   // of the goroutine that calls beat
+	stopping atomic.Bool // the job was stopped
 
 	mu struct {
 		sync.Mutex

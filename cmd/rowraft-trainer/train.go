@@ -93,7 +93,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
 	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")
 	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers of the job; each reads its share of the data")
-	f.StringVar(&o.worker, "worker", "", "name under which the scheduler knows this trainer; default host and process id")
+	f.StringVar(&o.worker, "worker", "", "name under which the scheduler knows this trainer, which keeps it when it is started again; default its rank, or host and process id")
 	f.IntVar(&set.Batch, "batch", set.Batch, "examples per step")
 	f.IntVar(&set.Threads, "threads", set.Threads, "threads that compute a step, each a slice of the batch")
 	f.IntVar(&set.Epochs, "epochs", 0, "passes over the data; default 1, or until --steps")
@@ -182,7 +182,7 @@ func over[T any](given bool, dst *T, v T) {
 }
 
 // run makes the job and runs it, with progress and result where they belong.
-func (o *options) run(ctx context.Context, cfg trainer.Config) error {
+func (o *options) run(ctx context.Context, cfg trainer.Config) (err error) {
 	tables, c, err := o.connect(ctx, &cfg)
 	if err != nil {
 		return err
@@ -190,6 +190,11 @@ func (o *options) run(ctx context.Context, cfg trainer.Config) error {
 	if c != nil {
 		defer c.Close()
 	}
+	defer func() {
+		if err != nil {
+			trainer.Abandon(ctx, &cfg, err)
+		}
+	}()
 	p, err := newProgress(o.progress, o.progressFile)
 	if err != nil {
 		return err
@@ -212,7 +217,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config) error {
 	if result != nil && o.json != "-" && (err == nil || result.Steps > 0) {
 		printResult(os.Stdout, result)
 	}
-	if err == nil && (result.Interrupted || ctx.Err() != nil) {
+	if err == nil && (result.Interrupted && !result.Stopped || ctx.Err() != nil) {
 		err = errInterrupted
 	}
 	return err
@@ -256,17 +261,15 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 		}
 		return nil, nil, err
 	}
-	if cfg.Rank == nil && (cfg.Trainers > 1 || o.gather != nil) {
-		if o.worker == "" {
+	if !o.mustExist {
+		if o.worker == "" && cfg.Rank == nil && (cfg.Trainers > 1 || o.gather != nil) {
 			host, _ := os.Hostname()
 			o.worker = fmt.Sprintf("%s-%d", host, os.Getpid())
 		}
-		rank, _, err := c.JoinJob(dial, cfg.Job, o.worker, cfg.Trainers)
-		if err != nil {
+		if err := trainer.Enter(ctx, cfg, c, o.worker); err != nil {
 			c.Close()
 			return nil, nil, err
 		}
-		cfg.Rank = &rank
 	}
 	if o.gather != nil {
 		if err := o.gather(ctx, cfg.Job); err != nil {
@@ -312,7 +315,9 @@ func printResult(w io.Writer, r *trainer.Result) {
 	if r.Checkpoint != "" {
 		row("checkpoint", "%s", r.Checkpoint)
 	}
-	if r.Interrupted {
+	if r.Stopped {
+		row("stopped", "with its job, at %s", r.FinishedAt.Format(time.TimeOnly))
+	} else if r.Interrupted {
 		row("interrupted", "at %s", r.FinishedAt.Format(time.TimeOnly))
 	}
 	t.Render()

@@ -37,6 +37,7 @@ var commands = []func(*globals) *cobra.Command{
 	newShardCmd,
 	newLogCmd,
 	newCheckpointCmd,
+	newJobCmd,
 	newBenchCmd,
 	newDemoCmd,
 	newVersionCmd,

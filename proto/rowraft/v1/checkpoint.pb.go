@@ -698,6 +698,7 @@ type AttendRequest struct {
 	//	*AttendRequest_Released
 	//	*AttendRequest_State
 	//	*AttendRequest_Park
+	//	*AttendRequest_Beat
 	Step          isAttendRequest_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -794,6 +795,15 @@ func (x *AttendRequest) GetPark() *AttendPark {
 	return nil
 }
 
+func (x *AttendRequest) GetBeat() *WorkerBeat {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_Beat); ok {
+			return x.Beat
+		}
+	}
+	return nil
+}
+
 type isAttendRequest_Step interface {
 	isAttendRequest_Step()
 }
@@ -822,6 +832,10 @@ type AttendRequest_Park struct {
 	Park *AttendPark `protobuf:"bytes,6,opt,name=park,proto3,oneof"`
 }
 
+type AttendRequest_Beat struct {
+	Beat *WorkerBeat `protobuf:"bytes,7,opt,name=beat,proto3,oneof"`
+}
+
 func (*AttendRequest_Hello) isAttendRequest_Step() {}
 
 func (*AttendRequest_Paused) isAttendRequest_Step() {}
@@ -834,6 +848,8 @@ func (*AttendRequest_State) isAttendRequest_Step() {}
 
 func (*AttendRequest_Park) isAttendRequest_Step() {}
 
+func (*AttendRequest_Beat) isAttendRequest_Step() {}
+
 type AttendHello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -842,6 +858,7 @@ type AttendHello struct {
 	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`                        // 16 bytes, of this process
 	Checkpoint    string                 `protobuf:"bytes,5,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
 	TableEpoch    uint64                 `protobuf:"varint,6,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // that it trains in, as it was told before; 0: it begins
+	Member        *JobIdentity           `protobuf:"bytes,7,opt,name=member,proto3" json:"member,omitempty"`                            // of the run that it entered; unset: it entered none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -918,6 +935,13 @@ func (x *AttendHello) GetTableEpoch() uint64 {
 	return 0
 }
 
+func (x *AttendHello) GetMember() *JobIdentity {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
 // AttendPaused says that nothing is under way: all that was read is trained and
 // acknowledged.
 type AttendPaused struct {
@@ -925,6 +949,7 @@ type AttendPaused struct {
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
 	Step          uint64                 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
 	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // of the state that it would send
+	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`  // that it has, and how far it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -978,6 +1003,13 @@ func (x *AttendPaused) GetBytes() uint64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *AttendPaused) GetParts() []*PartReached {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
 }
 
 // AttendFailed says that there is no state to give: the run has failed.
@@ -1225,6 +1257,8 @@ type AttendReply struct {
 	//	*AttendReply_Release
 	//	*AttendReply_Leave
 	//	*AttendReply_Beat
+	//	*AttendReply_Members
+	//	*AttendReply_Stop
 	Step          isAttendReply_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1312,6 +1346,24 @@ func (x *AttendReply) GetBeat() *AttendBeat {
 	return nil
 }
 
+func (x *AttendReply) GetMembers() *AttendMembers {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Members); ok {
+			return x.Members
+		}
+	}
+	return nil
+}
+
+func (x *AttendReply) GetStop() *AttendStop {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Stop); ok {
+			return x.Stop
+		}
+	}
+	return nil
+}
+
 type isAttendReply_Step interface {
 	isAttendReply_Step()
 }
@@ -1336,6 +1388,14 @@ type AttendReply_Beat struct {
 	Beat *AttendBeat `protobuf:"bytes,5,opt,name=beat,proto3,oneof"`
 }
 
+type AttendReply_Members struct {
+	Members *AttendMembers `protobuf:"bytes,6,opt,name=members,proto3,oneof"`
+}
+
+type AttendReply_Stop struct {
+	Stop *AttendStop `protobuf:"bytes,7,opt,name=stop,proto3,oneof"`
+}
+
 func (*AttendReply_Welcome) isAttendReply_Step() {}
 
 func (*AttendReply_Pause) isAttendReply_Step() {}
@@ -1345,6 +1405,10 @@ func (*AttendReply_Release) isAttendReply_Step() {}
 func (*AttendReply_Leave) isAttendReply_Step() {}
 
 func (*AttendReply_Beat) isAttendReply_Step() {}
+
+func (*AttendReply_Members) isAttendReply_Step() {}
+
+func (*AttendReply_Stop) isAttendReply_Step() {}
 
 // AttendBeat says twice a second that the scheduler is there.
 type AttendBeat struct {
@@ -1383,6 +1447,105 @@ func (*AttendBeat) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
+// AttendMembers says who trains in the job, whenever that has changed and all
+// shards know it.
+type AttendMembers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Ranks         []uint32               `protobuf:"varint,2,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`                   // ascending
+	FirstStep     uint64                 `protobuf:"varint,3,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"` // of this generation, where the shards count steps
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendMembers) Reset() {
+	*x = AttendMembers{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendMembers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendMembers) ProtoMessage() {}
+
+func (x *AttendMembers) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendMembers.ProtoReflect.Descriptor instead.
+func (*AttendMembers) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *AttendMembers) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *AttendMembers) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *AttendMembers) GetFirstStep() uint64 {
+	if x != nil {
+		return x.FirstStep
+	}
+	return 0
+}
+
+// AttendStop tells a trainer to end in order, as a signal would.
+type AttendStop struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendStop) Reset() {
+	*x = AttendStop{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendStop) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendStop) ProtoMessage() {}
+
+func (x *AttendStop) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendStop.ProtoReflect.Descriptor instead.
+func (*AttendStop) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+}
+
 type AttendWelcome struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
@@ -1397,7 +1560,7 @@ type AttendWelcome struct {
 
 func (x *AttendWelcome) Reset() {
 	*x = AttendWelcome{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1409,7 +1572,7 @@ func (x *AttendWelcome) String() string {
 func (*AttendWelcome) ProtoMessage() {}
 
 func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1422,7 +1585,7 @@ func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendWelcome.ProtoReflect.Descriptor instead.
 func (*AttendWelcome) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttendWelcome) GetTableEpoch() uint64 {
@@ -1462,7 +1625,7 @@ type AttendPause struct {
 
 func (x *AttendPause) Reset() {
 	*x = AttendPause{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +1637,7 @@ func (x *AttendPause) String() string {
 func (*AttendPause) ProtoMessage() {}
 
 func (x *AttendPause) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1487,7 +1650,7 @@ func (x *AttendPause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPause.ProtoReflect.Descriptor instead.
 func (*AttendPause) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AttendPause) GetId() uint64 {
@@ -1508,7 +1671,7 @@ type AttendRelease struct {
 
 func (x *AttendRelease) Reset() {
 	*x = AttendRelease{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1683,7 @@ func (x *AttendRelease) String() string {
 func (*AttendRelease) ProtoMessage() {}
 
 func (x *AttendRelease) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1696,7 @@ func (x *AttendRelease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRelease.ProtoReflect.Descriptor instead.
 func (*AttendRelease) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttendRelease) GetId() uint64 {
@@ -1561,7 +1724,7 @@ type AttendLeave struct {
 
 func (x *AttendLeave) Reset() {
 	*x = AttendLeave{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1736,7 @@ func (x *AttendLeave) String() string {
 func (*AttendLeave) ProtoMessage() {}
 
 func (x *AttendLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1749,7 @@ func (x *AttendLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendLeave.ProtoReflect.Descriptor instead.
 func (*AttendLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttendLeave) GetCheckpoint() string {
@@ -1617,7 +1780,7 @@ type AttendedTrainer struct {
 
 func (x *AttendedTrainer) Reset() {
 	*x = AttendedTrainer{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1792,7 @@ func (x *AttendedTrainer) String() string {
 func (*AttendedTrainer) ProtoMessage() {}
 
 func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1805,7 @@ func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendedTrainer.ProtoReflect.Descriptor instead.
 func (*AttendedTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AttendedTrainer) GetJob() string {
@@ -1698,7 +1861,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1873,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1886,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateCheckpointRequest) GetDestination() string {
@@ -1786,7 +1949,7 @@ type CheckpointBlob struct {
 
 func (x *CheckpointBlob) Reset() {
 	*x = CheckpointBlob{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1961,7 @@ func (x *CheckpointBlob) String() string {
 func (*CheckpointBlob) ProtoMessage() {}
 
 func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1974,7 @@ func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointBlob.ProtoReflect.Descriptor instead.
 func (*CheckpointBlob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CheckpointBlob) GetName() string {
@@ -1843,7 +2006,7 @@ type CreateCheckpointReply struct {
 
 func (x *CreateCheckpointReply) Reset() {
 	*x = CreateCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +2018,7 @@ func (x *CreateCheckpointReply) String() string {
 func (*CreateCheckpointReply) ProtoMessage() {}
 
 func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +2031,7 @@ func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointReply.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateCheckpointReply) GetName() string {
@@ -1934,7 +2097,7 @@ type WritePartRequest struct {
 
 func (x *WritePartRequest) Reset() {
 	*x = WritePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2109,7 @@ func (x *WritePartRequest) String() string {
 func (*WritePartRequest) ProtoMessage() {}
 
 func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +2122,7 @@ func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartRequest.ProtoReflect.Descriptor instead.
 func (*WritePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WritePartRequest) GetStep() isWritePartRequest_Step {
@@ -2033,7 +2196,7 @@ type WritePartPrepare struct {
 
 func (x *WritePartPrepare) Reset() {
 	*x = WritePartPrepare{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2208,7 @@ func (x *WritePartPrepare) String() string {
 func (*WritePartPrepare) ProtoMessage() {}
 
 func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2221,7 @@ func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepare.ProtoReflect.Descriptor instead.
 func (*WritePartPrepare) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WritePartPrepare) GetShard() uint32 {
@@ -2114,7 +2277,7 @@ type WritePartHold struct {
 
 func (x *WritePartHold) Reset() {
 	*x = WritePartHold{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2289,7 @@ func (x *WritePartHold) String() string {
 func (*WritePartHold) ProtoMessage() {}
 
 func (x *WritePartHold) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2302,7 @@ func (x *WritePartHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHold.ProtoReflect.Descriptor instead.
 func (*WritePartHold) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WritePartHold) GetLeaseNs() uint64 {
@@ -2158,7 +2321,7 @@ type WritePartMark struct {
 
 func (x *WritePartMark) Reset() {
 	*x = WritePartMark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2333,7 @@ func (x *WritePartMark) String() string {
 func (*WritePartMark) ProtoMessage() {}
 
 func (x *WritePartMark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2346,7 @@ func (x *WritePartMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMark.ProtoReflect.Descriptor instead.
 func (*WritePartMark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
 }
 
 type WritePartReply struct {
@@ -2202,7 +2365,7 @@ type WritePartReply struct {
 
 func (x *WritePartReply) Reset() {
 	*x = WritePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2377,7 @@ func (x *WritePartReply) String() string {
 func (*WritePartReply) ProtoMessage() {}
 
 func (x *WritePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2390,7 @@ func (x *WritePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartReply.ProtoReflect.Descriptor instead.
 func (*WritePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WritePartReply) GetStep() isWritePartReply_Step {
@@ -2325,7 +2488,7 @@ type WritePartPrepared struct {
 
 func (x *WritePartPrepared) Reset() {
 	*x = WritePartPrepared{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2500,7 @@ func (x *WritePartPrepared) String() string {
 func (*WritePartPrepared) ProtoMessage() {}
 
 func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2513,7 @@ func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepared.ProtoReflect.Descriptor instead.
 func (*WritePartPrepared) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WritePartPrepared) GetTableEpoch() uint64 {
@@ -2368,7 +2531,7 @@ type WritePartHeld struct {
 
 func (x *WritePartHeld) Reset() {
 	*x = WritePartHeld{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2543,7 @@ func (x *WritePartHeld) String() string {
 func (*WritePartHeld) ProtoMessage() {}
 
 func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2556,7 @@ func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHeld.ProtoReflect.Descriptor instead.
 func (*WritePartHeld) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
 }
 
 type WritePartMarked struct {
@@ -2407,7 +2570,7 @@ type WritePartMarked struct {
 
 func (x *WritePartMarked) Reset() {
 	*x = WritePartMarked{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2582,7 @@ func (x *WritePartMarked) String() string {
 func (*WritePartMarked) ProtoMessage() {}
 
 func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2595,7 @@ func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMarked.ProtoReflect.Descriptor instead.
 func (*WritePartMarked) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WritePartMarked) GetAppliedIndex() uint64 {
@@ -2465,7 +2628,7 @@ type WritePartProgress struct {
 
 func (x *WritePartProgress) Reset() {
 	*x = WritePartProgress{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2640,7 @@ func (x *WritePartProgress) String() string {
 func (*WritePartProgress) ProtoMessage() {}
 
 func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2653,7 @@ func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartProgress.ProtoReflect.Descriptor instead.
 func (*WritePartProgress) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WritePartProgress) GetBytes() uint64 {
@@ -2514,7 +2677,7 @@ type WritePartDone struct {
 
 func (x *WritePartDone) Reset() {
 	*x = WritePartDone{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2689,7 @@ func (x *WritePartDone) String() string {
 func (*WritePartDone) ProtoMessage() {}
 
 func (x *WritePartDone) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2702,7 @@ func (x *WritePartDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartDone.ProtoReflect.Descriptor instead.
 func (*WritePartDone) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WritePartDone) GetRows() uint64 {
@@ -2595,7 +2758,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2770,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2783,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CheckpointFile) GetName() string {
@@ -2656,7 +2819,7 @@ type PartTable struct {
 
 func (x *PartTable) Reset() {
 	*x = PartTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +2831,7 @@ func (x *PartTable) String() string {
 func (*PartTable) ProtoMessage() {}
 
 func (x *PartTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +2844,7 @@ func (x *PartTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartTable.ProtoReflect.Descriptor instead.
 func (*PartTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PartTable) GetTable() *TableSchema {
@@ -2725,7 +2888,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2900,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2913,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RestoreCheckpointRequest) GetDestination() string {
@@ -2802,7 +2965,7 @@ type RestoreCheckpointReply struct {
 
 func (x *RestoreCheckpointReply) Reset() {
 	*x = RestoreCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2977,7 @@ func (x *RestoreCheckpointReply) String() string {
 func (*RestoreCheckpointReply) ProtoMessage() {}
 
 func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2990,7 @@ func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointReply.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RestoreCheckpointReply) GetPhase() string {
@@ -2887,7 +3050,7 @@ type RestoredTable struct {
 
 func (x *RestoredTable) Reset() {
 	*x = RestoredTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +3062,7 @@ func (x *RestoredTable) String() string {
 func (*RestoredTable) ProtoMessage() {}
 
 func (x *RestoredTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2912,7 +3075,7 @@ func (x *RestoredTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
 func (*RestoredTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RestoredTable) GetName() string {
@@ -2968,7 +3131,7 @@ type RestoredShard struct {
 
 func (x *RestoredShard) Reset() {
 	*x = RestoredShard{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3143,7 @@ func (x *RestoredShard) String() string {
 func (*RestoredShard) ProtoMessage() {}
 
 func (x *RestoredShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3156,7 @@ func (x *RestoredShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
 func (*RestoredShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RestoredShard) GetShard() uint32 {
@@ -3035,7 +3198,7 @@ type RestorePartRequest struct {
 
 func (x *RestorePartRequest) Reset() {
 	*x = RestorePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3210,7 @@ func (x *RestorePartRequest) String() string {
 func (*RestorePartRequest) ProtoMessage() {}
 
 func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3223,7 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
 func (*RestorePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RestorePartRequest) GetShard() uint32 {
@@ -3175,7 +3338,7 @@ type RestorePartBegin struct {
 
 func (x *RestorePartBegin) Reset() {
 	*x = RestorePartBegin{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3350,7 @@ func (x *RestorePartBegin) String() string {
 func (*RestorePartBegin) ProtoMessage() {}
 
 func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3363,7 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
 func (*RestorePartBegin) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RestorePartBegin) GetTableEpoch() uint64 {
@@ -3235,7 +3398,7 @@ type RestorePartRows struct {
 
 func (x *RestorePartRows) Reset() {
 	*x = RestorePartRows{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3247,7 +3410,7 @@ func (x *RestorePartRows) String() string {
 func (*RestorePartRows) ProtoMessage() {}
 
 func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3260,7 +3423,7 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
 func (*RestorePartRows) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RestorePartRows) GetSeq() uint64 {
@@ -3290,7 +3453,7 @@ type RestorePartClose struct {
 
 func (x *RestorePartClose) Reset() {
 	*x = RestorePartClose{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3465,7 @@ func (x *RestorePartClose) String() string {
 func (*RestorePartClose) ProtoMessage() {}
 
 func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3478,7 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
 func (*RestorePartClose) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RestorePartClose) GetTableEpoch() uint64 {
@@ -3354,7 +3517,7 @@ type RestorePartDrop struct {
 
 func (x *RestorePartDrop) Reset() {
 	*x = RestorePartDrop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3366,7 +3529,7 @@ func (x *RestorePartDrop) String() string {
 func (*RestorePartDrop) ProtoMessage() {}
 
 func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3379,7 +3542,7 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
 func (*RestorePartDrop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
 }
 
 // RestorePartLook changes nothing.
@@ -3391,7 +3554,7 @@ type RestorePartLook struct {
 
 func (x *RestorePartLook) Reset() {
 	*x = RestorePartLook{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3566,7 @@ func (x *RestorePartLook) String() string {
 func (*RestorePartLook) ProtoMessage() {}
 
 func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3579,7 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
 func (*RestorePartLook) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
 }
 
 type RestorePartReply struct {
@@ -3436,7 +3599,7 @@ type RestorePartReply struct {
 
 func (x *RestorePartReply) Reset() {
 	*x = RestorePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3611,7 @@ func (x *RestorePartReply) String() string {
 func (*RestorePartReply) ProtoMessage() {}
 
 func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3624,7 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
 func (*RestorePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RestorePartReply) GetTableEpoch() uint64 {
@@ -3532,7 +3695,7 @@ var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"\x1browraft/v1/checkpoint.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\"\xef\x01\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xef\x01\n" +
 	"\x10CheckpointPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x19\n" +
@@ -3575,15 +3738,16 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x11DeletePolicyReply\x120\n" +
 	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"B\n" +
 	"\x0eRunPolicyReply\x120\n" +
-	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\xc9\x02\n" +
+	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\xf7\x02\n" +
 	"\rAttendRequest\x12/\n" +
 	"\x05hello\x18\x01 \x01(\v2\x17.rowraft.v1.AttendHelloH\x00R\x05hello\x122\n" +
 	"\x06paused\x18\x02 \x01(\v2\x18.rowraft.v1.AttendPausedH\x00R\x06paused\x122\n" +
 	"\x06failed\x18\x03 \x01(\v2\x18.rowraft.v1.AttendFailedH\x00R\x06failed\x128\n" +
 	"\breleased\x18\x04 \x01(\v2\x1a.rowraft.v1.AttendReleasedH\x00R\breleased\x12/\n" +
 	"\x05state\x18\x05 \x01(\v2\x17.rowraft.v1.AttendStateH\x00R\x05state\x12,\n" +
-	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04parkB\x06\n" +
-	"\x04step\"\xac\x01\n" +
+	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04park\x12,\n" +
+	"\x04beat\x18\a \x01(\v2\x16.rowraft.v1.WorkerBeatH\x00R\x04beatB\x06\n" +
+	"\x04step\"\xdd\x01\n" +
 	"\vAttendHello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
@@ -3593,11 +3757,13 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"checkpoint\x18\x05 \x01(\tR\n" +
 	"checkpoint\x12\x1f\n" +
 	"\vtable_epoch\x18\x06 \x01(\x04R\n" +
-	"tableEpoch\"H\n" +
+	"tableEpoch\x12/\n" +
+	"\x06member\x18\a \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\"w\n" +
 	"\fAttendPaused\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"6\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12-\n" +
+	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"6\n" +
 	"\fAttendFailed\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"Q\n" +
@@ -3614,16 +3780,27 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05ended\x18\x01 \x01(\bR\x05ended\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1f\n" +
 	"\vskip_absent\x18\x03 \x01(\bR\n" +
-	"skipAbsent\"\x93\x02\n" +
+	"skipAbsent\"\xf8\x02\n" +
 	"\vAttendReply\x125\n" +
 	"\awelcome\x18\x01 \x01(\v2\x19.rowraft.v1.AttendWelcomeH\x00R\awelcome\x12/\n" +
 	"\x05pause\x18\x02 \x01(\v2\x17.rowraft.v1.AttendPauseH\x00R\x05pause\x125\n" +
 	"\arelease\x18\x03 \x01(\v2\x19.rowraft.v1.AttendReleaseH\x00R\arelease\x12/\n" +
 	"\x05leave\x18\x04 \x01(\v2\x17.rowraft.v1.AttendLeaveH\x00R\x05leave\x12,\n" +
-	"\x04beat\x18\x05 \x01(\v2\x16.rowraft.v1.AttendBeatH\x00R\x04beatB\x06\n" +
+	"\x04beat\x18\x05 \x01(\v2\x16.rowraft.v1.AttendBeatH\x00R\x04beat\x125\n" +
+	"\amembers\x18\x06 \x01(\v2\x19.rowraft.v1.AttendMembersH\x00R\amembers\x12,\n" +
+	"\x04stop\x18\a \x01(\v2\x16.rowraft.v1.AttendStopH\x00R\x04stopB\x06\n" +
 	"\x04step\"\f\n" +
 	"\n" +
-	"AttendBeat\"\xa9\x01\n" +
+	"AttendBeat\"d\n" +
+	"\rAttendMembers\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x1d\n" +
+	"\n" +
+	"first_step\x18\x03 \x01(\x04R\tfirstStep\"\f\n" +
+	"\n" +
+	"AttendStop\"\xa9\x01\n" +
 	"\rAttendWelcome\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12\x1f\n" +
@@ -3806,7 +3983,7 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*CheckpointPolicy)(nil),         // 0: rowraft.v1.CheckpointPolicy
 	(*PolicyRecord)(nil),             // 1: rowraft.v1.PolicyRecord
@@ -3829,38 +4006,43 @@ var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*AttendPark)(nil),               // 18: rowraft.v1.AttendPark
 	(*AttendReply)(nil),              // 19: rowraft.v1.AttendReply
 	(*AttendBeat)(nil),               // 20: rowraft.v1.AttendBeat
-	(*AttendWelcome)(nil),            // 21: rowraft.v1.AttendWelcome
-	(*AttendPause)(nil),              // 22: rowraft.v1.AttendPause
-	(*AttendRelease)(nil),            // 23: rowraft.v1.AttendRelease
-	(*AttendLeave)(nil),              // 24: rowraft.v1.AttendLeave
-	(*AttendedTrainer)(nil),          // 25: rowraft.v1.AttendedTrainer
-	(*CreateCheckpointRequest)(nil),  // 26: rowraft.v1.CreateCheckpointRequest
-	(*CheckpointBlob)(nil),           // 27: rowraft.v1.CheckpointBlob
-	(*CreateCheckpointReply)(nil),    // 28: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),         // 29: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),         // 30: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),            // 31: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),            // 32: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),           // 33: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),        // 34: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),            // 35: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),          // 36: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),        // 37: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),            // 38: rowraft.v1.WritePartDone
-	(*CheckpointFile)(nil),           // 39: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),                // 40: rowraft.v1.PartTable
-	(*RestoreCheckpointRequest)(nil), // 41: rowraft.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointReply)(nil),   // 42: rowraft.v1.RestoreCheckpointReply
-	(*RestoredTable)(nil),            // 43: rowraft.v1.RestoredTable
-	(*RestoredShard)(nil),            // 44: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 45: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 46: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 47: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 48: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 49: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 50: rowraft.v1.RestorePartLook
-	(*RestorePartReply)(nil),         // 51: rowraft.v1.RestorePartReply
-	(*TableSchema)(nil),              // 52: rowraft.v1.TableSchema
+	(*AttendMembers)(nil),            // 21: rowraft.v1.AttendMembers
+	(*AttendStop)(nil),               // 22: rowraft.v1.AttendStop
+	(*AttendWelcome)(nil),            // 23: rowraft.v1.AttendWelcome
+	(*AttendPause)(nil),              // 24: rowraft.v1.AttendPause
+	(*AttendRelease)(nil),            // 25: rowraft.v1.AttendRelease
+	(*AttendLeave)(nil),              // 26: rowraft.v1.AttendLeave
+	(*AttendedTrainer)(nil),          // 27: rowraft.v1.AttendedTrainer
+	(*CreateCheckpointRequest)(nil),  // 28: rowraft.v1.CreateCheckpointRequest
+	(*CheckpointBlob)(nil),           // 29: rowraft.v1.CheckpointBlob
+	(*CreateCheckpointReply)(nil),    // 30: rowraft.v1.CreateCheckpointReply
+	(*WritePartRequest)(nil),         // 31: rowraft.v1.WritePartRequest
+	(*WritePartPrepare)(nil),         // 32: rowraft.v1.WritePartPrepare
+	(*WritePartHold)(nil),            // 33: rowraft.v1.WritePartHold
+	(*WritePartMark)(nil),            // 34: rowraft.v1.WritePartMark
+	(*WritePartReply)(nil),           // 35: rowraft.v1.WritePartReply
+	(*WritePartPrepared)(nil),        // 36: rowraft.v1.WritePartPrepared
+	(*WritePartHeld)(nil),            // 37: rowraft.v1.WritePartHeld
+	(*WritePartMarked)(nil),          // 38: rowraft.v1.WritePartMarked
+	(*WritePartProgress)(nil),        // 39: rowraft.v1.WritePartProgress
+	(*WritePartDone)(nil),            // 40: rowraft.v1.WritePartDone
+	(*CheckpointFile)(nil),           // 41: rowraft.v1.CheckpointFile
+	(*PartTable)(nil),                // 42: rowraft.v1.PartTable
+	(*RestoreCheckpointRequest)(nil), // 43: rowraft.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointReply)(nil),   // 44: rowraft.v1.RestoreCheckpointReply
+	(*RestoredTable)(nil),            // 45: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 46: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 47: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 48: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 49: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 50: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 51: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 52: rowraft.v1.RestorePartLook
+	(*RestorePartReply)(nil),         // 53: rowraft.v1.RestorePartReply
+	(*WorkerBeat)(nil),               // 54: rowraft.v1.WorkerBeat
+	(*JobIdentity)(nil),              // 55: rowraft.v1.JobIdentity
+	(*PartReached)(nil),              // 56: rowraft.v1.PartReached
+	(*TableSchema)(nil),              // 57: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	2,  // 0: rowraft.v1.PolicyRecord.made:type_name -> rowraft.v1.PolicyCheckpoint
@@ -3877,56 +4059,61 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	16, // 11: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
 	17, // 12: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
 	18, // 13: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
-	21, // 14: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
-	22, // 15: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
-	23, // 16: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
-	24, // 17: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
-	20, // 18: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
-	27, // 19: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
-	25, // 20: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
-	30, // 21: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	31, // 22: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	32, // 23: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	34, // 24: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	35, // 25: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	36, // 26: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	37, // 27: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	38, // 28: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	39, // 29: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	39, // 30: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	40, // 31: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	52, // 32: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	43, // 33: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	44, // 34: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	46, // 35: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	47, // 36: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	48, // 37: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	49, // 38: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	50, // 39: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	52, // 40: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	26, // 41: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	41, // 42: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	12, // 43: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
-	4,  // 44: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
-	5,  // 45: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
-	7,  // 46: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
-	8,  // 47: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
-	29, // 48: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	45, // 49: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	28, // 50: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	42, // 51: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	19, // 52: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	9,  // 53: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
-	6,  // 54: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
-	10, // 55: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
-	11, // 56: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
-	33, // 57: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	51, // 58: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	50, // [50:59] is the sub-list for method output_type
-	41, // [41:50] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	54, // 14: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
+	55, // 15: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
+	56, // 16: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
+	23, // 17: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
+	24, // 18: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
+	25, // 19: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
+	26, // 20: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
+	20, // 21: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
+	21, // 22: rowraft.v1.AttendReply.members:type_name -> rowraft.v1.AttendMembers
+	22, // 23: rowraft.v1.AttendReply.stop:type_name -> rowraft.v1.AttendStop
+	29, // 24: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
+	27, // 25: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
+	32, // 26: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
+	33, // 27: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
+	34, // 28: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
+	36, // 29: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
+	37, // 30: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
+	38, // 31: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
+	39, // 32: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
+	40, // 33: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
+	41, // 34: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
+	41, // 35: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
+	42, // 36: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
+	57, // 37: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	45, // 38: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	46, // 39: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	48, // 40: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	49, // 41: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	50, // 42: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	51, // 43: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	52, // 44: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	57, // 45: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	28, // 46: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	43, // 47: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	12, // 48: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	4,  // 49: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
+	5,  // 50: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
+	7,  // 51: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
+	8,  // 52: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
+	31, // 53: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	47, // 54: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	30, // 55: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	44, // 56: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	19, // 57: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	9,  // 58: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
+	6,  // 59: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	10, // 60: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
+	11, // 61: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
+	35, // 62: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	53, // 63: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	55, // [55:64] is the sub-list for method output_type
+	46, // [46:55] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -3935,6 +4122,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		return
 	}
 	file_rowraft_v1_cluster_proto_init()
+	file_rowraft_v1_jobs_proto_init()
 	file_rowraft_v1_checkpoint_proto_msgTypes[12].OneofWrappers = []any{
 		(*AttendRequest_Hello)(nil),
 		(*AttendRequest_Paused)(nil),
@@ -3942,6 +4130,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendRequest_Released)(nil),
 		(*AttendRequest_State)(nil),
 		(*AttendRequest_Park)(nil),
+		(*AttendRequest_Beat)(nil),
 	}
 	file_rowraft_v1_checkpoint_proto_msgTypes[19].OneofWrappers = []any{
 		(*AttendReply_Welcome)(nil),
@@ -3949,20 +4138,22 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendReply_Release)(nil),
 		(*AttendReply_Leave)(nil),
 		(*AttendReply_Beat)(nil),
+		(*AttendReply_Members)(nil),
+		(*AttendReply_Stop)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[29].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[31].OneofWrappers = []any{
 		(*WritePartRequest_Prepare)(nil),
 		(*WritePartRequest_Hold)(nil),
 		(*WritePartRequest_Mark)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[33].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[35].OneofWrappers = []any{
 		(*WritePartReply_Prepared)(nil),
 		(*WritePartReply_Held)(nil),
 		(*WritePartReply_Marked)(nil),
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[45].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[47].OneofWrappers = []any{
 		(*RestorePartRequest_Begin)(nil),
 		(*RestorePartRequest_Rows)(nil),
 		(*RestorePartRequest_Close)(nil),
@@ -3975,7 +4166,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -46,6 +46,11 @@ type MetaCommand struct {
 	//	*MetaCommand_BeginPolicyRun
 	//	*MetaCommand_EndPolicyRun
 	//	*MetaCommand_ForgetCheckpoint
+	//	*MetaCommand_EnterJob
+	//	*MetaCommand_LeaveJob
+	//	*MetaCommand_TakePart
+	//	*MetaCommand_EndPart
+	//	*MetaCommand_StopJob
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -268,6 +273,51 @@ func (x *MetaCommand) GetForgetCheckpoint() *MetaForgetCheckpoint {
 	return nil
 }
 
+func (x *MetaCommand) GetEnterJob() *MetaEnterJob {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_EnterJob); ok {
+			return x.EnterJob
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetLeaveJob() *MetaLeaveJob {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_LeaveJob); ok {
+			return x.LeaveJob
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetTakePart() *MetaTakePart {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_TakePart); ok {
+			return x.TakePart
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetEndPart() *MetaEndPart {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_EndPart); ok {
+			return x.EndPart
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetStopJob() *MetaStopJob {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_StopJob); ok {
+			return x.StopJob
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -352,6 +402,26 @@ type MetaCommand_ForgetCheckpoint struct {
 	ForgetCheckpoint *MetaForgetCheckpoint `protobuf:"bytes,36,opt,name=forget_checkpoint,json=forgetCheckpoint,proto3,oneof"` // since version 5
 }
 
+type MetaCommand_EnterJob struct {
+	EnterJob *MetaEnterJob `protobuf:"bytes,50,opt,name=enter_job,json=enterJob,proto3,oneof"` // since version 7
+}
+
+type MetaCommand_LeaveJob struct {
+	LeaveJob *MetaLeaveJob `protobuf:"bytes,51,opt,name=leave_job,json=leaveJob,proto3,oneof"` // since version 7
+}
+
+type MetaCommand_TakePart struct {
+	TakePart *MetaTakePart `protobuf:"bytes,52,opt,name=take_part,json=takePart,proto3,oneof"` // since version 7
+}
+
+type MetaCommand_EndPart struct {
+	EndPart *MetaEndPart `protobuf:"bytes,53,opt,name=end_part,json=endPart,proto3,oneof"` // since version 7
+}
+
+type MetaCommand_StopJob struct {
+	StopJob *MetaStopJob `protobuf:"bytes,54,opt,name=stop_job,json=stopJob,proto3,oneof"` // since version 7
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -391,6 +461,16 @@ func (*MetaCommand_BeginPolicyRun) isMetaCommand_Command() {}
 func (*MetaCommand_EndPolicyRun) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetCheckpoint) isMetaCommand_Command() {}
+
+func (*MetaCommand_EnterJob) isMetaCommand_Command() {}
+
+func (*MetaCommand_LeaveJob) isMetaCommand_Command() {}
+
+func (*MetaCommand_TakePart) isMetaCommand_Command() {}
+
+func (*MetaCommand_EndPart) isMetaCommand_Command() {}
+
+func (*MetaCommand_StopJob) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -982,7 +1062,451 @@ func (x *MetaForgetReplica) GetReplicaId() string {
 	return ""
 }
 
-// MetaJob is one training job.
+// MetaEnterJob makes a worker a member of a job's run, or begins one with it.
+type MetaEnterJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Request       *EnterRequest          `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"` // 16 bytes, of the run that may begin
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaEnterJob) Reset() {
+	*x = MetaEnterJob{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaEnterJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaEnterJob) ProtoMessage() {}
+
+func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaEnterJob.ProtoReflect.Descriptor instead.
+func (*MetaEnterJob) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *MetaEnterJob) GetRequest() *EnterRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *MetaEnterJob) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+// MetaLeaveJob takes a member out. One that is not a member changes nothing.
+type MetaLeaveJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	State         MemberState            `protobuf:"varint,2,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaLeaveJob) Reset() {
+	*x = MetaLeaveJob{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaLeaveJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaLeaveJob) ProtoMessage() {}
+
+func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaLeaveJob.ProtoReflect.Descriptor instead.
+func (*MetaLeaveJob) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *MetaLeaveJob) GetIdentity() *JobIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *MetaLeaveJob) GetState() MemberState {
+	if x != nil {
+		return x.State
+	}
+	return MemberState_MEMBER_STATE_UNSPECIFIED
+}
+
+func (x *MetaLeaveJob) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *MetaLeaveJob) GetParts() []*PartReached {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+type MetaTakePart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaTakePart) Reset() {
+	*x = MetaTakePart{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaTakePart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaTakePart) ProtoMessage() {}
+
+func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaTakePart.ProtoReflect.Descriptor instead.
+func (*MetaTakePart) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *MetaTakePart) GetIdentity() *JobIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *MetaTakePart) GetTake() uint64 {
+	if x != nil {
+		return x.Take
+	}
+	return 0
+}
+
+type MetaEndPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Part          uint64                 `protobuf:"varint,3,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaEndPart) Reset() {
+	*x = MetaEndPart{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaEndPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaEndPart) ProtoMessage() {}
+
+func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaEndPart.ProtoReflect.Descriptor instead.
+func (*MetaEndPart) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MetaEndPart) GetIdentity() *JobIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *MetaEndPart) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *MetaEndPart) GetPart() uint64 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+type MetaStopJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaStopJob) Reset() {
+	*x = MetaStopJob{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaStopJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaStopJob) ProtoMessage() {}
+
+func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaStopJob.ProtoReflect.Descriptor instead.
+func (*MetaStopJob) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MetaStopJob) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *MetaStopJob) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+// MetaRun is a job's run: from its first worker until nothing is left to do, or
+// another run of the job begins.
+type MetaRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`                // 16 bytes
+	Workers       uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`       // expected
+	Settings      []*JobSetting          `protobuf:"bytes,4,rep,name=settings,proto3" json:"settings,omitempty"`      // by name
+	Generation    uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // of its members; 0: not all have been there yet
+	Gather        bool                   `protobuf:"varint,6,opt,name=gather,proto3" json:"gather,omitempty"`         // generation 1 wants all of them
+	LeaseNs       uint64                 `protobuf:"varint,7,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	State         JobState               `protobuf:"varint,8,opt,name=state,proto3,enum=rowraft.v1.JobState" json:"state,omitempty"`
+	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it failed
+	Stopping      bool                   `protobuf:"varint,10,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it went on from
+	TableEpoch    uint64                 `protobuf:"varint,12,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // in which it began
+	Members       []*RunMember           `protobuf:"bytes,13,rep,name=members,proto3" json:"members,omitempty"`                          // by rank; those that left, too
+	Data          *JobData               `protobuf:"bytes,14,opt,name=data,proto3" json:"data,omitempty"`
+	InShards      bool                   `protobuf:"varint,15,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaRun) Reset() {
+	*x = MetaRun{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaRun) ProtoMessage() {}
+
+func (x *MetaRun) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
+func (*MetaRun) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *MetaRun) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *MetaRun) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *MetaRun) GetWorkers() uint32 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *MetaRun) GetSettings() []*JobSetting {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+func (x *MetaRun) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *MetaRun) GetGather() bool {
+	if x != nil {
+		return x.Gather
+	}
+	return false
+}
+
+func (x *MetaRun) GetLeaseNs() uint64 {
+	if x != nil {
+		return x.LeaseNs
+	}
+	return 0
+}
+
+func (x *MetaRun) GetState() JobState {
+	if x != nil {
+		return x.State
+	}
+	return JobState_JOB_STATE_UNSPECIFIED
+}
+
+func (x *MetaRun) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *MetaRun) GetStopping() bool {
+	if x != nil {
+		return x.Stopping
+	}
+	return false
+}
+
+func (x *MetaRun) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *MetaRun) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
+func (x *MetaRun) GetMembers() []*RunMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *MetaRun) GetData() *JobData {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *MetaRun) GetInShards() bool {
+	if x != nil {
+		return x.InShards
+	}
+	return false
+}
+
+// MetaJob is a job whose trainers only ask for a rank.
 type MetaJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -994,7 +1518,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1006,7 +1530,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1019,7 +1543,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MetaJob) GetName() string {
@@ -1053,7 +1577,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1589,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1602,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -1111,13 +1635,14 @@ type MetaState struct {
 	Policies        []*MetaPolicy          `protobuf:"bytes,32,rep,name=policies,proto3" json:"policies,omitempty"`                               // by name; since version 5
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
 	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first; since version 4
+	Runs            []*MetaRun             `protobuf:"bytes,50,rep,name=runs,proto3" json:"runs,omitempty"`                                       // by job; since version 7
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1654,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1667,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -1236,6 +1761,13 @@ func (x *MetaState) GetDropped() []*MetaDroppedTable {
 	return nil
 }
 
+func (x *MetaState) GetRuns() []*MetaRun {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
 // MetaBeginRestore is logged before anything is staged: this restore, and no
 // other one, may be decided, until it ends.
 type MetaBeginRestore struct {
@@ -1247,7 +1779,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1791,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1804,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -1297,7 +1829,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1309,7 +1841,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1322,7 +1854,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -1372,7 +1904,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1916,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1929,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -1435,7 +1967,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1979,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1992,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -1511,7 +2043,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +2055,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +2068,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -1572,7 +2104,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +2116,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +2129,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -1634,7 +2166,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +2178,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +2191,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -1702,7 +2234,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +2246,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +2259,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -1755,7 +2287,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +2299,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +2312,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -1809,7 +2341,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1821,7 +2353,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1834,7 +2366,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -1860,7 +2392,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +2404,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +2417,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -1908,7 +2440,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +2452,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2465,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -1970,7 +2502,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2514,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2527,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -2039,7 +2571,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2583,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2596,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -2093,8 +2625,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\"\x88\n" +
-	"\n" +
+	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\x9f\f\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -2119,7 +2650,12 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\rdelete_policy\x18! \x01(\v2\x1c.rowraft.v1.MetaDeletePolicyH\x00R\fdeletePolicy\x12J\n" +
 	"\x10begin_policy_run\x18\" \x01(\v2\x1e.rowraft.v1.MetaBeginPolicyRunH\x00R\x0ebeginPolicyRun\x12D\n" +
 	"\x0eend_policy_run\x18# \x01(\v2\x1c.rowraft.v1.MetaEndPolicyRunH\x00R\fendPolicyRun\x12O\n" +
-	"\x11forget_checkpoint\x18$ \x01(\v2 .rowraft.v1.MetaForgetCheckpointH\x00R\x10forgetCheckpointB\t\n" +
+	"\x11forget_checkpoint\x18$ \x01(\v2 .rowraft.v1.MetaForgetCheckpointH\x00R\x10forgetCheckpoint\x127\n" +
+	"\tenter_job\x182 \x01(\v2\x18.rowraft.v1.MetaEnterJobH\x00R\benterJob\x127\n" +
+	"\tleave_job\x183 \x01(\v2\x18.rowraft.v1.MetaLeaveJobH\x00R\bleaveJob\x127\n" +
+	"\ttake_part\x184 \x01(\v2\x18.rowraft.v1.MetaTakePartH\x00R\btakePart\x124\n" +
+	"\bend_part\x185 \x01(\v2\x17.rowraft.v1.MetaEndPartH\x00R\aendPart\x124\n" +
+	"\bstop_job\x186 \x01(\v2\x17.rowraft.v1.MetaStopJobH\x00R\astopJobB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -2158,7 +2694,47 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x11MetaForgetReplica\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
-	"replica_id\x18\x02 \x01(\tR\treplicaId\"i\n" +
+	"replica_id\x18\x02 \x01(\tR\treplicaId\"T\n" +
+	"\fMetaEnterJob\x122\n" +
+	"\arequest\x18\x01 \x01(\v2\x18.rowraft.v1.EnterRequestR\arequest\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\xb9\x01\n" +
+	"\fMetaLeaveJob\x123\n" +
+	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12-\n" +
+	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"W\n" +
+	"\fMetaTakePart\x123\n" +
+	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
+	"\x04take\x18\x02 \x01(\x04R\x04take\"l\n" +
+	"\vMetaEndPart\x123\n" +
+	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04part\x18\x03 \x01(\x04R\x04part\"1\n" +
+	"\vMetaStopJob\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\xe6\x03\n" +
+	"\aMetaRun\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
+	"\aworkers\x18\x03 \x01(\rR\aworkers\x122\n" +
+	"\bsettings\x18\x04 \x03(\v2\x16.rowraft.v1.JobSettingR\bsettings\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x05 \x01(\x04R\n" +
+	"generation\x12\x16\n" +
+	"\x06gather\x18\x06 \x01(\bR\x06gather\x12\x19\n" +
+	"\blease_ns\x18\a \x01(\x04R\aleaseNs\x12*\n" +
+	"\x05state\x18\b \x01(\x0e2\x14.rowraft.v1.JobStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\x1a\n" +
+	"\bstopping\x18\n" +
+	" \x01(\bR\bstopping\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\v \x01(\tR\n" +
+	"checkpoint\x12\x1f\n" +
+	"\vtable_epoch\x18\f \x01(\x04R\n" +
+	"tableEpoch\x12/\n" +
+	"\amembers\x18\r \x03(\v2\x15.rowraft.v1.RunMemberR\amembers\x12'\n" +
+	"\x04data\x18\x0e \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x1b\n" +
+	"\tin_shards\x18\x0f \x01(\bR\binShards\"i\n" +
 	"\aMetaJob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x120\n" +
@@ -2166,7 +2742,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xd4\x04\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xfd\x04\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -2180,7 +2756,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\btrainers\x18\x1f \x03(\v2\x17.rowraft.v1.MetaTrainerR\btrainers\x122\n" +
 	"\bpolicies\x18  \x03(\v2\x16.rowraft.v1.MetaPolicyR\bpolicies\x12#\n" +
 	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\x126\n" +
-	"\adropped\x18( \x03(\v2\x1c.rowraft.v1.MetaDroppedTableR\adropped\"\"\n" +
+	"\adropped\x18( \x03(\v2\x1c.rowraft.v1.MetaDroppedTableR\adropped\x12'\n" +
+	"\x04runs\x182 \x03(\v2\x13.rowraft.v1.MetaRunR\x04runs\"\"\n" +
 	"\x10MetaBeginRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\"\xd7\x01\n" +
 	"\vMetaRestore\x12\x0e\n" +
@@ -2261,7 +2838,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -2275,32 +2852,46 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaStartMove)(nil),        // 9: rowraft.v1.MetaStartMove
 	(*MetaAdvanceMove)(nil),      // 10: rowraft.v1.MetaAdvanceMove
 	(*MetaForgetReplica)(nil),    // 11: rowraft.v1.MetaForgetReplica
-	(*MetaJob)(nil),              // 12: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 13: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 14: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 15: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 16: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 17: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 18: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 19: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 20: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 21: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 22: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 23: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 24: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 25: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 26: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 27: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 28: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 29: rowraft.v1.Node
-	(*Shard)(nil),                // 30: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 31: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 32: rowraft.v1.Replica
-	(MovePhase)(0),               // 33: rowraft.v1.MovePhase
-	(*Map)(nil),                  // 34: rowraft.v1.Map
-	(*Move)(nil),                 // 35: rowraft.v1.Move
-	(*CheckpointPolicy)(nil),     // 36: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 37: rowraft.v1.PolicyRecord
+	(*MetaEnterJob)(nil),         // 12: rowraft.v1.MetaEnterJob
+	(*MetaLeaveJob)(nil),         // 13: rowraft.v1.MetaLeaveJob
+	(*MetaTakePart)(nil),         // 14: rowraft.v1.MetaTakePart
+	(*MetaEndPart)(nil),          // 15: rowraft.v1.MetaEndPart
+	(*MetaStopJob)(nil),          // 16: rowraft.v1.MetaStopJob
+	(*MetaRun)(nil),              // 17: rowraft.v1.MetaRun
+	(*MetaJob)(nil),              // 18: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 19: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 20: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 21: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 22: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 23: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 24: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 25: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 26: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 27: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 28: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 29: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 30: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 31: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 32: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 33: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 34: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 35: rowraft.v1.Node
+	(*Shard)(nil),                // 36: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 37: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 38: rowraft.v1.Replica
+	(MovePhase)(0),               // 39: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 40: rowraft.v1.EnterRequest
+	(*JobIdentity)(nil),          // 41: rowraft.v1.JobIdentity
+	(MemberState)(0),             // 42: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 43: rowraft.v1.PartReached
+	(*JobSetting)(nil),           // 44: rowraft.v1.JobSetting
+	(JobState)(0),                // 45: rowraft.v1.JobState
+	(*RunMember)(nil),            // 46: rowraft.v1.RunMember
+	(*JobData)(nil),              // 47: rowraft.v1.JobData
+	(*Map)(nil),                  // 48: rowraft.v1.Map
+	(*Move)(nil),                 // 49: rowraft.v1.Move
+	(*CheckpointPolicy)(nil),     // 50: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 51: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -2312,45 +2903,61 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	9,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
 	10, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
 	11, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	16, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	22, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	15, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	19, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	20, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	22, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	28, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	21, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	25, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	26, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	24, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	25, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	26, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	27, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	28, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
-	29, // 20: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	30, // 21: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	31, // 22: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	32, // 23: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	33, // 24: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	33, // 25: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	13, // 26: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	34, // 27: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	12, // 28: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	35, // 29: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	35, // 30: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	16, // 31: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	17, // 32: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	18, // 33: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	23, // 34: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 35: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	31, // 36: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	21, // 37: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	17, // 38: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	18, // 39: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	36, // 40: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	37, // 41: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	36, // 42: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	43, // [43:43] is the sub-list for method output_type
-	43, // [43:43] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	30, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	31, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	32, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	33, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	34, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	12, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
+	13, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
+	14, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
+	15, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
+	16, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
+	35, // 25: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	36, // 26: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	37, // 27: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	38, // 28: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	39, // 29: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	39, // 30: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	40, // 31: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	41, // 32: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	42, // 33: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	43, // 34: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	41, // 35: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	41, // 36: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	44, // 37: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	45, // 38: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	46, // 39: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	47, // 40: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	19, // 41: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	48, // 42: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	18, // 43: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	49, // 44: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	49, // 45: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	22, // 46: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	23, // 47: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	24, // 48: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	29, // 49: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 50: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	17, // 51: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	37, // 52: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	27, // 53: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	23, // 54: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	24, // 55: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	50, // 56: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	51, // 57: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	50, // 58: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	59, // [59:59] is the sub-list for method output_type
+	59, // [59:59] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -2360,6 +2967,7 @@ func file_rowraft_v1_meta_proto_init() {
 	}
 	file_rowraft_v1_checkpoint_proto_init()
 	file_rowraft_v1_cluster_proto_init()
+	file_rowraft_v1_jobs_proto_init()
 	file_rowraft_v1_meta_proto_msgTypes[0].OneofWrappers = []any{
 		(*MetaCommand_Init)(nil),
 		(*MetaCommand_PutNode)(nil),
@@ -2381,6 +2989,11 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_BeginPolicyRun)(nil),
 		(*MetaCommand_EndPolicyRun)(nil),
 		(*MetaCommand_ForgetCheckpoint)(nil),
+		(*MetaCommand_EnterJob)(nil),
+		(*MetaCommand_LeaveJob)(nil),
+		(*MetaCommand_TakePart)(nil),
+		(*MetaCommand_EndPart)(nil),
+		(*MetaCommand_StopJob)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2388,7 +3001,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

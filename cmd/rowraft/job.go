@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newJobCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "job",
+		Short: "Training jobs: who trains in them, how far they are, how to stop them",
+	}
+	cmd.AddCommand(newJobListCmd(g), newJobDescribeCmd(g), newJobWatchCmd(g), newJobStopCmd(g))
+	return cmd
+}
+
+// trainingJSON is one job in the JSON of all commands. Numbers that nobody knows are null.
+type trainingJSON struct {
+	Name        string            `json:"name"`
+	State       string            `json:"state"` // running, stopping, stopped, done, failed
+	Reason      string            `json:"reason"`
+	Run         string            `json:"run"`
+	Workers     uint32            `json:"workers"` // expected
+	Training    int               `json:"training"`
+	Generation  uint64            `json:"generation"`
+	LeaseSecs   float64           `json:"lease_seconds"`
+	Settings    map[string]string `json:"settings"`
+	Data        *jobDataJSON      `json:"data"` // null: the trainers divide it among themselves
+	StepsPerSec *float64          `json:"steps_per_second"`
+	ExamplesSec *float64          `json:"examples_per_second"`
+	Members     []memberJSON      `json:"members"` // by rank
+}
+
+type jobDataJSON struct {
+	Examples     uint64   `json:"examples"` // of an epoch
+	PartExamples uint64   `json:"part_examples"`
+	Parts        uint64   `json:"parts"`
+	Epochs       uint64   `json:"epochs"` // 0: no end
+	Epoch        uint64   `json:"epoch"`  // of the next part
+	Given        uint64   `json:"given"`  // parts of that epoch that somebody has or had
+	Open         []uint64 `json:"open"`   // parts that somebody has
+	Back         []uint64 `json:"back"`   // parts that came back and are given next
+	AgainAtLeast uint64   `json:"read_again_at_least"`
+	AgainAtMost  uint64   `json:"read_again_at_most"`
+}
+
+type memberJSON struct {
+	Rank        uint32   `json:"rank"`
+	Worker      string   `json:"worker"`
+	State       string   `json:"state"` // training, ended, stopped, lost, failed
+	Reason      string   `json:"reason"`
+	Incarnation uint64   `json:"incarnation"`
+	Connected   bool     `json:"connected"`
+	HeardSecs   *float64 `json:"heard_seconds_ago"`
+	Step        *uint64  `json:"step"`
+	Examples    *uint64  `json:"examples"`
+	StepsPerSec *float64 `json:"steps_per_second"`
+	ExamplesSec *float64 `json:"examples_per_second"`
+	Loss        *float64 `json:"loss"`
+	AUC         *float64 `json:"auc"`
+	Staleness   *float64 `json:"staleness_steps"`
+	Waiting     *float64 `json:"waiting"` // share of its time
+	Skipped     *uint64  `json:"batches_skipped"`
+}
+
+// known returns nil for a number that the worker does not know.
+func known(f float64) *float64 {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return nil
+	}
+	return &f
+}
+
+func newTrainingJSON(j *rowraftv1.JobInfo) trainingJSON {
+	v := trainingJSON{
+		Name: j.GetJob(), State: word(j.GetState().String(), "JOB_STATE_"), Reason: j.GetReason(), Run: hex.EncodeToString(j.GetRun()),
+		Workers: j.GetWorkers(), Generation: j.GetGeneration(), LeaseSecs: time.Duration(j.GetLeaseNs()).Seconds(),
+		Settings: map[string]string{}, Members: []memberJSON{},
+	}
+	if j.GetStopping() {
+		v.State = "stopping"
+	}
+	for _, s := range j.GetSettings() {
+		v.Settings[s.GetName()] = s.GetValue()
+	}
+	if d := j.GetData(); d.GetExamples() > 0 {
+		v.Data = newJobDataJSON(d)
+	}
+	steps, examples := math.NaN(), math.NaN()
+	for _, m := range j.GetMembers() {
+		one := newMemberJSON(m)
+		v.Members = append(v.Members, one)
+		if one.State == "training" {
+			v.Training++
+		}
+		steps, examples = plus(steps, one.StepsPerSec), plus(examples, one.ExamplesSec)
+	}
+	v.StepsPerSec, v.ExamplesSec = known(steps), known(examples)
+	return v
+}
+
+// plus adds what is known.
+func plus(sum float64, f *float64) float64 {
+	switch {
+	case f == nil:
+		return sum
+	case math.IsNaN(sum):
+		return *f
+	}
+	return sum + *f
+}
+
+func newJobDataJSON(d *rowraftv1.JobData) *jobDataJSON {
+	v := &jobDataJSON{
+		Examples: d.GetExamples(), PartExamples: d.GetPartExamples(), Parts: (d.GetExamples() + d.GetPartExamples() - 1) / max(d.GetPartExamples(), 1),
+		Epochs: d.GetEpochs(), Epoch: d.GetEpoch(), Given: d.GetPart(), Open: []uint64{}, Back: []uint64{},
+		AgainAtLeast: d.GetAgainKnown(), AgainAtMost: d.GetAgainMost(),
+	}
+	for _, p := range d.GetOpen() {
+		if p.GetIncarnation() == 0 {
+			v.Back = append(v.Back, p.GetPart())
+		} else {
+			v.Open = append(v.Open, p.GetPart())
+		}
+	}
+	return v
+}
+
+func newMemberJSON(m *rowraftv1.MemberInfo) memberJSON {
+	v := memberJSON{
+		Rank: m.GetMember().GetRank(), Worker: m.GetMember().GetWorker(), State: word(m.GetMember().GetState().String(), "MEMBER_STATE_"),
+		Reason: m.GetMember().GetReason(), Incarnation: m.GetMember().GetIncarnation(), Connected: m.GetConnected(),
+	}
+	if ns := m.GetSinceHeardNs(); ns > 0 {
+		v.HeardSecs = known(time.Duration(ns).Seconds())
+	}
+	if b := m.GetBeat(); b != nil {
+		v.Step, v.Examples, v.Skipped = &b.Step, &b.Examples, &b.BatchesSkipped
+		v.StepsPerSec, v.ExamplesSec, v.Loss, v.AUC = known(b.GetStepsPerSecond()), known(b.GetExamplesPerSecond()), known(b.GetLoss()), known(b.GetAuc())
+		v.Staleness, v.Waiting = known(b.GetStalenessSteps()), known(b.GetWaiting())
+	}
+	return v
+}
+
+// word is the name of a state for people.
+func word(name, prefix string) string { return strings.ToLower(strings.TrimPrefix(name, prefix)) }
+
+// callJobs calls the leader of the metadata group until --timeout, again and again
+// while that may help.
+func (g *globals) callJobs(ctx context.Context, cmd *cobra.Command, call func(context.Context, rowraftv1.JobsClient) error) (err error) {
+	c, err := g.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	ctx, cancel := context.WithTimeout(ctx, g.timeout)
+	defer cancel()
+	for {
+		conn, err := g.leaderConn(cmd, c)
+		if err != nil {
+			return err
+		}
+		if err = rpc.FromStatus(call(ctx, rowraftv1.NewJobsClient(conn))); err == nil || !rowraft.CodeOf(err).Retryable() {
+			return err
+		}
+		select { // the leader may be gone, and another one on its way
+		case <-ctx.Done():
+			return err
+		case <-time.After(policyCallRetry):
+		}
+	}
+}
+
+func (g *globals) describeJob(ctx context.Context, cmd *cobra.Command, name string) (j *rowraftv1.JobInfo, err error) {
+	err = g.callJobs(ctx, cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+		reply, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: name})
+		j = reply.GetJob()
+		return err
+	})
+	return j, err
+}
+
+func newJobListCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the jobs",
+		Example: "  rowraft job list -o wide",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v := struct {
+				Schema string         `json:"schema"`
+				Jobs   []trainingJSON `json:"jobs"`
+			}{jsonSchema, []trainingJSON{}}
+			err := g.callJobs(cmd.Context(), cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+				reply, err := stub.ListJobs(ctx, &rowraftv1.ListJobsRequest{})
+				v.Jobs = v.Jobs[:0]
+				for _, j := range reply.GetJobs() {
+					v.Jobs = append(v.Jobs, newTrainingJSON(j))
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error { return listJobs(w, v.Jobs, wide) })
+		},
+	}
+}
+
+func listJobs(w io.Writer, jobs []trainingJSON, wide bool) error {
+	if len(jobs) == 0 {
+		_, err := fmt.Fprintln(w, "no jobs; one begins with its first `rowraft-trainer train`")
+		return err
+	}
+	header := []string{"JOB", "STATE", "MODE", "WORKERS", "EPOCH", "STEPS/S", "EXAMPLES/S"}
+	if wide {
+		header = append(header, "GENERATION", "RUN", "REASON")
+	}
+	t := newTable(w, header, "WORKERS", "EPOCH", "STEPS/S", "EXAMPLES/S", "GENERATION")
+	for _, j := range jobs {
+		row := table.Row{j.Name, j.State, j.Settings["mode"], fmt.Sprintf("%d/%d", j.Training, j.Workers), j.Data.progress(), figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0)}
+		if wide {
+			row = append(row, j.Generation, j.Run, j.Reason)
+		}
+		t.AppendRow(row)
+	}
+	t.Render()
+	return nil
+}
+
+// progress is how much of which epoch was given to workers.
+func (d *jobDataJSON) progress() string {
+	if d == nil {
+		return "-"
+	}
+	if d.Epochs > 0 && d.Epoch >= d.Epochs {
+		return fmt.Sprintf("%d/%d", d.Epochs, d.Epochs)
+	}
+	s := fmt.Sprintf("%.2f", float64(d.Epoch)+float64(d.Given)/float64(max(d.Parts, 1)))
+	if d.Epochs > 0 {
+		s += fmt.Sprintf("/%d", d.Epochs)
+	}
+	return s
+}
+
+func figure(f *float64, digits int) string {
+	if f == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.*f", digits, *f)
+}
+
+func newJobDescribeCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "describe NAME",
+		Short:   "Show a job with its settings, its data and its workers",
+		Example: "  rowraft job describe ctr -o yaml",
+		Args:    oneArg("the NAME of the job"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			j, err := g.describeJob(cmd.Context(), cmd, args[0])
+			if err != nil {
+				return err
+			}
+			return g.showJob(cmd, newTrainingJSON(j))
+		},
+	}
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// jobPoll is how often a job is looked at while something is awaited of it.
+const jobPoll = 500 * time.Millisecond
+
+func newJobStopCmd(g *globals) *cobra.Command {
+	wait := true
+	cmd := &cobra.Command{
+		Use:   "stop NAME",
+		Short: "Have the workers of a job end in order",
+		Long: `Have the workers of a job end in order: each trains the batch that it has, waits for its pushes, makes the checkpoint that
+its job asks for (on_stop), and leaves. The command waits for that until --timeout and then names those that have not answered.
+A job that was stopped goes on where it was when its workers are started again.`,
+		Example: "  rowraft job stop ctr",
+		Args:    oneArg("the NAME of the job"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			var j *rowraftv1.JobInfo
+			err := g.callJobs(ctx, cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+				reply, err := stub.StopJob(ctx, &rowraftv1.StopJobRequest{Job: args[0]})
+				j = reply.GetJob()
+				return err
+			})
+			if err == nil && wait {
+				j, err = g.awaitStop(ctx, cmd, j)
+			}
+			if err != nil {
+				return err
+			}
+			return g.stopped(cmd, newTrainingJSON(j))
+		},
+	}
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the workers have left")
+	return cmd
+}
+
+// awaitStop waits until nobody trains in the job's run.
+func (g *globals) awaitStop(ctx context.Context, cmd *cobra.Command, j *rowraftv1.JobInfo) (*rowraftv1.JobInfo, error) {
+	for tick := time.NewTicker(jobPoll); ; {
+		names := stillTraining(j)
+		if len(names) == 0 {
+			return j, nil
+		}
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			if cmd.Context().Err() != nil {
+				return nil, fmt.Errorf("the job is being stopped all the same: %w", cmd.Context().Err())
+			}
+			return nil, rowraft.Errorf(rowraft.CodeDeadline, "job %s: no answer within %v from %s; `rowraft job describe %s` tells when they were last heard of, and whoever is silent for longer than the lease counts as lost",
+				j.GetJob(), g.timeout, strings.Join(names, ", "), j.GetJob())
+		case <-tick.C:
+		}
+		now, err := g.describeJob(ctx, cmd, j.GetJob())
+		switch {
+		case err == nil && string(now.GetRun()) != string(j.GetRun()): // it began anew meanwhile
+			return now, nil
+		case err == nil:
+			j = now
+		case !errors.Is(err, context.DeadlineExceeded) && !rowraft.CodeOf(err).Retryable():
+			return nil, err
+		}
+	}
+}
+
+func stillTraining(j *rowraftv1.JobInfo) (names []string) {
+	for _, m := range j.GetMembers() {
+		if m.GetMember().GetState() == rowraftv1.MemberState_MEMBER_STATE_TRAINING {
+			names = append(names, fmt.Sprintf("%s (rank %d)", m.GetMember().GetWorker(), m.GetMember().GetRank()))
+		}
+	}
+	return names
+}
+
+func (g *globals) stopped(cmd *cobra.Command, j trainingJSON) error {
+	v := struct {
+		Schema string       `json:"schema"`
+		Job    trainingJSON `json:"job"`
+	}{jsonSchema, j}
+	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		_, err := fmt.Fprintf(w, "job %s: %s\n", j.Name, j.State)
+		return err
+	})
+}

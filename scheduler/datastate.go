@@ -1,0 +1,158 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// parts is how many there are in an epoch.
+func parts(d *rowraftv1.JobData) uint64 {
+	if d.GetPartExamples() == 0 {
+		return 0
+	}
+	return (d.GetExamples() + d.GetPartExamples() - 1) / d.GetPartExamples()
+}
+
+// partRange returns the numbers of the part's examples.
+func partRange(d *rowraftv1.JobData, part uint64) (from, to uint64) {
+	from = part * d.GetPartExamples()
+	return from, min(from+d.GetPartExamples(), d.GetExamples())
+}
+
+func comparePart(p *rowraftv1.JobPart, q *rowraftv1.JobPart) int {
+	return cmp.Or(cmp.Compare(p.GetEpoch(), q.GetEpoch()), cmp.Compare(p.GetPart(), q.GetPart()))
+}
+
+func checkData(d *rowraftv1.JobData) error {
+	const most = 1 << 48
+	if d.GetExamples() == 0 {
+		if d.GetPartExamples() != 0 || len(d.GetOpen()) != 0 {
+			return fmt.Errorf("data without examples has parts")
+		}
+		return nil
+	}
+	if d.GetExamples() > most || d.GetPartExamples() < 1 || d.GetPartExamples() > most || d.GetEpochs() > most || parts(d) > MaxParts {
+		return fmt.Errorf("%d examples in parts of %d, %d epochs: want at most 2^48 of each, and %d parts", d.GetExamples(), d.GetPartExamples(), d.GetEpochs(), MaxParts)
+	}
+	next := &rowraftv1.JobPart{Epoch: d.GetEpoch(), Part: d.GetPart()}
+	if d.GetPart() >= parts(d) || d.GetEpochs() > 0 && d.GetEpoch() > d.GetEpochs() {
+		return fmt.Errorf("the next part is %d of epoch %d", d.GetPart(), d.GetEpoch())
+	}
+	for i, p := range d.GetOpen() {
+		from, to := partRange(d, p.GetPart())
+		if comparePart(p, next) >= 0 || p.GetPart() >= parts(d) || p.GetOffset() > to-from || i > 0 && comparePart(d.GetOpen()[i-1], p) >= 0 {
+			return fmt.Errorf("part %d of epoch %d, read up to %d, is open", p.GetPart(), p.GetEpoch(), p.GetOffset())
+		}
+	}
+	return nil
+}
+
+// exhausted reports that every part was given to somebody.
+func exhausted(d *rowraftv1.JobData) bool { return d.GetEpochs() > 0 && d.GetEpoch() >= d.GetEpochs() }
+
+// allRead reports that every part was read to its end.
+func allRead(d *rowraftv1.JobData) bool { return exhausted(d) && len(d.GetOpen()) == 0 }
+
+// taken answers take_part.
+type taken struct {
+	wait, done bool
+	part       *rowraftv1.JobPart
+	from, to   uint64
+}
+
+// takePart gives a member a part: first one that came back, then the next one.
+func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
+	old, i, err := s.trainingMember(c.GetIdentity())
+	if err != nil {
+		return nil, err
+	}
+	if old.GetData().GetExamples() == 0 {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "job %s does not have its data divided by the scheduler", old.GetJob())
+	}
+	answer := func(d *rowraftv1.JobData, p *rowraftv1.JobPart) *taken {
+		from, to := partRange(d, p.GetPart())
+		return &taken{part: p, from: from, to: to}
+	}
+	had, id := old.GetMembers()[i].GetTaken(), c.GetIdentity().GetIncarnation()
+	if c.GetTake() != had+1 {
+		for _, p := range old.GetData().GetOpen() {
+			if p.GetIncarnation() == id && p.GetTake() == c.GetTake() {
+				return answer(old.GetData(), p), nil // its answer was lost
+			}
+		}
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for part number %d and has had %d", old.GetJob(), c.GetIdentity().GetRank(), c.GetTake(), had)
+	}
+	back := slices.IndexFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() == 0 })
+	if back < 0 && exhausted(old.GetData()) {
+		others := slices.ContainsFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != id })
+		return &taken{wait: others, done: !others}, nil
+	}
+	r := proto.CloneOf(old)
+	d, m := r.GetData(), r.Members[i]
+	if back < 0 {
+		d.Open = append(d.Open, &rowraftv1.JobPart{Epoch: d.GetEpoch(), Part: d.GetPart()})
+		if back = len(d.Open) - 1; d.GetPart()+1 < parts(d) {
+			d.Part++
+		} else {
+			d.Epoch, d.Part = d.GetEpoch()+1, 0
+		}
+	}
+	m.Taken++
+	p := d.Open[back]
+	p.Incarnation, p.Take = id, m.GetTaken()
+	s.putRun(r)
+	return answer(d, p), nil
+}
+
+// endPart notes that a part was read to its end. One that the member does not have,
+// it has ended before.
+func (s *state) endPart(c *rowraftv1.MetaEndPart) error {
+	old, _, err := s.trainingMember(c.GetIdentity())
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool {
+		return p.GetEpoch() == c.GetEpoch() && p.GetPart() == c.GetPart() && p.GetIncarnation() == c.GetIdentity().GetIncarnation()
+	})
+	if i < 0 {
+		return nil
+	}
+	r := proto.CloneOf(old)
+	r.Data.Open = slices.Delete(r.Data.Open, i, i+1)
+	s.putRun(r)
+	return nil
+}
+
+// giveBack opens the parts of a member that has gone to others, from where it is known
+// to have got, and counts what will be read again.
+func giveBack(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.PartReached) {
+	for i := 0; incarnation != 0 && i < len(d.GetOpen()); i++ {
+		p := d.Open[i]
+		if p.GetIncarnation() != incarnation {
+			continue
+		}
+		p.Incarnation, p.Take = 0, 0
+		from, to := partRange(d, p.GetPart())
+		size, read := to-from, p.GetOffset()
+		exact := false
+		for _, at := range reached {
+			if at.GetEpoch() == p.GetEpoch() && at.GetPart() == p.GetPart() {
+				p.Offset = min(max(p.GetOffset(), at.GetAcknowledged()), size)
+				read = min(max(at.GetRead(), p.GetOffset()), size)
+				exact = at.GetExact()
+			}
+		}
+		d.AgainKnown += read - p.GetOffset()
+		if exact {
+			d.AgainMost += read - p.GetOffset()
+		} else {
+			d.AgainMost += size - p.GetOffset()
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package scheduler
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// DefaultLease is how long a worker may be silent before it counts as dead.
+const DefaultLease = 10 * time.Second
+
+// Jobs answers the Jobs service of one server. What it answers from is in the log
+// (runstate.go, datastate.go), but for what workers said of themselves.
+type Jobs struct {
+	rowraftv1.UnimplementedJobsServer
+	s *Scheduler
+}
+
+// Jobs is the service over the registry of training jobs.
+func (s *Scheduler) Jobs() *Jobs { return s.jobs }
+
+// Enter makes a worker a member of a job.
+func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1.EnterReply, error) {
+	if q.GetLeaseNs() == 0 {
+		q.LeaseNs = uint64(DefaultLease)
+	}
+	slices.SortFunc(q.Settings, func(a, b *rowraftv1.JobSetting) int { return strings.Compare(a.GetName(), b.GetName()) })
+	var run [16]byte
+	_, _ = rand.Read(run[:]) // never fails (crypto/rand)
+	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
+	if err != nil {
+		return nil, err
+	}
+	id := e.identity
+	j.s.workers.renew(id)
+	j.s.wakeJobs()
+	j.s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.generation, "run begins", e.began)
+	return &rowraftv1.EnterReply{Identity: id, Generation: e.generation, Began: e.began, Data: e.data}, nil
+}
+
+// Leave takes a member out.
+func (j *Jobs) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraftv1.LeaveReply, error) {
+	if q.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker cannot say of itself that it is lost")
+	}
+	if err := j.s.leave(ctx, q.GetIdentity(), q.GetState(), q.GetReason(), q.GetParts()); err != nil {
+		return nil, err
+	}
+	return &rowraftv1.LeaveReply{}, nil
+}
+
+func (s *Scheduler) leave(ctx context.Context, id *rowraftv1.JobIdentity, st rowraftv1.MemberState, reason string, reached []*rowraftv1.PartReached) error {
+	err := s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
+		Identity: id, State: st, Reason: reason, Parts: reached,
+	}}})
+	if err != nil {
+		return err
+	}
+	s.wakeJobs()
+	s.logger.Info("a worker leaves", "job", id.GetJob(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "as", strings.ToLower(strings.TrimPrefix(st.String(), "MEMBER_STATE_")), "reason", reason)
+	return nil
+}
+
+// NextPart gives a member a part of the data.
+func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*rowraftv1.NextPartReply, error) {
+	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: q.GetIdentity(), Take: q.GetTake()}}})
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.NextPartReply{
+		Wait: t.wait, Done: t.done, Epoch: t.part.GetEpoch(), Part: t.part.GetPart(), Offset: t.part.GetOffset(), From: t.from, To: t.to,
+	}, nil
+}
+
+// EndPart notes that a part was read to its end.
+func (j *Jobs) EndPart(ctx context.Context, q *rowraftv1.EndPartRequest) (*rowraftv1.EndPartReply, error) {
+	err := j.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{
+		Identity: q.GetIdentity(), Epoch: q.GetEpoch(), Part: q.GetPart(),
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.EndPartReply{}, nil
+}
+
+// ListJobs returns all jobs.
+func (j *Jobs) ListJobs(ctx context.Context, _ *rowraftv1.ListJobsRequest) (*rowraftv1.ListJobsReply, error) {
+	if _, err := j.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	reply := &rowraftv1.ListJobsReply{}
+	for _, r := range j.s.machine.allRuns() {
+		reply.Jobs = append(reply.Jobs, j.s.jobInfo(r))
+	}
+	return reply, nil
+}
+
+// DescribeJob returns one job.
+func (j *Jobs) DescribeJob(ctx context.Context, q *rowraftv1.DescribeJobRequest) (*rowraftv1.DescribeJobReply, error) {
+	r, err := j.find(ctx, q.GetJob())
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.DescribeJobReply{Job: j.s.jobInfo(r)}, nil
+}
+
+func (j *Jobs) find(ctx context.Context, job string) (*rowraftv1.MetaRun, error) {
+	if _, err := j.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	r := j.s.machine.runOf(job)
+	if r == nil {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no job %s; `rowraft job list` names those that there are", job)
+	}
+	return r, nil
+}
+
+// StopJob has the members of a job end.
+func (j *Jobs) StopJob(ctx context.Context, q *rowraftv1.StopJobRequest) (*rowraftv1.StopJobReply, error) {
+	r, err := j.find(ctx, q.GetJob())
+	if err != nil {
+		return nil, err
+	}
+	err = j.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: r.GetJob(), Run: r.GetRun()}}})
+	if err != nil {
+		return nil, err
+	}
+	j.s.wakeJobs()
+	j.s.logger.Info("a job is to stop", "job", r.GetJob(), "training", len(trainingRanks(r)))
+	return &rowraftv1.StopJobReply{Job: j.s.jobInfo(j.s.machine.runOf(q.GetJob()))}, nil
+}
+
+// jobInfo is what is known of a run.
+func (s *Scheduler) jobInfo(r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
+	if r == nil {
+		return nil
+	}
+	info := &rowraftv1.JobInfo{
+		Job: r.GetJob(), Run: r.GetRun(), Workers: r.GetWorkers(), State: r.GetState(), Reason: r.GetReason(), Stopping: r.GetStopping(),
+		Generation: r.GetGeneration(), Settings: r.GetSettings(), Data: r.GetData(), LeaseNs: r.GetLeaseNs(),
+		GenerationInShards: s.generations.of(r.GetRun()).number,
+	}
+	connected := make(map[uint64]bool)
+	for _, a := range s.attendance.list() {
+		if a.member != nil {
+			connected[a.member.GetIncarnation()] = true
+		}
+	}
+	for _, m := range r.GetMembers() {
+		one := &rowraftv1.MemberInfo{Member: m, Connected: connected[m.GetIncarnation()]}
+		if w, known := s.workers.get(m.GetIncarnation()); known && training(m) {
+			one.SinceHeardNs, one.Beat = uint64(time.Since(w.heard)), w.beat
+		}
+		info.Members = append(info.Members, one)
+	}
+	return info
+}

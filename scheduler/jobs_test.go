@@ -1,0 +1,234 @@
+package scheduler
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// enter makes a worker a member of job "ctr".
+func enter(t *testing.T, c *client.Client, worker string, workers int, change func(*client.Entry)) (*client.Member, error) {
+	t.Helper()
+	e := client.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"}, Lease: time.Second}
+	if change != nil {
+		change(&e)
+	}
+	return c.EnterJob(t.Context(), e)
+}
+
+// another is one more client of the cluster that c has: each worker has its own.
+func another(t *testing.T, s *Scheduler) *client.Client {
+	t.Helper()
+	self, _ := s.view.Map().Node(s.opts.Self.ID)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := client.Dial(ctx, client.Options{Endpoints: []string{self.Addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// runJobs has the scheduler look at leases as its control loop does.
+func runJobs(t *testing.T, s *Scheduler) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.runJobs(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+}
+
+// eventually polls what another goroutine brings about.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(time.Minute)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-deadline:
+			t.Fatalf("not within a minute: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+func memberState(s *Scheduler, rank int) rowraftv1.MemberState {
+	return s.machine.runOf("ctr").GetMembers()[rank].GetState()
+}
+
+// A worker with a call keeps its lease, one without loses it: the others are told of the
+// generation without it, and it is refused from then on.
+func TestASilentWorkerIsLost(t *testing.T) {
+	s, _, c := served(t)
+	runJobs(t, s)
+	alive, err := enter(t, c, "alive", 2, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan client.Members, 16)
+	at, err := c.Attend(t.Context(), client.Attendance{
+		Job: "ctr", Rank: alive.Rank(), Trainers: 2, Member: alive, OnMembers: func(m client.Members) { told <- m },
+		Beat: func() client.Beat { return client.Beat{Step: 7, Loss: 0.5} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	silent, err := enter(t, another(t, s), "silent", 2, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the silent worker is lost", func() bool { return memberState(s, 1) == lost })
+	var last client.Members
+	eventually(t, "the generation without it is told", func() bool {
+		select {
+		case last = <-told:
+		default:
+		}
+		return last.Generation == 3
+	})
+	if !slices.Equal(last.Ranks, []int{0}) {
+		t.Errorf("told of %v", last)
+	}
+	if memberState(s, 0) != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
+		t.Error("the worker with a call is lost, too")
+	}
+	if _, err := silent.NextPart(t.Context(), 1); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("the zombie's next part: %v", err)
+	}
+	if _, err := another(t, s).Attend(t.Context(), client.Attendance{Job: "ctr", Rank: 1, Trainers: 2, Member: silent}); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("the zombie attends: %v", err)
+	}
+	info, err := s.Jobs().DescribeJob(t.Context(), &rowraftv1.DescribeJobRequest{Job: "ctr"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := info.GetJob().GetMembers()[0]; !m.GetConnected() || m.GetBeat().GetStep() != 7 || m.GetBeat().GetLoss() != 0.5 || info.GetJob().GetGenerationInShards() != 3 {
+		t.Errorf("described as %v", info)
+	}
+}
+
+// A worker that was followed by another process of its name learns it on its call.
+func TestAFollowedWorkerEnds(t *testing.T) {
+	s, _, c := served(t)
+	runJobs(t, s)
+	old, err := enter(t, c, "w", 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := c.Attend(t.Context(), client.Attendance{Job: "ctr", Trainers: 1, Member: old})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	next, err := enter(t, another(t, s), "w", 1, nil)
+	if err != nil || next.Incarnation() <= old.Incarnation() || next.Rank() != 0 {
+		t.Fatalf("the next process has %v, %v", next, err)
+	}
+	select {
+	case <-at.Ended():
+	case <-time.After(time.Minute):
+		t.Fatal("nobody told it")
+	}
+	if err := at.Err(); rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "rank 0 of job ctr is worker w of incarnation") {
+		t.Errorf("it was told %v", err)
+	}
+}
+
+// The next leader gives everybody a fresh lease, and a call that finds it is kept.
+func TestTheNextLeaderGivesFreshLeases(t *testing.T) {
+	s, l, c := served(t)
+	if _, err := enter(t, c, "w", 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	m := s.machine.runOf("ctr").GetMembers()[0]
+	s.keepJobs(t.Context())
+	s.workers.mu.Lock()
+	s.workers.list[m.GetIncarnation()] = heardOf{heard: time.Now().Add(-time.Hour)}
+	s.workers.mu.Unlock()
+	l.elect("somebody else")
+	s.keepJobs(t.Context())
+	l.elect(s.opts.Self.ID)
+	s.keepJobs(t.Context())
+	if st := memberState(s, 0); st != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
+		t.Fatalf("under the next leader the worker is %v", st)
+	}
+	s.workers.mu.Lock()
+	s.workers.list[m.GetIncarnation()] = heardOf{heard: time.Now().Add(-time.Hour)}
+	s.workers.mu.Unlock()
+	s.keepJobs(t.Context())
+	if st := memberState(s, 0); st != lost {
+		t.Errorf("silent for an hour it is %v", st)
+	}
+}
+
+// Workers of a job that is stopped are told, once each, and the job is stopped when they
+// have left.
+func TestAJobIsStopped(t *testing.T) {
+	s, _, c := served(t)
+	runJobs(t, s)
+	w, err := enter(t, c, "w", 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan struct{}, 4)
+	at, err := c.Attend(t.Context(), client.Attendance{Job: "ctr", Trainers: 1, Member: w, OnStop: func() { told <- struct{}{} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "x"}); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+		t.Errorf("a job that is not there: %v", err)
+	}
+	reply, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"})
+	if err != nil || !reply.GetJob().GetStopping() {
+		t.Fatalf("%v, %v", reply, err)
+	}
+	select {
+	case <-told:
+	case <-time.After(time.Minute):
+		t.Fatal("nobody told it")
+	}
+	if err := w.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if r := s.machine.runOf("ctr"); r.GetState() != jobStopped {
+		t.Errorf("the job is %v", r.GetState())
+	}
+	if len(told) > 0 {
+		t.Error("it was told twice")
+	}
+}
+
+// A generation that the shards need is told to nobody before they have it.
+func TestGenerationsReachTheShardsFirst(t *testing.T) {
+	s, _, c := served(t)
+	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
+	var driven []uint64
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun, ranks []uint32) (uint64, error) {
+		driven = append(driven, r.GetGeneration(), uint64(len(ranks)))
+		return 41, refuse
+	}
+	m, err := enter(t, c, "w", 1, func(e *client.Entry) { e.InShards = true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := m.Run()
+	s.keepJobs(t.Context())
+	if g := s.generations.of(run[:]); g.number != 0 {
+		t.Errorf("generation %d is told, and the shards do not have it", g.number)
+	}
+	refuse = nil
+	s.keepJobs(t.Context())
+	s.keepJobs(t.Context())
+	if g := s.generations.of(run[:]); g.number != 1 || g.firstStep != 41 || !slices.Equal(driven, []uint64{1, 1, 1, 1}) {
+		t.Errorf("generation %+v, driven %v", g, driven)
+	}
+}

@@ -1,0 +1,431 @@
+package scheduler
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Limits of what is kept of a run.
+const (
+	maxSettings     = 64
+	maxSettingBytes = 1024
+	maxReasonBytes  = 1024
+	// MaxParts bounds the parts of an epoch.
+	MaxParts = 1 << 20
+	// MinLease and MaxLease bound how long a worker may be silent.
+	MinLease = time.Second
+	MaxLease = time.Hour
+)
+
+// The runs of jobs are messages that nobody changes: a command replaces the one that
+// it changes by a copy.
+
+func (s *state) findRun(job string) (int, bool) {
+	return slices.BinarySearchFunc(s.runs, job, func(r *rowraftv1.MetaRun, job string) int { return strings.Compare(r.GetJob(), job) })
+}
+
+// run returns the run of a job, nil if there is none.
+func (s *state) run(job string) *rowraftv1.MetaRun {
+	if i, found := s.findRun(job); found {
+		return s.runs[i]
+	}
+	return nil
+}
+
+// putRun replaces the run of a job, or adds it.
+func (s *state) putRun(r *rowraftv1.MetaRun) {
+	i, found := s.findRun(r.GetJob())
+	s.runs = slices.Clone(s.runs)
+	if !found {
+		s.runs = slices.Insert(s.runs, i, nil)
+	}
+	s.runs[i] = r
+}
+
+func training(m *rowraftv1.RunMember) bool {
+	return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_TRAINING
+}
+
+// trainingRanks are the members of the present generation, ascending.
+func trainingRanks(r *rowraftv1.MetaRun) (ranks []uint32) {
+	for _, m := range r.GetMembers() {
+		if training(m) {
+			ranks = append(ranks, m.GetRank())
+		}
+	}
+	return ranks
+}
+
+func memberAt(r *rowraftv1.MetaRun, rank uint32) (int, bool) {
+	return slices.BinarySearchFunc(r.GetMembers(), rank, func(m *rowraftv1.RunMember, rank uint32) int { return cmp.Compare(m.GetRank(), rank) })
+}
+
+// entered answers enter_job.
+type entered struct {
+	identity   *rowraftv1.JobIdentity
+	generation uint64
+	began      bool
+	data       *rowraftv1.JobData
+}
+
+// enterJob makes a worker a member of the job's run, or begins one with it.
+func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
+	q := c.GetRequest()
+	if err := checkEnter(c); err != nil {
+		return nil, err
+	}
+	old := s.run(q.GetJob())
+	begins := s.beginsRun(old, q)
+	r := proto.CloneOf(old)
+	if begins {
+		if old == nil && len(s.runs) >= MaxJobs {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the cluster has %d jobs already, the most there can be", q.GetJob(), MaxJobs)
+		}
+		r = s.newRun(c)
+	} else if err := agrees(r, q); err != nil {
+		return nil, err
+	}
+	at, err := placeOf(r, q)
+	if err != nil {
+		return nil, err
+	}
+	m := r.Members[at]
+	if !training(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
+		giveBack(r.GetData(), m.GetIncarnation(), nil)
+		m = &rowraftv1.RunMember{
+			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(s.issueIncarnation()),
+			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING,
+		}
+		r.Members[at] = m
+		r.State, r.Reason, r.Stopping = rowraftv1.JobState_JOB_STATE_RUNNING, "", false
+		nextGeneration(r)
+	}
+	s.putRun(r)
+	return &entered{&rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}, r.GetGeneration(), begins, r.GetData()}, nil
+}
+
+func checkEnter(c *rowraftv1.MetaEnterJob) error {
+	q := c.GetRequest()
+	name := func(s string) bool { return s != "" && len(s) <= maxNameLength }
+	d := q.GetData()
+	switch lease := time.Duration(q.GetLeaseNs()); {
+	case !name(q.GetJob()) || !name(q.GetWorker()):
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %q, worker %q: want 1 to %d bytes each", q.GetJob(), q.GetWorker(), maxNameLength)
+	case q.GetWorkers() < 1 || q.GetWorkers() > MaxWorkers || q.GetWantRank() > q.GetWorkers():
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers, rank %d: want 1 to %d, and a rank below", q.GetJob(), q.GetWorkers(), int(q.GetWantRank())-1, MaxWorkers)
+	case len(c.GetRun()) != 16 || len(q.GetInstance()) != 16:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a run of %d bytes, an instance of %d: want 16", q.GetJob(), len(c.GetRun()), len(q.GetInstance()))
+	case q.GetLeaseNs() > uint64(MaxLease) || lease < MinLease:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a lease of %v: want %v to %v", q.GetJob(), time.Duration(min(q.GetLeaseNs(), uint64(MaxLease)+1)), MinLease, MaxLease)
+	case len(q.GetCheckpoint()) > maxNameLength:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the id of a checkpoint of %d bytes", q.GetJob(), len(q.GetCheckpoint()))
+	}
+	if err := checkSettings(q.GetSettings()); err != nil {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %w", q.GetJob(), err)
+	}
+	if err := checkData(d); err != nil {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %w", q.GetJob(), err)
+	}
+	return nil
+}
+
+func checkSettings(list []*rowraftv1.JobSetting) error {
+	if len(list) > maxSettings {
+		return fmt.Errorf("%d settings, at most %d are possible", len(list), maxSettings)
+	}
+	for i, x := range list {
+		if n := len(x.GetName()); n < 1 || n > maxNameLength || len(x.GetValue()) > maxSettingBytes {
+			return fmt.Errorf("a setting's name of %d bytes, its value of %d: want 1 to %d, and at most %d", n, len(x.GetValue()), maxNameLength, maxSettingBytes)
+		}
+		if i > 0 && list[i-1].GetName() >= x.GetName() {
+			return fmt.Errorf("settings are out of order at %s", x.GetName())
+		}
+	}
+	return nil
+}
+
+// beginsRun says whether who enters begins another run. One that has members never ends
+// like that.
+func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool {
+	switch {
+	case r == nil:
+		return true
+	case len(trainingRanks(r)) > 0:
+		return false
+	case r.GetState() == rowraftv1.JobState_JOB_STATE_DONE, r.GetTableEpoch() != uint64(s.cluster.Epoch), agrees(r, q) != nil:
+		return true
+	case q.GetCheckpoint() != "" && q.GetCheckpoint() != r.GetCheckpoint():
+		return true
+	}
+	// It begins its share again: so must the others.
+	return q.GetRestart() && slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
+		return m.GetWorker() == q.GetWorker() || m.GetRank()+1 == q.GetWantRank()
+	})
+}
+
+func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
+	q := c.GetRequest()
+	data := proto.CloneOf(q.GetData())
+	if data == nil {
+		data = &rowraftv1.JobData{}
+	}
+	for _, p := range data.GetOpen() {
+		p.Incarnation, p.Take = 0, 0
+	}
+	return &rowraftv1.MetaRun{
+		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(), LeaseNs: q.GetLeaseNs(),
+		State: rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(s.cluster.Epoch), Data: data, InShards: q.GetInShards(),
+	}
+}
+
+// agrees refuses a worker whose settings are not those of the run, and names both.
+func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
+	var differ []string
+	add := func(name, has, want string) {
+		differ = append(differ, fmt.Sprintf("%s is %s in the job, and %s at the worker", name, has, want))
+	}
+	if r.GetWorkers() != q.GetWorkers() {
+		add("trainers", fmt.Sprint(r.GetWorkers()), fmt.Sprint(q.GetWorkers()))
+	}
+	if r.GetLeaseNs() != q.GetLeaseNs() {
+		add("lease", fmt.Sprint(time.Duration(r.GetLeaseNs())), fmt.Sprint(time.Duration(q.GetLeaseNs())))
+	}
+	a, b := r.GetSettings(), q.GetSettings()
+	for len(a)+len(b) > 0 {
+		switch {
+		case len(b) == 0 || len(a) > 0 && a[0].GetName() < b[0].GetName():
+			add(a[0].GetName(), a[0].GetValue(), "not set")
+			a = a[1:]
+		case len(a) == 0 || a[0].GetName() > b[0].GetName():
+			add(b[0].GetName(), "not set", b[0].GetValue())
+			b = b[1:]
+		default:
+			if a[0].GetValue() != b[0].GetValue() {
+				add(a[0].GetName(), a[0].GetValue(), b[0].GetValue())
+			}
+			a, b = a[1:], b[1:]
+		}
+	}
+	if len(differ) == 0 {
+		return nil
+	}
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s does not agree with job %s: %s; all workers of a job must be started with the same configuration", q.GetWorker(), q.GetJob(), strings.Join(differ, "; "))
+}
+
+// placeOf finds the rank of who enters, and makes it.
+func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error) {
+	if r.GetStopping() && len(trainingRanks(r)) > 0 {
+		return 0, rowraft.Errorf(rowraft.CodePrecondition, "job %s is being stopped; worker %s may begin when it has", q.GetJob(), q.GetWorker())
+	}
+	named := slices.IndexFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool { return m.GetWorker() == q.GetWorker() })
+	if q.GetWantRank() > 0 {
+		rank := q.GetWantRank() - 1
+		i, found := memberAt(r, rank)
+		switch {
+		case named >= 0 && named != i && training(r.GetMembers()[named]):
+			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists, "worker %s of job %s has rank %d, and cannot have rank %d too", q.GetWorker(), q.GetJob(), r.GetMembers()[named].GetRank(), rank)
+		case found && training(r.GetMembers()[i]) && i != named:
+			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists, "rank %d of job %s is that of worker %s, which trains; it cannot be %s's too", rank, q.GetJob(), r.GetMembers()[i].GetWorker(), q.GetWorker())
+		case !found:
+			r.Members = slices.Insert(r.Members, i, &rowraftv1.RunMember{Rank: rank})
+		}
+		return i, nil
+	}
+	if named >= 0 {
+		return named, nil
+	}
+	for i := range int(r.GetWorkers()) { // a rank that nobody has had
+		if i == len(r.Members) || r.Members[i].GetRank() != uint32(i) {
+			r.Members = slices.Insert(r.Members, i, &rowraftv1.RunMember{Rank: uint32(i)})
+			return i, nil
+		}
+	}
+	for _, gone := range []func(*rowraftv1.RunMember) bool{func(m *rowraftv1.RunMember) bool {
+		return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST || m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
+	}, func(m *rowraftv1.RunMember) bool { return !training(m) }} {
+		if i := slices.IndexFunc(r.GetMembers(), gone); i >= 0 {
+			return i, nil
+		}
+	}
+	return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has all of its %d workers, %s would be number %d; a restarted worker must keep its name, a new job needs another one",
+		q.GetJob(), r.GetWorkers(), q.GetWorker(), r.GetWorkers()+1)
+}
+
+// nextGeneration counts a change of members, once all that are to gather have.
+func nextGeneration(r *rowraftv1.MetaRun) {
+	if r.GetGeneration() > 0 || !r.GetGather() || len(trainingRanks(r)) == int(r.GetWorkers()) {
+		r.Generation++
+	}
+}
+
+// member finds who calls; it refuses one that is not, or no more, a member of the run.
+func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
+	r := s.run(id.GetJob())
+	if r == nil {
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "the cluster knows no job %s (any more)", id.GetJob())
+	}
+	if !bytes.Equal(r.GetRun(), id.GetRun()) {
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s has begun anew without worker %d of incarnation %d", id.GetJob(), id.GetRank(), id.GetIncarnation())
+	}
+	i, found := memberAt(r, id.GetRank())
+	if !found {
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s has no worker of rank %d", id.GetJob(), id.GetRank())
+	}
+	m := r.GetMembers()[i]
+	switch {
+	case m.GetIncarnation() != id.GetIncarnation():
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "rank %d of job %s is worker %s of incarnation %d by now, this one is of incarnation %d", id.GetRank(), id.GetJob(), m.GetWorker(), m.GetIncarnation(), id.GetIncarnation())
+	case m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST:
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s is no member of job %s any more: %s; start it again", m.GetWorker(), id.GetJob(), m.GetReason())
+	}
+	return r, i, nil
+}
+
+// trainingMember is member for what only one that trains may ask.
+func (s *state) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
+	r, i, err := s.member(id)
+	if err == nil && !training(r.GetMembers()[i]) {
+		err = rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s", r.GetMembers()[i].GetWorker(), id.GetJob())
+	}
+	return r, i, err
+}
+
+// leaveJob takes a member out of the run's next generation. One that has left already,
+// or was followed by another process, changes nothing.
+func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
+	switch l.GetState() {
+	case rowraftv1.MemberState_MEMBER_STATE_ENDED, rowraftv1.MemberState_MEMBER_STATE_STOPPED, rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
+	default:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker of job %s leaves as %v", l.GetIdentity().GetJob(), l.GetState())
+	}
+	old, i, err := s.trainingMember(l.GetIdentity())
+	if err != nil {
+		return nil
+	}
+	r := proto.CloneOf(old)
+	m := r.Members[i]
+	m.State, m.Reason = l.GetState(), cut(l.GetReason(), maxReasonBytes)
+	giveBack(r.GetData(), m.GetIncarnation(), l.GetParts())
+	if m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST && r.GetData().GetExamples() > 0 {
+		// Others read its parts: checkpoints do not need its state any more.
+		_ = s.leave(&rowraftv1.MetaLeave{Job: r.GetJob(), Rank: m.GetRank(), Instance: m.GetInstance()})
+	}
+	nextGeneration(r)
+	if len(trainingRanks(r)) == 0 {
+		settle(r)
+	}
+	s.putRun(r)
+	return nil
+}
+
+func cut(s string, n int) string { return strings.ToValidUTF8(s[:min(len(s), n)], "") }
+
+// settle says what a run has come to that nobody trains in.
+func settle(r *rowraftv1.MetaRun) {
+	ended, gone := 0, (*rowraftv1.RunMember)(nil)
+	for _, m := range r.GetMembers() {
+		switch m.GetState() {
+		case rowraftv1.MemberState_MEMBER_STATE_ENDED:
+			ended++
+		case rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
+			gone = m
+		}
+	}
+	divided := r.GetData().GetExamples() > 0
+	switch {
+	case r.GetStopping():
+		r.State = rowraftv1.JobState_JOB_STATE_STOPPED
+	case ended == int(r.GetWorkers()), divided && ended > 0 && allRead(r.GetData()):
+		r.State = rowraftv1.JobState_JOB_STATE_DONE
+	case gone != nil:
+		r.State, r.Reason = rowraftv1.JobState_JOB_STATE_FAILED, cut(fmt.Sprintf("worker %s: %s", gone.GetWorker(), gone.GetReason()), maxReasonBytes)
+	case ended == 0, len(r.GetMembers()) == int(r.GetWorkers()):
+		r.State = rowraftv1.JobState_JOB_STATE_STOPPED
+	} // else others are to come
+	r.Stopping = false
+}
+
+// stopJob notes that the members are to end.
+func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
+	old := s.run(c.GetJob())
+	if old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) {
+		return rowraft.Errorf(rowraft.CodeNotFound, "there is no such run of job %s", c.GetJob())
+	}
+	if old.GetState() != rowraftv1.JobState_JOB_STATE_RUNNING {
+		return nil
+	}
+	r := proto.CloneOf(old)
+	r.Stopping = true
+	if len(trainingRanks(r)) == 0 {
+		settle(r)
+	}
+	s.putRun(r)
+	return nil
+}
+
+// forgetRuns drops the runs whose table is dropped and in which nobody trains: they
+// cannot go on.
+func (s *state) forgetRuns(table string) {
+	s.runs = slices.DeleteFunc(slices.Clone(s.runs), func(r *rowraftv1.MetaRun) bool {
+		return strings.HasPrefix(table, r.GetJob()+".") && len(trainingRanks(r)) == 0
+	})
+}
+
+// runsFromProto checks what a snapshot says of runs.
+func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
+	s.runs = p.GetRuns()
+	if len(s.runs) > MaxJobs {
+		return fmt.Errorf("%d runs of jobs", len(s.runs))
+	}
+	for i, r := range s.runs {
+		if n := len(r.GetJob()); n < 1 || n > maxNameLength || len(r.GetRun()) != 16 || r.GetWorkers() < 1 || r.GetWorkers() > MaxWorkers || r.GetData() == nil {
+			return fmt.Errorf("a run of job %q with %d workers", r.GetJob(), r.GetWorkers())
+		}
+		if i > 0 && s.runs[i-1].GetJob() >= r.GetJob() {
+			return fmt.Errorf("runs are out of order")
+		}
+		for k, m := range r.GetMembers() {
+			if m.GetRank() >= r.GetWorkers() || k > 0 && r.GetMembers()[k-1].GetRank() >= m.GetRank() {
+				return fmt.Errorf("rank %d of job %s is out of order", m.GetRank(), r.GetJob())
+			}
+		}
+		if err := checkSettings(r.GetSettings()); err != nil {
+			return fmt.Errorf("job %s: %w", r.GetJob(), err)
+		}
+		if err := checkData(r.GetData()); err != nil {
+			return fmt.Errorf("job %s: %w", r.GetJob(), err)
+		}
+	}
+	return nil
+}
+
+// allRuns returns the runs, by job; nobody changes them.
+func (m *machine) allRuns() []*rowraftv1.MetaRun {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.state.runs)
+}
+
+// runOf returns the run of a job, nil if there is none.
+func (m *machine) runOf(job string) *rowraftv1.MetaRun {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.run(job)
+}
+
+// isMember refuses a worker that is not a member of its run any more.
+func (m *machine) isMember(id *rowraftv1.JobIdentity) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, _, err := m.state.member(id)
+	return err
+}

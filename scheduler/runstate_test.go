@@ -1,0 +1,365 @@
+package scheduler
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func id16(n byte) []byte { return bytes.Repeat([]byte{n}, 16) }
+
+// cmdEnter is a worker that enters job "ctr" of two workers; its process is instance.
+func cmdEnter(worker string, instance byte, change func(*rowraftv1.EnterRequest)) *rowraftv1.MetaCommand {
+	q := &rowraftv1.EnterRequest{
+		Job: "ctr", Worker: worker, Instance: id16(instance), Workers: 2, LeaseNs: uint64(10 * time.Second),
+		Settings: []*rowraftv1.JobSetting{{Name: "batch", Value: "512"}, {Name: "mode", Value: "async"}},
+		Data:     &rowraftv1.JobData{},
+	}
+	if change != nil {
+		change(q)
+	}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: id16(100 + instance)}}}
+}
+
+func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState, parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: how, Reason: "because", Parts: parts}}}
+}
+
+func cmdStopJob(run []byte) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: "ctr", Run: run}}}
+}
+
+const (
+	ended   = rowraftv1.MemberState_MEMBER_STATE_ENDED
+	stopped = rowraftv1.MemberState_MEMBER_STATE_STOPPED
+	lost    = rowraftv1.MemberState_MEMBER_STATE_LOST
+	failed  = rowraftv1.MemberState_MEMBER_STATE_FAILED
+)
+
+func (a *applier) enter(c *rowraftv1.MetaCommand) *entered {
+	a.t.Helper()
+	e, ok := a.do(c).(*entered)
+	if !ok {
+		a.t.Fatalf("%v was refused", c)
+	}
+	return e
+}
+
+func (a *applier) ok(c *rowraftv1.MetaCommand) {
+	a.t.Helper()
+	if err, refused := a.do(c).(error); refused {
+		a.t.Fatalf("%v was refused: %v", c, err)
+	}
+}
+
+func (a *applier) wantJob(st rowraftv1.JobState, generation uint64, ranks ...uint32) {
+	a.t.Helper()
+	r := a.m.runOf("ctr")
+	if r.GetState() != st || r.GetGeneration() != generation || !slices.Equal(trainingRanks(r), ranks) {
+		a.t.Fatalf("the job is %v in generation %d with ranks %v, want %v, %d, %v", r.GetState(), r.GetGeneration(), trainingRanks(r), st, generation, ranks)
+	}
+}
+
+const (
+	running    = rowraftv1.JobState_JOB_STATE_RUNNING
+	jobStopped = rowraftv1.JobState_JOB_STATE_STOPPED
+	done       = rowraftv1.JobState_JOB_STATE_DONE
+	jobFailed  = rowraftv1.JobState_JOB_STATE_FAILED
+)
+
+// A worker has a rank, an incarnation of its own and a place in the next generation,
+// and who comes after it under its name or rank fences it.
+func TestWorkersEnterAndLeave(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	one := a.enter(cmdEnter("a", 1, nil))
+	if !one.began || one.generation != 1 || one.identity.Rank != 0 {
+		t.Errorf("the first worker has %v", one)
+	}
+	two := a.enter(cmdEnter("b", 2, nil))
+	if two.began || two.generation != 2 || two.identity.Rank != 1 || two.identity.Incarnation <= one.identity.Incarnation {
+		t.Errorf("the second worker has %v after %v", two, one)
+	}
+	a.refused(cmdEnter("c", 3, nil), rowraft.CodeInvalidArgument, "all of its 2 workers", "c would be number 3")
+	if again := a.enter(cmdEnter("a", 1, nil)); !proto.Equal(again.identity, one.identity) || again.generation != 2 {
+		t.Errorf("asked again it has %v, was %v", again, one)
+	}
+	back := a.enter(cmdEnter("a", 4, nil))
+	if back.identity.Rank != 0 || back.identity.Incarnation <= two.identity.Incarnation || back.generation != 3 {
+		t.Errorf("a worker that returned has %v", back)
+	}
+	if err := a.m.isMember(one.identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("the zombie is told %v", err)
+	}
+	a.ok(cmdLeaveJob(one.identity, failed)) // the zombie has no say
+	a.wantJob(running, 3, 0, 1)
+	a.ok(cmdLeaveJob(back.identity, lost))
+	a.wantJob(running, 4, 1)
+	if err := a.m.isMember(back.identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("a worker that was lost is told %v", err)
+	}
+	if next := a.enter(cmdEnter("c", 5, nil)); next.identity.Rank != 0 || next.generation != 5 {
+		t.Errorf("who takes the place of a lost one has %v", next)
+	}
+	a.ok(cmdLeaveJob(two.identity, ended))
+	if err := a.m.isMember(two.identity); err != nil {
+		t.Errorf("a worker that has ended is told %v", err)
+	}
+	a.wantJob(running, 6, 0)
+}
+
+// What a run has come to when nobody trains any more, and who begins the next one.
+func TestRunsEnd(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		leave   []rowraftv1.MemberState // of a and b; 0: b never came
+		stop    bool
+		want    rowraftv1.JobState
+		restart func(*rowraftv1.EnterRequest) // of a, afterwards
+		begins  bool
+	}{
+		{"both end", []rowraftv1.MemberState{ended, ended}, false, done, nil, true},
+		{"one is lost", []rowraftv1.MemberState{ended, lost}, false, jobFailed, nil, false},
+		{"one fails", []rowraftv1.MemberState{stopped, failed}, false, jobFailed, nil, false},
+		{"they are stopped", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped, nil, false},
+		{"signals stop them", []rowraftv1.MemberState{stopped, stopped}, false, jobStopped, nil, false},
+		{"one ends, one is signalled", []rowraftv1.MemberState{ended, stopped}, false, jobStopped, nil, false},
+		{"the other has not come", []rowraftv1.MemberState{ended, 0}, false, running, nil, false},
+		{"stopped, then with other settings", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped, func(q *rowraftv1.EnterRequest) { q.Settings = nil }, true},
+		{"stopped, then from the beginning", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped, func(q *rowraftv1.EnterRequest) { q.Restart = true }, true},
+		{"stopped, then from a checkpoint", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped, func(q *rowraftv1.EnterRequest) { q.Checkpoint = "x" }, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			a := newApplier(t)
+			a.do(cmdInit("c"))
+			ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, nil)).identity}
+			if tc.leave[1] != 0 {
+				ids = append(ids, a.enter(cmdEnter("b", 2, nil)).identity)
+			}
+			if tc.stop {
+				a.ok(cmdStopJob(ids[0].Run))
+				a.refused(cmdEnter("b", 9, nil), rowraft.CodePrecondition, "being stopped")
+			}
+			for i, id := range ids {
+				if a.m.runOf("ctr").GetState() != running {
+					t.Fatalf("it has ended before worker %d has", i)
+				}
+				a.ok(cmdLeaveJob(id, tc.leave[i]))
+			}
+			if r := a.m.runOf("ctr"); r.GetState() != tc.want || r.GetStopping() || (r.GetReason() != "") != (tc.want == jobFailed) {
+				t.Fatalf("the job is %v (%q), want %v", r.GetState(), r.GetReason(), tc.want)
+			}
+			next := a.enter(cmdEnter("a", 7, tc.restart))
+			if next.began != tc.begins || next.began == bytes.Equal(next.identity.Run, ids[0].Run) {
+				t.Errorf("who enters then begins another run: %v, want %v", next.began, tc.begins)
+			}
+			if r := a.m.runOf("ctr"); r.GetState() != running || r.GetReason() != "" {
+				t.Errorf("then the job is %v (%q)", r.GetState(), r.GetReason())
+			}
+		})
+	}
+}
+
+// Who disagrees with those who train is told in what, with both values.
+func TestWorkersMustAgree(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	a.enter(cmdEnter("a", 1, nil))
+	set := func(list ...string) func(*rowraftv1.EnterRequest) {
+		return func(q *rowraftv1.EnterRequest) {
+			q.Settings = nil
+			for i := 0; i < len(list); i += 2 {
+				q.Settings = append(q.Settings, &rowraftv1.JobSetting{Name: list[i], Value: list[i+1]})
+			}
+		}
+	}
+	for _, tc := range []struct {
+		change func(*rowraftv1.EnterRequest)
+		says   []string
+	}{
+		{set("batch", "256", "mode", "async"), []string{"batch is 512 in the job, and 256 at the worker"}},
+		{set("batch", "256", "mode", "sync"), []string{"batch is 512", "mode is async in the job, and sync"}},
+		{set("mode", "async"), []string{"batch is 512 in the job, and not set at the worker"}},
+		{set("batch", "512", "mode", "async", "seed", "7"), []string{"seed is not set in the job, and 7 at the worker"}},
+		{func(q *rowraftv1.EnterRequest) { q.Workers = 3 }, []string{"trainers is 2 in the job, and 3"}},
+		{func(q *rowraftv1.EnterRequest) { q.LeaseNs = uint64(time.Minute) }, []string{"lease is 10s in the job, and 1m0s"}},
+	} {
+		a.refused(cmdEnter("b", 2, tc.change), rowraft.CodeInvalidArgument, tc.says...)
+	}
+	for what, change := range map[string]func(*rowraftv1.EnterRequest){
+		"a rank beyond the workers": func(q *rowraftv1.EnterRequest) { q.WantRank = 3 },
+		"a long name":               func(q *rowraftv1.EnterRequest) { q.Worker = string(make([]byte, 129)) },
+		"no instance":               func(q *rowraftv1.EnterRequest) { q.Instance = nil },
+		"a short lease":             func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 },
+		"a lease that overflows":    func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 << 63 },
+		"settings out of order":     set("mode", "async", "batch", "512"),
+		"too many parts":            func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{Examples: 1 << 40, PartExamples: 1} },
+		"parts of nothing":          func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{PartExamples: 1} },
+	} {
+		t.Run(what, func(*testing.T) { a.refused(cmdEnter("b", 2, change), rowraft.CodeInvalidArgument) })
+	}
+	rank := func(n uint32) func(*rowraftv1.EnterRequest) {
+		return func(q *rowraftv1.EnterRequest) { q.WantRank = n + 1 }
+	}
+	a.refused(cmdEnter("b", 2, rank(0)), rowraft.CodeAlreadyExists, "rank 0 of job ctr is that of worker a")
+	a.refused(cmdEnter("a", 2, rank(1)), rowraft.CodeAlreadyExists, "worker a of job ctr has rank 0")
+	if b := a.enter(cmdEnter("b", 2, rank(1))); b.identity.Rank != 1 {
+		t.Errorf("it has rank %d", b.identity.Rank)
+	}
+}
+
+func TestGatheringWaitsForAll(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	gather := func(q *rowraftv1.EnterRequest) { q.Gather = true }
+	first := a.enter(cmdEnter("a", 1, gather))
+	a.wantJob(running, 0, 0)
+	a.ok(cmdLeaveJob(first.identity, lost))
+	a.wantJob(jobFailed, 0)
+	a.enter(cmdEnter("a", 2, gather))
+	if e := a.enter(cmdEnter("b", 3, gather)); e.generation != 1 {
+		t.Errorf("with all workers there the generation is %d", e.generation)
+	}
+	a.ok(cmdLeaveJob(a.enter(cmdEnter("b", 3, gather)).identity, lost))
+	a.wantJob(running, 2, 0)
+}
+
+// A table that is dropped takes with it the run that cannot go on without it.
+func TestDroppedTablesForgetRuns(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	a.do(cmdTable(sgd("ctr.embeddings", 4), 7, false))
+	a.do(cmdTable(sgd("ctr.dense", 4), 8, false))
+	e := a.enter(cmdEnter("a", 1, nil))
+	a.ok(cmdDrop("ctr.dense", 8))
+	a.wantJob(running, 1, 0)
+	a.ok(cmdLeaveJob(e.identity, stopped))
+	a.ok(cmdDrop("ctr.embeddings", 7))
+	if r := a.m.runOf("ctr"); r != nil {
+		t.Errorf("the job is still %v", r)
+	}
+}
+
+// Whatever workers do, at most so many train as there are, each under its own rank and
+// with the highest incarnation, and the state survives a snapshot.
+func TestRegistryModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a := newApplier(t)
+		a.do(cmdInit("c"))
+		var known []*rowraftv1.JobIdentity
+		instance := byte(0)
+		for range rapid.IntRange(1, 40).Draw(t, "commands") {
+			before := a.m.runOf("ctr")
+			switch rapid.IntRange(0, 5).Draw(t, "what") {
+			case 0, 1, 2:
+				instance++
+				worker := fmt.Sprint("w", rapid.IntRange(0, 4).Draw(t, "worker"))
+				last := a.m.state.lastIncarnation
+				if e, ok := a.do(cmdEnter(worker, instance, nil)).(*entered); ok {
+					if e.identity.GetIncarnation() <= uint64(last) {
+						t.Fatalf("incarnation %d after %d", e.identity.GetIncarnation(), last)
+					}
+					known = append(known, e.identity)
+				} else if len(trainingRanks(before)) < 2 && !before.GetStopping() {
+					t.Fatal("a worker was refused although there is a place")
+				}
+			case 3, 4:
+				if len(known) > 0 {
+					how := rapid.SampledFrom([]rowraftv1.MemberState{ended, stopped, lost, failed}).Draw(t, "how")
+					a.ok(cmdLeaveJob(rapid.SampledFrom(known).Draw(t, "who"), how))
+				}
+			case 5:
+				if before != nil {
+					a.ok(cmdStopJob(before.GetRun()))
+				}
+			}
+			r := a.m.runOf("ctr")
+			if len(trainingRanks(r)) > 2 || r.GetGeneration() < before.GetGeneration() && bytes.Equal(r.GetRun(), before.GetRun()) {
+				t.Fatalf("%v after %v", r, before)
+			}
+			if before != nil && bytes.Equal(r.GetRun(), before.GetRun()) && r.GetGeneration() == before.GetGeneration() && !slices.Equal(trainingRanks(r), trainingRanks(before)) {
+				t.Fatalf("generation %d had %v, and has %v", r.GetGeneration(), trainingRanks(before), trainingRanks(r))
+			}
+			for _, m := range r.GetMembers() {
+				if !training(m) {
+					continue
+				}
+				for _, id := range known {
+					newest := bytes.Equal(id.GetRun(), r.GetRun()) && id.GetRank() == m.GetRank() && id.GetIncarnation() == m.GetIncarnation()
+					if err := a.m.isMember(id); id.GetRank() == m.GetRank() && (err == nil) != newest {
+						t.Fatalf("%v is a member: %v; the member is %v", id, err, m)
+					}
+				}
+			}
+			b := newMachine(NewView())
+			if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || !bytes.Equal(snapshotBytes(t, b), snapshotBytes(t, a.m)) {
+				t.Fatalf("the state does not survive a snapshot: %v", err)
+			}
+		}
+	})
+}
+
+func TestGoldenBytesOfRuns(t *testing.T) {
+	instance, run := make([]byte, 16), make([]byte, 16)
+	for i := range instance {
+		instance[i], run[i] = byte(i+1), byte(i+17)
+	}
+	settings := []*rowraftv1.JobSetting{{Name: "batch", Value: "512"}, {Name: "mode", Value: "async"}}
+	me := &rowraftv1.JobIdentity{Job: "ctr", Run: run, Rank: 1, Incarnation: 6}
+	for name, c := range map[string]*rowraftv1.MetaCommand{
+		"enter_job": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
+			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2},
+		}}}},
+		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
+			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
+		}}},
+		"take_part": {Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: me, Take: 2}}},
+		"end_part":  {Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: me, Part: 1}}},
+		"stop_job":  cmdStopJob(run),
+	} {
+		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := encodeCommand(c); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s encodes to %x (%v), want %x", name, got, err, want)
+		}
+		var back rowraftv1.MetaCommand
+		if err := decodeFrame(bytes.NewReader(want), entryMagic, &back); err != nil || !proto.Equal(&back, c) {
+			t.Errorf("%s reads as %v, %v", name, &back, err)
+		}
+	}
+	snap, err := os.ReadFile(filepath.Join("testdata", "runs.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(NewView())
+	if err := m.Restore(bytes.NewReader(snap)); err != nil {
+		t.Fatal(err)
+	}
+	want := &rowraftv1.MetaRun{
+		Job: "ctr", Run: run, Workers: 2, Settings: settings, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
+		Members: []*rowraftv1.RunMember{
+			{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1},
+			{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1},
+		},
+		Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 2, AgainKnown: 3, AgainMost: 93,
+			Open: []*rowraftv1.JobPart{{Offset: 7}, {Part: 1, Incarnation: 6, Take: 1}}},
+	}
+	if got := m.runOf("ctr"); !proto.Equal(got, want) {
+		t.Errorf("read: %v, want %v", got, want)
+	}
+	if got := snapshotBytes(t, m); !bytes.Equal(got, snap) {
+		t.Errorf("written again: %x, want %x", got, snap)
+	}
+}

@@ -1,0 +1,173 @@
+package trainer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+)
+
+// defaultLease is how long a worker may be silent before its job goes on without it.
+const defaultLease = 10 * time.Second
+
+// Enter makes this process a member of the job in the cluster's registry, under the
+// name worker, and settles its rank in c. Call it before [NewJob], and [Job.RunOn]
+// afterwards, which leaves. A name that is "" is that of the rank, if it is known.
+//
+// Errors: CodeInvalidArgument, with both values, if another worker of the job was
+// started with another configuration, or if all workers are there; CodePrecondition
+// while the job is being stopped.
+func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	e := client.Entry{Job: c.Job, Worker: worker, Workers: c.Trainers, Settings: c.settings(), Rank: c.Rank, Lease: c.lease()}
+	if c.Rank == nil && c.Trainers == 1 {
+		e.Rank = new(int)
+	}
+	if e.Worker == "" && e.Rank != nil {
+		e.Worker = fmt.Sprintf("rank-%d", *e.Rank)
+	}
+	if c.Resume == "" {
+		e.Restart = true
+	} else if from, err := cl.Restored(ctx); err != nil {
+		return err
+	} else {
+		e.Checkpoint = from.ID
+	}
+	m, err := cl.EnterJob(ctx, e)
+	if err != nil {
+		return err
+	}
+	rank := m.Rank()
+	c.Rank, c.member = &rank, m
+	return nil
+}
+
+func (c *Config) lease() time.Duration {
+	if c.Lease == 0 {
+		return defaultLease
+	}
+	return c.Lease
+}
+
+// settings are what all workers of the job must agree on, by the names that they have
+// in the job's file.
+func (c *Config) settings() map[string]string {
+	var tree map[string]any
+	if err := json.Unmarshal(c.Fingerprint(), &tree); err != nil {
+		panic(err) // it was made from a struct
+	}
+	out := make(map[string]string)
+	flatten(out, "", tree)
+	if c.Deadline > 0 {
+		out["deadline"] = c.Deadline.String()
+	}
+	delete(out, "trainers") // the registry compares it itself
+	return out
+}
+
+func flatten(out map[string]string, prefix string, tree map[string]any) {
+	for name, v := range tree {
+		name = inFile(name)
+		switch v := v.(type) {
+		case map[string]any:
+			flatten(out, prefix+name+".", v)
+		case string:
+			if v != "" {
+				out[prefix+name] = v
+			}
+		case nil:
+		default:
+			text, err := json.Marshal(v)
+			if err != nil {
+				panic(err) // it was JSON
+			}
+			out[prefix+name] = string(text)
+		}
+	}
+}
+
+// inFile is the name that the field InitialAccumulator has in a job's file.
+func inFile(field string) string {
+	var b strings.Builder
+	for i, c := range field {
+		if unicode.IsUpper(c) && i > 0 && unicode.IsLower(rune(field[i-1])) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToLower(c))
+	}
+	return b.String()
+}
+
+// Abandon says that a trainer that has entered fails with err, if nobody has said so
+// yet: the job goes on without it at once, and not when its lease runs out.
+func Abandon(ctx context.Context, c *Config, err error) {
+	if c.member == nil || c.member.Left() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+	defer cancel()
+	_ = c.member.Leave(ctx, client.LeaveFailed, err.Error(), nil)
+}
+
+// errJobStopped ends a run whose job was stopped.
+var errJobStopped = errors.New("the job was stopped")
+
+// leave tells the registry that this trainer trains no more, and why.
+func (j *Job) leave(ctx context.Context, r *Result, failure error) {
+	m := j.cfg.member
+	if m == nil || m.Left() {
+		return
+	}
+	patience := j.cfg.Patience
+	if failure != nil || r.Interrupted {
+		patience = min(patience, leavePatience)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	why, reason := client.LeaveEnded, ""
+	switch {
+	case failure != nil:
+		why, reason = client.LeaveFailed, failure.Error()
+	case r.Interrupted:
+		why = client.LeaveStopped
+	}
+	err := m.Leave(ctx, why, reason, nil)
+	// Else its lease runs out; nothing else depends on it.
+	if err != nil && failure == nil && rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		j.note("left without a word to the scheduler: %v", err)
+	}
+}
+
+// beatMeter turns what is counted into rates between two beats.
+type beatMeter struct {
+	at             time.Time
+	step, examples int64
+}
+
+var nan = math.NaN()
+
+// beat is what this trainer says of itself. Called by one goroutine at a time.
+func (j *Job) beat() client.Beat {
+	j.mu.Lock()
+	p, skipped := j.mu.progress, j.mu.skipped
+	j.mu.Unlock()
+	b := client.Beat{
+		Step: p.Step, Examples: p.Examples, BatchesSkipped: skipped, Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
+		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: nan, Waiting: nan,
+	}
+	now := time.Now()
+	if last := j.beats; !last.at.IsZero() && now.After(last.at) {
+		seconds := now.Sub(last.at).Seconds()
+		b.StepsPerSecond, b.ExamplesPerSecond = float64(p.Step-last.step)/seconds, float64(p.Examples-last.examples)/seconds
+	}
+	j.beats = beatMeter{now, p.Step, p.Examples}
+	return b
+}
