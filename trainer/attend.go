@@ -189,7 +189,11 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 // checkTables reports a table of the run that did not come with the checkpoint: it was
 // dropped since, and the run has made an empty one in its place.
 func (j *Job) checkTables(s *Saved) error {
-	for _, t := range []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit} {
+	tables := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
+	for i := range j.layout.tables {
+		tables = append(tables, &j.layout.tables[i].schema)
+	}
+	for _, t := range tables {
 		if t.ID != 0 && !slices.ContainsFunc(s.Tables, func(o rowraft.Schema) bool { return o.ID == t.ID }) {
 			return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s: %s is another one, that was made since; put its tables in place first, with every trainer stopped: rowraft checkpoint restore %s --replace", s.Path, t.Name, s.Path)
 		}

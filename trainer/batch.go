@@ -30,8 +30,8 @@ type work struct {
 func (j *Job) newWork() *work {
 	w := &work{
 		data:       data.NewBatch(j.cfg.Batch, j.shape),
-		delta:      make([]float32, len(j.layout.keys)*denseWidth),
-		denseGrads: make([]float32, len(j.layout.keys)*denseWidth),
+		delta:      make([]float32, j.layout.rows*denseWidth),
+		denseGrads: make([]float32, j.layout.rows*denseWidth),
 		flat:       make([]float32, len(j.layout.initial)),
 	}
 	w.batch.Index = make([]int32, j.cfg.Batch*j.shape.Categorical)

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"sync"
 
@@ -18,7 +19,10 @@ type Cluster struct {
 	tables map[rowraft.TableID]*client.Table
 }
 
-var _ Tables = (*Cluster)(nil)
+var (
+	_ Tables      = (*Cluster)(nil)
+	_ Initializer = (*Cluster)(nil)
+)
 
 // NewCluster returns Tables over c.
 func NewCluster(c *client.Client) *Cluster {
@@ -84,6 +88,56 @@ func (c *Cluster) Push(ctx context.Context, segs []Segment) error {
 	_, err = c.client.Push(ctx, s...)
 	return err
 }
+
+// Present implements [Initializer].
+func (c *Cluster) Present(ctx context.Context, seg Segment, present []bool) error {
+	s, err := c.segments([]Segment{seg})
+	if err != nil {
+		return err
+	}
+	s[0].Present = present
+	return c.client.PullLinearizable(ctx, s...)
+}
+
+// Claim implements [Initializer], by a client of that name.
+//
+// Errors: CodePrecondition of tables that are only looked at.
+func (c *Cluster) Claim(ctx context.Context, name string) (Assigner, error) {
+	if c.openOnly {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nobody has initialized the dense weights: train first")
+	}
+	sum := sha256.Sum256([]byte("rowraft first weights\x00" + name))
+	fenced, err := c.client.Fenced(ctx, rowraft.ClientID(sum[:16]))
+	if err != nil {
+		return nil, err
+	}
+	return &claim{fenced, c}, nil
+}
+
+// claim assigns through a client of its own.
+type claim struct {
+	client  *client.Client
+	cluster *Cluster
+}
+
+// Assign implements [Assigner].
+func (a *claim) Assign(ctx context.Context, segs []Segment) error {
+	s, err := a.cluster.segments(segs)
+	if err != nil {
+		return err
+	}
+	for i := range s {
+		schema := s[i].Table.Schema()
+		if s[i].Table, err = a.client.Table(ctx, schema.Name); err != nil {
+			return err
+		}
+	}
+	_, err = a.client.Assign(ctx, s...)
+	return err
+}
+
+// Close implements [Assigner].
+func (a *claim) Close() error { return a.client.Close() }
 
 // KeyPerShard implements [Tables].
 func (c *Cluster) KeyPerShard(_ context.Context, table rowraft.TableID) ([]rowraft.Key, error) {

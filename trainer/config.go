@@ -45,6 +45,9 @@ type Config struct {
 	Model      ModelConfig           `yaml:"model"`
 	Embeddings TableConfig           `yaml:"embeddings"`
 	Dense      TableConfig           `yaml:"dense"`
+	// Parameters says of dense weights where they are kept and who initializes them; the
+	// first entry that matches a name counts.
+	Parameters []ParameterConfig `yaml:"parameters"`
 
 	Checkpoint CheckpointConfig `yaml:"checkpoint"`
 	// Resume is where to go on: DESTINATION/NAME of a checkpoint whose tables the

@@ -1,51 +1,164 @@
 package trainer
 
 import (
+	"context"
+	"fmt"
+	"math"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tensor"
 )
 
-// denseLayout maps the dense weights, one flat slice, to rows of the dense
-// table: each tensor is cut into rows of denseWidth, the last one padded with
-// zeros that no gradient ever touches. Immutable once the run has begun.
+// denseLayout maps the dense weights, one flat slice, to rows of dense tables: a
+// weight is initial + row. Parameters lie in the job's dense table, each as the
+// tensor of its own number, but those that a server initializes, which have a table
+// each. The rows of all tables stand one after the other in one slice, too.
+// Immutable once the run has begun.
 type denseLayout struct {
 	params  []models.Param
-	keys    []rowraft.Key // of all rows, strictly ascending
-	initial []float32     // flat; Resume puts others in their place
-	sizes   []int         // weights of each tensor
+	configs []ParameterConfig // of params
+	tensors []*tensor.Tensor  // of params
+	places  []int             // of params in the flat weights
+	initial []float32         // flat; zeros where the table has all; Resume puts others in their place
+	sizes   []int             // weights of each tensor
+	tables  []denseTable
+	rows    int // of all tables
 }
 
-func newDenseLayout(params []models.Param, seed uint64) *denseLayout {
-	l := &denseLayout{params: params, initial: make([]float32, models.TotalSize(params))}
-	models.Initial(l.initial, params, seed)
-	for t, p := range params {
-		l.sizes = append(l.sizes, p.Size())
-		for row := range (p.Size() + denseWidth - 1) / denseWidth {
-			l.keys = append(l.keys, rowraft.DenseKey(uint32(t), uint64(row)))
-		}
+// denseTable is one table, which may have no rows.
+type denseTable struct {
+	schema rowraft.Schema
+	params []int         // that lie in it, ascending
+	keys   []rowraft.Key // of all rows, strictly ascending
+	from   int           // of its rows in those of all tables
+}
+
+// newDenseLayout lays out the parameters of a model as c says.
+func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
+	if err := c.checkParameters(params); err != nil {
+		return nil, err
 	}
-	return l
-}
-
-// weights writes initial + delta to flat. rows is as pulled.
-func (l *denseLayout) weights(flat, rows []float32) {
+	l := &denseLayout{params: params, initial: make([]float32, models.TotalSize(params)), tables: make([]denseTable, 1)}
+	models.Initial(l.initial, params, c.Seed)
 	at := 0
-	for _, n := range l.sizes {
-		for i := range n {
-			flat[at+i] = l.initial[at+i] + rows[i]
+	for i, p := range params {
+		shape := make([]int64, len(p.Shape))
+		for k, d := range p.Shape {
+			shape[k] = int64(d)
 		}
-		at += n
-		rows = rows[padded(n):]
+		t, err := tensor.New(p.Name, uint32(i), denseWidth, shape...)
+		if err != nil {
+			return nil, err
+		}
+		conf := c.parameter(p.Name)
+		l.configs, l.tensors, l.sizes, l.places = append(l.configs, conf), append(l.tensors, t), append(l.sizes, p.Size()), append(l.places, at)
+		if conf.Init != InitSeed {
+			clear(l.initial[at : at+p.Size()])
+		}
+		at += p.Size()
+		table := 0
+		if conf.Init == InitServer {
+			table = len(l.tables)
+			l.tables = append(l.tables, denseTable{schema: c.serverTable(p)})
+		}
+		d := &l.tables[table]
+		d.params = append(d.params, i)
+		d.keys = t.AppendKeys(d.keys, 0, t.Rows())
 	}
+	for i := range l.tables {
+		l.tables[i].from = l.rows
+		l.rows += len(l.tables[i].keys)
+	}
+	return l, nil
+}
+
+// serverTable is the table of a parameter whose first values are its servers' matter:
+// the same ranges as models.Initial's.
+func (c *Config) serverTable(p models.Param) rowraft.Schema {
+	s := rowraft.Schema{
+		Name: c.Job + ".dense." + p.Name, Kind: rowraft.Dense, Dim: denseWidth,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+	}
+	if p.FanIn+p.FanOut > 0 {
+		limit := float32(math.Sqrt(6 / float64(p.FanIn+p.FanOut)))
+		s.Initializer = rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -limit, B: limit}
+	}
+	s.Optimizer, _ = c.Dense.optimizer()
+	_ = c.Dense.policies(&s)
+	if c.Mode == Geo {
+		s.Optimizer = rowraft.Optimizer{Kind: rowraft.Add}
+	}
+	return s
+}
+
+// openDense makes sure of the tables that single parameters have, and that the
+// weights which a worker initializes are there.
+func (j *Job) openDense(ctx context.Context) error {
+	j.layout.tables[0].schema = j.dense
+	for i := range j.layout.tables[1:] {
+		d := &j.layout.tables[1+i]
+		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+		have, err := j.tables.EnsureTable(ctx, d.schema)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("table %s: %w", d.schema.Name, err)
+		}
+		d.schema = have
+	}
+	return j.initialize(ctx)
+}
+
+// segments appends the part of a call that concerns the dense tables; values are
+// those of the rows of all of them.
+func (l *denseLayout) segments(segs []Segment, values []float32) []Segment {
+	for i := range l.tables {
+		if d := &l.tables[i]; len(d.keys) > 0 {
+			segs = append(segs, Segment{Table: d.schema.ID, Dim: denseWidth, Keys: d.keys,
+				Values: values[d.from*denseWidth : (d.from+len(d.keys))*denseWidth]})
+		}
+	}
+	return segs
+}
+
+// has tells whether a table is one of the dense ones.
+func (l *denseLayout) has(id rowraft.TableID) bool {
+	for i := range l.tables {
+		if l.tables[i].schema.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+// each calls f for every parameter with where it is in the flat weights and in the
+// rows of all tables.
+func (l *denseLayout) each(f func(param, flat, rows int)) {
+	for i := range l.tables {
+		row := l.tables[i].from * denseWidth
+		for _, p := range l.tables[i].params {
+			f(p, l.places[p], row)
+			row += padded(l.sizes[p])
+		}
+	}
+}
+
+// weights writes initial + row to flat. rows is as pulled.
+func (l *denseLayout) weights(flat, rows []float32) {
+	l.each(func(p, at, row int) {
+		for i := range l.sizes[p] {
+			flat[at+i] = l.initial[at+i] + rows[row+i]
+		}
+	})
 }
 
 // gradients writes the gradients of the flat weights to rows.
 func (l *denseLayout) gradients(rows, flat []float32) {
-	for _, n := range l.sizes {
-		copy(rows, flat[:n])
-		clear(rows[n:padded(n)])
-		flat, rows = flat[n:], rows[padded(n):]
-	}
+	l.each(func(p, at, row int) {
+		n := l.sizes[p]
+		copy(rows[row:row+n], flat[at:at+n])
+		clear(rows[row+n : row+padded(n)])
+	})
 }
 
 func padded(n int) int { return (n + denseWidth - 1) / denseWidth * denseWidth }

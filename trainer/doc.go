@@ -8,9 +8,11 @@
 //	                             loss, AUC, events
 //
 // All weights live in tables: embeddings in a sparse one; the dense tensors, cut
-// into rows, in a dense one. A dense weight is init(seed) + delta, where each
-// trainer computes init by itself and the table holds delta, which starts at
-// zero: so nobody has to write initial weights, and trainers may start in any order.
+// into rows by package tensor, in a dense one. A dense weight is init(seed) + delta,
+// where each trainer computes init by itself and the table holds delta, which starts
+// at zero: so nobody has to write initial weights, and trainers may start in any
+// order. A job may have a parameter initialized by the servers or by trainer 0
+// instead ([ParameterConfig]); its table then holds the weights themselves.
 //
 // # Invariants
 //

@@ -146,7 +146,7 @@ func (j *Job) pullForScore(ctx context.Context, w *work, dense bool) error {
 	defer cancel()
 	w.segs = j.rowSegments(w, w.rows)
 	if dense {
-		w.segs = append(w.segs, Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.delta})
+		w.segs = j.layout.segments(w.segs, w.delta)
 	}
 	if len(w.segs) == 0 {
 		return nil

@@ -79,8 +79,10 @@ func newGeo(j *Job) (*geo, error) {
 		}
 	}
 	o, _ := j.cfg.Dense.optimizer()
-	if err := add(j.dense, o, share, 0); err != nil {
-		return nil, err
+	for i := range j.layout.tables {
+		if err := add(j.layout.tables[i].schema, o, share, 0); err != nil {
+			return nil, err
+		}
 	}
 	if j.cfg.Audit { // whole: it counts batches
 		return g, add(j.audit, auditOptimizer, 1, 0)

@@ -105,8 +105,9 @@ func (j *Job) openModel() error {
 	if err != nil {
 		return err
 	}
-	j.model, j.layout = model, newDenseLayout(model.Params(), j.cfg.Seed)
-	return nil
+	j.model = model
+	j.layout, err = newDenseLayout(&j.cfg, model.Params())
+	return err
 }
 
 func (j *Job) openTables(ctx context.Context) error {
@@ -119,6 +120,9 @@ func (j *Job) openTables(ctx context.Context) error {
 			return fmt.Errorf("table %s: %w%s", s.Name, err, j.cfg.wantsOfTables(err))
 		}
 		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
+	}
+	if err := j.openDense(ctx); err != nil {
+		return err
 	}
 	if !j.cfg.Audit {
 		return nil
@@ -351,10 +355,9 @@ func (j *Job) read(src *repeated, w *work) error {
 func (j *Job) pull(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	w.segs = append(j.rowSegments(w, w.rows),
-		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.delta})
+	w.segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
 	if err := j.way.pull(ctx, w.segs); err != nil {
-		return fmt.Errorf("step %d: pull %d rows: %w", w.step, len(w.keys)+len(j.layout.keys), err)
+		return fmt.Errorf("step %d: pull %d rows: %w", w.step, rowsOf(w.segs), err)
 	}
 	return nil
 }

@@ -35,6 +35,8 @@ func (c *Config) validateModel() error {
 		return invalid("data: held_images and limit are for images, and there are none")
 	case d.Limit < 0:
 		return invalid("data: limit %d: want ≥ 0", d.Limit)
+	case c.validateParameters() != nil:
+		return c.validateParameters()
 	case c.Model.Kind == LeNet && d.Images == "":
 		return invalid("model: kind %s wants images: give data (images and labels)", LeNet)
 	case c.Model.kind() == DLRM && d.Images != "":

@@ -23,6 +23,7 @@ type Local struct {
 
 	mu     sync.Mutex
 	tables []*localTable
+	claims map[string]int // how often each name was claimed
 }
 
 type localTable struct {
@@ -34,7 +35,10 @@ type localTable struct {
 	fresh  []float32           // scratch: a new row
 }
 
-var _ Tables = (*Local)(nil)
+var (
+	_ Tables      = (*Local)(nil)
+	_ Initializer = (*Local)(nil)
+)
 
 // NewLocal returns empty tables that pretend to be cut into shards (≥ 1). The
 // initial weights depend on a table's ID; ids gives the IDs of tables by name,
@@ -152,6 +156,66 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 	}
 	return nil
 }
+
+// Present implements [Initializer].
+func (l *Local) Present(ctx context.Context, seg Segment, present []bool) error {
+	if err := l.Pull(ctx, []Segment{seg}); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, err := l.tableLocked(&seg)
+	if err != nil || present == nil {
+		return err
+	}
+	for i, k := range seg.Keys {
+		_, present[i] = t.places[k]
+	}
+	return nil
+}
+
+// Claim implements [Initializer].
+func (l *Local) Claim(_ context.Context, name string) (Assigner, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.claims == nil {
+		l.claims = make(map[string]int)
+	}
+	l.claims[name]++
+	return &localClaim{l, name, l.claims[name]}, nil
+}
+
+// localClaim is good until the next of its name.
+type localClaim struct {
+	tables *Local
+	name   string
+	number int
+}
+
+// Assign implements [Assigner].
+func (a *localClaim) Assign(_ context.Context, segs []Segment) error {
+	l := a.tables
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.claims[a.name] != a.number {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s was claimed by another", a.name)
+	}
+	for i := range segs {
+		s := &segs[i]
+		t, err := l.tableLocked(s)
+		if err != nil {
+			return err
+		}
+		for k, key := range s.Keys {
+			copy(t.row(key), s.Values[k*s.Dim:(k+1)*s.Dim])
+			t.round(t.row(key)[:s.Dim])
+		}
+	}
+	return nil
+}
+
+// Close implements [Assigner].
+func (a *localClaim) Close() error { return nil }
 
 // round makes weights what the table stores.
 func (t *localTable) round(w []float32) {

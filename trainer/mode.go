@@ -99,27 +99,28 @@ func (c *Config) validateMode() error {
 // terms are what all workers of a job must agree on. How a worker computes, where its
 // data lies, how it waits is its own matter.
 type terms struct {
-	Mode       string        `json:"mode"`
-	Quorum     float64       `json:"quorum,omitempty"`
-	Deadline   time.Duration `json:"deadline,omitempty"`
-	Staleness  int           `json:"staleness,omitempty"`
-	Geo        *GeoConfig    `json:"geo,omitempty"`
-	Trainers   int           `json:"trainers"`
-	Batch      int           `json:"batch"`
-	Seed       uint64        `json:"seed"`
-	Epochs     int           `json:"epochs,omitempty"` // sync: all do the same steps
-	Steps      int64         `json:"steps,omitempty"`
-	DType      string        `json:"dtype"`
-	Model      ModelConfig   `json:"model"`
-	Embeddings TableConfig   `json:"embeddings"`
-	Dense      TableConfig   `json:"dense"`
-	Audit      bool          `json:"audit"`
+	Mode       string            `json:"mode"`
+	Quorum     float64           `json:"quorum,omitempty"`
+	Deadline   time.Duration     `json:"deadline,omitempty"`
+	Staleness  int               `json:"staleness,omitempty"`
+	Geo        *GeoConfig        `json:"geo,omitempty"`
+	Trainers   int               `json:"trainers"`
+	Batch      int               `json:"batch"`
+	Seed       uint64            `json:"seed"`
+	Epochs     int               `json:"epochs,omitempty"` // sync: all do the same steps
+	Steps      int64             `json:"steps,omitempty"`
+	DType      string            `json:"dtype"`
+	Model      ModelConfig       `json:"model"`
+	Embeddings TableConfig       `json:"embeddings"`
+	Dense      TableConfig       `json:"dense"`
+	Parameters []ParameterConfig `json:"parameters,omitempty"`
+	Audit      bool              `json:"audit"`
 }
 
 func (c *Config) terms() terms {
 	t := terms{
 		Mode: c.Mode, Deadline: c.Deadline, Staleness: c.Staleness, Trainers: c.Trainers, Batch: c.Batch, Seed: c.Seed,
-		DType: c.DType, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
+		DType: c.DType, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Audit: c.Audit,
 	}
 	if c.Mode == Sync {
 		t.Quorum, t.Epochs, t.Steps = c.Quorum, c.Epochs, c.Steps

@@ -13,8 +13,7 @@ import (
 
 // push hands the gradients of w to the job's way.
 func (j *Job) push(ctx context.Context, w *work) error {
-	w.segs = append(j.rowSegments(w, w.result.RowGrads),
-		Segment{Table: j.dense.ID, Dim: denseWidth, Keys: j.layout.keys, Values: w.denseGrads})
+	w.segs = j.layout.segments(j.rowSegments(w, w.result.RowGrads), w.denseGrads)
 	if j.cfg.Audit {
 		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
 	}

@@ -39,6 +39,7 @@ type essence struct {
 	Model      ModelConfig           `json:"model"`
 	Embeddings TableConfig           `json:"embeddings"`
 	Dense      TableConfig           `json:"dense"`
+	Parameters []ParameterConfig     `json:"parameters,omitempty"`
 	Audit      bool                  `json:"audit"`
 }
 
@@ -46,7 +47,7 @@ func (j *Job) essence() []byte {
 	c := &j.cfg
 	e := essence{
 		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
-		Generator: c.Generator, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Audit: c.Audit,
+		Generator: c.Generator, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Audit: c.Audit,
 	}
 	if c.Threads > 1 { // so that states of one are those of before there were threads
 		e.Threads = c.Threads

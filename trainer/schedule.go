@@ -124,10 +124,10 @@ func cosPi(x float64) float64 {
 // setRates gives the segments of a push the learning rates of their tables.
 func (j *Job) setRates(segs []Segment, step int64) {
 	for i := range segs {
-		switch segs[i].Table {
-		case j.embeddings.ID:
+		switch id := segs[i].Table; {
+		case j.cfg.embedded() && id == j.embeddings.ID:
 			segs[i].LR = j.cfg.Embeddings.Schedule.Rate(j.cfg.Embeddings.LR, step)
-		case j.dense.ID:
+		case j.layout.has(id):
 			segs[i].LR = j.cfg.Dense.Schedule.Rate(j.cfg.Dense.LR, step)
 		}
 	}

@@ -344,10 +344,14 @@ func TestDedup(t *testing.T) {
 // Rows of the dense table and flat weights are the same numbers in two layouts.
 func TestDenseLayout(t *testing.T) {
 	params := []models.Param{{Name: "a", Shape: []int{3, 5}, FanIn: 3, FanOut: 5}, {Name: "b", Shape: []int{64}}, {Name: "c", Shape: []int{65}}}
-	l := newDenseLayout(params, 1)
+	c := DefaultConfig()
+	l, err := newDenseLayout(&c, params)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := []rowraft.Key{rowraft.DenseKey(0, 0), rowraft.DenseKey(1, 0), rowraft.DenseKey(2, 0), rowraft.DenseKey(2, 1)}
-	if !slices.Equal(l.keys, want) {
-		t.Fatalf("keys %v, want %v", l.keys, want)
+	if len(l.tables) != 1 || !slices.Equal(l.tables[0].keys, want) {
+		t.Fatalf("tables %+v, want keys %v", l.tables, want)
 	}
 	flat := make([]float32, 15+64+65)
 	for i := range flat {

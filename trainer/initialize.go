@@ -1,0 +1,124 @@
+package trainer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tensor"
+)
+
+// Initializer is what Tables need so that a worker can write first weights.
+type Initializer interface {
+	// Present fills seg.Values and tells which of its keys have a row, as of every
+	// push and assign that anybody had been told of before the call.
+	Present(ctx context.Context, seg Segment, present []bool) error
+	// Claim makes the caller the only one who assigns under name: what an earlier
+	// claimer has sent takes effect before Claim returns, or never. Close it.
+	Claim(ctx context.Context, name string) (Assigner, error)
+}
+
+// Assigner sets weights.
+type Assigner interface {
+	// Assign sets weights exactly once and returns when they are durable.
+	Assign(ctx context.Context, segs []Segment) error
+	Close() error
+}
+
+// initialRows is a dense table as package tensor wants it, for initializing.
+type initialRows struct {
+	in    Initializer
+	write Assigner // nil: only looking
+	table rowraft.TableID
+}
+
+func (r *initialRows) Pull(ctx context.Context, keys []rowraft.Key, rows []float32, present []bool) error {
+	return r.in.Present(ctx, Segment{Table: r.table, Dim: denseWidth, Keys: keys, Values: rows}, present)
+}
+
+func (r *initialRows) Assign(ctx context.Context, keys []rowraft.Key, rows []float32) error {
+	return r.write.Assign(ctx, []Segment{{Table: r.table, Dim: denseWidth, Keys: keys, Values: rows}})
+}
+
+func (r *initialRows) Push(context.Context, []rowraft.Key, []float32) error {
+	return invalid("first weights are assigned, not pushed")
+}
+
+// lookEvery is how often a trainer looks for first weights that another one writes.
+const lookEvery = 200 * time.Millisecond
+
+// initialize makes sure that the weights which a worker initializes are there.
+// Trainer 0 writes them unless every row exists; if some do, a trainer 0 died over
+// it, and nobody has trained on them, since all wait for the last row. Claiming
+// fences that one, so all rows come from one worker and none is written late.
+func (j *Job) initialize(ctx context.Context) error {
+	var wanted []int
+	for i, conf := range j.layout.configs {
+		if conf.Init == InitWorker && conf.Placement == PlaceServers {
+			wanted = append(wanted, i)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	in, ok := j.tables.(Initializer)
+	if !ok {
+		return invalid("parameters: these tables cannot be written by a worker: want init %s or %s", InitSeed, InitServer)
+	}
+	look := &initialRows{in: in, table: j.layout.tables[0].schema.ID}
+	if j.cfg.rank() != 0 {
+		return j.awaitWeights(ctx, look, wanted)
+	}
+	if done, err := j.complete(ctx, look, wanted); err != nil || done {
+		return err
+	}
+	write, err := in.Claim(ctx, j.cfg.Job+".dense")
+	if err != nil {
+		return fmt.Errorf("first weights: %w", err)
+	}
+	defer write.Close()
+	// An earlier trainer 0 may have gone on until now.
+	if done, err := j.complete(ctx, look, wanted); err != nil || done {
+		return err
+	}
+	values := make([]float32, len(j.layout.initial))
+	models.Initial(values, j.layout.params, j.cfg.Seed)
+	to := &initialRows{in: in, write: write, table: look.table}
+	for _, p := range wanted {
+		mine := values[j.layout.places[p]:][:j.layout.sizes[p]]
+		fill := func(from int64, dst []float32) { copy(dst, mine[from:]) }
+		if err := j.layout.tensors[p].Fill(ctx, to, fill); err != nil {
+			return fmt.Errorf("first weights: %w", err)
+		}
+	}
+	return nil
+}
+
+func (j *Job) complete(ctx context.Context, r tensor.Rows, wanted []int) (bool, error) {
+	for _, p := range wanted {
+		if done, err := j.layout.tensors[p].Complete(ctx, r); err != nil || !done {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// awaitWeights waits until trainer 0 has written all of them, or ctx ends.
+func (j *Job) awaitWeights(ctx context.Context, look tensor.Rows, wanted []int) error {
+	for first := true; ; first = false {
+		done, err := j.complete(ctx, look, wanted)
+		if err != nil || done {
+			return err
+		}
+		if first {
+			j.note("waiting for trainer 0, which initializes the dense weights")
+		}
+		select {
+		case <-time.After(lookEvery):
+		case <-ctx.Done():
+			return rowraft.Errorf(rowraft.CodeDeadline, "trainer 0 has not initialized the dense weights: %w", ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,250 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+// placed is tinyConfig whose dense weights are initialized as these entries say.
+func placed(steps int64, p ...ParameterConfig) Config {
+	cfg := tinyConfig(steps, 0)
+	cfg.Parameters = p
+	return cfg
+}
+
+// denseOf returns the dense weights of a job as they are now.
+func denseOf(t testing.TB, j *Job) []float32 {
+	t.Helper()
+	w := j.newWork()
+	if err := j.tables.Pull(t.Context(), j.layout.segments(nil, w.delta)); err != nil {
+		t.Fatal(err)
+	}
+	j.layout.weights(w.flat, w.delta)
+	return w.flat
+}
+
+// Wherever they come from, first weights have the ranges that the model wants, and
+// training moves them by the same steps.
+func TestWhereWeightsAreInitialized(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		params []ParameterConfig
+		tables int
+		same   bool // as from the seed
+	}{
+		{"each by a worker", []ParameterConfig{{Name: "*", Init: InitWorker}}, 2, true},
+		{"each at the servers", []ParameterConfig{{Name: "*", Init: InitServer}}, 11, false},
+		{"biases by a worker, one layer at the servers", []ParameterConfig{{Name: "*.bias", Init: InitWorker}, {Name: "bottom.*", Init: InitServer}}, 4, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l, cfg := newLocal(t), placed(20, tc.params...)
+			j, err := NewJob(t.Context(), cfg, l, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(l.tables) != tc.tables {
+				t.Errorf("%d tables, want %d", len(l.tables), tc.tables)
+			}
+			first := denseOf(t, j)
+			seeded := make([]float32, len(first))
+			models.Initial(seeded, j.layout.params, cfg.Seed)
+			if got := slices.Equal(first, seeded); got != tc.same {
+				t.Errorf("the first weights are those of the seed: %v, want %v", got, tc.same)
+			}
+			for i, p := range j.layout.params {
+				limit, some := float32(0), false
+				if p.FanIn+p.FanOut > 0 {
+					limit = float32(math.Sqrt(6 / float64(p.FanIn+p.FanOut)))
+				}
+				for _, v := range first[j.layout.places[i]:][:p.Size()] {
+					if v < -limit || v > limit {
+						t.Fatalf("%s has a weight of %v, want within ±%v", p.Name, v, limit)
+					}
+					some = some || v != 0
+				}
+				if some != (limit > 0) {
+					t.Errorf("%s: weights that are not 0: %v", p.Name, some)
+				}
+			}
+			r, err := j.Run(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			plain := mustRun(t, placed(20), newLocal(t), nil)
+			if tc.same && math.Abs(float64(r.LogLoss-plain.LogLoss)) > 1e-4 {
+				t.Errorf("log loss %v, with weights from the seed %v", r.LogLoss, plain.LogLoss)
+			}
+			if slices.Equal(denseOf(t, j), first) {
+				t.Error("training has moved no weight")
+			}
+		})
+	}
+}
+
+// Trainers that start in any order and at once see the weights of one of them, whole,
+// also when an earlier trainer 0 died over it and is not quite dead.
+func TestOneWorkersWeightsWin(t *testing.T) {
+	for range 5 {
+		l := newLocal(t)
+		config := func(rank int, seed uint64) Config {
+			cfg := placed(1, ParameterConfig{Name: "*", Init: InitWorker})
+			cfg.Trainers, cfg.Rank, cfg.Seed = 3, &rank, seed
+			return cfg
+		}
+		// The first trainer 0, whose values are others, stops after two tensors.
+		dying := &cutOff{Local: l, after: 2}
+		if _, err := NewJob(t.Context(), config(0, 7), dying, nil); !errors.Is(err, errCut) {
+			t.Fatalf("NewJob = %v, want the injected error", err)
+		}
+		var all sync.WaitGroup
+		got := make([][]float32, 3)
+		waited := make(chan struct{})
+		var once sync.Once
+		for _, rank := range []int{2, 1} {
+			all.Go(func() {
+				defer once.Do(func() { close(waited) }) // whatever became of it
+				j, err := NewJob(t.Context(), config(rank, 7), l, func(e Event) {
+					if strings.Contains(e.Message, "waiting for trainer 0") {
+						once.Do(func() { close(waited) })
+					}
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got[rank] = denseOf(t, j)
+			})
+		}
+		<-waited
+		j, err := NewJob(t.Context(), config(0, 7), l, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[0] = denseOf(t, j)
+		all.Wait()
+		seeded := make([]float32, len(got[0]))
+		models.Initial(seeded, j.layout.params, 7)
+		if !slices.Equal(got[0], seeded) {
+			t.Fatal("the first weights are not those of the trainer 0 that finished")
+		}
+		if !slices.Equal(got[0], got[1]) || !slices.Equal(got[0], got[2]) {
+			t.Fatal("trainers have seen different first weights")
+		}
+		if err := dying.last.Assign(t.Context(), dying.segs); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+			t.Fatalf("the first trainer 0 assigns again: %v, want SessionExpired", err)
+		}
+		// A trainer 0 that comes back writes nothing: training has begun.
+		mustRun(t, config(0, 7), l, nil)
+		moved := denseOf(t, j)
+		if again, err := NewJob(t.Context(), config(0, 7), l, nil); err != nil || !slices.Equal(denseOf(t, again), moved) || slices.Equal(moved, got[0]) {
+			t.Fatalf("a trainer 0 that comes back wrote first weights again, %v", err)
+		}
+	}
+}
+
+var errCut = errors.New("cut off")
+
+// cutOff is Local whose claims fail after some assigns.
+type cutOff struct {
+	*Local
+	after int
+	last  Assigner
+	segs  []Segment
+}
+
+func (c *cutOff) Claim(ctx context.Context, name string) (Assigner, error) {
+	a, err := c.Local.Claim(ctx, name)
+	c.last = a
+	return c, err
+}
+
+func (c *cutOff) Assign(ctx context.Context, segs []Segment) error {
+	if c.after == 0 {
+		c.segs = []Segment{{Table: segs[0].Table, Dim: segs[0].Dim, Keys: slices.Clone(segs[0].Keys), Values: slices.Clone(segs[0].Values)}}
+		return errCut
+	}
+	c.after--
+	segs = slices.Clone(segs)
+	segs[0].Values = slices.Clone(segs[0].Values)
+	for i := range segs[0].Values {
+		segs[0].Values[i]++
+	}
+	return c.last.Assign(ctx, segs)
+}
+
+func (c *cutOff) Close() error { return nil }
+
+// readOnly is Tables that no worker can write first weights to.
+type readOnly struct{ Tables }
+
+func TestWhatParametersAreRefused(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		p    ParameterConfig
+		want string
+	}{
+		{"init", ParameterConfig{Name: "*", Init: "later"}, "want seed, server or worker"},
+		{"placement", ParameterConfig{Name: "*", Placement: "moon"}, "placement"},
+		{"pattern", ParameterConfig{Name: "[", Init: InitWorker}, "a pattern with *"},
+		{"no name", ParameterConfig{Init: InitWorker}, "a pattern with *"},
+		{"no such parameter", ParameterConfig{Name: "conv1.*"}, "the model has no conv1.*; it has bottom.0.weights"},
+		{"tables that cannot", ParameterConfig{Name: "*", Init: InitWorker}, "cannot be written by a worker"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := NewJob(t.Context(), placed(1, tc.p), readOnly{newLocal(t)}, nil)
+			if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("NewJob = %v, want InvalidArgument with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// A trainer that waits for first weights stops when it is told to.
+func TestWaitingForWeightsEnds(t *testing.T) {
+	rank := 1
+	cfg := placed(1, ParameterConfig{Name: "*", Init: InitWorker})
+	cfg.Trainers, cfg.Rank = 2, &rank
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := NewJob(ctx, cfg, newLocal(t), func(Event) { cancel() })
+	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "trainer 0 has not initialized") {
+		t.Errorf("NewJob = %v, want a deadline that names trainer 0", err)
+	}
+}
+
+// A table that one parameter has is a dense table like the others: its rate follows
+// the schedule, and mode geo has a copy of it.
+func TestTablesOfOneParameter(t *testing.T) {
+	cfg := placed(20, ParameterConfig{Name: "top.*", Init: InitServer})
+	cfg.Dense.Schedule = &ScheduleConfig{Kind: "linear", Steps: 10, End: 0.001}
+	cfg.Mode, cfg.Geo.Every = Geo, 5
+	l := newLocal(t)
+	j, err := NewJob(t.Context(), cfg, l, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	segs := j.layout.segments(nil, j.newWork().delta)
+	j.setRates(segs, 5)
+	for _, s := range segs {
+		if s.LR == 0 || s.LR != segs[0].LR {
+			t.Errorf("table %d has the rate %v at step 5, the first %v", s.Table, s.LR, segs[0].LR)
+		}
+	}
+	first := denseOf(t, j)
+	if _, err := j.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	last := denseOf(t, j)
+	for i, p := range j.layout.params {
+		if from, n := j.layout.places[i], p.Size(); slices.Equal(first[from:from+n], last[from:from+n]) {
+			t.Errorf("%s has not moved", p.Name)
+		}
+	}
+}
