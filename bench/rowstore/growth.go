@@ -12,13 +12,17 @@ import (
 // growthRounds is how many tables of each sort grow at most: 10 M rows take seconds.
 const growthRounds = 3
 
+// firstRows make the first pages of a table, above all those of the slots, and are
+// counted by themselves.
+const firstRows = rowraft.NumSlots
+
 // growth creates rows in chunks of 64 and of 1024 (what one hold of a shard's
 // lock changes) and reports the CPU time of a chunk: the rows of a sparse table, in
 // all slots, and those of one dense tensor, all in one slot.
 //
 // Growth stops for the same rows in each round, the machine for others. So the time
 // of a chunk is the median of its rounds, and the pause is the longest of these
-// beyond the median chunk. Beside them are the figures of single rounds, of chunks
+// beyond the median chunk; but the first rows are told apart. Beside them are the figures of single rounds, of chunks
 // and of as many stretches of arithmetic, as long as the median chunk, that are run
 // in between: what the machine itself stops for.
 func growth(c config, report func(figure)) error {
@@ -35,7 +39,7 @@ func growth(c config, report func(figure)) error {
 				}
 				rounds = append(rounds, g)
 			}
-			reportGrowth(fmt.Sprintf("growth/%s/chunk=%d/", kind, chunk), rounds, report)
+			reportGrowth(fmt.Sprintf("growth/%s/chunk=%d/", kind, chunk), rounds, chunk, report)
 		}
 	}
 	return nil
@@ -73,7 +77,7 @@ func grow(kind rowraft.TableKind, rows, chunk int) (g grown, err error) {
 	return g, err
 }
 
-func reportGrowth(name string, rounds []grown, report func(figure)) {
+func reportGrowth(name string, rounds []grown, chunk int, report func(figure)) {
 	medianOf := func(of func(g *grown) time.Duration) time.Duration {
 		v := make(times, len(rounds))
 		for i := range rounds {
@@ -98,11 +102,15 @@ func reportGrowth(name string, rounds []grown, report func(figure)) {
 	}
 	waits := medianOf(func(g *grown) time.Duration { return time.Duration(g.waits) })
 	report(free(name+"waits", float64(waits), "times"))
-	report(atMost(name+"pause", float64(pause(rounds))/1e6, "ms", 1))
+	first, longest, at := pause(rounds, firstRows/chunk)
+	report(free(name+"first-rows", float64(first)/1e6, "ms"))
+	report(free(name+"pause-at-chunk", float64(at), ""))
+	report(atMost(name+"pause", float64(longest)/1e6, "ms", 1))
 }
 
-// pause returns the longest time of a chunk beyond the median one.
-func pause(rounds []grown) time.Duration {
+// pause returns the longest time beyond the median of one of the first n chunks, and
+// that of a later one, and which it was.
+func pause(rounds []grown, n int) (first, longest time.Duration, at int) {
 	chunks := make(times, len(rounds[0].chunks))
 	round := make(times, len(rounds))
 	for i := range chunks {
@@ -111,7 +119,8 @@ func pause(rounds []grown) time.Duration {
 		}
 		chunks[i] = round.median()
 	}
-	return chunks.quantile(1) - chunks.median()
+	first, longest = chunks[:n].quantile(1), chunks[n:].quantile(1)
+	return first - chunks.median(), longest - chunks.median(), n + slices.Index(chunks[n:], longest)
 }
 
 // times are those of stretches of work.

@@ -59,11 +59,11 @@ func TestPauseIsOfTheSameRows(t *testing.T) {
 		{chunks: times{2 * ms, 3 * ms, 2 * ms, 9 * ms}},
 		{chunks: times{50 * ms, 3 * ms, 2 * ms, 2 * ms}},
 	}
-	if p := pause(rounds); p != 5*ms { // 8 beyond 3
-		t.Errorf("pause %v, want 5ms", p)
+	if first, p, at := pause(rounds, 1); first != -ms || p != 5*ms || at != 3 { // 2 and 8 beyond 3
+		t.Errorf("first %v, pause %v of chunk %d, want -1ms, 5ms of chunk 3", first, p, at)
 	}
-	if p := pause(rounds[:1]); p != 82*ms { // 90 beyond 8
-		t.Errorf("pause of one round %v, want 82ms", p)
+	if first, p, at := pause(rounds[:1], 2); first != 82*ms || p != 0 || at != 3 { // 90 and 8 beyond 8
+		t.Errorf("one round: first %v, pause %v of chunk %d, want 82ms, 0 of chunk 3", first, p, at)
 	}
 }
 
