@@ -32,12 +32,22 @@ func TestParity(t *testing.T) {
 		{"sgd, weights in bfloat16", "sgd", 40, false},
 		{"adam", "adam", 40, false},
 		{"adam, every leader killed", "adam", 60, true},
+		{"rowwise-adagrad, decayed, weights in bfloat16", "rowwise-adagrad", 30, false},
+		{"ftrl with a schedule", "ftrl", 30, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := &cluster{Cluster: c.Cluster, t: t}
 			cfg := smallJob(fmt.Sprintf("parity%d", time.Now().UnixNano()), tc.optimizer, tc.steps)
-			if tc.optimizer == "sgd" {
+			decay, l1 := float32(0.01), float32(0.001)
+			switch tc.optimizer {
+			case "rowwise-adagrad":
+				cfg.Embeddings.WeightDecay, cfg.Embeddings.Bound = &decay, &cfg.Embeddings.LR
+				fallthrough
+			case "sgd":
 				cfg.Embeddings.Storage, cfg.Dense.Storage = "bfloat16", "bfloat16"
+			case "ftrl":
+				cfg.Embeddings.L1 = &l1
+				cfg.Embeddings.Schedule = &trainer.ScheduleConfig{Kind: trainer.Cosine, Warmup: 5, Steps: 20}
 			}
 			cl := c.dial(client.Options{})
 			remote := &recorder{Tables: trainer.NewCluster(cl)}

@@ -13,7 +13,8 @@
 //     function. Adam's β^t are two numbers of the row's state.
 //  3. The SIMD kernels (GOEXPERIMENT=simd, amd64, AVX2) give the bits of the
 //     plain ones, element by element, never fused; tests compare all dims 1 … 70.
-//  4. Elements of a row are independent, so a kernel may take them in any order.
+//  4. Elements of a row are independent, so a kernel may take them in any order;
+//     the one sum over a row is eight sums added as a tree, in both builds.
 //
 // A rule and the initializers ([Init]) are formats (docs/formats/rules.md): a
 // change of one bit changes what an old log replays to.

@@ -113,7 +113,7 @@ func BenchmarkUpdate(b *testing.B) {
 	for _, bc := range []struct {
 		opt rowraft.OptimizerKind
 		dim int
-	}{{rowraft.Adagrad, 16}, {rowraft.Adagrad, 64}, {rowraft.SGD, 16}, {rowraft.Adam, 16}} {
+	}{{rowraft.Adagrad, 16}, {rowraft.Adagrad, 64}, {rowraft.SGD, 16}, {rowraft.Adam, 16}, {rowraft.RowWiseAdagrad, 64}, {rowraft.FTRL, 64}} {
 		t := filled(b, testSchema(rowraft.Sparse, bc.opt, bc.dim), benchRows)
 		for _, dist := range []string{"uniform", "zipf"} {
 			keys := batches(dist, benchRows)
