@@ -20,6 +20,7 @@ type work struct {
 	delta []float32     // rows of the dense table
 	flat  []float32     // dense weights
 
+	empty      bool // it has no gradients
 	result     models.Result
 	denseGrads []float32 // rows of the dense table
 

@@ -14,6 +14,7 @@ import (
 type Cluster struct {
 	client   *client.Client
 	openOnly bool // EnsureTable creates nothing
+	job      *client.Job
 
 	mu     sync.RWMutex
 	tables map[rowraft.TableID]*client.Table

@@ -379,14 +379,17 @@ func (c *Config) rank() int {
 }
 
 // steps is how many batches this trainer runs at most; 0: no bound known.
-func (c *Config) steps(set data.Set) int64 {
+func (c *Config) steps(set data.Set) int64 { return c.stepsOf(c.rank(), set.TrainSize()) }
+
+// stepsOf is steps of the trainer of a rank; size is that of the training part.
+func (c *Config) stepsOf(rank int, size int64) int64 {
 	var planned int64
 	epochs := int64(c.Epochs)
 	if epochs == 0 && c.Steps == 0 {
 		epochs = 1
 	}
-	if size := set.TrainSize(); size > 0 && epochs > 0 {
-		mine := (size - int64(c.rank()) + int64(c.Trainers) - 1) / int64(c.Trainers)
+	if size > 0 && epochs > 0 {
+		mine := (size - int64(rank) + int64(c.Trainers) - 1) / int64(c.Trainers)
 		planned = epochs * ((mine + int64(c.Batch) - 1) / int64(c.Batch))
 	}
 	if c.Steps > 0 && (planned == 0 || c.Steps < planned) {

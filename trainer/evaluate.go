@@ -42,6 +42,8 @@ type Result struct {
 	PushesAcknowledged int64 `json:"pushes_acknowledged"`
 	PushesUnknown      int64 `json:"pushes_unknown"` // sent, outcome never learned
 	BatchesSkipped     int64 `json:"batches_skipped"`
+	BatchesLate        int64 `json:"batches_late"` // mode sync: others went on without them
+	JobSteps           int64 `json:"job_steps"`    // mode sync: that were closed
 
 	// AuditTable holds, in dimension Rank of each of AuditKeys, the number of
 	// this trainer's pushes that were applied; "" without audit.
@@ -70,7 +72,7 @@ func (j *Job) result() *Result {
 		TrainingLoss: Number(j.running.meanLoss()), TrainingAUC: Number(j.running.auc()),
 		FirstLoss: nan, TrainingAccuracy: Number(j.accuracy.share()),
 		AUC: nan, LogLoss: nan, Accuracy: nan, BestAUC: nan, BestLogLoss: nan,
-		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, PushesUnknown: j.mu.unknown, BatchesSkipped: j.mu.skipped,
+		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, PushesUnknown: j.mu.unknown, BatchesSkipped: j.mu.skipped, BatchesLate: j.mu.late, JobSteps: j.mu.jobStep,
 		FinishedAt: time.Now(),
 	}
 	if j.losses > 0 {

@@ -10,6 +10,7 @@ const (
 	EventStart   = "start"   // tables are there, the first batch is next
 	EventStep    = "step"    // a batch went through the model
 	EventAck     = "ack"     // a push was acknowledged; Sent and Time tell when
+	EventLate    = "late"    // others went on without a batch; Message says which
 	EventSkipped = "skipped" // a batch was not finite; Message says which
 	EventHeld    = "held"    // the held-out part is being scored; Step of Steps batches
 	EventDone    = "done"    // training ended; Message is the error, "" if none
@@ -34,6 +35,8 @@ type Event struct {
 	PushesSent         int64     `json:"pushes_sent"`
 	PushesAcknowledged int64     `json:"pushes_acknowledged"`
 	BatchesSkipped     int64     `json:"batches_skipped"`
+	BatchesLate        int64     `json:"batches_late,omitempty"` // mode sync: others went on without them
+	JobStep            int64     `json:"job_step,omitempty"`     // mode sync: last step of the job that is closed
 	// Sent is when the acknowledged push was sent (EventAck).
 	Sent    *time.Time `json:"sent,omitempty"`
 	Message string     `json:"message,omitempty"`

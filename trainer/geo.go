@@ -23,7 +23,7 @@ import (
 // Goroutines: any may call pull and push; a round runs on one of its own, or, with
 // in_flight 0, in push. mu is not held across a call to the tables.
 type geo struct {
-	j      *Job
+	direct
 	tables []*geoTable // immutable; embeddings, dense and, with audit, audit
 	every  int64
 	beside bool // rounds run beside training
@@ -62,7 +62,7 @@ type geoRow struct {
 }
 
 func newGeo(j *Job) (*geo, error) {
-	g := &geo{j: j, every: int64(j.cfg.Geo.every()), beside: j.cfg.InFlight > 0, round: make(chan struct{}, 1), now: 1}
+	g := &geo{direct: direct{j}, every: int64(j.cfg.Geo.every()), beside: j.cfg.InFlight > 0, round: make(chan struct{}, 1), now: 1}
 	add := func(schema rowraft.Schema, o rowraft.Optimizer, share float32, limit int) error {
 		rule, err := optim.New(o)
 		if err != nil {
@@ -108,8 +108,8 @@ type missing struct {
 }
 
 // pull implements way.
-func (g *geo) pull(ctx context.Context, segs []Segment) error {
-	return g.with(ctx, segs, func(t *geoTable, s *Segment) {
+func (g *geo) pull(ctx context.Context, w *work) error {
+	return g.with(ctx, w.segs, func(t *geoTable, s *Segment) {
 		for k, key := range s.Keys {
 			copy(s.Values[k*s.Dim:], t.rowLocked(t.places[key]).weights)
 		}

@@ -45,7 +45,7 @@ func (g *geo) gradients(grad float32, keys ...rowraft.Key) *work {
 func (g *geo) sees(t *testing.T, key rowraft.Key) float32 {
 	t.Helper()
 	w := g.gradients(0, key)
-	if err := g.pull(t.Context(), w.segs); err != nil {
+	if err := g.pull(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
 	return float32(math.Round(float64(w.segs[0].Values[0])))
@@ -133,7 +133,7 @@ func TestGeoLosesAndDoublesNothing(t *testing.T) {
 						sums[i][key] += w.segs[0].Values[0]
 					}
 					read := g.gradients(0, someKeys(r, keys, 6)...)
-					if err := g.pull(t.Context(), read.segs); err != nil {
+					if err := g.pull(t.Context(), read); err != nil {
 						t.Error(err)
 					}
 					if err := g.push(t.Context(), w); err != nil {
@@ -281,7 +281,7 @@ func TestGeoDropsAReadThatIsLate(t *testing.T) {
 			}
 			hold, done := make(chan struct{}), make(chan error)
 			s.hold.Store(&hold)
-			go func() { done <- g.pull(t.Context(), g.gradients(0, 8).segs) }()
+			go func() { done <- g.pull(t.Context(), g.gradients(0, 8)) }()
 			synctest.Wait() // it has read 0
 			g.mustPush(t, 1, 8)
 			if round {
@@ -376,7 +376,7 @@ func TestGeoRefuses(t *testing.T) {
 		t.Errorf("a worker whose optimizer is add: %v, want InvalidArgument", err)
 	}
 	g := plainGeo(t, newLocal(t), 0, 5, func(c *Config) { c.Geo.Rows = 3 })
-	if err := g.pull(context.Background(), g.gradients(0, 1, 2, 3, 4).segs); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if err := g.pull(context.Background(), g.gradients(0, 1, 2, 3, 4)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a batch of 4 rows in a copy of 3: %v, want InvalidArgument", err)
 	}
 }

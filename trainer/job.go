@@ -60,6 +60,8 @@ type Job struct {
 	mu struct {
 		sync.Mutex
 		sent, acknowledged, unknown, skipped int64
+		late                                 int64 // pushed, without effect
+		jobStep                              int64 // last step of the job that is closed
 		failure                              error // first failed push
 		progress                             Event // as of the last event that was no acknowledgement
 	}
@@ -134,7 +136,7 @@ func (j *Job) openTables(ctx context.Context) error {
 	j.auditKeys = keys
 	j.auditGrads = make([]float32, len(keys)*j.audit.Dim)
 	for i := range keys {
-		j.auditGrads[i*j.audit.Dim+j.cfg.rank()] = -1
+		j.auditGrads[i*j.audit.Dim+j.cfg.rank()] = -j.cfg.auditWeight()
 	}
 	return nil
 }
@@ -190,7 +192,10 @@ func (j *Job) train(ctx context.Context) error {
 	if err := train(ctx, pushes, src); err != nil {
 		return err
 	}
-	return j.way.settle(pushes)
+	if err := j.way.settle(pushes); err != nil || ctx.Err() != nil {
+		return err
+	}
+	return j.way.end(pushes)
 }
 
 func (j *Job) epochs() int {
@@ -216,7 +221,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
 		} else if err != nil {
 			return err
 		}
-		if err := j.pull(ctx, w); err != nil {
+		if err := j.pull(ctx, w, func(p *pause) error { return j.boundary(ctx, pushes, p) }); err != nil {
 			return stopped(ctx, err)
 		}
 		push, err := j.compute(w)
@@ -290,8 +295,11 @@ func (j *Job) readAhead(ctx, pushes context.Context, src *repeated, free chan *w
 		case <-ctx.Done():
 			return nil
 		}
+		stand := func(p *pause) error {
+			return j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) })
+		}
 		for p := j.gate.wanted(); p != nil && ctx.Err() == nil; p = j.gate.wanted() {
-			if err := j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) }); err != nil {
+			if err := stand(p); err != nil {
 				return err
 			}
 		}
@@ -301,7 +309,7 @@ func (j *Job) readAhead(ctx, pushes context.Context, src *repeated, free chan *w
 		if err := j.read(src, w); err != nil {
 			return err
 		}
-		if err := j.pull(ctx, w); err != nil {
+		if err := j.pull(ctx, w, stand); err != nil {
 			return stopped(ctx, err)
 		}
 		select {
@@ -341,7 +349,7 @@ func stopped(ctx context.Context, err error) error {
 
 // read fills w with the next batch, or returns io.EOF.
 func (j *Job) read(src *repeated, w *work) error {
-	if j.steps > 0 && src.batches >= j.steps {
+	if j.steps > 0 && src.batches >= j.steps || j.way.over() {
 		return io.EOF
 	}
 	if err := src.next(w.data); err != nil {
@@ -352,14 +360,34 @@ func (j *Job) read(src *repeated, w *work) error {
 	return nil
 }
 
-func (j *Job) pull(ctx context.Context, w *work) error {
+// pull fills w with the weights. While it waits for other workers it calls stand if
+// somebody wants the state.
+func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error {
+	w.segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
+	for {
+		err := j.pullOnce(ctx, w)
+		if err != errBoundary {
+			return err
+		}
+		if p := j.gate.wanted(); p != nil {
+			if err := stand(p); err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+func (j *Job) pullOnce(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	w.segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
-	if err := j.way.pull(ctx, w.segs); err != nil {
-		return fmt.Errorf("step %d: pull %d rows: %w", w.step, rowsOf(w.segs), err)
+	err := j.way.pull(ctx, w)
+	if err != nil && err != errBoundary {
+		err = fmt.Errorf("step %d: pull %d rows: %w", w.step, rowsOf(w.segs), err)
 	}
-	return nil
+	return err
 }
 
 // compute runs the model on w and tells whether there is anything to push.
@@ -370,8 +398,9 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.step++
 	j.at = w.after
-	if reason := notFinite(&w.result); reason != "" {
-		return false, j.skip(w, reason)
+	reason := notFinite(&w.result)
+	if w.empty = reason != ""; w.empty {
+		return j.way.empties(), j.skip(w, reason)
 	}
 	j.skippedInARow = 0
 	j.examples += int64(w.batch.N)

@@ -17,7 +17,7 @@ const (
 )
 
 // modes that this version can run.
-var modes = []string{Async, Geo}
+var modes = []string{Async, Sync, SSP, Geo}
 
 // GeoConfig is what mode geo needs to know.
 type GeoConfig struct {
@@ -64,6 +64,15 @@ func (c *Config) wantsOfTables(err error) string {
 	return "; mode geo sends differences, to tables whose optimizer is add"
 }
 
+// auditWeight is what a batch adds to an audit row, so that it counts one: in mode sync
+// that is divided by the workers.
+func (c *Config) auditWeight() float32 {
+	if c.Mode == Sync {
+		return float32(c.Trainers)
+	}
+	return 1
+}
+
 // maxStaleness bounds staleness: a worker that far ahead might as well not wait.
 const maxStaleness = 1 << 20
 
@@ -80,6 +89,8 @@ func (c *Config) validateMode() error {
 		return invalid("quorum %v in mode %s: only a step of mode sync has a quorum", c.Quorum, c.Mode)
 	case c.Mode != Sync && c.Deadline != 0:
 		return invalid("deadline %v in mode %s: only a step of mode sync has a deadline", c.Deadline, c.Mode)
+	case c.Audit && (c.Quorum != 1 || c.Deadline != 0):
+		return invalid("audit with quorum %v and deadline %v: it counts steps to which all trainers contribute", c.Quorum, c.Deadline)
 	case c.Staleness < 0 || c.Staleness > maxStaleness:
 		return invalid("staleness %d: want 0 to %d steps", c.Staleness, maxStaleness)
 	case c.Mode != SSP && c.Staleness != 0:

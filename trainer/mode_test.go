@@ -29,6 +29,8 @@ func TestModeSettings(t *testing.T) {
 		"geo every so often":   {func(c *Config) { c.Geo.Every = -5 }, "every -5"},
 		"geo without a copy":   {func(c *Config) { c.Geo.Rows = -5 }, "rows -5"},
 		"another scale":        {func(c *Config) { c.Geo.Scale = "max" }, `scale "max": want mean or sum`},
+		"audit with a quorum":  {func(c *Config) { c.Mode, c.Quorum, c.Audit = Sync, 0.75, true }, "audit with quorum 0.75"},
+		"audit and deadline":   {func(c *Config) { c.Mode, c.Deadline, c.Audit = Sync, time.Second, true }, "and deadline 1s"},
 		"no thread":            {func(c *Config) { c.Threads = 0 }, "threads 0"},
 		"threads that are odd": {func(c *Config) { c.Threads = 5 }, "threads 5: want a number that divides the batch of 32"},
 	} {

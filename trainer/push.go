@@ -13,6 +13,10 @@ import (
 
 // push hands the gradients of w to the job's way.
 func (j *Job) push(ctx context.Context, w *work) error {
+	if w.empty {
+		w.segs = w.segs[:0]
+		return j.way.push(ctx, w)
+	}
 	w.segs = j.layout.segments(j.rowSegments(w, w.result.RowGrads), w.denseGrads)
 	if j.cfg.Audit {
 		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
@@ -87,6 +91,7 @@ func (j *Job) eventLocked(kind string, change func(*Event)) Event {
 	e := j.mu.progress
 	e.Event, e.Time, e.Rank = kind, time.Now(), j.cfg.rank()
 	e.PushesSent, e.PushesAcknowledged, e.BatchesSkipped = j.mu.sent, j.mu.acknowledged, j.mu.skipped
+	e.BatchesLate, e.JobStep = j.mu.late, j.mu.jobStep
 	if change != nil {
 		change(&e)
 	}

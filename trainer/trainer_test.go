@@ -429,7 +429,7 @@ func TestLoadConfig(t *testing.T) {
 		{"unknown key", "batch: 64\nbatsch: 3\n", `job.yaml:2: unknown key "batsch"`},
 		{"unknown nested key", "model:\n  dims: 3\n", `job.yaml:2: unknown key "dims"`},
 		{"wrong type", "batch: many\n", "line 1"},
-		{"mode", "mode: bsp\ngenerator: {}\n", `mode "bsp" is not supported: this version runs async, geo`},
+		{"mode", "mode: bsp\ngenerator: {}\n", `mode "bsp" is not supported: this version runs async, sync, ssp, geo`},
 		{"no data", "batch: 4\n", "no data"},
 		{"two kinds of data", "generator: {}\ndata: {file: x, schema: y}\n", "want one of them"},
 		{"no schema", "data: {file: x}\n", "no schema"},

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -9,29 +10,53 @@ import (
 // way is how a mode moves rows and gradients between the loop and the tables. pull and
 // push are safe for concurrent use.
 type way interface {
-	// pull fills the values of segs with the weights that the model is to see.
-	pull(ctx context.Context, segs []Segment) error
+	// pull fills the values of w.segs with the weights that the model is to see. It may
+	// return errBoundary: a boundary may be here, and then it is to be called again.
+	pull(ctx context.Context, w *work) error
 	// push takes over the gradients in w.segs, and returns when w may be used again. What
 	// it sends, and what came of that, it tells with [Job.sending] and [Job.answered].
 	push(ctx context.Context, w *work) error
 	// settle returns when the tables have all that was pushed. No push is under way.
 	settle(ctx context.Context) error
+	// end is called after that when this worker has no batches left.
+	end(ctx context.Context) error
+	// over reports that the job wants no more batches of this worker, if it has any.
+	over() bool
+	// empties reports that a batch without gradients must be pushed all the same, since
+	// others count it.
+	empties() bool
 	// wait returns when nothing that the way has begun goes on.
 	wait()
 }
 
 // newWay makes the way of the job's mode.
 func (j *Job) newWay() (way, error) {
-	if j.cfg.Mode == Geo {
+	switch j.cfg.Mode {
+	case Geo:
 		return newGeo(j)
+	case Sync, SSP:
+		tables, ok := j.tables.(Stepper)
+		if !ok && j.cfg.Trainers > 1 {
+			return nil, invalid("mode %s: tables in this process have one worker", j.cfg.Mode)
+		}
+		if !ok {
+			tables = alone{j.tables}
+		}
+		if j.cfg.Mode == Sync {
+			return newInStep(j, tables), nil
+		}
+		return newBounded(j, tables), nil
 	}
 	return &direct{j}, nil
 }
 
+// errBoundary says that a pull waits for other workers, and somebody wants the state.
+var errBoundary = errors.New("a boundary may be here")
+
 // direct is mode async: every batch is a push of its own.
 type direct struct{ j *Job }
 
-func (d *direct) pull(ctx context.Context, segs []Segment) error { return d.j.tables.Pull(ctx, segs) }
+func (d *direct) pull(ctx context.Context, w *work) error { return d.j.tables.Pull(ctx, w.segs) }
 
 func (d *direct) push(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, d.j.cfg.Patience)
@@ -45,6 +70,12 @@ func (d *direct) push(ctx context.Context, w *work) error {
 }
 
 func (d *direct) settle(context.Context) error { return nil }
+
+func (d *direct) end(context.Context) error { return nil }
+
+func (d *direct) over() bool { return false }
+
+func (d *direct) empties() bool { return false }
 
 func (d *direct) wait() {}
 
@@ -78,6 +109,23 @@ func (j *Job) answered(sent time.Time, batches int64, err error) error {
 	j.mu.acknowledged += batches
 	j.observe(j.eventLocked(EventAck, func(e *Event) { e.Sent = &sent }))
 	return nil
+}
+
+// late counts a batch that others went on without.
+func (j *Job) late(w *work, why string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !w.empty {
+		j.mu.late++
+	}
+	j.observe(j.eventLocked(EventLate, func(e *Event) { e.Message = fmt.Sprintf("batch %d is lost: %s", w.step, why) }))
+}
+
+// reached counts the steps of the job.
+func (j *Job) reached(step int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.mu.jobStep = max(j.mu.jobStep, step)
 }
 
 // fail ends the run with err, which is returned.

@@ -50,7 +50,7 @@ func TestUsageErrors(t *testing.T) {
 		{"no cluster", []string{"train", "--config", job}, "give --endpoints"},
 		{"no TLS", []string{"train", "--config", job, "--endpoints", "127.0.0.1:1"}, "--insecure"},
 		{"both TLS and not", []string{"train", "--config", job, "--endpoints", "127.0.0.1:1", "--insecure", "--cert", "x"}, "--insecure"},
-		{"mode", []string{"train", "--local", "--config", job, "--mode", "bsp"}, "this version runs async, geo"},
+		{"mode", []string{"train", "--local", "--config", job, "--mode", "bsp"}, "this version runs async, sync, ssp, geo"},
 		{"no data", []string{"train", "--local"}, "no data"},
 		{"data file", []string{"train", "--local", "--data", "/does/not/exist", "--schema", job}, "job.yaml"},
 		{"two trainers without a cluster", []string{"train", "--local", "--config", job, "--trainers", "2"}, "would not share"},
