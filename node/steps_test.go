@@ -193,3 +193,51 @@ func TestStepsAreAveragedInRankOrder(t *testing.T) {
 	c.sameDigests(ctx, 0)
 	c.sameDigests(ctx, 1)
 }
+
+// However many workers there are, a step takes as much log as the union of its keys.
+func TestLogBytesOfAStep(t *testing.T) {
+	const rows = 4000 // of which each worker has half
+	c := startStepCluster(t)
+	for i, workers := range []int{1, 4, 16} {
+		incs := make([]uint64, workers)
+		for r := range incs {
+			incs[r] = 1
+		}
+		c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: uint64(i + 1), FirstStep: uint64(i + 1)}, incs...)
+		union := map[rowraft.Key]bool{}
+		var wg sync.WaitGroup
+		for r := range workers {
+			cl, job := c.worker(rowraft.Generation(i+1), rowraft.Rank(r), 1)
+			table, err := cl.Table(c.ctx, "emb")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var keys []rowraft.Key
+			rng := rand.New(rand.NewPCG(uint64(r), uint64(i)))
+			for k := range rowraft.Key(rows) {
+				if rng.Uint64()%2 == 0 {
+					keys, union[k] = append(keys, k), true
+				}
+			}
+			wg.Go(func() {
+				result, err := job.PushStep(c.ctx, rowraft.Step(i+1), nil, client.Segment{Table: table, Keys: keys, Values: make([]float32, 4*len(keys))})
+				if err != nil || len(result.Late) > 0 {
+					t.Errorf("worker %d: %+v, %v", r, result, err)
+				}
+			})
+		}
+		wg.Wait()
+		logged := 0
+		c.mu.Lock()
+		for _, n := range c.steps {
+			logged += n
+		}
+		c.steps = nil
+		c.mu.Unlock()
+		ratio := float64(logged) / float64(len(union)*(8+4*4))
+		t.Logf("%d workers: %d bytes of log for %d keys, %.4f × the union", workers, logged, len(union), ratio)
+		if ratio < 1 || ratio > 1.1 {
+			t.Errorf("%d workers: the log of a step has %.3f × the bytes of the union of its keys, want at most 1.1", workers, ratio)
+		}
+	}
+}

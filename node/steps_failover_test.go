@@ -1,0 +1,246 @@
+package node
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// manyRows are gradients of one worker that fill several pieces.
+func manyRows(rank rowraft.Rank, step rowraft.Step) (keys []rowraft.Key, values []float32) {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
+	for k := range rowraft.Key(80_000) {
+		if rng.Uint64()%2 == 0 {
+			keys = append(keys, k)
+			for range 4 {
+				values = append(values, float32(rng.NormFloat64()))
+			}
+		}
+	}
+	return keys, values
+}
+
+// sumRows are the rows of a table of SGD with rate 1 after steps of these workers.
+func sumRows(workers int, steps rowraft.Step) map[rowraft.Key][]float32 {
+	rows := map[rowraft.Key][]float32{}
+	for step := rowraft.Step(1); step <= steps; step++ {
+		sums := map[rowraft.Key][]float32{}
+		for r := range workers {
+			keys, values := manyRows(rowraft.Rank(r), step)
+			for i, k := range keys {
+				if sums[k] == nil {
+					sums[k] = make([]float32, 4)
+				}
+				for d := range 4 {
+					sums[k][d] += values[4*i+d]
+				}
+			}
+		}
+		for k, sum := range sums {
+			if rows[k] == nil {
+				rows[k] = make([]float32, 4)
+			}
+			for d, v := range sum {
+				rows[k][d] -= v / float32(workers)
+			}
+		}
+	}
+	return rows
+}
+
+// A leader that dies between two pieces leaves a step half applied. The next one goes
+// on behind the last row, with the same contributors, when they have sent their parts
+// again: the rows are those of a step that nothing disturbed, to the bit.
+func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1, Quorum: 2}, 1, 1, 1)
+	table, err := c.dial().Table(c.ctx, "emb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.mu.Lock()
+	r := c.replica
+	c.mu.Unlock()
+
+	// What the leader before has logged: the first piece of ranks 0 and 1.
+	m := mean{divisor: 2, limit: rowraft.TargetEntryBytes - 4096}
+	for rank := range rowraft.Rank(2) {
+		keys, values := manyRows(rank, 1)
+		seg := wire.Segment{Table: table.Schema().ID, N: len(keys), Dim: 4, DType: rowraft.Float32}
+		payload := make([]byte, seg.Size())
+		body := seg.Put(payload)
+		for i, k := range keys {
+			body.Keys[8*i], body.Keys[8*i+1], body.Keys[8*i+2] = byte(k), byte(k>>8), byte(k>>16)
+		}
+		wire.PutFloats(body.Values, rowraft.Float32, values)
+		if err := m.add(payload, int(rank)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := wire.Step{Job: testJob, Generation: 1, Step: 1}
+	first.Contributors.Add(0)
+	first.Contributors.Add(1)
+	pieces := 0
+	err = m.pieces(func(p meanPiece) error {
+		if pieces++; pieces > 1 {
+			return nil
+		}
+		first.Payload = p.payload
+		_, err := r.propose(c.ctx, wire.AppendStepEntry(nil, r.header(), &first))
+		return err
+	})
+	if err != nil || pieces < 3 {
+		t.Fatalf("%d pieces, %v", pieces, err)
+	}
+
+	push := func(rank rowraft.Rank) *pushed {
+		cl, j := c.worker(1, rank, 1)
+		own, err := cl.Table(c.ctx, "emb")
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, values := manyRows(rank, 1)
+		p := &pushed{done: make(chan struct{})}
+		go func() {
+			defer close(p.done)
+			p.result, p.err = j.PushStep(c.ctx, 1, nil, client.Segment{Table: own, Keys: keys, Values: values})
+		}()
+		return p
+	}
+	// Rank 2 did not contribute and does not now; two parts are there, and it waits on.
+	late, one := push(2), push(1)
+	c.heldFrom(1, 0)
+	other := push(0)
+	c.want(one, true, 2)
+	c.want(other, true, 2)
+	c.want(late, false, 2)
+	c.wantRows(c.ctx, "emb", sumRows(2, 1))
+	if len(c.steps) != pieces {
+		t.Errorf("%d pieces were logged, want %d", len(c.steps), pieces)
+	}
+}
+
+// The lead of a shard goes round while steps of several pieces are closed: the rows are
+// bit for bit those of a run without that.
+func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
+	const workers, steps = 2, 8
+	c := startCluster(t, 3, 1)
+	ctx := testContext(t)
+	if _, err := c.dial().CreateTable(ctx, counterSchema("emb"), false); err != nil {
+		t.Fatal(err)
+	}
+	c.ensureJob(ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, slices.Repeat([]uint64{1}, workers)...)
+	admins := []rowraftv1.AdminClient{c.admin(0), c.admin(1), c.admin(2)}
+	var wg sync.WaitGroup
+	began := make(chan rowraft.Step, steps)
+	for r := range workers {
+		cl, job := c.worker(1, rowraft.Rank(r), 1)
+		table, err := cl.Table(ctx, "emb")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			for step := rowraft.Step(1); step <= steps; step++ {
+				keys, values := manyRows(rowraft.Rank(r), step)
+				if r == 0 {
+					began <- step
+				}
+				result, err := job.PushStep(ctx, step, nil, client.Segment{Table: table, Keys: keys, Values: values})
+				if err != nil || len(result.Late) > 0 || result.Next != step+1 {
+					t.Errorf("worker %d, step %d: %+v, %v", r, step, result, err)
+					return
+				}
+			}
+		})
+	}
+	go func() { wg.Wait(); close(began) }()
+	for step := range began { // while it is pushed
+		if _, err := c.transfer(ctx, admins, 0, ""); err != nil {
+			t.Errorf("step %d: %v", step, err)
+		}
+	}
+	c.wantRows(ctx, "emb", sumRows(workers, steps))
+	c.sameDigests(ctx, 0)
+}
+
+// Clocks and positions ride on pushes, exactly once, and outlive a restart; the slowest
+// clock is what workers wait for.
+func TestClocksAndPositions(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
+	cl0, j0 := c.worker(1, 0, 1)
+	_, j1 := c.worker(1, 1, 1)
+	table, err := cl0.Table(c.ctx, "emb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(part rowraft.DataPart, offset uint64) []rowraft.Position {
+		return []rowraft.Position{{Part: part, Offset: offset}}
+	}
+	ack, err := j0.PushClock(c.ctx, 5, at(7, 100), client.Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 1, 1, 1}})
+	if err != nil || ack.Slowest != 0 {
+		t.Fatalf("%+v, %v", ack, err)
+	}
+	reached := make(chan uint64, 1)
+	go func() {
+		slowest, err := j0.WaitClock(c.ctx, 3)
+		if err != nil {
+			t.Error(err)
+		}
+		reached <- slowest
+	}()
+	for clock := range uint64(4) {
+		if ack, err = j1.PushClock(c.ctx, clock, at(8, 10*clock)); err != nil || ack.Slowest != clock {
+			t.Fatalf("%+v, %v", ack, err)
+		}
+	}
+	if got := <-reached; got != 3 {
+		t.Errorf("WaitClock(3) = %d", got)
+	}
+	if _, err := j1.PushClock(c.ctx, 1, at(8, 1)); err != nil { // nothing falls back
+		t.Fatal(err)
+	}
+	check := func() {
+		t.Helper()
+		s := c.state()
+		if len(s.Members) != 2 || s.Members[0].Clock != 5 || s.Members[1].Clock != 3 || len(s.Positions) != 2 ||
+			s.Positions[0].Part != 7 || s.Positions[0].Offset != 100 || s.Positions[1].Offset != 30 {
+			t.Errorf("the shard knows %v", s)
+		}
+	}
+	check()
+	c.row(-1)
+	c.stopNode(0)
+	c.restart(0)
+	check()
+
+	// A worker that comes back begins where the slowest is, and the old one is refused.
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 2, FirstStep: 1}, 2, 1)
+	if s := c.state(); s.Members[0].Clock != 3 || s.Members[1].Clock != 3 {
+		t.Errorf("clocks %v, want 3 and 3", s.Members)
+	}
+	if _, err := j0.PushClock(c.ctx, 9, nil, client.Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 1, 1, 1}}); rowraft.CodeOf(err) != rowraft.CodeNotMember {
+		t.Errorf("a clock of an old incarnation: %v, want NotMember", err)
+	}
+	c.row(-1)
+	// Positions of a step count when it is closed.
+	_, back := c.worker(2, 0, 2)
+	var wg sync.WaitGroup
+	for i, j := range []*client.Job{back, j1} {
+		wg.Go(func() {
+			if _, err := j.PushStep(c.ctx, 1, at(rowraft.DataPart(8+i), 50)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if s := c.state(); len(s.Positions) != 3 || s.Positions[1].Offset != 50 || s.Positions[2].Part != 9 || s.LastClosed != 1 {
+		t.Errorf("after a step the shard knows %v", s)
+	}
+}
