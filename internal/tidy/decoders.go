@@ -78,6 +78,8 @@ var decoders = map[string]string{
 	"tablefile.skipThrift":                "tablefile.FuzzParquet",
 	"trainer.LoadConfig":                  "trainer.FuzzConfig",
 	"trainer.Number.UnmarshalJSON":        "trainer.FuzzNumber",
+	"trainer/average.conveyor.read":       "trainer/average.FuzzFrame",
+	"trainer/average.parseHead":           "trainer/average.FuzzFrame",
 	"trainer/data.DecodeYAML":             "trainer.FuzzConfig",
 	"trainer/data.LoadSchema":             "trainer/data.FuzzFile",
 	"trainer/data.fileSource.number64":    "trainer/data.FuzzFile",
@@ -114,6 +116,7 @@ var decoders = map[string]string{
 var noDecoders = map[string]string{
 	"checkpoint.partCheck.block":       "its bytes are those that Reader has checked",
 	"checkpoint.merge.block":           "likewise",
+	"trainer/average.jobFloats":        "an id, its own or 16 bytes of a frame",
 	"checkpoint.Digest.Add":            "a sum, of any 16 bytes",
 	"clustermap.JobSlot":               "16 bytes, whatever they are",
 	"wire.Body.Key":                    "a place in what ParseSegment has measured",

@@ -1,0 +1,442 @@
+package average
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Members are those who average in a generation.
+type Members struct {
+	Generation uint64   // from 1
+	Ranks      []int    // ascending, at least one
+	Addresses  []string // of Ranks: where each listens
+}
+
+// Registry is the authority on members.
+type Registry interface {
+	// Next returns the newest generation, waiting until it is newer than that one.
+	Next(ctx context.Context, than uint64) (Members, error)
+}
+
+// Static is a Registry whose one generation never ends.
+type Static struct{ Addresses []string }
+
+// Next implements [Registry].
+func (s Static) Next(ctx context.Context, than uint64) (Members, error) {
+	if than > 0 {
+		<-ctx.Done()
+		return Members{}, ctx.Err()
+	}
+	m := Members{Generation: 1, Addresses: s.Addresses}
+	for rank := range s.Addresses {
+		m.Ranks = append(m.Ranks, rank)
+	}
+	return m, nil
+}
+
+// Keeper holds the numbers that a member which is behind takes over: weights and
+// optimizer state, say. It is called in Average only.
+type Keeper interface {
+	Save() []float32
+	Load(values []float32) error
+}
+
+// Options of a Group. All but Dial are required.
+type Options struct {
+	Job      [16]byte // trainers of another job are refused
+	Rank     int
+	Listener net.Listener // where this trainer is found, below TLS or above; the Group closes it
+	Registry Registry
+	Keeper   Keeper
+	Limit    int // numbers that a part, or what Keeper saves, may have
+	// Dial opens a connection to an address, with TLS where it is wanted; nil: TCP.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+}
+
+// Group is one trainer's share in the averaging.
+type Group struct {
+	opts   Options
+	ctx    context.Context // ends in Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	round  uint64 // that Average is about to do
+	link   *link  // nil: none; the caller's
+
+	mu      sync.Mutex
+	members Members
+	failure error         // of the registry
+	changed chan struct{} // closed when members or failure change
+	hub     *hub          // nil unless this is the lowest rank
+}
+
+// link is a member's connection to its hub. It ends with its generation.
+type link struct {
+	conn       net.Conn
+	generation uint64
+	convey     conveyor
+	values     []float32 // scratch
+	stop       func()
+}
+
+func (l *link) close() {
+	l.stop()
+	l.conn.Close()
+}
+
+// Result says what became of a round.
+type Result struct {
+	Round        uint64 // the next one to do
+	Contributors int    // whose mean it is
+	// Behind says that there is no mean: this trainer was behind and has taken over
+	// numbers of another one, before Round.
+	Behind bool
+}
+
+// retryAfter is the pause between two tries to reach a hub.
+const retryAfter = 50 * time.Millisecond
+
+// Open makes this trainer a member. It returns at once; the first Average waits.
+func Open(opts Options) (*Group, error) {
+	if opts.Listener == nil || opts.Registry == nil || opts.Keeper == nil || opts.Limit < 4 {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "averaging wants a listener, a registry, a keeper and a limit ≥ 4")
+	}
+	if opts.Dial == nil {
+		d := &net.Dialer{}
+		opts.Dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	}
+	g := &Group{opts: opts, changed: make(chan struct{})}
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.wg.Go(g.watch)
+	g.wg.Go(g.accept)
+	return g, nil
+}
+
+// watch follows the registry until Close.
+func (g *Group) watch() {
+	var m Members
+	for {
+		next, err := g.opts.Registry.Next(g.ctx, m.Generation)
+		if g.ctx.Err() != nil {
+			return
+		}
+		if err == nil && (len(next.Ranks) == 0 || len(next.Ranks) != len(next.Addresses) || !slices.IsSorted(next.Ranks) || next.Generation <= m.Generation) {
+			err = rowraft.Errorf(rowraft.CodeInternal, "the registry says that generation %d has members %v at %v", next.Generation, next.Ranks, next.Addresses)
+		}
+		g.mu.Lock()
+		if m = next; err == nil {
+			g.members = m
+			if g.hub != nil {
+				g.hub.end()
+			}
+			if g.hub = nil; m.Ranks[0] == g.opts.Rank {
+				h := newHub(g.ctx, g.opts, m)
+				g.hub = h
+				g.wg.Go(h.run)
+			}
+		}
+		g.failure = err
+		close(g.changed)
+		g.changed = make(chan struct{})
+		g.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// accept hands connections to the hub, if this trainer is one.
+func (g *Group) accept() {
+	var greeting sync.WaitGroup
+	defer greeting.Wait()
+	for {
+		conn, err := g.opts.Listener.Accept()
+		if err != nil {
+			if g.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			select { // out of files, say
+			case <-time.After(retryAfter):
+			case <-g.ctx.Done():
+			}
+			continue
+		}
+		greeting.Go(func() { g.greet(conn) })
+	}
+}
+
+// helloWithin is how long a connection may take to say who it is.
+const helloWithin = 10 * time.Second
+
+// greet reads who conn is and gives it to the hub, or closes it.
+func (g *Group) greet(conn net.Conn) {
+	stop := context.AfterFunc(g.ctx, func() { conn.Close() })
+	defer stop()
+	var c conveyor
+	_ = conn.SetDeadline(time.Now().Add(helloWithin))
+	f, err := c.read(conn, 4, nil)
+	if err != nil || f.kind != hello || len(f.values) != 4 {
+		conn.Close()
+		return
+	}
+	if !slices.Equal(jobValues(g.opts.Job), bitsOf(f.values)) {
+		_ = c.write(conn, &frame{kind: refused, who: uint32(rowraft.CodeInvalidArgument)})
+		conn.Close()
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	g.mu.Lock()
+	h := g.hub
+	g.mu.Unlock()
+	// A hub of another generation will be there soon, or this one is not the hub: try again.
+	if h == nil || f.generation != h.members.Generation || !h.take(conn, f) {
+		conn.Close()
+	}
+}
+
+// Average takes the mean of values over the members and writes it over values. It
+// waits for them all, through deaths and new generations, until ctx ends.
+//
+// If the result is Behind, values were not used: the Keeper has loaded others, and the
+// caller goes on with the round that the result names.
+//
+// Errors: CodeInvalidArgument if the trainers are of different jobs, or have not as
+// many numbers; CodePrecondition if this trainer is no member any more; those of the
+// Keeper and the registry; that of ctx. After an error the Group can only be closed.
+func (g *Group) Average(ctx context.Context, values []float32) (Result, error) {
+	if len(values) > g.opts.Limit {
+		return Result{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d numbers to average: at most %d", len(values), g.opts.Limit)
+	}
+	for {
+		if g.link == nil {
+			behind, err := g.join(ctx)
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			if err != nil || behind {
+				return Result{Round: g.round, Behind: behind}, err
+			}
+		}
+		contributors, err := g.exchange(ctx, values)
+		if err == nil {
+			g.round++
+			return Result{Round: g.round, Contributors: contributors}, nil
+		}
+		g.link.close()
+		g.link = nil
+		if ctx.Err() != nil {
+			return Result{}, ctx.Err()
+		}
+		if final(ctx, err) {
+			return Result{}, err
+		}
+	}
+}
+
+// final tells whether trying again is of no use.
+func final(ctx context.Context, err error) bool {
+	code := rowraft.CodeOf(err)
+	return ctx.Err() != nil || code == rowraft.CodeInvalidArgument || code == rowraft.CodeVersionTooNew || code == rowraft.CodePrecondition
+}
+
+// exchange sends this trainer's part and reads the result over it.
+func (g *Group) exchange(ctx context.Context, values []float32) (contributors int, err error) {
+	l := g.link
+	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := l.convey.write(l.conn, &frame{kind: part, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: values}); err != nil {
+		// A hub that refuses does not read on; what it said is still there.
+		if f, rerr := l.convey.read(l.conn, 0, nil); rerr == nil && f.kind == refused {
+			return 0, refusal(f)
+		}
+		return 0, err
+	}
+	got, err := g.receive(l, result)
+	if err != nil {
+		return 0, err
+	}
+	if got.round != g.round || len(got.values) != len(values) {
+		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "a result of round %d with %d numbers, want round %d with %d", got.round, len(got.values), g.round, len(values))
+	}
+	copy(values, got.values)
+	return int(got.who), nil
+}
+
+// receive reads a frame that is to be of one of these kinds.
+func (g *Group) receive(l *link, kinds ...kind) (*frame, error) {
+	f, err := l.convey.read(l.conn, g.opts.Limit, l.values)
+	if err != nil {
+		return nil, err
+	}
+	l.values = f.values
+	if f.kind == refused {
+		return nil, refusal(f)
+	}
+	if !slices.Contains(kinds, f.kind) || f.generation != l.generation {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "a frame of kind %d, generation %d: want kinds %d, generation %d", f.kind, f.generation, kinds, l.generation)
+	}
+	return f, nil
+}
+
+func refusal(f *frame) error {
+	return rowraft.Errorf(rowraft.Code(f.who), "the trainers do not agree on what they average: another job, or other sizes")
+}
+
+// join connects to the hub of the newest generation until it begins a round, and
+// tells whether this trainer was behind.
+func (g *Group) join(ctx context.Context) (behind bool, err error) {
+	for {
+		m, changed, err := g.newest(ctx)
+		if err != nil {
+			return false, err
+		}
+		if !slices.Contains(m.Ranks, g.opts.Rank) {
+			return false, rowraft.Errorf(rowraft.CodePrecondition, "rank %d is no member of generation %d: %v are", g.opts.Rank, m.Generation, m.Ranks)
+		}
+		behind, err := g.enter(ctx, m, changed)
+		if err == nil || final(ctx, err) {
+			return behind, err
+		}
+		select {
+		case <-changed:
+		case <-time.After(retryAfter):
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+}
+
+// newest waits until there is a generation.
+func (g *Group) newest(ctx context.Context) (Members, chan struct{}, error) {
+	for {
+		g.mu.Lock()
+		m, changed, err := g.members, g.changed, g.failure
+		g.mu.Unlock()
+		if err != nil || m.Generation > 0 {
+			return m, changed, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return m, nil, ctx.Err()
+		}
+	}
+}
+
+// enter tries once.
+func (g *Group) enter(ctx context.Context, m Members, changed chan struct{}) (behind bool, err error) {
+	conn, err := g.opts.Dial(ctx, m.Addresses[0])
+	if err != nil {
+		return false, err
+	}
+	// The connection ends with its generation, and what waits on it does.
+	over, cancel := context.WithCancel(g.ctx)
+	g.wg.Go(func() {
+		select {
+		case <-changed:
+		case <-over.Done():
+		}
+		cancel()
+		conn.Close()
+	})
+	l := &link{conn: conn, generation: m.Generation, stop: cancel}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if behind, err = g.greetHub(l); err != nil {
+		l.close()
+		return false, err
+	}
+	g.link = l
+	return behind, nil
+}
+
+// greetHub says hello and does what the hub asks for until a round begins.
+func (g *Group) greetHub(l *link) (behind bool, err error) {
+	h := &frame{kind: hello, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: jobFloats(g.opts.Job)}
+	if err := l.convey.write(l.conn, h); err != nil {
+		return false, err
+	}
+	for {
+		f, err := g.receive(l, begin, wanted, state)
+		if err != nil {
+			return false, err
+		}
+		switch {
+		case f.kind == wanted:
+			saved := g.opts.Keeper.Save()
+			if len(saved) > g.opts.Limit {
+				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d numbers to hand over: at most %d", len(saved), g.opts.Limit)
+			}
+			if err := l.convey.write(l.conn, &frame{kind: state, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: saved}); err != nil {
+				return false, err
+			}
+		case f.kind == state:
+			if err := g.opts.Keeper.Load(f.values); err != nil {
+				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "take over what another trainer has: %w", err)
+			}
+			g.round = f.round
+			return true, nil
+		case f.round == g.round:
+			return false, nil
+		default:
+			return false, rowraft.Errorf(rowraft.CodeCorrupt, "the hub begins round %d, want %d", f.round, g.round)
+		}
+	}
+}
+
+// Close says farewell, so that the others go on without this trainer, and ends the
+// Group. If others still need it as their hub it serves them until they have all said
+// farewell, or another is their hub, or ctx ends.
+func (g *Group) Close(ctx context.Context) error {
+	defer func() {
+		g.cancel()
+		g.opts.Listener.Close()
+		g.wg.Wait()
+	}()
+	if g.link == nil && g.round == 0 { // nobody has seen it
+		return nil
+	}
+	for !g.leave() {
+		if g.link != nil {
+			g.link.close()
+			g.link = nil
+		}
+		if _, err := g.join(ctx); rowraft.CodeOf(err) == rowraft.CodePrecondition {
+			return nil // no member any more
+		} else if err != nil {
+			return fmt.Errorf("farewell: %w", err)
+		}
+	}
+	defer g.link.close()
+	for {
+		g.mu.Lock()
+		h, changed := g.hub, g.changed
+		g.mu.Unlock()
+		if h == nil {
+			return nil
+		}
+		select {
+		case <-h.drained:
+			return nil
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("trainers still average here: %w", ctx.Err())
+		}
+	}
+}
+
+// leave says farewell and tells whether the hub has heard it.
+func (g *Group) leave() bool {
+	l := g.link
+	if l == nil || l.convey.write(l.conn, &frame{kind: farewell, generation: l.generation, round: g.round, who: uint32(g.opts.Rank)}) != nil {
+		return false
+	}
+	_, err := g.receive(l, farewell)
+	return err == nil
+}
