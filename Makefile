@@ -105,7 +105,7 @@ bench-rowstore: ## the row store by itself, beside Go's map and against its bars
 
 .PHONY: bench-snapshot
 bench-snapshot: ## what a shard's snapshot costs those who push, against its bars (ARGS="--json", 3 GiB)
-	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check --only snapshot $(ARGS)
+	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check --only 'snapshot|acked' $(ARGS)
 
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)

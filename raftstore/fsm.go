@@ -29,6 +29,8 @@ type fsm struct {
 	// installed is told of a snapshot that took the machine forwards: the leader's log
 	// no longer reached back to this replica. May be nil.
 	installed func(from, to uint64)
+	// yield makes what slows the writing of a snapshot down. May be nil.
+	yield func(s Snapshot, index uint64) *yield
 
 	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
 	// passed is how far the present raft instance has come, ignored entries
@@ -156,12 +158,17 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &fsmSnapshot{snap: s, index: f.machine.AppliedIndex()}, nil
+	out := &fsmSnapshot{snap: s, index: f.machine.AppliedIndex()}
+	if f.yield != nil {
+		out.yield = f.yield(s, f.applied.Load())
+	}
+	return out, nil
 }
 
 type fsmSnapshot struct {
 	snap  Snapshot
 	index rowraft.Index
+	yield *yield // may be nil
 	once  sync.Once
 }
 
@@ -170,7 +177,14 @@ func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
 	if _, err := sink.Write(header); err != nil {
 		return err
 	}
-	_, err := s.snap.WriteTo(sink)
+	var w io.Writer = sink
+	if s.yield != nil {
+		if k, ok := sink.(*watchedSink); ok {
+			s.yield.settle = k.settles()
+		}
+		w = &yieldingWriter{w: sink, yield: s.yield}
+	}
+	_, err := s.snap.WriteTo(w)
 	return err
 }
 

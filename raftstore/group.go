@@ -52,6 +52,7 @@ type Group struct {
 	snapshotBytes atomic.Int64  // its size
 	snapRetryAt   atomic.Int64  // no snapshot before this time, in Unix ns
 	snapWanted    atomic.Bool   // a corrupt snapshot must be replaced
+	snapHurry     atomic.Bool   // the snapshot that is taken replaces one
 	snapBusy      atomic.Bool
 	wantRestart   chan string // capacity 1, to the supervisor
 
@@ -106,7 +107,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	}
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
-		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log,
+		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log, writing: &s.writing,
 		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
 	}
 	defer func() {
@@ -118,6 +119,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		return nil, err
 	}
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
+	g.fsm.yield = g.newYield
 	g.fsm.installed = func(from, to uint64) {
 		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
 		if list, err := g.snaps.List(); err == nil && len(list) > 0 {

@@ -32,6 +32,7 @@ type guardedLog struct {
 	disk        vfs.FS
 	dir         string // for messages
 	log         *slog.Logger
+	writing     *atomic.Int32 // logs of the store that are being written now
 
 	stall    time.Duration
 	isLeader func() bool
@@ -139,7 +140,9 @@ func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
 		}
 	}
 	stop := g.watch("append to")
+	g.writing.Add(1)
 	err := g.inner.StoreLogs(logs)
+	g.writing.Add(-1)
 	stop()
 	if err := g.check("append to", err); err != nil {
 		return err

@@ -65,6 +65,9 @@ type snapshotSink struct {
 	meta  snapMeta
 	done  bool
 	err   error // first failure; Close repeats it
+
+	patient                bool  // somebody else calls settle
+	size, flushed, settled int64 // bytes of f: written, sent to the disk, there
 }
 
 func (k *snapshotSink) ID() string { return k.meta.Raft.ID }
@@ -100,8 +103,39 @@ func (k *snapshotSink) flushChunk() error {
 	}
 	m.Chunks++
 	m.Raft.Size += int64(len(payload))
+	k.size += int64(len(k.buf))
 	k.buf = k.buf[:snapChunkHead]
-	return nil
+	if k.patient {
+		return nil
+	}
+	return k.settle()
+}
+
+// snapFlushBytes are sent to the disk at a time.
+const snapFlushBytes = 1 << 20
+
+// settle sends what was written on its way to the disk, and waits for what was sent
+// before. If all were left to the Sync at the end, an fsync of the log would wait behind
+// all of it.
+func (k *snapshotSink) settle() error {
+	f, ok := k.f.(vfs.Flusher)
+	if !ok || k.err != nil || k.size-k.flushed < snapFlushBytes {
+		return k.err
+	}
+	if k.settled < k.flushed {
+		k.err = f.Flush(k.settled, k.flushed, true)
+	}
+	if k.err == nil {
+		k.err = f.Flush(k.flushed, k.size, false)
+	}
+	k.settled, k.flushed = k.flushed, k.size
+	return k.err
+}
+
+// settles leaves it to the caller when to settle.
+func (k *snapshotSink) settles() func() error {
+	k.patient = true
+	return k.settle
 }
 
 // Close makes the snapshot durable and visible, in this order: data, meta, the

@@ -112,6 +112,14 @@ type watchedSink struct {
 	watch *snapshotWatch
 }
 
+// settles is that of the sink, or nil.
+func (k *watchedSink) settles() func() error {
+	if s, ok := k.SnapshotSink.(*snapshotSink); ok {
+		return s.settles()
+	}
+	return nil
+}
+
 func (k *watchedSink) Close() error {
 	err := k.SnapshotSink.Close()
 	if err == nil {

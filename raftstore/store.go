@@ -30,6 +30,7 @@ type Store struct {
 	// snapshots bounds how many groups write a snapshot at once, pace how fast all of
 	// them send theirs.
 	snapshots chan struct{}
+	writing   atomic.Int32 // logs that are being written now
 	pace      pace
 
 	stop chan struct{}

@@ -82,6 +82,7 @@ func (g *Group) maybeSnapshot(n *instance) {
 		g.snapBusy.Store(false)
 		return
 	}
+	g.snapHurry.Store(wanted)
 	g.snapWanted.Store(false)
 	done := func() {
 		<-g.store.snapshots

@@ -66,6 +66,7 @@ func machine(c config, report func(figure)) error {
 // benchMachine is a shard with what it is asked.
 type benchMachine struct {
 	*shard.Machine
+	apply   func(entry []byte) error // one entry more
 	index   rowraft.Index
 	seq     uint64
 	entries [][]byte
@@ -84,17 +85,24 @@ func newBenchMachine(dim, rows, tables int) (*benchMachine, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &benchMachine{Machine: m, dim: dim, random: rand.New(rand.NewPCG(1, 2))}
+	b := &benchMachine{Machine: m}
+	b.apply = b.applyNext
+	return b, b.fill(dim, rows, tables)
+}
+
+// fill makes tables and rows.
+func (b *benchMachine) fill(dim, rows, tables int) error {
+	b.dim, b.rows, b.random = dim, rows/tables, rand.New(rand.NewPCG(1, 2))
 	h := wire.EntryHeader{Version: 1, LogTime: 1, Epoch: 1}
 	if err := b.apply(wire.OpenSessionEntry(h, rowraft.ClientID{1}, 1)); err != nil {
-		return nil, err
+		return err
 	}
 	var s rowraft.Schema
 	for t := range tables {
 		s = schema(rowraft.Sparse, dim)
 		s.ID, s.Name = rowraft.TableID(1+t), fmt.Sprint("t", t)
 		if err := b.apply(wire.CreateTableEntry(h, &s)); err != nil {
-			return nil, err
+			return err
 		}
 		keys := make([]rowraft.Key, min(partKeys, rows/tables))
 		for k := 0; k < rows/tables; k += len(keys) {
@@ -102,17 +110,16 @@ func newBenchMachine(dim, rows, tables int) (*benchMachine, error) {
 				keys[i] = rowraft.Key(k + i)
 			}
 			if err := b.push(pushEntry(h, s, keys)); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	b.rows = rows / tables
 	for _, keys := range batches("uniform", b.rows, 32, true) {
 		b.asks = append(b.asks, segment(s, keys, wire.FlagNoValues))
 		slices.Sort(keys[:partKeys])
 		b.entries = append(b.entries, pushEntry(h, s, keys[:partKeys]))
 	}
-	return b, nil
+	return nil
 }
 
 // pushUniform pushes the gradients of entry i to other keys: one at random in each of
@@ -156,18 +163,23 @@ func (b *benchMachine) push(entry []byte) error {
 	return b.apply(entry)
 }
 
-func (b *benchMachine) apply(entry []byte) error {
+func (b *benchMachine) applyNext(entry []byte) error {
 	b.index++
-	switch a := b.Apply(b.index, entry).(type) {
+	return appliedWhole(b.Apply(b.index, entry))
+}
+
+// appliedWhole tells what became of an entry.
+func appliedWhole(result any) error {
+	switch a := result.(type) {
 	case *shard.Applied:
 		if p := a.Parts[0]; p.Err != nil || p.Duplicate {
-			return fmt.Errorf("entry %d: %+v", b.index, p)
+			return fmt.Errorf("a part was not applied: %+v", p)
 		}
 		return nil
 	case error:
 		return a
 	}
-	return fmt.Errorf("entry %d was not applied", b.index)
+	return fmt.Errorf("an entry was not applied: %v", result)
 }
 
 // rates is what one run measured.
