@@ -98,6 +98,9 @@ func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 	}
 	select {
 	case <-welcomed:
+		if a.Member != nil {
+			a.Member.attended()
+		}
 		return t, nil
 	case <-t.ended:
 	case <-ctx.Done():
@@ -367,12 +370,11 @@ func (c *attendCall) serve(broken <-chan error) error {
 	}
 }
 
-// beatEvery keeps several beats within a lease.
 func (a *Attendance) beatEvery() time.Duration {
-	if a.Member == nil || a.Member.lease == 0 {
+	if a.Member == nil {
 		return time.Second
 	}
-	return min(time.Second, a.Member.lease/5)
+	return a.Member.beatEvery()
 }
 
 func (a *Attendance) members(m *rowraftv1.AttendMembers) {

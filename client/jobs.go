@@ -26,7 +26,9 @@ type Entry struct {
 	Parts    PartPlan          // of a run that begins
 	Lease    time.Duration     // how long it may be silent; 0: 10 s
 	Gather   bool              // nobody begins before all workers are there
-	InShards bool              // every shard must know the members
+	InShards bool              // every shard must know the members, for steps and clocks
+	Quorum   float64           // share of the members that closes a step; 0: all
+	Deadline time.Duration     // after the first part of a step; 0: none
 	Restart  bool              // it reads its share of the data from the beginning
 	// Checkpoint is the id of the one that the worker goes on from; "": none.
 	Checkpoint string
@@ -46,6 +48,9 @@ type Member struct {
 	instance [16]byte
 	lease    time.Duration
 	left     atomic.Bool // it was said, or tried
+	inShards bool
+	attends  context.Context // ends when a call keeps the lease, or the member leaves
+	attended context.CancelFunc
 
 	Generation uint64 // when it entered; 0: not all workers were there
 	Began      bool   // the run began with it
@@ -61,11 +66,11 @@ type Member struct {
 // with both values, or if there are too many; CodeAlreadyExists if the rank is that of
 // another worker who trains; CodePrecondition while the job is being stopped.
 func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
-	m := &Member{c: c, lease: e.Lease}
+	m := &Member{c: c, lease: e.Lease, inShards: e.InShards}
 	_, _ = rand.Read(m.instance[:]) // never fails (crypto/rand)
 	q := &rowraftv1.EnterRequest{
 		Job: e.Job, Worker: e.Worker, Instance: m.instance[:], Workers: uint32(e.Workers), LeaseNs: uint64(e.Lease), Gather: e.Gather,
-		InShards: e.InShards, Restart: e.Restart, Checkpoint: e.Checkpoint,
+		InShards: e.InShards, Quorum: e.Quorum, DeadlineNs: uint64(e.Deadline), Restart: e.Restart, Checkpoint: e.Checkpoint,
 		Data: &rowraftv1.JobData{Examples: uint64(e.Parts.Examples), PartExamples: uint64(e.Parts.PartExamples), Epochs: uint64(e.Parts.Epochs)},
 	}
 	for name, value := range e.Settings {
@@ -87,7 +92,41 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m, c.adopt(ctx, memberClient(m.identity), m.Incarnation())
+	if err := c.adopt(ctx, memberClient(m.identity), m.Incarnation()); err != nil {
+		return nil, err
+	}
+	m.attends, m.attended = context.WithCancel(c.ctx)
+	return m, c.spawn(m.keepLease)
+}
+
+// keepLease renews the lease until a call of Attend does.
+func (m *Member) keepLease() {
+	tick := time.NewTicker(m.beatEvery())
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.attends.Done():
+			return
+		case <-tick.C:
+		}
+		ctx, cancel := context.WithTimeout(m.attends, 5*time.Second)
+		err := m.c.jobsCall(ctx, "renew the lease", func(ctx context.Context, stub rowraftv1.JobsClient) error {
+			_, err := stub.Renew(ctx, &rowraftv1.RenewRequest{Identity: m.identity})
+			return err
+		})
+		cancel()
+		if err != nil && !rowraft.CodeOf(err).Retryable() {
+			return // Attend is told the same
+		}
+	}
+}
+
+// beatEvery keeps several beats within a lease.
+func (m *Member) beatEvery() time.Duration {
+	if m.lease == 0 {
+		return time.Second
+	}
+	return min(time.Second, m.lease/5)
 }
 
 // memberClient is the client id of whoever has a rank in a run, so that each fences
@@ -121,6 +160,9 @@ func (c *Client) jobsCall(ctx context.Context, what string, call func(context.Co
 
 // Left reports that Leave was called.
 func (m *Member) Left() bool { return m.left.Load() }
+
+// InShards reports that the job's members are told to all shards.
+func (m *Member) InShards() bool { return m.inShards }
 
 // Job is the name of the job.
 func (m *Member) Job() string { return m.identity.GetJob() }
@@ -208,6 +250,7 @@ type PartReached struct {
 // is where others go on.
 func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, parts []PartReached) error {
 	m.left.Store(true)
+	m.attended()
 	return m.c.jobsCall(ctx, "leave job "+m.Job(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		_, err := stub.Leave(ctx, &rowraftv1.LeaveRequest{Identity: m.identity, State: rowraftv1.MemberState(why), Reason: reason, Parts: reachedToProto(parts, true)})
 		return err

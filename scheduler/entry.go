@@ -60,7 +60,8 @@ func versionOf(m proto.Message) uint32 {
 			return 4
 		}
 		switch m.Command.(type) {
-		case *rowraftv1.MetaCommand_EnterJob, *rowraftv1.MetaCommand_LeaveJob, *rowraftv1.MetaCommand_TakePart, *rowraftv1.MetaCommand_EndPart, *rowraftv1.MetaCommand_StopJob:
+		case *rowraftv1.MetaCommand_EnterJob, *rowraftv1.MetaCommand_LeaveJob, *rowraftv1.MetaCommand_TakePart, *rowraftv1.MetaCommand_EndPart, *rowraftv1.MetaCommand_StopJob,
+			*rowraftv1.MetaCommand_StartGeneration, *rowraftv1.MetaCommand_ForgetRun:
 			return 7
 		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
 			return 2
@@ -71,7 +72,7 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
-		if len(m.GetRuns()) > 0 {
+		if len(m.GetRuns()) > 0 || len(m.GetEndedRuns()) > 0 {
 			return 7
 		}
 		if slices.ContainsFunc(m.GetMap().GetNodes(), (*rowraftv1.Node).GetNoShards) || laterOptimizer(m.GetMap().GetTables()...) || laterOptimizer(m.GetRestore().GetTables()...) {

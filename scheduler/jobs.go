@@ -66,6 +66,18 @@ func (s *Scheduler) leave(ctx context.Context, id *rowraftv1.JobIdentity, st row
 	return nil
 }
 
+// Renew keeps the lease of a member.
+func (j *Jobs) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraftv1.RenewReply, error) {
+	if _, err := j.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.s.machine.isMember(q.GetIdentity()); err != nil {
+		return nil, err
+	}
+	j.s.workers.renew(q.GetIdentity())
+	return &rowraftv1.RenewReply{}, nil
+}
+
 // NextPart gives a member a part of the data.
 func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*rowraftv1.NextPartReply, error) {
 	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: q.GetIdentity(), Take: q.GetTake()}}})

@@ -81,10 +81,12 @@ func TestASilentWorkerIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer at.Close()
-	silent, err := enter(t, another(t, s), "silent", 2, nil)
+	other := another(t, s)
+	silent, err := enter(t, other, "silent", 2, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	other.Close() // its process dies
 	eventually(t, "the silent worker is lost", func() bool { return memberState(s, 1) == lost })
 	var last client.Members
 	eventually(t, "the generation without it is told", func() bool {
@@ -100,8 +102,24 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	if memberState(s, 0) != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
 		t.Error("the worker with a call is lost, too")
 	}
-	if _, err := silent.NextPart(t.Context(), 1); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
-		t.Errorf("the zombie's next part: %v", err)
+	zombie := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.runOf("ctr").GetRun(), Rank: 1, Incarnation: uint64(silent.Incarnation())}
+	for what, call := range map[string]func() error{
+		"next part": func() (err error) {
+			_, err = s.Jobs().NextPart(t.Context(), &rowraftv1.NextPartRequest{Identity: zombie, Take: 1})
+			return err
+		},
+		"end of a part": func() (err error) {
+			_, err = s.Jobs().EndPart(t.Context(), &rowraftv1.EndPartRequest{Identity: zombie})
+			return err
+		},
+		"renewal": func() (err error) {
+			_, err = s.Jobs().Renew(t.Context(), &rowraftv1.RenewRequest{Identity: zombie})
+			return err
+		},
+	} {
+		if err := call(); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+			t.Errorf("the zombie's %s: %v", what, err)
+		}
 	}
 	if _, err := another(t, s).Attend(t.Context(), client.Attendance{Job: "ctr", Rank: 1, Trainers: 2, Member: silent}); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("the zombie attends: %v", err)
@@ -144,8 +162,8 @@ func TestAFollowedWorkerEnds(t *testing.T) {
 
 // The next leader gives everybody a fresh lease, and a call that finds it is kept.
 func TestTheNextLeaderGivesFreshLeases(t *testing.T) {
-	s, l, c := served(t)
-	if _, err := enter(t, c, "w", 1, nil); err != nil {
+	s, l, _ := served(t)
+	if _, err := s.Jobs().Enter(t.Context(), cmdEnter("w", 1, nil).GetEnterJob().GetRequest()); err != nil {
 		t.Fatal(err)
 	}
 	m := s.machine.runOf("ctr").GetMembers()[0]
@@ -212,8 +230,8 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 	s, _, c := served(t)
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	var driven []uint64
-	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun, ranks []uint32) (uint64, error) {
-		driven = append(driven, r.GetGeneration(), uint64(len(ranks)))
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
+		driven = append(driven, r.GetGeneration(), uint64(len(trainingRanks(r))))
 		return 41, refuse
 	}
 	m, err := enter(t, c, "w", 1, func(e *client.Entry) { e.InShards = true })

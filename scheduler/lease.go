@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -67,6 +66,11 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 			s.logger.Warn("the members of a job are not known to all shards yet; trying again", "job", r.GetJob(), "generation", r.GetGeneration(), "err", err)
 		}
 	}
+	for _, run := range s.machine.endedRuns() {
+		if err := s.endInShards(ctx, run); err != nil && ctx.Err() == nil {
+			s.logger.Debug("a run that is over is not forgotten by all shards yet", "err", err)
+		}
+	}
 	s.attendance.mu.Lock()
 	s.attendance.changeLocked() // each call looks whether it has to tell its trainer
 	s.attendance.mu.Unlock()
@@ -99,7 +103,9 @@ type generations struct {
 	list map[string]generation
 	// drive makes a generation known to every shard and returns its first step; nil
 	// where no shard needs it.
-	drive func(ctx context.Context, r *rowraftv1.MetaRun, ranks []uint32) (firstStep uint64, err error)
+	drive func(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error)
+	// end has every shard forget a run.
+	end func(ctx context.Context, run []byte) error
 }
 
 func (g *generations) startTerm(term rowraft.Term) {
@@ -116,6 +122,16 @@ func (g *generations) of(run []byte) generation {
 	return g.list[string(run)]
 }
 
+// endInShards has the shards forget a run, and forgets it then.
+func (s *Scheduler) endInShards(ctx context.Context, run []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	if err := s.generations.end(ctx, run); err != nil {
+		return err
+	}
+	return s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}})
+}
+
 // driveGeneration makes the present generation of a run known: first to the shards,
 // then to whoever asks for it.
 func (s *Scheduler) driveGeneration(ctx context.Context, r *rowraftv1.MetaRun) error {
@@ -123,11 +139,11 @@ func (s *Scheduler) driveGeneration(ctx context.Context, r *rowraftv1.MetaRun) e
 		return nil
 	}
 	g := generation{number: r.GetGeneration(), ranks: trainingRanks(r)}
-	if r.GetInShards() && s.generations.drive != nil {
+	if r.GetInShards() && len(g.ranks) > 0 {
 		ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 		defer cancel()
 		var err error
-		if g.firstStep, err = s.generations.drive(ctx, r, slices.Clone(g.ranks)); err != nil {
+		if g.firstStep, err = s.generations.drive(ctx, r); err != nil {
 			return err
 		}
 	}

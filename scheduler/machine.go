@@ -134,6 +134,11 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.endPart(c.EndPart)
 	case *rowraftv1.MetaCommand_StopJob:
 		return nil, s.stopJob(c.StopJob)
+	case *rowraftv1.MetaCommand_StartGeneration:
+		return s.startGeneration(c.StartGeneration)
+	case *rowraftv1.MetaCommand_ForgetRun:
+		s.forgetRun(c.ForgetRun.GetRun())
+		return nil, nil
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -225,7 +230,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		return nil, err
 	}
 	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
-		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs)}
+		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs), EndedRuns: s.endedRuns}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}

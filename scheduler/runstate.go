@@ -109,6 +109,9 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 		r.State, r.Reason, r.Stopping = rowraftv1.JobState_JOB_STATE_RUNNING, "", false
 		nextGeneration(r)
 	}
+	if begins {
+		s.endRun(old)
+	}
 	s.putRun(r)
 	return &entered{&rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}, r.GetGeneration(), begins, r.GetData()}, nil
 }
@@ -126,6 +129,8 @@ func checkEnter(c *rowraftv1.MetaEnterJob) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a run of %d bytes, an instance of %d: want 16", q.GetJob(), len(c.GetRun()), len(q.GetInstance()))
 	case q.GetLeaseNs() > uint64(MaxLease) || lease < MinLease:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a lease of %v: want %v to %v", q.GetJob(), time.Duration(min(q.GetLeaseNs(), uint64(MaxLease)+1)), MinLease, MaxLease)
+	case !(q.GetQuorum() >= 0 && q.GetQuorum() <= 1):
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a quorum of %v: want a share of its workers", q.GetJob(), q.GetQuorum())
 	case len(q.GetCheckpoint()) > maxNameLength:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the id of a checkpoint of %d bytes", q.GetJob(), len(q.GetCheckpoint()))
 	}
@@ -184,6 +189,7 @@ func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
 	return &rowraftv1.MetaRun{
 		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(), LeaseNs: q.GetLeaseNs(),
 		State: rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(s.cluster.Epoch), Data: data, InShards: q.GetInShards(),
+		Quorum: q.GetQuorum(), DeadlineNs: q.GetDeadlineNs(),
 	}
 }
 
@@ -323,8 +329,49 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	if len(trainingRanks(r)) == 0 {
 		settle(r)
 	}
+	if r.GetState() == rowraftv1.JobState_JOB_STATE_DONE {
+		s.endRun(r)
+	}
 	s.putRun(r)
 	return nil
+}
+
+// maxEndedRuns bounds the runs that shards are to forget. Beyond it the oldest is not
+// driven any more: it costs a shard some bytes.
+const maxEndedRuns = 256
+
+// endRun notes that shards are to forget a run.
+func (s *state) endRun(r *rowraftv1.MetaRun) {
+	if !r.GetInShards() || slices.ContainsFunc(s.endedRuns, func(id []byte) bool { return bytes.Equal(id, r.GetRun()) }) {
+		return
+	}
+	s.endedRuns = append(slices.Clone(s.endedRuns), r.GetRun())
+	if n := len(s.endedRuns); n > maxEndedRuns {
+		s.endedRuns = s.endedRuns[n-maxEndedRuns:]
+	}
+}
+
+// forgetRun notes that no shard knows a run any more.
+func (s *state) forgetRun(run []byte) {
+	s.endedRuns = slices.DeleteFunc(slices.Clone(s.endedRuns), func(id []byte) bool { return bytes.Equal(id, run) })
+}
+
+// startGeneration fixes the first step of a run's present generation, and returns the
+// run with the one that counts.
+func (s *state) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.MetaRun, error) {
+	old := s.run(c.GetJob())
+	switch {
+	case old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) || old.GetGeneration() != c.GetGeneration() || c.GetGeneration() == 0:
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "generation %d of job %s is not the present one", c.GetGeneration(), c.GetJob())
+	case old.GetStarted() == c.GetGeneration():
+		return old, nil
+	case c.GetFirstStep() < max(old.GetFirstStep(), 1):
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "generation %d of job %s begins at step %d, the one before began at %d", c.GetGeneration(), c.GetJob(), c.GetFirstStep(), old.GetFirstStep())
+	}
+	r := proto.CloneOf(old)
+	r.Started, r.FirstStep = c.GetGeneration(), c.GetFirstStep()
+	s.putRun(r)
+	return r, nil
 }
 
 func cut(s string, n int) string { return strings.ToValidUTF8(s[:min(len(s), n)], "") }
@@ -376,13 +423,20 @@ func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
 // cannot go on.
 func (s *state) forgetRuns(table string) {
 	s.runs = slices.DeleteFunc(slices.Clone(s.runs), func(r *rowraftv1.MetaRun) bool {
-		return strings.HasPrefix(table, r.GetJob()+".") && len(trainingRanks(r)) == 0
+		forget := strings.HasPrefix(table, r.GetJob()+".") && len(trainingRanks(r)) == 0
+		if forget {
+			s.endRun(r)
+		}
+		return forget
 	})
 }
 
 // runsFromProto checks what a snapshot says of runs.
 func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
-	s.runs = p.GetRuns()
+	s.runs, s.endedRuns = p.GetRuns(), p.GetEndedRuns()
+	if len(s.endedRuns) > maxEndedRuns || slices.ContainsFunc(s.endedRuns, func(id []byte) bool { return len(id) != 16 }) {
+		return fmt.Errorf("%d runs are to be forgotten", len(s.endedRuns))
+	}
 	if len(s.runs) > MaxJobs {
 		return fmt.Errorf("%d runs of jobs", len(s.runs))
 	}
@@ -413,6 +467,13 @@ func (m *machine) allRuns() []*rowraftv1.MetaRun {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.state.runs)
+}
+
+// endedRuns returns the runs that shards are to forget.
+func (m *machine) endedRuns() [][]byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.endedRuns
 }
 
 // runOf returns the run of a job, nil if there is none.

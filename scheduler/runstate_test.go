@@ -309,6 +309,42 @@ func TestRegistryModel(t *testing.T) {
 	})
 }
 
+func cmdBeginGeneration(run []byte, generation, first uint64) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{Job: "ctr", Run: run, Generation: generation, FirstStep: first}}}
+}
+
+// Of two leaders that begin a generation the first counts, and shards are to forget what
+// is over.
+func TestGenerationsBeginOnce(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	inShards := func(q *rowraftv1.EnterRequest) { q.InShards = true }
+	one := a.enter(cmdEnter("a", 1, inShards)).identity
+	a.refused(cmdBeginGeneration(one.Run, 2, 5), rowraft.CodePrecondition)
+	a.refused(cmdBeginGeneration(id16(9), 1, 5), rowraft.CodePrecondition)
+	for _, first := range []uint64{5, 7} {
+		if r, ok := a.do(cmdBeginGeneration(one.Run, 1, first)).(*rowraftv1.MetaRun); !ok || r.GetFirstStep() != 5 || r.GetStarted() != 1 {
+			t.Errorf("asked for %d it is %v", first, r)
+		}
+	}
+	a.ok(cmdLeaveJob(one, lost))
+	a.refused(cmdBeginGeneration(one.Run, 2, 4), rowraft.CodeInvalidArgument, "begins at step 4")
+	if got := a.m.endedRuns(); len(got) != 0 {
+		t.Errorf("to be forgotten: %x, and it can go on", got)
+	}
+	next := a.enter(cmdEnter("a", 2, func(q *rowraftv1.EnterRequest) { q.InShards, q.Restart = true, true })).identity
+	other := a.enter(cmdEnter("b", 3, inShards)).identity
+	if got := a.m.endedRuns(); len(got) != 1 || !bytes.Equal(got[0], one.Run) {
+		t.Errorf("to be forgotten: %x, want %x", got, one.Run)
+	}
+	a.ok(cmdLeaveJob(next, ended))
+	a.ok(cmdLeaveJob(other, ended))
+	a.ok(&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: one.Run}}})
+	if got := a.m.endedRuns(); len(got) != 1 || !bytes.Equal(got[0], next.Run) {
+		t.Errorf("to be forgotten: %x, want %x", got, next.Run)
+	}
+}
+
 func TestGoldenBytesOfRuns(t *testing.T) {
 	instance, run := make([]byte, 16), make([]byte, 16)
 	for i := range instance {
@@ -323,9 +359,11 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
 			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
 		}}},
-		"take_part": {Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: me, Take: 2}}},
-		"end_part":  {Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: me, Part: 1}}},
-		"stop_job":  cmdStopJob(run),
+		"take_part":        {Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: me, Take: 2}}},
+		"end_part":         {Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: me, Part: 1}}},
+		"stop_job":         cmdStopJob(run),
+		"start_generation": cmdBeginGeneration(run, 3, 41),
+		"forget_run":       {Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}},
 	} {
 		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
 		if err != nil {
@@ -338,6 +376,14 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		if err := decodeFrame(bytes.NewReader(want), entryMagic, &back); err != nil || !proto.Equal(&back, c) {
 			t.Errorf("%s reads as %v, %v", name, &back, err)
 		}
+	}
+	over, err := os.ReadFile(filepath.Join("testdata", "ended_runs.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newMachine(NewView())
+	if err := b.Restore(bytes.NewReader(over)); err != nil || len(b.endedRuns()) != 1 || !bytes.Equal(b.endedRuns()[0], run) || !bytes.Equal(snapshotBytes(t, b), over) {
+		t.Errorf("ended runs: %x, %v", b.endedRuns(), err)
 	}
 	snap, err := os.ReadFile(filepath.Join("testdata", "runs.snapshot"))
 	if err != nil {

@@ -163,6 +163,7 @@ func New(opts Options) (*Scheduler, error) {
 		attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
+	s.generations.drive, s.generations.end = s.driveMembers, s.endMembers
 	s.checkpoints, s.jobs = &Checkpoints{s: s}, &Jobs{s: s}
 	return s, nil
 }

@@ -36,6 +36,7 @@ type state struct {
 	dropped         []droppedTable           // since the last restore, oldest first; at most maxDropped
 	policies        []*policy                // of checkpoints, by name
 	runs            []*rowraftv1.MetaRun     // of jobs, by job, each immutable
+	endedRuns       [][]byte                 // that shards are to forget, oldest first; immutable
 }
 
 type job struct {

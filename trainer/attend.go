@@ -95,14 +95,15 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint.
 func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.Attending, error) {
-	return j.attend(ctx, c, s, nil)
+	return j.attend(ctx, c, s, nil, nil)
 }
 
-// attend is Attend that calls onStop when somebody stops the job.
-func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func()) (*client.Attending, error) {
+// attend is Attend that calls onStop when somebody stops the job, and onMembers when
+// its members change; both may be nil.
+func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
 	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor}
 	if j.cfg.member != nil {
-		a.Member, a.Beat = j.cfg.member, j.beat
+		a.Member, a.Beat, a.OnMembers = j.cfg.member, j.beat, onMembers
 	}
 	if onStop != nil {
 		a.OnStop = func() { j.stopping.Store(true); onStop() }
@@ -125,7 +126,7 @@ func (j *Job) pauseFor(ctx context.Context) (*client.Paused, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &client.Paused{Step: s.Step, Size: s.Size(), Release: release, Write: func(w io.Writer) error {
+	return &client.Paused{Step: s.Step, Size: s.Size(), Parts: j.parts.reached(), Release: release, Write: func(w io.Writer) error {
 		_, err := s.WriteTo(w)
 		return err
 	}}, nil
@@ -142,7 +143,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 	}
 	train, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	at, err := j.attend(ctx, c, s, func() { cancel(errJobStopped) })
+	members := &membership{told: make(chan struct{})}
+	at, err := j.attend(ctx, c, s, func() { cancel(errJobStopped) }, members.tell)
 	if err != nil {
 		j.leave(ctx, nil, err)
 		return nil, err
@@ -160,7 +162,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		case <-train.Done():
 		}
 	})
-	if err := j.setPolicy(ctx, c); err != nil {
+	if err := errors.Join(j.setPolicy(ctx, c), j.join(train, members)); err != nil {
+		j.leave(ctx, nil, err)
 		return nil, err
 	}
 	if s != nil {
@@ -169,6 +172,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 	r, err := j.run(train, func(r *Result) error {
 		r.Stopped = context.Cause(train) == errJobStopped
 		j.leave(ctx, r, nil)
+		j.readAgain(ctx, c, r)
 		if s != nil {
 			r.ResumedFrom = s.Path
 		}
@@ -184,6 +188,29 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		j.leave(ctx, r, err)
 	}
 	return r, err
+}
+
+// readAgain says how many examples were given to a worker again.
+func (j *Job) readAgain(ctx context.Context, c *client.Client, r *Result) {
+	if j.parts == nil || r.Interrupted {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	least, most, err := c.RepeatedExamples(ctx, j.cfg.Job)
+	if err != nil {
+		j.note("how many examples were read more than once is not known: %v", err)
+		return
+	}
+	r.ReadAgainAtLeast, r.ReadAgainAtMost = &least, &most
+	switch {
+	case most == 0:
+		j.note("every example was read once an epoch")
+	case least == most:
+		j.note("every example was read; %d of them once more, after workers had died", most)
+	default:
+		j.note("every example was read; %d to %d of them once more, after workers had died", least, most)
+	}
 }
 
 // checkTables reports a table of the run that did not come with the checkpoint: it was

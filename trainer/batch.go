@@ -13,6 +13,7 @@ import (
 type work struct {
 	step  int64    // from 1
 	after position // in the data, behind it
+	piece piece    // of a part of the data that it is
 	data  *data.Batch
 	batch models.Batch  // shares data's labels and dense numbers
 	keys  []rowraft.Key // unique, ascending

@@ -31,8 +31,12 @@ type Config struct {
 	Seed     uint64 `yaml:"seed"`
 	// Rank of Trainers: this trainer reads every Trainers-th example. A nil rank
 	// is asked of the scheduler if there are several trainers.
-	Rank     *int          `yaml:"rank"`
-	Trainers int           `yaml:"trainers"`
+	Rank     *int `yaml:"rank"`
+	Trainers int  `yaml:"trainers"`
+	// Parts: the scheduler gives the data out in parts, and what a dead trainer had to another
+	// one; else each reads its own share. Default: if there are several trainers whose ranks
+	// are the scheduler's, in mode async.
+	Parts    *bool         `yaml:"parts"`
 	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others go on without it; 0: 10 s
 	Batch    int           `yaml:"batch"`
 	Threads  int           `yaml:"threads"`  // that compute a batch, each a slice of it; their gradients are summed in order
@@ -60,6 +64,8 @@ type Config struct {
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
 
 	member *client.Member // of the job, once it has entered
+	set    data.Set       // that was opened to enter it
+	parted bool           // the scheduler divides the data
 }
 
 // DataConfig is a data set in a file, or images with labels in idx files.
@@ -392,8 +398,11 @@ func (c *Config) stepsOf(rank int, size int64) int64 {
 		mine := (size - int64(rank) + int64(c.Trainers) - 1) / int64(c.Trainers)
 		planned = epochs * ((mine + int64(c.Batch) - 1) / int64(c.Batch))
 	}
-	if c.Steps > 0 && (planned == 0 || c.Steps < planned) {
+	if c.Steps > 0 && (planned == 0 || c.Steps < planned || c.parted) {
 		return c.Steps
+	}
+	if c.parted {
+		return 0 // whoever is faster reads more
 	}
 	return planned
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -27,6 +28,14 @@ const defaultLease = 10 * time.Second
 func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
+	set, err := c.OpenData()
+	if err != nil {
+		return err
+	}
+	parted, err := c.wantsParts(set)
+	if err != nil {
+		return err
+	}
 	e := client.Entry{Job: c.Job, Worker: worker, Workers: c.Trainers, Settings: c.settings(), Rank: c.Rank, Lease: c.lease()}
 	if c.Rank == nil && c.Trainers == 1 {
 		e.Rank = new(int)
@@ -34,8 +43,22 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if e.Worker == "" && e.Rank != nil {
 		e.Worker = fmt.Sprintf("rank-%d", *e.Rank)
 	}
+	e.Settings["parts"] = fmt.Sprint(parted)
+	if n := set.TrainSize(); n > 0 {
+		e.Settings["data.examples"] = fmt.Sprint(n)
+	}
+	if parted {
+		e.Parts = c.partPlan(set.TrainSize())
+		e.Settings["epochs"] = fmt.Sprint(e.Parts.Epochs)
+	}
+	if c.Mode == Sync || c.Mode == SSP {
+		e.InShards, e.Gather, e.Deadline = true, true, c.Deadline
+		if c.Mode == Sync {
+			e.Quorum = c.Quorum
+		}
+	}
 	if c.Resume == "" {
-		e.Restart = true
+		e.Restart = !parted
 	} else if from, err := cl.Restored(ctx); err != nil {
 		return err
 	} else {
@@ -46,7 +69,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		return err
 	}
 	rank := m.Rank()
-	c.Rank, c.member = &rank, m
+	c.Rank, c.member, c.set, c.parted = &rank, m, set, parted
 	return nil
 }
 
@@ -139,7 +162,13 @@ func (j *Job) leave(ctx context.Context, r *Result, failure error) {
 	case r.Interrupted:
 		why = client.LeaveStopped
 	}
-	err := m.Leave(ctx, why, reason, nil)
+	parts := j.parts.reached()
+	for i := range parts {
+		if failure == nil { // what was read ahead is not trained
+			parts[i].Read = parts[i].Acknowledged
+		}
+	}
+	err := m.Leave(ctx, why, reason, parts)
 	// Else its lease runs out; nothing else depends on it.
 	if err != nil && failure == nil && rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		j.note("left without a word to the scheduler: %v", err)
@@ -161,7 +190,7 @@ func (j *Job) beat() client.Beat {
 	j.mu.Unlock()
 	b := client.Beat{
 		Step: p.Step, Examples: p.Examples, BatchesSkipped: skipped, Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
-		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: nan, Waiting: nan,
+		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: nan, Waiting: nan, Parts: j.parts.reached(),
 	}
 	now := time.Now()
 	if last := j.beats; !last.at.IsZero() && now.After(last.at) {
@@ -170,4 +199,60 @@ func (j *Job) beat() client.Beat {
 	}
 	j.beats = beatMeter{now, p.Step, p.Examples}
 	return b
+}
+
+// joiner are tables whose workers know of each other through the shards.
+type joiner interface {
+	Join(client.JobOptions) error
+	// Adopt makes a later generation known.
+	Adopt(rowraft.Generation)
+}
+
+// membership is what the scheduler tells of the job's members.
+type membership struct {
+	mu     sync.Mutex
+	newest client.Members
+	joined joiner        // nil before
+	told   chan struct{} // closed at the first
+}
+
+func (m *membership) tell(now client.Members) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.newest.Generation == 0 {
+		close(m.told)
+	}
+	m.newest = now
+	if m.joined != nil {
+		m.joined.Adopt(rowraft.Generation(now.Generation))
+	}
+}
+
+// join waits for the first generation that every shard knows, and becomes a member of it,
+// if the mode has workers that know of each other.
+func (j *Job) join(ctx context.Context, m *membership) error {
+	tables, ok := j.tables.(joiner)
+	if j.cfg.member == nil || !j.cfg.member.InShards() || !ok {
+		return nil
+	}
+	if j.cfg.Trainers > 1 {
+		j.note("waiting for the job's other trainers")
+	}
+	patience := time.NewTimer(j.cfg.Patience)
+	defer patience.Stop()
+	select {
+	case <-m.told:
+	case <-patience.C:
+		return rowraft.Errorf(rowraft.CodeDeadline, "the job's %d trainers were not there within %v; `rowraft job describe %s` names those that are", j.cfg.Trainers, j.cfg.Patience, j.cfg.Job)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	me := j.cfg.member
+	err := tables.Join(client.JobOptions{
+		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation), Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(),
+	})
+	m.joined = tables
+	return err
 }

@@ -45,6 +45,11 @@ type Result struct {
 	BatchesLate        int64 `json:"batches_late"` // mode sync: others went on without them
 	JobSteps           int64 `json:"job_steps"`    // mode sync: that were closed
 
+	// Examples of the job's data that were given to a worker again after another one had
+	// read them; null if the scheduler did not divide the data, or the run did not end.
+	ReadAgainAtLeast *int64 `json:"read_again_at_least"`
+	ReadAgainAtMost  *int64 `json:"read_again_at_most"`
+
 	// AuditTable holds, in dimension Rank of each of AuditKeys, the number of
 	// this trainer's pushes that were applied; "" without audit.
 	AuditTable string   `json:"audit_table,omitempty"`

@@ -52,7 +52,8 @@ type Job struct {
 	losses        int64 // batches that had one
 	skippedInARow int
 
-	gate gate
+	gate  gate
+	parts *dataParts // nil: each trainer reads its own share
 
 	beats    beatMeter   // of the goroutine that calls beat
 	stopping atomic.Bool // the job was stopped
@@ -81,8 +82,13 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 	}
 	j := &Job{cfg: cfg, tables: tables, observe: observe, gate: gate{turn: make(chan struct{}, 1)}}
 	var err error
-	if j.set, err = cfg.OpenData(); err != nil {
-		return nil, err
+	if j.set = cfg.set; j.set == nil {
+		if j.set, err = cfg.OpenData(); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.parted {
+		j.parts = &dataParts{set: j.set, giver: cfg.member, patience: cfg.Patience}
 	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
 	if err := j.openModel(); err != nil {
@@ -177,7 +183,7 @@ func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, er
 }
 
 func (j *Job) train(ctx context.Context) error {
-	src := &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step, at: j.at}
+	src := j.feed(ctx)
 	defer src.close()
 	defer j.way.wait()
 	// Pushes outlive ctx by the grace period, so that those sent are counted.
@@ -206,7 +212,7 @@ func (j *Job) epochs() int {
 }
 
 // trainInStep does one thing after another: staleness 0.
-func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
+func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	w := j.newWork()
 	for ctx.Err() == nil {
 		if p := j.gate.wanted(); p != nil {
@@ -216,9 +222,12 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
 			continue
 		}
 		err := j.read(src, w)
-		if err == io.EOF {
+		switch {
+		case err == io.EOF:
 			return nil
-		} else if err != nil {
+		case err == errNotYet:
+			continue
+		case err != nil:
 			return err
 		}
 		if err := j.pull(ctx, w, func(p *pause) error { return j.boundary(ctx, pushes, p) }); err != nil {
@@ -229,9 +238,12 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
 			return err
 		}
 		if push {
-			if err := j.push(pushes, w); err != nil {
-				return err
-			}
+			err = j.push(pushes, w)
+		} else {
+			err = j.covered(pushes, w)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -239,7 +251,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src *repeated) error {
 
 // trainAhead reads and pulls the next batch while the model runs, and pushes
 // beside it.
-func (j *Job) trainAhead(ctx, pushes context.Context, src *repeated) error {
+func (j *Job) trainAhead(ctx, pushes context.Context, src feed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	defer func() { cancel(); all.Wait() }()
@@ -262,6 +274,9 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src *repeated) error {
 			return err
 		}
 		if !push {
+			if err := j.covered(pushes, w); err != nil {
+				return err
+			}
 			free <- w
 			continue
 		}
@@ -287,7 +302,7 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src *repeated) error {
 	return readErr
 }
 
-func (j *Job) readAhead(ctx, pushes context.Context, src *repeated, free chan *work, ready chan<- *work) error {
+func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, ready chan<- *work) error {
 	for {
 		var w *work
 		select {
@@ -306,7 +321,11 @@ func (j *Job) readAhead(ctx, pushes context.Context, src *repeated, free chan *w
 		if ctx.Err() != nil {
 			return nil // what was asked for its state stays in it
 		}
-		if err := j.read(src, w); err != nil {
+		switch err := j.read(src, w); {
+		case err == errNotYet:
+			free <- w
+			continue
+		case err != nil:
 			return err
 		}
 		if err := j.pull(ctx, w, stand); err != nil {
@@ -348,14 +367,13 @@ func stopped(ctx context.Context, err error) error {
 }
 
 // read fills w with the next batch, or returns io.EOF.
-func (j *Job) read(src *repeated, w *work) error {
-	if j.steps > 0 && src.batches >= j.steps || j.way.over() {
+func (j *Job) read(src feed, w *work) error {
+	if j.steps > 0 && src.count() >= j.steps || j.way.over() {
 		return io.EOF
 	}
-	if err := src.next(w.data); err != nil {
+	if err := src.next(w); err != nil {
 		return err
 	}
-	w.step, w.after = src.batches, src.at
 	w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
 	return nil
 }

@@ -22,7 +22,10 @@ func (j *Job) push(ctx context.Context, w *work) error {
 		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
 	}
 	j.setRates(w.segs, w.step)
-	return j.way.push(ctx, w)
+	if err := j.way.push(ctx, w); err != nil {
+		return err
+	}
+	return j.covered(ctx, w)
 }
 
 // failed returns the error of the first push that failed.
@@ -109,7 +112,17 @@ type repeated struct {
 	src data.Source // nil between epochs
 }
 
-func (r *repeated) next(b *data.Batch) error {
+func (r *repeated) count() int64 { return r.batches }
+
+func (r *repeated) next(w *work) error {
+	if err := r.read(w.data); err != nil {
+		return err
+	}
+	w.step, w.after = r.batches, r.at
+	return nil
+}
+
+func (r *repeated) read(b *data.Batch) error {
 	empty := false // the epoch gave no batch
 	for {
 		if r.src == nil {

@@ -75,6 +75,9 @@ func (j *Job) state(ended bool) *state.State {
 		Config:    j.essence(),
 		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch, Offset: j.at.offset}},
 	}
+	if j.parts != nil { // the job's, which the checkpoint has once
+		s.Positions = nil
+	}
 	at := 0
 	for i, p := range j.layout.params {
 		n := j.layout.sizes[i]
@@ -96,7 +99,10 @@ func (j *Job) Resume(s *state.State) error {
 	if err := sameEssence(s.Config, j.essence()); err != nil {
 		return err
 	}
-	if len(s.Positions) != 1 || s.Positions[0].Part != s.Rank || s.Positions[0].Parts != s.Trainers {
+	if parted := j.parts != nil; parted != (len(s.Positions) == 0) {
+		return invalid("the data was divided otherwise when the checkpoint was made: parts is %v now", parted)
+	}
+	if j.parts == nil && (len(s.Positions) != 1 || s.Positions[0].Part != s.Rank || s.Positions[0].Parts != s.Trainers) {
 		return invalid("the state has positions in other parts of the data: %v", s.Positions)
 	}
 	initial := make([]float32, 0, len(j.layout.initial))
@@ -111,7 +117,9 @@ func (j *Job) Resume(s *state.State) error {
 		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.params))
 	}
 	j.layout.initial = initial
-	j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset}
+	if j.parts == nil {
+		j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset}
+	}
 	j.step, j.examples = s.Step, s.Examples
 	j.before = counters{step: s.Step, examples: s.Examples}
 	j.mu.Lock()

@@ -37,6 +37,9 @@ func (c *Cluster) Join(o client.JobOptions) (err error) {
 	return err
 }
 
+// Adopt makes a later generation of the job known, as the scheduler tells it.
+func (c *Cluster) Adopt(g rowraft.Generation) { c.job.Adopt(g) }
+
 func (c *Cluster) member() (*client.Job, error) {
 	if c.job == nil {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "this trainer is no member of a job: modes sync and ssp need it")

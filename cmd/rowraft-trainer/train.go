@@ -309,6 +309,9 @@ func printResult(w io.Writer, r *trainer.Result) {
 		}
 		row("log loss", "%s", withBest(r.LogLoss, r.BestLogLoss))
 	}
+	if r.ReadAgainAtMost != nil && *r.ReadAgainAtMost > 0 {
+		row("read again", "%d to %d examples of the job", *r.ReadAgainAtLeast, *r.ReadAgainAtMost)
+	}
 	if r.ResumedFrom != "" {
 		row("went on from", "%s, after step %d", r.ResumedFrom, r.ResumedAtStep)
 	}

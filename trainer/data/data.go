@@ -68,6 +68,13 @@ type Set interface {
 	Name() string
 }
 
+// Ranger is a Set whose training part can be read from any place.
+type Ranger interface {
+	Set
+	// Range opens the training examples with From ≤ number < To.
+	Range(from, to int64) (Source, error)
+}
+
 // separator stands between the name of a feature and a value in what is hashed.
 const separator = 0
 

@@ -64,6 +64,11 @@ func (f *File) Train(rank, trainers int) (Source, error) {
 	return f.open(Part{To: f.size - f.held, Rank: rank, Trainers: trainers})
 }
 
+// Range implements [Ranger]. It reads past the lines before from, and takes none apart.
+func (f *File) Range(from, to int64) (Source, error) {
+	return f.open(Part{From: from, To: min(to, f.size-f.held), Trainers: 1})
+}
+
 // Held implements [Set].
 func (f *File) Held() (Source, error) {
 	return f.open(Part{From: f.size - f.held, To: f.size, Trainers: 1})

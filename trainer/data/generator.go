@@ -105,6 +105,19 @@ func (g *Generator) Train(rank, trainers int) (Source, error) {
 	return g.open(streamTrain, Part{To: to, Rank: rank, Trainers: trainers})
 }
 
+// Range implements [Ranger].
+func (g *Generator) Range(from, to int64) (Source, error) {
+	if g.cfg.Examples > 0 {
+		to = min(to, g.cfg.Examples)
+	}
+	s, err := g.open(streamTrain, Part{To: to, Trainers: 1})
+	if err != nil {
+		return nil, err
+	}
+	s.number = from
+	return s, nil
+}
+
 // Held implements [Set].
 func (g *Generator) Held() (Source, error) {
 	return g.open(streamHeld, Part{To: g.cfg.Held, Trainers: 1})

@@ -35,6 +35,26 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, set := range []Ranger{file, generator} {
+		src, err := set.Train(0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := all(t, src, set.Shape(), 5)
+		for from := range whole.N {
+			for _, to := range []int{from + 1, from + 7, whole.N, whole.N + 3} {
+				src, err := set.Range(int64(from), int64(to))
+				if err != nil {
+					t.Fatal(err)
+				}
+				part := all(t, src, set.Shape(), 4)
+				n := set.Shape().Categorical
+				if !slices.Equal(part.Keys, whole.Keys[from*n:min(to, whole.N)*n]) {
+					t.Fatalf("%s: examples %d to %d are others than those of the whole", set.Name(), from, to)
+				}
+			}
+		}
+	}
 	for _, set := range []Set{file, generator, images} {
 		for _, part := range []Part{{Rank: 0, Trainers: 1}, {Rank: 1, Trainers: 3}, {Rank: 2, Trainers: 3}} {
 			open := func() Source {

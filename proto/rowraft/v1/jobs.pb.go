@@ -539,10 +539,12 @@ type EnterRequest struct {
 	WantRank      uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
 	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, part_examples, epochs
 	LeaseNs       uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
-	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                      // nobody begins before all workers are there
-	Restart       bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                   // it reads its share from the beginning: a run without members that knows it is over
-	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`              // id of the one that it goes on from; "": none
-	InShards      bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"` // every shard must know the members, for steps and clocks
+	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // nobody begins before all workers are there
+	Restart       bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
+	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
+	InShards      bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`       // every shard must know the members, for steps and clocks
+	Quorum        float64                `protobuf:"fixed64,13,opt,name=quorum,proto3" json:"quorum,omitempty"`                          // share of the members that closes a step; 0 and 1: all
+	DeadlineNs    uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -659,6 +661,20 @@ func (x *EnterRequest) GetInShards() bool {
 		return x.InShards
 	}
 	return false
+}
+
+func (x *EnterRequest) GetQuorum() float64 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *EnterRequest) GetDeadlineNs() uint64 {
+	if x != nil {
+		return x.DeadlineNs
+	}
+	return 0
 }
 
 type EnterReply struct {
@@ -833,6 +849,86 @@ func (*LeaveReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{8}
 }
 
+type RenewRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RenewRequest) GetIdentity() *JobIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+type RenewReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewReply) Reset() {
+	*x = RenewReply{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewReply) ProtoMessage() {}
+
+func (x *RenewReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
+func (*RenewReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{10}
+}
+
 // PartReached is how far a worker is in a part that it has.
 type PartReached struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -847,7 +943,7 @@ type PartReached struct {
 
 func (x *PartReached) Reset() {
 	*x = PartReached{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +955,7 @@ func (x *PartReached) String() string {
 func (*PartReached) ProtoMessage() {}
 
 func (x *PartReached) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +968,7 @@ func (x *PartReached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartReached.ProtoReflect.Descriptor instead.
 func (*PartReached) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PartReached) GetEpoch() uint64 {
@@ -920,7 +1016,7 @@ type NextPartRequest struct {
 
 func (x *NextPartRequest) Reset() {
 	*x = NextPartRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1028,7 @@ func (x *NextPartRequest) String() string {
 func (*NextPartRequest) ProtoMessage() {}
 
 func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1041,7 @@ func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextPartRequest.ProtoReflect.Descriptor instead.
 func (*NextPartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NextPartRequest) GetIdentity() *JobIdentity {
@@ -977,7 +1073,7 @@ type NextPartReply struct {
 
 func (x *NextPartReply) Reset() {
 	*x = NextPartReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1085,7 @@ func (x *NextPartReply) String() string {
 func (*NextPartReply) ProtoMessage() {}
 
 func (x *NextPartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1098,7 @@ func (x *NextPartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextPartReply.ProtoReflect.Descriptor instead.
 func (*NextPartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NextPartReply) GetWait() bool {
@@ -1065,7 +1161,7 @@ type EndPartRequest struct {
 
 func (x *EndPartRequest) Reset() {
 	*x = EndPartRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1173,7 @@ func (x *EndPartRequest) String() string {
 func (*EndPartRequest) ProtoMessage() {}
 
 func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1186,7 @@ func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndPartRequest.ProtoReflect.Descriptor instead.
 func (*EndPartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EndPartRequest) GetIdentity() *JobIdentity {
@@ -1122,7 +1218,7 @@ type EndPartReply struct {
 
 func (x *EndPartReply) Reset() {
 	*x = EndPartReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1230,7 @@ func (x *EndPartReply) String() string {
 func (*EndPartReply) ProtoMessage() {}
 
 func (x *EndPartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1243,7 @@ func (x *EndPartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndPartReply.ProtoReflect.Descriptor instead.
 func (*EndPartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{15}
 }
 
 // WorkerBeat is what a worker says of itself, about once a second. Numbers that it
@@ -1171,7 +1267,7 @@ type WorkerBeat struct {
 
 func (x *WorkerBeat) Reset() {
 	*x = WorkerBeat{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1279,7 @@ func (x *WorkerBeat) String() string {
 func (*WorkerBeat) ProtoMessage() {}
 
 func (x *WorkerBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1292,7 @@ func (x *WorkerBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerBeat.ProtoReflect.Descriptor instead.
 func (*WorkerBeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WorkerBeat) GetStep() uint64 {
@@ -1284,7 +1380,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1392,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1405,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{17}
 }
 
 type ListJobsReply struct {
@@ -1321,7 +1417,7 @@ type ListJobsReply struct {
 
 func (x *ListJobsReply) Reset() {
 	*x = ListJobsReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1429,7 @@ func (x *ListJobsReply) String() string {
 func (*ListJobsReply) ProtoMessage() {}
 
 func (x *ListJobsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1442,7 @@ func (x *ListJobsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsReply.ProtoReflect.Descriptor instead.
 func (*ListJobsReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListJobsReply) GetJobs() []*JobInfo {
@@ -1365,7 +1461,7 @@ type DescribeJobRequest struct {
 
 func (x *DescribeJobRequest) Reset() {
 	*x = DescribeJobRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1473,7 @@ func (x *DescribeJobRequest) String() string {
 func (*DescribeJobRequest) ProtoMessage() {}
 
 func (x *DescribeJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1486,7 @@ func (x *DescribeJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeJobRequest.ProtoReflect.Descriptor instead.
 func (*DescribeJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DescribeJobRequest) GetJob() string {
@@ -1409,7 +1505,7 @@ type DescribeJobReply struct {
 
 func (x *DescribeJobReply) Reset() {
 	*x = DescribeJobReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1517,7 @@ func (x *DescribeJobReply) String() string {
 func (*DescribeJobReply) ProtoMessage() {}
 
 func (x *DescribeJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1530,7 @@ func (x *DescribeJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeJobReply.ProtoReflect.Descriptor instead.
 func (*DescribeJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DescribeJobReply) GetJob() *JobInfo {
@@ -1465,7 +1561,7 @@ type JobInfo struct {
 
 func (x *JobInfo) Reset() {
 	*x = JobInfo{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1573,7 @@ func (x *JobInfo) String() string {
 func (*JobInfo) ProtoMessage() {}
 
 func (x *JobInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1586,7 @@ func (x *JobInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobInfo.ProtoReflect.Descriptor instead.
 func (*JobInfo) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *JobInfo) GetJob() string {
@@ -1589,7 +1685,7 @@ type MemberInfo struct {
 
 func (x *MemberInfo) Reset() {
 	*x = MemberInfo{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +1697,7 @@ func (x *MemberInfo) String() string {
 func (*MemberInfo) ProtoMessage() {}
 
 func (x *MemberInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +1710,7 @@ func (x *MemberInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberInfo.ProtoReflect.Descriptor instead.
 func (*MemberInfo) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MemberInfo) GetMember() *RunMember {
@@ -1654,7 +1750,7 @@ type StopJobRequest struct {
 
 func (x *StopJobRequest) Reset() {
 	*x = StopJobRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1666,7 +1762,7 @@ func (x *StopJobRequest) String() string {
 func (*StopJobRequest) ProtoMessage() {}
 
 func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1679,7 +1775,7 @@ func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobRequest.ProtoReflect.Descriptor instead.
 func (*StopJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StopJobRequest) GetJob() string {
@@ -1698,7 +1794,7 @@ type StopJobReply struct {
 
 func (x *StopJobReply) Reset() {
 	*x = StopJobReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1806,7 @@ func (x *StopJobReply) String() string {
 func (*StopJobReply) ProtoMessage() {}
 
 func (x *StopJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1819,7 @@ func (x *StopJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobReply.ProtoReflect.Descriptor instead.
 func (*StopJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StopJobReply) GetJob() *JobInfo {
@@ -1772,7 +1868,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xf2\x02\n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xab\x03\n" +
 	"\fEnterRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x1a\n" +
@@ -1788,7 +1884,10 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\n" +
 	"checkpoint\x18\v \x01(\tR\n" +
 	"checkpoint\x12\x1b\n" +
-	"\tin_shards\x18\f \x01(\bR\binShards\"\xa0\x01\n" +
+	"\tin_shards\x18\f \x01(\bR\binShards\x12\x16\n" +
+	"\x06quorum\x18\r \x01(\x01R\x06quorum\x12\x1f\n" +
+	"\vdeadline_ns\x18\x0e \x01(\x04R\n" +
+	"deadlineNs\"\xa0\x01\n" +
 	"\n" +
 	"EnterReply\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +
@@ -1803,7 +1902,11 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12-\n" +
 	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"\f\n" +
 	"\n" +
-	"LeaveReply\"\x85\x01\n" +
+	"LeaveReply\"C\n" +
+	"\fRenewRequest\x123\n" +
+	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\"\f\n" +
+	"\n" +
+	"RenewReply\"\x85\x01\n" +
 	"\vPartReached\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\x04R\x04part\x12\"\n" +
@@ -1885,10 +1988,11 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x12MEMBER_STATE_ENDED\x10\x02\x12\x18\n" +
 	"\x14MEMBER_STATE_STOPPED\x10\x03\x12\x15\n" +
 	"\x11MEMBER_STATE_LOST\x10\x04\x12\x17\n" +
-	"\x13MEMBER_STATE_FAILED\x10\x052\xd3\x03\n" +
+	"\x13MEMBER_STATE_FAILED\x10\x052\x8e\x04\n" +
 	"\x04Jobs\x129\n" +
 	"\x05Enter\x12\x18.rowraft.v1.EnterRequest\x1a\x16.rowraft.v1.EnterReply\x129\n" +
-	"\x05Leave\x12\x18.rowraft.v1.LeaveRequest\x1a\x16.rowraft.v1.LeaveReply\x12B\n" +
+	"\x05Leave\x12\x18.rowraft.v1.LeaveRequest\x1a\x16.rowraft.v1.LeaveReply\x129\n" +
+	"\x05Renew\x12\x18.rowraft.v1.RenewRequest\x1a\x16.rowraft.v1.RenewReply\x12B\n" +
 	"\bNextPart\x12\x1b.rowraft.v1.NextPartRequest\x1a\x19.rowraft.v1.NextPartReply\x12?\n" +
 	"\aEndPart\x12\x1a.rowraft.v1.EndPartRequest\x1a\x18.rowraft.v1.EndPartReply\x12B\n" +
 	"\bListJobs\x12\x1b.rowraft.v1.ListJobsRequest\x1a\x19.rowraft.v1.ListJobsReply\x12K\n" +
@@ -1908,7 +2012,7 @@ func file_rowraft_v1_jobs_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_jobs_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(JobState)(0),              // 0: rowraft.v1.JobState
 	(MemberState)(0),           // 1: rowraft.v1.MemberState
@@ -1921,20 +2025,22 @@ var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(*EnterReply)(nil),         // 8: rowraft.v1.EnterReply
 	(*LeaveRequest)(nil),       // 9: rowraft.v1.LeaveRequest
 	(*LeaveReply)(nil),         // 10: rowraft.v1.LeaveReply
-	(*PartReached)(nil),        // 11: rowraft.v1.PartReached
-	(*NextPartRequest)(nil),    // 12: rowraft.v1.NextPartRequest
-	(*NextPartReply)(nil),      // 13: rowraft.v1.NextPartReply
-	(*EndPartRequest)(nil),     // 14: rowraft.v1.EndPartRequest
-	(*EndPartReply)(nil),       // 15: rowraft.v1.EndPartReply
-	(*WorkerBeat)(nil),         // 16: rowraft.v1.WorkerBeat
-	(*ListJobsRequest)(nil),    // 17: rowraft.v1.ListJobsRequest
-	(*ListJobsReply)(nil),      // 18: rowraft.v1.ListJobsReply
-	(*DescribeJobRequest)(nil), // 19: rowraft.v1.DescribeJobRequest
-	(*DescribeJobReply)(nil),   // 20: rowraft.v1.DescribeJobReply
-	(*JobInfo)(nil),            // 21: rowraft.v1.JobInfo
-	(*MemberInfo)(nil),         // 22: rowraft.v1.MemberInfo
-	(*StopJobRequest)(nil),     // 23: rowraft.v1.StopJobRequest
-	(*StopJobReply)(nil),       // 24: rowraft.v1.StopJobReply
+	(*RenewRequest)(nil),       // 11: rowraft.v1.RenewRequest
+	(*RenewReply)(nil),         // 12: rowraft.v1.RenewReply
+	(*PartReached)(nil),        // 13: rowraft.v1.PartReached
+	(*NextPartRequest)(nil),    // 14: rowraft.v1.NextPartRequest
+	(*NextPartReply)(nil),      // 15: rowraft.v1.NextPartReply
+	(*EndPartRequest)(nil),     // 16: rowraft.v1.EndPartRequest
+	(*EndPartReply)(nil),       // 17: rowraft.v1.EndPartReply
+	(*WorkerBeat)(nil),         // 18: rowraft.v1.WorkerBeat
+	(*ListJobsRequest)(nil),    // 19: rowraft.v1.ListJobsRequest
+	(*ListJobsReply)(nil),      // 20: rowraft.v1.ListJobsReply
+	(*DescribeJobRequest)(nil), // 21: rowraft.v1.DescribeJobRequest
+	(*DescribeJobReply)(nil),   // 22: rowraft.v1.DescribeJobReply
+	(*JobInfo)(nil),            // 23: rowraft.v1.JobInfo
+	(*MemberInfo)(nil),         // 24: rowraft.v1.MemberInfo
+	(*StopJobRequest)(nil),     // 25: rowraft.v1.StopJobRequest
+	(*StopJobReply)(nil),       // 26: rowraft.v1.StopJobReply
 }
 var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.RunMember.state:type_name -> rowraft.v1.MemberState
@@ -1945,38 +2051,41 @@ var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	4,  // 5: rowraft.v1.EnterReply.data:type_name -> rowraft.v1.JobData
 	6,  // 6: rowraft.v1.LeaveRequest.identity:type_name -> rowraft.v1.JobIdentity
 	1,  // 7: rowraft.v1.LeaveRequest.state:type_name -> rowraft.v1.MemberState
-	11, // 8: rowraft.v1.LeaveRequest.parts:type_name -> rowraft.v1.PartReached
-	6,  // 9: rowraft.v1.NextPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	6,  // 10: rowraft.v1.EndPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	11, // 11: rowraft.v1.WorkerBeat.parts:type_name -> rowraft.v1.PartReached
-	21, // 12: rowraft.v1.ListJobsReply.jobs:type_name -> rowraft.v1.JobInfo
-	21, // 13: rowraft.v1.DescribeJobReply.job:type_name -> rowraft.v1.JobInfo
-	0,  // 14: rowraft.v1.JobInfo.state:type_name -> rowraft.v1.JobState
-	2,  // 15: rowraft.v1.JobInfo.settings:type_name -> rowraft.v1.JobSetting
-	4,  // 16: rowraft.v1.JobInfo.data:type_name -> rowraft.v1.JobData
-	22, // 17: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
-	3,  // 18: rowraft.v1.MemberInfo.member:type_name -> rowraft.v1.RunMember
-	16, // 19: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
-	21, // 20: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
-	7,  // 21: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
-	9,  // 22: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
-	12, // 23: rowraft.v1.Jobs.NextPart:input_type -> rowraft.v1.NextPartRequest
-	14, // 24: rowraft.v1.Jobs.EndPart:input_type -> rowraft.v1.EndPartRequest
-	17, // 25: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
-	19, // 26: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
-	23, // 27: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
-	8,  // 28: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
-	10, // 29: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
-	13, // 30: rowraft.v1.Jobs.NextPart:output_type -> rowraft.v1.NextPartReply
-	15, // 31: rowraft.v1.Jobs.EndPart:output_type -> rowraft.v1.EndPartReply
-	18, // 32: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
-	20, // 33: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
-	24, // 34: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
-	28, // [28:35] is the sub-list for method output_type
-	21, // [21:28] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	13, // 8: rowraft.v1.LeaveRequest.parts:type_name -> rowraft.v1.PartReached
+	6,  // 9: rowraft.v1.RenewRequest.identity:type_name -> rowraft.v1.JobIdentity
+	6,  // 10: rowraft.v1.NextPartRequest.identity:type_name -> rowraft.v1.JobIdentity
+	6,  // 11: rowraft.v1.EndPartRequest.identity:type_name -> rowraft.v1.JobIdentity
+	13, // 12: rowraft.v1.WorkerBeat.parts:type_name -> rowraft.v1.PartReached
+	23, // 13: rowraft.v1.ListJobsReply.jobs:type_name -> rowraft.v1.JobInfo
+	23, // 14: rowraft.v1.DescribeJobReply.job:type_name -> rowraft.v1.JobInfo
+	0,  // 15: rowraft.v1.JobInfo.state:type_name -> rowraft.v1.JobState
+	2,  // 16: rowraft.v1.JobInfo.settings:type_name -> rowraft.v1.JobSetting
+	4,  // 17: rowraft.v1.JobInfo.data:type_name -> rowraft.v1.JobData
+	24, // 18: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
+	3,  // 19: rowraft.v1.MemberInfo.member:type_name -> rowraft.v1.RunMember
+	18, // 20: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
+	23, // 21: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
+	7,  // 22: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
+	9,  // 23: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
+	11, // 24: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
+	14, // 25: rowraft.v1.Jobs.NextPart:input_type -> rowraft.v1.NextPartRequest
+	16, // 26: rowraft.v1.Jobs.EndPart:input_type -> rowraft.v1.EndPartRequest
+	19, // 27: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
+	21, // 28: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
+	25, // 29: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
+	8,  // 30: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
+	10, // 31: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
+	12, // 32: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
+	15, // 33: rowraft.v1.Jobs.NextPart:output_type -> rowraft.v1.NextPartReply
+	17, // 34: rowraft.v1.Jobs.EndPart:output_type -> rowraft.v1.EndPartReply
+	20, // 35: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
+	22, // 36: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
+	26, // 37: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
+	30, // [30:38] is the sub-list for method output_type
+	22, // [22:30] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_jobs_proto_init() }
@@ -1990,7 +2099,7 @@ func file_rowraft_v1_jobs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_jobs_proto_rawDesc), len(file_rowraft_v1_jobs_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Jobs_Enter_FullMethodName       = "/rowraft.v1.Jobs/Enter"
 	Jobs_Leave_FullMethodName       = "/rowraft.v1.Jobs/Leave"
+	Jobs_Renew_FullMethodName       = "/rowraft.v1.Jobs/Renew"
 	Jobs_NextPart_FullMethodName    = "/rowraft.v1.Jobs/NextPart"
 	Jobs_EndPart_FullMethodName     = "/rowraft.v1.Jobs/EndPart"
 	Jobs_ListJobs_FullMethodName    = "/rowraft.v1.Jobs/ListJobs"
@@ -41,6 +42,8 @@ type JobsClient interface {
 	Enter(ctx context.Context, in *EnterRequest, opts ...grpc.CallOption) (*EnterReply, error)
 	// Leave says that a member trains no more, and why.
 	Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveReply, error)
+	// Renew keeps the lease of a member that has no call of Attend yet.
+	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
 	// NextPart gives a member a part of the data to read, or tells it to wait, or that
 	// there is none left.
 	NextPart(ctx context.Context, in *NextPartRequest, opts ...grpc.CallOption) (*NextPartReply, error)
@@ -74,6 +77,16 @@ func (c *jobsClient) Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.C
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LeaveReply)
 	err := c.cc.Invoke(ctx, Jobs_Leave_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobsClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenewReply)
+	err := c.cc.Invoke(ctx, Jobs_Renew_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -143,6 +156,8 @@ type JobsServer interface {
 	Enter(context.Context, *EnterRequest) (*EnterReply, error)
 	// Leave says that a member trains no more, and why.
 	Leave(context.Context, *LeaveRequest) (*LeaveReply, error)
+	// Renew keeps the lease of a member that has no call of Attend yet.
+	Renew(context.Context, *RenewRequest) (*RenewReply, error)
 	// NextPart gives a member a part of the data to read, or tells it to wait, or that
 	// there is none left.
 	NextPart(context.Context, *NextPartRequest) (*NextPartReply, error)
@@ -167,6 +182,9 @@ func (UnimplementedJobsServer) Enter(context.Context, *EnterRequest) (*EnterRepl
 }
 func (UnimplementedJobsServer) Leave(context.Context, *LeaveRequest) (*LeaveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Leave not implemented")
+}
+func (UnimplementedJobsServer) Renew(context.Context, *RenewRequest) (*RenewReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
 }
 func (UnimplementedJobsServer) NextPart(context.Context, *NextPartRequest) (*NextPartReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method NextPart not implemented")
@@ -236,6 +254,24 @@ func _Jobs_Leave_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(JobsServer).Leave(ctx, req.(*LeaveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Jobs_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).Renew(ctx, req.(*RenewRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -344,6 +380,10 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Leave",
 			Handler:    _Jobs_Leave_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _Jobs_Renew_Handler,
 		},
 		{
 			MethodName: "NextPart",

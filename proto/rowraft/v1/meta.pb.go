@@ -51,6 +51,8 @@ type MetaCommand struct {
 	//	*MetaCommand_TakePart
 	//	*MetaCommand_EndPart
 	//	*MetaCommand_StopJob
+	//	*MetaCommand_StartGeneration
+	//	*MetaCommand_ForgetRun
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -318,6 +320,24 @@ func (x *MetaCommand) GetStopJob() *MetaStopJob {
 	return nil
 }
 
+func (x *MetaCommand) GetStartGeneration() *MetaStartGeneration {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_StartGeneration); ok {
+			return x.StartGeneration
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetForgetRun() *MetaForgetRun {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_ForgetRun); ok {
+			return x.ForgetRun
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -422,6 +442,14 @@ type MetaCommand_StopJob struct {
 	StopJob *MetaStopJob `protobuf:"bytes,54,opt,name=stop_job,json=stopJob,proto3,oneof"` // since version 7
 }
 
+type MetaCommand_StartGeneration struct {
+	StartGeneration *MetaStartGeneration `protobuf:"bytes,55,opt,name=start_generation,json=startGeneration,proto3,oneof"` // since version 7
+}
+
+type MetaCommand_ForgetRun struct {
+	ForgetRun *MetaForgetRun `protobuf:"bytes,56,opt,name=forget_run,json=forgetRun,proto3,oneof"` // since version 7
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -471,6 +499,10 @@ func (*MetaCommand_TakePart) isMetaCommand_Command() {}
 func (*MetaCommand_EndPart) isMetaCommand_Command() {}
 
 func (*MetaCommand_StopJob) isMetaCommand_Command() {}
+
+func (*MetaCommand_StartGeneration) isMetaCommand_Command() {}
+
+func (*MetaCommand_ForgetRun) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -1348,6 +1380,121 @@ func (x *MetaStopJob) GetRun() []byte {
 	return nil
 }
 
+// MetaStartGeneration fixes the first step of a generation, before it is driven into any
+// shard. The first one that is logged counts.
+type MetaStartGeneration struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
+	Generation    uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	FirstStep     uint64                 `protobuf:"varint,4,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaStartGeneration) Reset() {
+	*x = MetaStartGeneration{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaStartGeneration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaStartGeneration) ProtoMessage() {}
+
+func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaStartGeneration.ProtoReflect.Descriptor instead.
+func (*MetaStartGeneration) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *MetaStartGeneration) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *MetaStartGeneration) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *MetaStartGeneration) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *MetaStartGeneration) GetFirstStep() uint64 {
+	if x != nil {
+		return x.FirstStep
+	}
+	return 0
+}
+
+// MetaForgetRun says that no shard knows a run any more.
+type MetaForgetRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           []byte                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaForgetRun) Reset() {
+	*x = MetaForgetRun{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaForgetRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaForgetRun) ProtoMessage() {}
+
+func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaForgetRun.ProtoReflect.Descriptor instead.
+func (*MetaForgetRun) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MetaForgetRun) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
 // MetaRun is a job's run: from its first worker until nothing is left to do, or
 // another run of the job begins.
 type MetaRun struct {
@@ -1367,13 +1514,17 @@ type MetaRun struct {
 	Members       []*RunMember           `protobuf:"bytes,13,rep,name=members,proto3" json:"members,omitempty"`                          // by rank; those that left, too
 	Data          *JobData               `protobuf:"bytes,14,opt,name=data,proto3" json:"data,omitempty"`
 	InShards      bool                   `protobuf:"varint,15,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`
+	Quorum        float64                `protobuf:"fixed64,16,opt,name=quorum,proto3" json:"quorum,omitempty"`
+	DeadlineNs    uint64                 `protobuf:"varint,17,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
+	Started       uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                      // newest generation that has a first step
+	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"` // its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRun) Reset() {
 	*x = MetaRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1536,7 @@ func (x *MetaRun) String() string {
 func (*MetaRun) ProtoMessage() {}
 
 func (x *MetaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1549,7 @@ func (x *MetaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
 func (*MetaRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaRun) GetJob() string {
@@ -1506,6 +1657,34 @@ func (x *MetaRun) GetInShards() bool {
 	return false
 }
 
+func (x *MetaRun) GetQuorum() float64 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *MetaRun) GetDeadlineNs() uint64 {
+	if x != nil {
+		return x.DeadlineNs
+	}
+	return 0
+}
+
+func (x *MetaRun) GetStarted() uint64 {
+	if x != nil {
+		return x.Started
+	}
+	return 0
+}
+
+func (x *MetaRun) GetFirstStep() uint64 {
+	if x != nil {
+		return x.FirstStep
+	}
+	return 0
+}
+
 // MetaJob is a job whose trainers only ask for a rank.
 type MetaJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1518,7 +1697,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1709,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1722,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaJob) GetName() string {
@@ -1577,7 +1756,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1768,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1781,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -1636,13 +1815,14 @@ type MetaState struct {
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
 	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first; since version 4
 	Runs            []*MetaRun             `protobuf:"bytes,50,rep,name=runs,proto3" json:"runs,omitempty"`                                       // by job; since version 7
+	EndedRuns       [][]byte               `protobuf:"bytes,51,rep,name=ended_runs,json=endedRuns,proto3" json:"ended_runs,omitempty"`            // that shards are to forget, oldest first; since version 7
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1834,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1847,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -1768,6 +1948,13 @@ func (x *MetaState) GetRuns() []*MetaRun {
 	return nil
 }
 
+func (x *MetaState) GetEndedRuns() [][]byte {
+	if x != nil {
+		return x.EndedRuns
+	}
+	return nil
+}
+
 // MetaBeginRestore is logged before anything is staged: this restore, and no
 // other one, may be decided, until it ends.
 type MetaBeginRestore struct {
@@ -1779,7 +1966,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1978,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1991,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -1829,7 +2016,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +2028,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +2041,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -1904,7 +2091,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2103,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2116,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -1967,7 +2154,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2166,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2179,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -2043,7 +2230,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2242,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2255,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -2104,7 +2291,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2303,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2316,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -2166,7 +2353,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2178,7 +2365,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2191,7 +2378,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -2234,7 +2421,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2433,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2446,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -2287,7 +2474,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2486,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2499,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -2341,7 +2528,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2540,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2553,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -2392,7 +2579,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2591,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2604,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -2440,7 +2627,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2639,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2652,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -2502,7 +2689,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2701,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2714,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -2571,7 +2758,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +2770,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +2783,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -2625,7 +2812,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\x9f\f\n" +
+	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xa9\r\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -2655,7 +2842,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\tleave_job\x183 \x01(\v2\x18.rowraft.v1.MetaLeaveJobH\x00R\bleaveJob\x127\n" +
 	"\ttake_part\x184 \x01(\v2\x18.rowraft.v1.MetaTakePartH\x00R\btakePart\x124\n" +
 	"\bend_part\x185 \x01(\v2\x17.rowraft.v1.MetaEndPartH\x00R\aendPart\x124\n" +
-	"\bstop_job\x186 \x01(\v2\x17.rowraft.v1.MetaStopJobH\x00R\astopJobB\t\n" +
+	"\bstop_job\x186 \x01(\v2\x17.rowraft.v1.MetaStopJobH\x00R\astopJob\x12L\n" +
+	"\x10start_generation\x187 \x01(\v2\x1f.rowraft.v1.MetaStartGenerationH\x00R\x0fstartGeneration\x12:\n" +
+	"\n" +
+	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRunB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -2712,7 +2902,17 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x04part\x18\x03 \x01(\x04R\x04part\"1\n" +
 	"\vMetaStopJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\"\xe6\x03\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"x\n" +
+	"\x13MetaStartGeneration\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x04R\n" +
+	"generation\x12\x1d\n" +
+	"\n" +
+	"first_step\x18\x04 \x01(\x04R\tfirstStep\"!\n" +
+	"\rMetaForgetRun\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\fR\x03run\"\xd8\x04\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -2734,7 +2934,13 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"tableEpoch\x12/\n" +
 	"\amembers\x18\r \x03(\v2\x15.rowraft.v1.RunMemberR\amembers\x12'\n" +
 	"\x04data\x18\x0e \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x1b\n" +
-	"\tin_shards\x18\x0f \x01(\bR\binShards\"i\n" +
+	"\tin_shards\x18\x0f \x01(\bR\binShards\x12\x16\n" +
+	"\x06quorum\x18\x10 \x01(\x01R\x06quorum\x12\x1f\n" +
+	"\vdeadline_ns\x18\x11 \x01(\x04R\n" +
+	"deadlineNs\x12\x18\n" +
+	"\astarted\x18\x12 \x01(\x04R\astarted\x12\x1d\n" +
+	"\n" +
+	"first_step\x18\x13 \x01(\x04R\tfirstStep\"i\n" +
 	"\aMetaJob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x120\n" +
@@ -2742,7 +2948,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xfd\x04\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x9c\x05\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -2757,7 +2963,9 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\bpolicies\x18  \x03(\v2\x16.rowraft.v1.MetaPolicyR\bpolicies\x12#\n" +
 	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\x126\n" +
 	"\adropped\x18( \x03(\v2\x1c.rowraft.v1.MetaDroppedTableR\adropped\x12'\n" +
-	"\x04runs\x182 \x03(\v2\x13.rowraft.v1.MetaRunR\x04runs\"\"\n" +
+	"\x04runs\x182 \x03(\v2\x13.rowraft.v1.MetaRunR\x04runs\x12\x1d\n" +
+	"\n" +
+	"ended_runs\x183 \x03(\fR\tendedRuns\"\"\n" +
 	"\x10MetaBeginRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\"\xd7\x01\n" +
 	"\vMetaRestore\x12\x0e\n" +
@@ -2838,7 +3046,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -2857,41 +3065,43 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaTakePart)(nil),         // 14: rowraft.v1.MetaTakePart
 	(*MetaEndPart)(nil),          // 15: rowraft.v1.MetaEndPart
 	(*MetaStopJob)(nil),          // 16: rowraft.v1.MetaStopJob
-	(*MetaRun)(nil),              // 17: rowraft.v1.MetaRun
-	(*MetaJob)(nil),              // 18: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 19: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 20: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 21: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 22: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 23: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 24: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 25: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 26: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 27: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 28: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 29: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 30: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 31: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 32: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 33: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 34: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 35: rowraft.v1.Node
-	(*Shard)(nil),                // 36: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 37: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 38: rowraft.v1.Replica
-	(MovePhase)(0),               // 39: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 40: rowraft.v1.EnterRequest
-	(*JobIdentity)(nil),          // 41: rowraft.v1.JobIdentity
-	(MemberState)(0),             // 42: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 43: rowraft.v1.PartReached
-	(*JobSetting)(nil),           // 44: rowraft.v1.JobSetting
-	(JobState)(0),                // 45: rowraft.v1.JobState
-	(*RunMember)(nil),            // 46: rowraft.v1.RunMember
-	(*JobData)(nil),              // 47: rowraft.v1.JobData
-	(*Map)(nil),                  // 48: rowraft.v1.Map
-	(*Move)(nil),                 // 49: rowraft.v1.Move
-	(*CheckpointPolicy)(nil),     // 50: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 51: rowraft.v1.PolicyRecord
+	(*MetaStartGeneration)(nil),  // 17: rowraft.v1.MetaStartGeneration
+	(*MetaForgetRun)(nil),        // 18: rowraft.v1.MetaForgetRun
+	(*MetaRun)(nil),              // 19: rowraft.v1.MetaRun
+	(*MetaJob)(nil),              // 20: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 21: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 22: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 23: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 24: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 25: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 26: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 27: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 28: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 29: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 30: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 31: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 32: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 33: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 34: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 35: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 36: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 37: rowraft.v1.Node
+	(*Shard)(nil),                // 38: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 39: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 40: rowraft.v1.Replica
+	(MovePhase)(0),               // 41: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 42: rowraft.v1.EnterRequest
+	(*JobIdentity)(nil),          // 43: rowraft.v1.JobIdentity
+	(MemberState)(0),             // 44: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 45: rowraft.v1.PartReached
+	(*JobSetting)(nil),           // 46: rowraft.v1.JobSetting
+	(JobState)(0),                // 47: rowraft.v1.JobState
+	(*RunMember)(nil),            // 48: rowraft.v1.RunMember
+	(*JobData)(nil),              // 49: rowraft.v1.JobData
+	(*Map)(nil),                  // 50: rowraft.v1.Map
+	(*Move)(nil),                 // 51: rowraft.v1.Move
+	(*CheckpointPolicy)(nil),     // 52: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 53: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -2903,61 +3113,63 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	9,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
 	10, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
 	11, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	22, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	28, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	21, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	25, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	26, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	24, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	30, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	23, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	27, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	28, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	30, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	31, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	32, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	33, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	34, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	32, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	33, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	34, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	35, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	36, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
 	12, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
 	13, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
 	14, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
 	15, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
 	16, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
-	35, // 25: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	36, // 26: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	37, // 27: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	38, // 28: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	39, // 29: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	39, // 30: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	40, // 31: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	41, // 32: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	42, // 33: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	43, // 34: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	41, // 35: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	41, // 36: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	44, // 37: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	45, // 38: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	46, // 39: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	47, // 40: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	19, // 41: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	48, // 42: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	18, // 43: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	49, // 44: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	49, // 45: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	22, // 46: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	23, // 47: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	24, // 48: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	29, // 49: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 50: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	17, // 51: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	37, // 52: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	27, // 53: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	23, // 54: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	24, // 55: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	50, // 56: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	51, // 57: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	50, // 58: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	17, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
+	18, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
+	37, // 27: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	38, // 28: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	39, // 29: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	40, // 30: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	41, // 31: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	41, // 32: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	42, // 33: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	43, // 34: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	44, // 35: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	45, // 36: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	43, // 37: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	43, // 38: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	46, // 39: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	47, // 40: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	48, // 41: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	49, // 42: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	21, // 43: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	50, // 44: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	20, // 45: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	51, // 46: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	51, // 47: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	24, // 48: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	25, // 49: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	26, // 50: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	31, // 51: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 52: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	19, // 53: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	39, // 54: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	29, // 55: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	25, // 56: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	26, // 57: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	52, // 58: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	53, // 59: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	52, // 60: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	61, // [61:61] is the sub-list for method output_type
+	61, // [61:61] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -2994,6 +3206,8 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_TakePart)(nil),
 		(*MetaCommand_EndPart)(nil),
 		(*MetaCommand_StopJob)(nil),
+		(*MetaCommand_StartGeneration)(nil),
+		(*MetaCommand_ForgetRun)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3001,7 +3215,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

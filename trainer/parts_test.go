@@ -1,0 +1,201 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/data"
+)
+
+// giver gives out the parts of a plan to one trainer, and holds back the last until
+// somebody lets it go.
+type giver struct {
+	plan   client.PartPlan
+	offset int64 // of the first part
+	mu     sync.Mutex
+	held   bool // the last part is another worker's
+	ended  []int64
+}
+
+func (g *giver) NextPart(_ context.Context, take int64) (client.Part, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	parts := (g.plan.Examples + g.plan.PartExamples - 1) / g.plan.PartExamples
+	if take > parts*g.plan.Epochs {
+		return client.Part{}, client.ErrNoParts
+	}
+	if g.held && take == parts*g.plan.Epochs {
+		return client.Part{}, client.ErrPartsHeld
+	}
+	p := client.Part{Epoch: (take - 1) / parts, Part: (take - 1) % parts}
+	p.From = p.Part * g.plan.PartExamples
+	p.To = min(p.From+g.plan.PartExamples, g.plan.Examples)
+	if take == 1 {
+		p.Offset = g.offset
+	}
+	return p, nil
+}
+
+func (g *giver) EndPart(_ context.Context, p client.Part) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ended = append(g.ended, p.Epoch*100+p.Part)
+	return nil
+}
+
+func testGenerator(t *testing.T, examples int64) *data.Generator {
+	t.Helper()
+	cfg := data.DefaultGenerator()
+	cfg.Examples, cfg.Held = examples, 10
+	set, err := data.NewGenerator(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// Parts are read one after the other, from where each is to go on, and one is ended when
+// all of its batches are acknowledged, in whatever order that happens.
+func TestPartsAreReadAndEnded(t *testing.T) {
+	set := testGenerator(t, 250)
+	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 40, held: true}
+	d := &dataParts{set: set, giver: g, ctx: t.Context(), patience: DefaultConfig().Patience}
+	defer d.close()
+	var list []piece
+	var first []int64
+	w := &work{data: data.NewBatch(32, set.Shape())}
+	for len(list) < 6 {
+		if err := d.next(w); err != nil {
+			t.Fatal(err)
+		}
+		list, first = append(list, w.piece), append(first, w.data.First)
+	}
+	if want := []int64{40, 72, 100, 132, 164, 196}; !slices.Equal(first, want) {
+		t.Fatalf("the batches begin at %v, want %v", first, want)
+	}
+	if err := d.next(w); !errors.Is(err, errNotYet) {
+		t.Fatalf("while another worker has the last part: %v", err)
+	}
+	ack := func(i int) {
+		t.Helper()
+		if err := d.covered(t.Context(), list[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ack(1)
+	ack(5)
+	ack(3)
+	if got := d.reached(); len(got) != 2 || got[0].Acknowledged != 40 || got[0].Read != 100 || got[1].Acknowledged != 0 || got[1].Read != 100 {
+		t.Errorf("reached %v", got)
+	}
+	ack(2)
+	if got := d.reached(); got[1].Acknowledged != 64 {
+		t.Errorf("with three of its batches acknowledged, the part is at %v", got[1])
+	}
+	ack(4)
+	if !slices.Equal(g.ended, []int64{1}) {
+		t.Errorf("ended: %v, want part 1", g.ended)
+	}
+	g.held = false
+	if err := d.next(w); err != nil || w.data.First != 200 || w.step != 7 {
+		t.Fatalf("the last part: step %d from %d, %v", w.step, w.data.First, err)
+	}
+	list = append(list, w.piece)
+	if err := d.next(w); err != nil || w.data.N != 18 {
+		t.Fatalf("its end: %d examples, %v", w.data.N, err)
+	}
+	list = append(list, w.piece)
+	if err := d.next(w); err != io.EOF {
+		t.Fatalf("at the end: %v", err)
+	}
+	for _, i := range []int{7, 6, 0} {
+		ack(i)
+	}
+	if !slices.Equal(g.ended, []int64{1, 2, 0}) || len(d.reached()) != 0 {
+		t.Errorf("ended: %v, still held: %v", g.ended, d.reached())
+	}
+}
+
+// A run in parts trains what one trainer alone trains.
+func TestARunInParts(t *testing.T) {
+	for _, inFlight := range []int{0, 3} {
+		cfg := tinyConfig(0, inFlight)
+		cfg.Epochs = 2
+		gen := *cfg.Generator
+		gen.Examples = 1000
+		cfg.Generator = &gen
+		tables, err := NewLocal(4, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, err := NewJob(t.Context(), cfg, tables, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.steps = 0
+		plan := cfg.partPlan(1000)
+		g := &giver{plan: plan}
+		j.parts = &dataParts{set: j.set, giver: g, patience: cfg.Patience}
+		r, err := j.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts := int((plan.Examples + plan.PartExamples - 1) / plan.PartExamples)
+		if r.Examples != 2000 || r.PushesAcknowledged != r.Steps || len(g.ended) != 2*parts || plan.PartExamples%int64(cfg.Batch) != 0 {
+			t.Errorf("in_flight %d: %d examples in %d steps, %d acknowledged, parts ended %v of %+v", inFlight, r.Examples, r.Steps, r.PushesAcknowledged, g.ended, plan)
+		}
+	}
+}
+
+// What the registry compares has the names of the job's file, and says what differs.
+func TestSettingsOfAJob(t *testing.T) {
+	c := DefaultConfig()
+	got := c.settings()
+	for name, want := range map[string]string{"mode": "async", "batch": "512", "embeddings.lr": "0.05", "model.top": "[64,32]", "dense.optimizer": "adagrad"} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %q", name, got[name], want)
+		}
+	}
+	if _, there := got["trainers"]; there || got["embeddings.storage"] != "" {
+		t.Errorf("settings: %v", got)
+	}
+	accumulator := float32(0.5)
+	c.Dense.InitialAccumulator = &accumulator
+	if got := c.settings()["dense.initial_accumulator"]; got != "0.5" {
+		t.Errorf("initial_accumulator is %q", got)
+	}
+}
+
+func TestWhoDividesTheData(t *testing.T) {
+	set := testGenerator(t, 1000)
+	endless := testGenerator(t, 0)
+	yes, no, rank := true, false, 1
+	for name, tc := range map[string]struct {
+		set    data.Set
+		change func(*Config)
+		want   bool
+		fails  bool
+	}{
+		"several trainers":        {set, func(c *Config) { c.Trainers = 2 }, true, false},
+		"one":                     {set, func(*Config) {}, false, false},
+		"one that wants parts":    {set, func(c *Config) { c.Parts = &yes }, true, false},
+		"ranks are given":         {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, false, false},
+		"they want none":          {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false},
+		"mode sync":               {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, false, false},
+		"mode ssp":                {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, false, false},
+		"mode geo wants parts":    {set, func(c *Config) { c.Mode, c.Parts = Geo, &yes }, false, true},
+		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false},
+		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true},
+	} {
+		c := DefaultConfig()
+		tc.change(&c)
+		if got, err := c.wantsParts(tc.set); got != tc.want || (err != nil) != tc.fails {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+}
