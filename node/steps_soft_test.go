@@ -1,0 +1,148 @@
+package node
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// segmentOf is a payload of n rows of dim 4, keys from first on, every second one.
+func segmentOf(n, first int) []byte {
+	seg := wire.Segment{Table: 9, N: n, Dim: 4, DType: rowraft.Float32}
+	payload := make([]byte, seg.Size())
+	body := seg.Put(payload)
+	for i := range n {
+		k := first + 2*i
+		body.Keys[8*i], body.Keys[8*i+1], body.Keys[8*i+2] = byte(k), byte(k>>8), byte(k>>16)
+	}
+	return payload
+}
+
+// What a leader holds is bounded: one step, and all of them, of which steps that are
+// not the lowest get half.
+func TestHeldPartsAreBounded(t *testing.T) {
+	s := newSteps(&replica{shard: 3})
+	j := &jobSteps{id: testJob, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
+	payload := segmentOf(170_000, 0) // some 3.9 MiB; all parts share it
+	push := func(step rowraft.Step, rank rowraft.Rank) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_, err := s.addLocked(j, &stepPush{StepPart: shard.StepPart{Job: testJob, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, fragments: 1, payload: payload})
+		return err
+	}
+	fill := func(step rowraft.Step) (n rowraft.Rank, err error) {
+		for ; err == nil; n++ {
+			err = push(step, n)
+		}
+		return n - 1, err
+	}
+	if n, err := fill(5); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || int(n) != maxStepBytes/len(payload) {
+		t.Errorf("the lowest step: %v after %d parts", err, n)
+	}
+	if n, err := fill(6); rowraft.CodeOf(err) != rowraft.CodeOverloaded || n != 0 {
+		t.Errorf("a step that is not the lowest: %v after %d parts", err, n)
+	}
+	if n, err := fill(4); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || int(n) != maxStepBytes/len(payload) {
+		t.Errorf("one below: %v after %d parts", err, n)
+	}
+	if s.held > maxHeldBytes || s.held < maxHeldBytes-2*len(payload) {
+		t.Errorf("%d bytes are held, at most %d may be", s.held, maxHeldBytes)
+	}
+	s.mu.Lock()
+	for _, o := range j.open {
+		s.endLocked(j, o, nil)
+	}
+	s.mu.Unlock()
+	if s.held != 0 {
+		t.Errorf("%d bytes are held of no step", s.held)
+	}
+}
+
+// Averaging allocates as its buffers grow, and nothing per row.
+func TestMeanAllocatesNothingPerRow(t *testing.T) {
+	const rows, parts = 20_000, 8
+	payloads := make([][]byte, parts)
+	for i := range payloads {
+		payloads[i] = segmentOf(rows, i)
+	}
+	got := 0
+	m := mean{divisor: parts, limit: rowraft.TargetEntryBytes}
+	for i, p := range payloads {
+		if err := m.add(p, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := m.pieces(func(p meanPiece) error {
+		for rest := p.payload; len(rest) > 0; {
+			seg, _, next, err := wire.ParseSegment(rest)
+			if err != nil {
+				return err
+			}
+			got, rest = got+seg.N, next
+		}
+		return nil
+	})
+	runtime.ReadMemStats(&after)
+	if n := after.Mallocs - before.Mallocs; err != nil || n > rows/10 {
+		t.Errorf("%d allocations for %d rows of %d parts, %v", n, got, parts, err)
+	}
+	if want := 2*rows + parts - 2; got != want {
+		t.Errorf("%d rows, want the %d of the union", got, want)
+	}
+}
+
+// Parts that wait for others do not hold up a checkpoint's cut, and no step is closed
+// while the cut holds the gate.
+func TestAHoldWaitsForNoOpenStep(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
+	cl0, j0 := c.worker(1, 0, 1)
+	cl1, j1 := c.worker(1, 1, 1)
+	a := c.push(cl0, j0, 1, 2)
+	c.heldFrom(1, 1)
+	c.mu.Lock()
+	r := c.replica
+	c.mu.Unlock()
+	hold, err := r.gate.close(c.ctx, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := c.push(cl1, j1, 1, 2)
+	eventually(t, c.ctx, "the step is whole", func() bool { return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0 })
+	if s := c.state(); s.LastClosed != 0 {
+		t.Errorf("a step was closed under a hold: %v", s)
+	}
+	hold.release()
+	c.want(a, true, 2)
+	c.want(b, true, 2)
+	c.row(-2)
+}
+
+// A part that never becomes whole holds up nobody who goes on.
+func TestHalfAPartHoldsUpNobody(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
+	_, err := c.table().PushStep(c.ctx, &rowraftv1.PushStepRequest{
+		MapVersion: uint64(c.dial().Map().SlotsVersion), Job: testJob[:], Generation: 1, Rank: 1, Incarnation: 1, Step: 1, Fragments: 2,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl0, j0 := c.worker(1, 0, 1)
+	cl1, j1 := c.worker(1, 1, 1)
+	a, b := c.push(cl0, j0, 2, 2), c.push(cl1, j1, 2, 2)
+	c.want(a, true, 3)
+	c.want(b, true, 3)
+	c.want(c.push(cl1, j1, 1, 2), false, 3)
+	c.row(-2)
+	if s := c.state(); s.HighestOpen != 0 {
+		t.Errorf("step %d is still open", s.HighestOpen)
+	}
+}
