@@ -36,7 +36,7 @@ build-plain: ## build every package without SIMD; keeps no binary
 	GOEXPERIMENT= go build ./...
 
 .PHONY: demo
-demo: build ## train on a cluster on this machine, kill a leader, check everything (MODE=async|geo)
+demo: build ## train on a cluster on this machine, kill a leader, check everything (MODE=async|sync|ssp|geo)
 	$(BIN)/rowraft demo $(if $(MODE),--mode $(MODE))
 
 .PHONY: mnist
@@ -106,6 +106,10 @@ bench-rowstore: ## the row store by itself, beside Go's map and against its bars
 .PHONY: bench-snapshot
 bench-snapshot: ## what a shard's snapshot costs those who push, against its bars (ARGS="--json", 3 GiB)
 	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check --only 'snapshot|acked' $(ARGS)
+
+.PHONY: bench-stragglers
+bench-stragglers: build ## steps per second with one slow worker and without it, in modes sync, quorum and async (ARGS="--json", 1 minute)
+	$(BIN)/rowraft bench stragglers --shards 4 $(ARGS)
 
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)

@@ -6,8 +6,6 @@ import (
 	"math"
 	"sync"
 	"time"
-
-	"github.com/rowraft/rowraft"
 )
 
 // turn lets the pushes of batches happen one after the other, in the order of their numbers,
@@ -218,7 +216,7 @@ func (b *bounded) await(ctx context.Context, want uint64) error {
 	poll, cancel := context.WithTimeout(ctx, clockPoll)
 	defer cancel()
 	slowest, err := b.tables.WaitClock(poll, want)
-	if err != nil && (ctx.Err() != nil || rowraft.CodeOf(err) != rowraft.CodeDeadline) {
+	if err != nil && (ctx.Err() != nil || poll.Err() == nil) {
 		return err
 	}
 	b.mu.Lock()

@@ -156,7 +156,8 @@ func (m *worker) WaitClock(ctx context.Context, atLeast uint64) (uint64, error) 
 	}
 	slowest := slices.Min(m.clocks)
 	if slowest < atLeast {
-		return slowest, rowraft.Errorf(rowraft.CodeDeadline, "the slowest is at %d", slowest)
+		// A client's last answer may have been from an election.
+		return slowest, rowraft.Errorf(rowraft.CodeNoLeader, "the slowest is at %d", slowest)
 	}
 	return slowest, nil
 }

@@ -24,8 +24,8 @@ func newBenchCmd(g *globals) *cobra.Command {
 	var asJSON bool
 	var cpuProfile string
 	cmd := &cobra.Command{
-		Use:   "bench pull|push|restart|checkpoint",
-		Short: "Measure pulls, pushes, restarts or checkpoints, on a cluster or on servers of its own",
+		Use:   "bench pull|push|restart|checkpoint|stragglers",
+		Short: "Measure pulls, pushes, restarts, checkpoints or slow workers, on a cluster or on servers of its own",
 		Long: `Measure the rate of pulls or pushes. Without --endpoints it starts its own servers as
 processes on loopback and removes them and their data afterwards; with --endpoints it
 creates a table named bench.… there and leaves it.
@@ -36,12 +36,15 @@ and measures the time until it serves and has what the leaders had.
 checkpoint pushes in windows of --seconds, every second one with a checkpoint in it, and tells what share of the
 throughput one every 10 minutes costs.
 
+stragglers trains in modes sync, sync with a quorum of 0.75, and async, with one of four workers slowed 10 times, and
+without it; a step of the model is 50 ms of sleep. It measures each for --seconds and needs rowraft-trainer.
+
 Each connection sends one call of --batch distinct keys after the other. A push is
 counted when it is acknowledged: on the disks of a majority, and applied.`,
 		Example: `  rowraft bench pull --rows 1000000 --dim 16 --conns 4
   rowraft bench push --replicas 3 --optimizer adagrad --keys zipf --json`,
-		ValidArgs: []string{"pull", "push", "restart", "checkpoint"},
-		Args:      oneArg("pull, push, restart or checkpoint"),
+		ValidArgs: []string{"pull", "push", "restart", "checkpoint", "stragglers"},
+		Args:      oneArg("pull, push, restart, checkpoint or stragglers"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.op = args[0]
 			if !slices.Contains(cmd.ValidArgs, cfg.op) {
@@ -101,6 +104,8 @@ func benchOp(ctx context.Context, cfg benchConfig, progress io.Writer) (printer,
 		return benchRestart(ctx, cfg, progress)
 	case "checkpoint":
 		return benchCheckpoint(ctx, cfg, progress)
+	case "stragglers":
+		return benchStragglers(ctx, cfg, progress)
 	}
 	return bench(ctx, cfg, progress)
 }

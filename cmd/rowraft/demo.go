@@ -76,7 +76,7 @@ const (
 func runDemo(ctx context.Context, cfg demoConfig, out io.Writer, terminal bool) (result *demoResult, err error) {
 	d := &demoRun{cfg: cfg, view: newDemoView(out, terminal)}
 	defer d.view.done()
-	if err := d.findTrainer(); err != nil {
+	if d.cfg.trainerBinary, err = findTrainer(cfg.trainerBinary); err != nil {
 		return nil, err
 	}
 	if d.dir, err = os.MkdirTemp("", "rowraft-demo-"); err != nil {
@@ -99,24 +99,25 @@ func runDemo(ctx context.Context, cfg demoConfig, out io.Writer, terminal bool) 
 	return d.check(ctx, results)
 }
 
-// findTrainer looks for rowraft-trainer beside this binary, then in the path.
-func (d *demoRun) findTrainer() error {
-	if d.cfg.trainerBinary != "" {
-		return nil
+// findTrainer returns the path of rowraft-trainer: the given one, that beside this binary, or
+// that in the path.
+func findTrainer(given string) (string, error) {
+	if given != "" {
+		return given, nil
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return err
+		return "", err
 	}
 	beside := filepath.Join(filepath.Dir(self), "rowraft-trainer")
 	if _, err := os.Stat(beside); err == nil {
-		d.cfg.trainerBinary = beside
-		return nil
+		return beside, nil
 	}
-	if d.cfg.trainerBinary, err = exec.LookPath("rowraft-trainer"); err != nil {
-		return rowraft.Errorf(rowraft.CodeNotFound, "no rowraft-trainer beside %s nor in PATH: run `make build`", self)
+	path, err := exec.LookPath("rowraft-trainer")
+	if err != nil {
+		return "", rowraft.Errorf(rowraft.CodeNotFound, "no rowraft-trainer beside %s nor in PATH: run `make build`", self)
 	}
-	return nil
+	return path, nil
 }
 
 func (d *demoRun) start(ctx context.Context) error {
@@ -161,7 +162,7 @@ func (d *demoRun) train(ctx context.Context) ([]trainerResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	procs, err := startTrainers(d.cfg.trainerBinary, d.dir, config, d.cluster.Endpoints(), d.cfg.trainers)
+	procs, err := startTrainers(d.cfg.trainerBinary, d.dir, func(int) string { return config }, d.cluster.Endpoints(), d.cfg.trainers)
 	if err != nil {
 		return nil, err
 	}

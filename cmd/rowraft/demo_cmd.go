@@ -76,7 +76,7 @@ within 0.03 of the best possible; 3 otherwise.`,
 }
 
 // demoModes are the modes of training that the demo shows.
-var demoModes = []string{"async", "geo"}
+var demoModes = []string{"async", "sync", "ssp", "geo"}
 
 func (c *demoConfig) check() error {
 	switch {

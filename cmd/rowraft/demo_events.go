@@ -19,6 +19,7 @@ type trainerEvent struct {
 	Examples           int64      `json:"examples"`
 	ExamplesPerSecond  number     `json:"examples_per_second"`
 	PushesAcknowledged int64      `json:"pushes_acknowledged"`
+	JobStep            int64      `json:"job_step"`
 	Sent               *time.Time `json:"sent"`
 	Message            string     `json:"message"`
 }
@@ -28,6 +29,7 @@ const (
 	eventStep    = "step"
 	eventAck     = "ack"
 	eventSkipped = "skipped"
+	eventLate    = "late"
 )
 
 // trainerResult is what this program reads of a trainer's --json file.

@@ -17,6 +17,9 @@ const demoJob = "demo"
 // defaultDemoSteps is how many batches each trainer runs on generated data.
 const defaultDemoSteps = 1500
 
+// demoStaleness is how many batches a trainer may be ahead in mode ssp.
+const demoStaleness = 3
+
 func (d *demoRun) dataName() string {
 	if d.cfg.data != "" {
 		return d.cfg.data
@@ -28,6 +31,9 @@ func (d *demoRun) dataName() string {
 func (d *demoRun) writeJob() (path string, err error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "job: %s\nmode: %s\naudit: true\nevaluate: false\n", demoJob, d.cfg.mode)
+	if d.cfg.mode == "ssp" {
+		fmt.Fprintf(&b, "staleness: %d\n", demoStaleness)
+	}
 	if d.cfg.data != "" {
 		fmt.Fprintf(&b, "data:\n  file: %q\n  schema: %q\n", absolute(d.cfg.data), absolute(d.cfg.schema))
 		if d.cfg.steps > 0 {

@@ -34,8 +34,8 @@ type trainerProc struct {
 	errs []error // set when the process has ended
 }
 
-// startTrainers runs `rowraft-trainer train` n times on one job file.
-func startTrainers(binary, dir, config string, endpoints []string, n int) (*trainerProcs, error) {
+// startTrainers runs `rowraft-trainer train` n times, each on its rank's job file.
+func startTrainers(binary, dir string, config func(rank int) string, endpoints []string, n int) (*trainerProcs, error) {
 	t := &trainerProcs{events: make(chan trainerEvent, 256)}
 	var readers sync.WaitGroup
 	for rank := range n {
@@ -44,7 +44,7 @@ func startTrainers(binary, dir, config string, endpoints []string, n int) (*trai
 			result: filepath.Join(dir, fmt.Sprintf("trainer-%d.json", rank)),
 			log:    filepath.Join(dir, fmt.Sprintf("trainer-%d.log", rank)),
 		}
-		p.cmd = exec.Command(binary, "train", "--config", config, "--endpoints", strings.Join(endpoints, ","), "--insecure",
+		p.cmd = exec.Command(binary, "train", "--config", config(rank), "--endpoints", strings.Join(endpoints, ","), "--insecure",
 			"--rank", fmt.Sprint(rank), "--trainers", fmt.Sprint(n), "--progress", "json", "--json", p.result)
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		// Each trainer's model runs on one goroutine; the cores are shared with the
