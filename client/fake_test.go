@@ -22,6 +22,8 @@ type fakeServer struct {
 	m *clustermap.Map
 
 	push   func(context.Context, *rowraftv1.PushRequest) error
+	step   func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
+	clock  func(*rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error)
 	pull   func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
 	remove func(context.Context, *rowraftv1.DeleteRequest) error
 	scan   func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
@@ -51,6 +53,14 @@ func (s *fakeServer) Push(ctx context.Context, req *rowraftv1.PushRequest) (*row
 		}
 	}
 	return &rowraftv1.PushReply{AppliedIndex: 1}, nil
+}
+
+func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+	return s.step(ctx, req)
+}
+
+func (s *fakeServer) WaitClock(_ context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
+	return s.clock(req)
 }
 
 func (s *fakeServer) Delete(ctx context.Context, req *rowraftv1.DeleteRequest) (*rowraftv1.DeleteReply, error) {

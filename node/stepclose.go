@@ -64,7 +64,7 @@ func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	var with wire.RankSet
 	for step, have := range j.open {
 		// A step with nothing whole is closed by the next one.
-		if whole := have.whole(plan.Generation, &plan.Members); true && (o == nil || step < o.step) {
+		if whole := have.whole(plan.Generation, &plan.Members); whole.Len() > 0 && (o == nil || step < o.step) {
 			o, with = have, whole
 		}
 	}

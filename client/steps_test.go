@@ -1,0 +1,230 @@
+package client
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+var testJob = rowraft.JobID{1, 2, 3, 15: 4}
+
+// fakeSteps is a leader of steps: it answers as told, and notes what it is sent.
+type fakeSteps struct {
+	mu    sync.Mutex
+	calls []*rowraftv1.PushStepRequest
+	// answers are those of a shard, the last one for ever.
+	answers map[uint32][]stepReply
+}
+
+type stepReply struct {
+	outcome rowraftv1.StepOutcome
+	err     error
+}
+
+const (
+	applied = rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED
+	held    = rowraftv1.StepOutcome_STEP_OUTCOME_HELD
+	missing = rowraftv1.StepOutcome_STEP_OUTCOME_MISSING
+)
+
+func (f *fakeSteps) answer(_ context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, req)
+	all := f.answers[req.Shard]
+	if len(all) > 1 {
+		f.answers[req.Shard] = all[1:]
+	}
+	return &rowraftv1.PushStepReply{Outcome: all[0].outcome, AppliedIndex: 7}, all[0].err
+}
+
+// of lists the calls of a shard: the fragment, or −1 for a probe.
+func (f *fakeSteps) of(shard uint32) (calls []int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.calls {
+		switch {
+		case c.Shard != shard:
+		case c.Probe:
+			calls = append(calls, -1)
+		default:
+			calls = append(calls, int(c.Fragment))
+		}
+	}
+	return calls
+}
+
+// pushStep pushes step 5 of so many rows to a shard, against a cluster of two shards.
+func pushStep(t *testing.T, ctx context.Context, f *fakeSteps, rows int) (StepResult, *Job, error) {
+	t.Helper()
+	s := &fakeServer{step: f.answer}
+	s.serve(t, 2)
+	c, table := s.dial(t, nil)
+	j, err := c.Job(JobOptions{ID: testJob, Generation: 3, Rank: 1, Incarnation: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seg := Segment{Table: table}
+	for k := rowraft.Key(1); len(seg.Keys) < rows; k++ {
+		if s.m.ShardOf(table.Slot(k)) == 0 {
+			seg.Keys, seg.Values = append(seg.Keys, k), append(seg.Values, 1, 1)
+		}
+	}
+	result, err := j.PushStep(ctx, 5, []rowraft.Position{{Part: 8, Offset: 9}}, seg)
+	return result, j, err
+}
+
+// Each shard gets a part, an empty one too, which is sent again, all fragments of it,
+// when a leader does not have it, and asked for while it is held.
+func TestAStepIsPushedUntilItIsKnown(t *testing.T) {
+	const rows = 100_000 // of 16 bytes: two messages
+	f := &fakeSteps{answers: map[uint32][]stepReply{
+		0: {{outcome: held}, {outcome: held}, {outcome: held}, {outcome: missing}, {outcome: held}, {outcome: held}, {outcome: applied}},
+		1: {{err: &rowraft.OverloadedError{What: "x", RetryAfter: time.Millisecond}}, {err: rowraft.Errorf(rowraft.CodeLeadershipLost, "x")}, {outcome: applied}},
+	}}
+	result, j, err := pushStep(t, patience(t), f, rows)
+	if err != nil || len(result.Late)+len(result.Unsure) > 0 || result.Next != 6 || result.Index[0] != 7 || result.Index[1] != 7 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if got, want := f.of(0), []int{0, 1, -1, -1, 0, 1, -1}; !slices.Equal(got, want) {
+		t.Errorf("shard 0 was sent %d, want %d", got, want)
+	}
+	if got, want := f.of(1), []int{0, 0, 0}; !slices.Equal(got, want) {
+		t.Errorf("shard 1 was sent %d, want %d", got, want)
+	}
+	home := j.clockShard()
+	keys := 0
+	for _, c := range f.calls {
+		if c.Step != 5 || c.Generation != 3 || c.Rank != 1 || c.Incarnation != 2 || rowraft.JobID(c.Job) != testJob {
+			t.Errorf("the call names another part: %v", c)
+		}
+		if first := c.Fragment == 0 && !c.Probe && rowraft.ShardID(c.Shard) == home; first != (len(c.Positions) == 1) {
+			t.Errorf("positions %v in a call of shard %d, the clock shard is %d", c.Positions, c.Shard, home)
+		}
+		if len(c.Payload) > partBytes {
+			t.Errorf("a message of %d bytes", len(c.Payload))
+		}
+		if len(c.Payload) > 0 {
+			seg, _, _, err := wire.ParseSegment(c.Payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys += seg.N
+		}
+	}
+	if keys != 2*rows {
+		t.Errorf("%d rows were sent, want all of %d twice", keys, rows)
+	}
+	if home != j.c.Map().ShardOf(clustermap.JobSlot(testJob)) {
+		t.Errorf("the clock shard is %d", home)
+	}
+}
+
+func TestWhatAShardTellsOfAStep(t *testing.T) {
+	late := func(next rowraft.Step, unsure bool) stepReply {
+		return stepReply{err: &rowraft.StepClosedError{Shard: 1, Step: 5, Next: next, Unsure: unsure}}
+	}
+	stale := stepReply{err: &rowraft.StaleGenerationError{Have: 3, Want: 9, Next: 5}}
+	for _, tc := range []struct {
+		name    string
+		one     []stepReply // of shard 1; shard 0 has applied, or waits if want is set
+		late    []rowraft.ShardID
+		unsure  []rowraft.ShardID
+		next    rowraft.Step
+		calls   int
+		code    rowraft.Code
+		adopted rowraft.Generation
+	}{
+		{name: "late", one: []stepReply{late(9, false)}, late: []rowraft.ShardID{1}, next: 9, calls: 1, adopted: 3},
+		{name: "unsure", one: []stepReply{late(40, true)}, unsure: []rowraft.ShardID{1}, next: 40, calls: 1, adopted: 3},
+		{name: "a newer generation is taken", one: []stepReply{stale, {outcome: applied}}, next: 6, calls: 2, adopted: 9},
+		{name: "no member", one: []stepReply{{err: rowraft.Errorf(rowraft.CodeNotMember, "x")}}, code: rowraft.CodeNotMember, calls: 1, adopted: 3},
+		{name: "the job has ended", one: []stepReply{{err: rowraft.Errorf(rowraft.CodeNotFound, "x")}}, code: rowraft.CodeNotFound, calls: 1, adopted: 3},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			zero := []stepReply{{outcome: applied}}
+			if tc.code != rowraft.CodeUnknown {
+				zero[0].outcome = held // and would be for ever: the other shard's error ends it
+			}
+			f := &fakeSteps{answers: map[uint32][]stepReply{0: zero, 1: tc.one}}
+			result, j, err := pushStep(t, patience(t), f, 1)
+			if rowraft.CodeOf(err) != tc.code || !slices.Equal(result.Late, tc.late) || !slices.Equal(result.Unsure, tc.unsure) || result.Next != tc.next || j.Generation() != tc.adopted {
+				t.Errorf("%+v, generation %d, %v", result, j.Generation(), err)
+			}
+			if got := f.of(1); len(got) != tc.calls {
+				t.Errorf("calls %v, want %d", got, tc.calls)
+			}
+		})
+	}
+}
+
+// A caller that leaves does not know the outcome.
+func TestAStepWithoutAnAnswerInTime(t *testing.T) {
+	f := &fakeSteps{answers: map[uint32][]stepReply{0: {{outcome: held}}, 1: {{outcome: applied}}}}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if result, _, err := pushStep(t, ctx, f, 1); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		t.Errorf("%+v, %v; want Deadline", result, err)
+	}
+}
+
+// A clock goes with the last part for its shard, or with an empty one.
+func TestAClockRidesOnAPush(t *testing.T) {
+	var mu sync.Mutex
+	var got []*rowraftv1.PushRequest
+	s := &fakeServer{push: func(_ context.Context, req *rowraftv1.PushRequest) error {
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, req)
+		return nil
+	}}
+	asked := 0
+	s.clock = func(req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
+		asked++
+		return &rowraftv1.WaitClockReply{Slowest: uint64(asked)}, nil
+	}
+	s.serve(t, 2)
+	c, table := s.dial(t, nil)
+	j, err := c.Job(JobOptions{ID: testJob, Generation: 3, Rank: 1, Incarnation: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := j.clockShard()
+	for _, shard := range []rowraft.ShardID{home, 1 - home} {
+		got = nil
+		seg := Segment{Table: table, Keys: []rowraft.Key{s.keyOf(table, shard)}, Values: []float32{1, 1}}
+		if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 1, Offset: 2}, {Part: 3, Offset: 4}}, seg); err != nil {
+			t.Fatal(err)
+		}
+		clocked, rows := 0, 0
+		for _, req := range got {
+			payload := req.Payload
+			if req.Clocked {
+				clock, rest, err := wire.ParseClock(payload)
+				if err != nil || clock.Clock != 9 || clock.Rank != 1 || clock.Incarnation != 2 || clock.Job != testJob || len(clock.Positions) != 2 || rowraft.ShardID(req.Shard) != home {
+					t.Errorf("shard %d: %+v, %v", req.Shard, clock, err)
+				}
+				clocked, payload = clocked+1, rest
+			}
+			if len(payload) > 0 {
+				rows++
+			}
+		}
+		if want := 1 + int(shard^home); clocked != 1 || rows != 1 || len(got) != want {
+			t.Errorf("rows for shard %d, clock in %d: %d messages, %d with a clock, %d with rows", shard, home, len(got), clocked, rows)
+		}
+	}
+	if slowest, err := j.WaitClock(patience(t), 3); err != nil || slowest != 3 || asked != 3 {
+		t.Errorf("WaitClock = %d, %v after %d calls", slowest, err, asked)
+	}
+	if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 3}, {Part: 1}}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("data parts that do not ascend: %v", err)
+	}
+}
