@@ -106,8 +106,8 @@ type TableConfig struct {
 	L1                 *float32 `yaml:"l1" json:",omitempty"`           // ftrl
 	L2                 *float32 `yaml:"l2" json:",omitempty"`           // ftrl
 	Beta               *float32 `yaml:"beta" json:",omitempty"`         // ftrl
-	WeightDecay        *float32 `yaml:"weight_decay" json:",omitempty"` // all but ftrl; embeddings only
-	Bound              *float32 `yaml:"bound" json:",omitempty"`        // of each weight; embeddings only
+	WeightDecay        *float32 `yaml:"weight_decay" json:",omitempty"` // all but ftrl
+	Bound              *float32 `yaml:"bound" json:",omitempty"`        // of each weight
 	// Schedule: how the learning rate changes with the steps; nil: it is LR.
 	Schedule *ScheduleConfig `yaml:"schedule" json:",omitempty"`
 	// Init: embeddings start uniform in [−Init, Init).
@@ -264,9 +264,6 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.Checkpoint.validate(); err != nil {
-		return err
-	}
-	if err := c.Dense.validateDense(); err != nil {
 		return err
 	}
 	for _, t := range []*TableConfig{&c.Embeddings, &c.Dense} {

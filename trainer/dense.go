@@ -53,7 +53,11 @@ func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
 		}
 		conf := c.parameter(p.Name)
 		l.configs, l.tensors, l.sizes, l.places = append(l.configs, conf), append(l.tensors, t), append(l.sizes, p.Size()), append(l.places, at)
-		if conf.Init != InitSeed {
+		if conf.Init == InitSeed {
+			if err := c.Dense.fitsDifferences(p.Name); err != nil {
+				return nil, err
+			}
+		} else {
 			clear(l.initial[at : at+p.Size()])
 		}
 		at += p.Size()

@@ -45,21 +45,22 @@ func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 	return o, nil
 }
 
-// validateDense refuses what would treat the rows of the dense table as weights:
-// they are what training adds to the initial weights (docs/formats/trainer-state.md), so
-// to pull them towards 0 would pull the weights back to where they started.
-func (t *TableConfig) validateDense() error {
+// fitsDifferences refuses what would take the rows of a parameter with the first values of
+// its seed for its weights: they are what training adds to those (docs/formats/trainer-state.md),
+// so to pull them towards 0 would pull the weights back to where they started.
+func (t *TableConfig) fitsDifferences(param string) error {
 	var set []string
 	for _, c := range []struct {
 		name string
 		at   *float32
 	}{{"weight_decay", t.WeightDecay}, {"bound", t.Bound}, {"l1", t.L1}, {"l2", t.L2}} {
-		if c.at != nil {
+		if c.at != nil && *c.at != 0 {
 			set = append(set, c.name)
 		}
 	}
 	if len(set) > 0 {
-		return invalid("dense: %s: for embeddings only: the dense table holds what training adds to the initial weights", strings.Join(set, ", "))
+		return invalid("dense: %s: the servers have only what training adds to the first values of parameter %s; "+
+			"with parameters: [{name: \"*\", init: server}] they have the weights", strings.Join(set, ", "), param)
 	}
 	return nil
 }

@@ -35,18 +35,43 @@ func TestOptimizersOfAJob(t *testing.T) {
 		}
 	}
 	for want, change := range map[string]func(*Config){
-		"adagrad has no momentum":    func(c *Config) { c.Embeddings.Momentum = f(0.9) },
-		"ftrl has no weight_decay":   func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.WeightDecay = "ftrl", f(1) },
-		"momentum in [0, 1)":         func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.Momentum = "momentum", f(1) },
-		`optimizer "add"`:            func(c *Config) { c.Embeddings.Optimizer = "add" },
-		`optimizer "lamb"`:           func(c *Config) { c.Dense.Optimizer = "lamb" },
-		"dense: weight_decay, bound": func(c *Config) { c.Dense.WeightDecay, c.Dense.Bound = f(1), f(1) },
-		"bound -1":                   func(c *Config) { c.Embeddings.Bound = f(-1) },
+		"adagrad has no momentum":  func(c *Config) { c.Embeddings.Momentum = f(0.9) },
+		"ftrl has no weight_decay": func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.WeightDecay = "ftrl", f(1) },
+		"momentum in [0, 1)":       func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.Momentum = "momentum", f(1) },
+		`optimizer "add"`:          func(c *Config) { c.Embeddings.Optimizer = "add" },
+		`optimizer "lamb"`:         func(c *Config) { c.Dense.Optimizer = "lamb" },
+		"bound -1":                 func(c *Config) { c.Embeddings.Bound = f(-1) },
 	} {
 		c := twoPasses(1, 0)
 		change(&c)
 		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q in it", err, want)
+		}
+	}
+}
+
+// TestDecayOfDenseWeights: rows that hold differences take none; those that hold the
+// weights do, and get the learning rates of the schedule, too.
+func TestDecayOfDenseWeights(t *testing.T) {
+	decay, bound := float32(0.01), float32(2)
+	c := tinyConfig(5, 0)
+	c.Dense.WeightDecay, c.Dense.Bound = &decay, &bound
+	c.Dense.Schedule = &ScheduleConfig{Kind: Linear, Steps: 10}
+	if _, err := NewJob(t.Context(), c, newLocal(t), nil); err == nil || !strings.Contains(err.Error(), "dense: weight_decay, bound: ") {
+		t.Errorf("differences with a decay: %v", err)
+	}
+	c.Parameters = []ParameterConfig{{Name: "*", Init: InitServer}}
+	r := &rated{Tables: newLocal(t)}
+	j := newJob(t, c, r, nil)
+	if _, err := j.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.rates) != 5 {
+		t.Fatalf("%d pushes, want 5", len(r.rates))
+	}
+	for i, got := range r.rates {
+		if want := c.Dense.Schedule.Rate(c.Dense.LR, int64(i+1)); got[1] != want { // the second segment is that of a parameter
+			t.Errorf("step %d: learning rate %v, want %v", i+1, got[1], want)
 		}
 	}
 }
