@@ -103,7 +103,15 @@ func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.A
 func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
 	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor}
 	if j.cfg.member != nil {
-		a.Member, a.Beat, a.OnMembers = j.cfg.member, j.beat, onMembers
+		a.Member, a.Beat = j.cfg.member, j.beat
+		a.OnMembers = func(m client.Members) {
+			if j.hybrid != nil {
+				j.hybrid.members.begin(m, &j.cfg)
+			}
+			if onMembers != nil {
+				onMembers(m)
+			}
+		}
 	}
 	if onStop != nil {
 		a.OnStop = func() { j.stopping.Store(true); onStop() }

@@ -52,6 +52,7 @@ type Config struct {
 	// Parameters says of dense weights where they are kept and who initializes them; the
 	// first entry that matches a name counts.
 	Parameters []ParameterConfig `yaml:"parameters"`
+	Average    AverageConfig     `yaml:"average"` // of those that the trainers keep
 
 	Checkpoint CheckpointConfig `yaml:"checkpoint"`
 	// Resume is where to go on: DESTINATION/NAME of a checkpoint whose tables the

@@ -13,7 +13,7 @@ import (
 // denseLayout maps the dense weights, one flat slice, to rows of dense tables: a
 // weight is initial + row. Parameters lie in the job's dense table, each as the
 // tensor of its own number, but those that a server initializes, which have a table
-// each. The rows of all tables stand one after the other in one slice, too.
+// each, and those that the trainers keep, which are not here. The rows of all tables stand one after the other in one slice, too.
 // Immutable once the run has begun.
 type denseLayout struct {
 	params  []models.Param
@@ -53,7 +53,7 @@ func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
 		}
 		conf := c.parameter(p.Name)
 		l.configs, l.tensors, l.sizes, l.places = append(l.configs, conf), append(l.tensors, t), append(l.sizes, p.Size()), append(l.places, at)
-		if conf.Init == InitSeed {
+		if conf.Init == InitSeed && conf.Placement == PlaceServers {
 			if err := c.Dense.fitsDifferences(p.Name); err != nil {
 				return nil, err
 			}
@@ -61,6 +61,9 @@ func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
 			clear(l.initial[at : at+p.Size()])
 		}
 		at += p.Size()
+		if conf.Placement == PlaceTrainers {
+			continue
+		}
 		table := 0
 		if conf.Init == InitServer {
 			table = len(l.tables)

@@ -95,6 +95,9 @@ func (j *Job) result() *Result {
 // Evaluate scores the held-out part with the weights the tables have now,
 // without training.
 func (j *Job) Evaluate(ctx context.Context) (*Result, error) {
+	if j.hybrid != nil {
+		return nil, errElsewhere
+	}
 	j.started = time.Now()
 	r := j.result()
 	return r, j.score(ctx, r)
@@ -163,6 +166,7 @@ func (j *Job) pullForScore(ctx context.Context, w *work, dense bool) error {
 	}
 	if dense {
 		j.layout.weights(w.flat, w.delta)
+		j.hybrid.fill(w.flat)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -31,6 +32,7 @@ type Job struct {
 	model  models.Model
 	accel  *accel.Report
 	layout *denseLayout
+	hybrid *hybrid // nil if the trainers keep no weights
 	way    way
 	steps  int64 // planned; 0: not known
 
@@ -114,7 +116,10 @@ func (j *Job) openModel() error {
 		return err
 	}
 	j.model = model
-	j.layout, err = newDenseLayout(&j.cfg, model.Params())
+	if j.layout, err = newDenseLayout(&j.cfg, model.Params()); err != nil {
+		return err
+	}
+	j.hybrid, err = newHybrid(j)
 	return err
 }
 
@@ -195,7 +200,14 @@ func (j *Job) train(ctx context.Context) error {
 	if j.cfg.InFlight == 0 {
 		train = j.trainInStep
 	}
-	if err := train(ctx, pushes, src); err != nil {
+	if err := j.hybrid.open(ctx); err != nil {
+		return err
+	}
+	err := train(ctx, pushes, src)
+	if err = errors.Join(err, j.hybrid.close(err)); err != nil {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // it was told to stop while the trainers averaged
+			return nil
+		}
 		return err
 	}
 	if err := j.way.settle(pushes); err != nil || ctx.Err() != nil {
@@ -411,13 +423,18 @@ func (j *Job) pullOnce(ctx context.Context, w *work) error {
 // compute runs the model on w and tells whether there is anything to push.
 func (j *Job) compute(w *work) (push bool, err error) {
 	j.layout.weights(w.flat, w.delta)
+	j.hybrid.fill(w.flat)
 	if err := j.model.Step(&w.batch, w.rows, w.flat, &w.result); err != nil {
+		return false, fmt.Errorf("step %d: %w", w.step, err)
+	}
+	reason := notFinite(&w.result)
+	w.empty = reason != ""
+	if err := j.hybrid.learn(w); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.step, err)
 	}
 	j.step++
 	j.at = w.after
-	reason := notFinite(&w.result)
-	if w.empty = reason != ""; w.empty {
+	if w.empty {
 		return j.way.empties(), j.skip(w, reason)
 	}
 	j.skippedInARow = 0

@@ -125,13 +125,14 @@ type terms struct {
 	Embeddings TableConfig       `json:"embeddings"`
 	Dense      TableConfig       `json:"dense"`
 	Parameters []ParameterConfig `json:"parameters,omitempty"`
+	Average    int               `json:"average_every,omitempty"`
 	Audit      bool              `json:"audit"`
 }
 
 func (c *Config) terms() terms {
 	t := terms{
 		Mode: c.Mode, Deadline: c.Deadline, Staleness: c.Staleness, Trainers: c.Trainers, Batch: c.Batch, Seed: c.Seed,
-		DType: c.DType, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Audit: c.Audit,
+		DType: c.DType, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 	}
 	if c.Mode == Sync {
 		t.Quorum, t.Epochs, t.Steps = c.Quorum, c.Epochs, c.Steps

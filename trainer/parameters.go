@@ -32,8 +32,8 @@ type ParameterConfig struct {
 	Init      string `yaml:"init" json:"init,omitempty"`
 }
 
-// placements that this version can run.
-var placements = []string{PlaceServers}
+// placements that there are.
+var placements = []string{PlaceServers, PlaceTrainers}
 
 func (c *Config) validateParameters() error {
 	for _, p := range c.Parameters {
@@ -43,13 +43,16 @@ func (c *Config) validateParameters() error {
 		if p.Placement != "" && !contains(placements, p.Placement) {
 			return invalid("parameters: %s: placement %q: want %s", p.Name, p.Placement, strings.Join(placements, " or "))
 		}
+		if p.Placement == PlaceTrainers && p.Init != "" && p.Init != InitSeed {
+			return invalid("parameters: %s: init %q of weights that the trainers keep: each computes them from the seed", p.Name, p.Init)
+		}
 		switch p.Init {
 		case "", InitSeed, InitServer, InitWorker:
 		default:
 			return invalid("parameters: %s: init %q: want %s, %s or %s", p.Name, p.Init, InitSeed, InitServer, InitWorker)
 		}
 	}
-	return nil
+	return c.validateHybrid()
 }
 
 // parameter is what the configuration says of a model's parameter, with the defaults.

@@ -40,6 +40,7 @@ type essence struct {
 	Embeddings TableConfig           `json:"embeddings"`
 	Dense      TableConfig           `json:"dense"`
 	Parameters []ParameterConfig     `json:"parameters,omitempty"`
+	Average    int                   `json:"average.every,omitempty"`
 	Audit      bool                  `json:"audit"`
 }
 
@@ -47,7 +48,7 @@ func (j *Job) essence() []byte {
 	c := &j.cfg
 	e := essence{
 		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
-		Generator: c.Generator, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Audit: c.Audit,
+		Generator: c.Generator, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 	}
 	if c.Threads > 1 { // so that states of one are those of before there were threads
 		e.Threads = c.Threads
@@ -84,6 +85,7 @@ func (j *Job) state(ended bool) *state.State {
 		s.Tensors = append(s.Tensors, state.Tensor{Kind: state.InitialWeights, Name: p.Name, Shape: p.Shape, Values: j.layout.initial[at : at+n]})
 		at += n
 	}
+	s.Tensors = append(s.Tensors, j.hybrid.tensors()...)
 	return s
 }
 
@@ -113,8 +115,12 @@ func (j *Job) Resume(s *state.State) error {
 		}
 		initial = append(initial, s.Tensors[i].Values...)
 	}
-	if len(s.Tensors) != len(j.layout.params) {
-		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.params))
+	kept, err := j.hybrid.resume(s.Tensors)
+	if err != nil {
+		return err
+	}
+	if len(s.Tensors) != len(j.layout.params)+kept {
+		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.params)+kept)
 	}
 	j.layout.initial = initial
 	if j.parts == nil {

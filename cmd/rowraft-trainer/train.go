@@ -172,6 +172,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if !o.local && o.insecure != o.tls.IsZero() {
 		return cfg, usageError{fmt.Errorf("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")}
 	}
+	cfg.Average.TLS = o.tls
 	return cfg, cfg.Validate()
 }
 

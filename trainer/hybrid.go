@@ -1,0 +1,361 @@
+package trainer
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/trainer/average"
+	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/state"
+)
+
+// AverageConfig says how dense weights that trainers keep are averaged between them.
+type AverageConfig struct {
+	// Addresses are where each trainer is found by the others, host:port, by rank.
+	Addresses []string `yaml:"addresses"`
+	// Every is how many steps of mode async a trainer takes on its own between two
+	// averages of the weights; 0: 20. Mode sync averages the gradients of every step.
+	Every int `yaml:"every"`
+	// TLS is that of the connections between trainers; without it their addresses
+	// must be of this machine.
+	TLS client.TLSFiles `yaml:"-"`
+
+	listener net.Listener // of this trainer, in tests; nil: at its address
+}
+
+const defaultAverageEvery = 20
+
+func (a *AverageConfig) every() int {
+	if a.Every == 0 {
+		return defaultAverageEvery
+	}
+	return a.Every
+}
+
+// validateHybrid reports what does not fit weights that trainers keep.
+func (c *Config) validateHybrid() error {
+	kept := slices.ContainsFunc(c.Parameters, func(p ParameterConfig) bool { return p.Placement == PlaceTrainers })
+	a := &c.Average
+	switch {
+	case !kept && (len(a.Addresses) > 0 || a.Every != 0):
+		return invalid("average is given, but no parameter is placed at the trainers")
+	case !kept:
+		return nil
+	case c.Mode != Async && c.Mode != Sync:
+		return invalid("parameters at the trainers in mode %s: want %s or %s", c.Mode, Async, Sync)
+	case c.Mode == Sync && a.Every != 0:
+		return invalid("average: every %d in mode %s, which averages the gradients of every step", a.Every, Sync)
+	case a.Every < 0:
+		return invalid("average: every %d: want ≥ 0", a.Every)
+	case c.Trainers > 1 && len(a.Addresses) != c.Trainers:
+		return invalid("average: %d addresses for %d trainers: want that of each, by rank", len(a.Addresses), c.Trainers)
+	}
+	if c.Trainers == 1 || !a.TLS.IsZero() {
+		return nil
+	}
+	for _, address := range a.Addresses {
+		host, _, err := net.SplitHostPort(address)
+		if ip := net.ParseIP(host); err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			return invalid("average: address %s: without TLS want a loopback address, as 127.0.0.1:7200", address)
+		}
+	}
+	return nil
+}
+
+// hybrid are the dense weights that this trainer keeps. Each parameter is cut into
+// rows as on the servers, and each row has the state of the same update rule. It
+// belongs to the goroutine of Run.
+type hybrid struct {
+	j       *Job
+	params  []int
+	rule    optim.Rule
+	rows    int
+	weights []float32 // rows × denseWidth
+	state   []float32 // rows × the rule's
+	grads   []float32 // scratch, as weights
+	steps   int
+	members *memberFeed
+	group   *average.Group  // nil for one trainer, and outside of train
+	ctx     context.Context // of train
+}
+
+// newHybrid returns nil if the trainers keep nothing. All begin with the weights of
+// the seed; one that comes later takes over what the others have.
+func newHybrid(j *Job) (*hybrid, error) {
+	h := &hybrid{j: j, members: &memberFeed{changed: make(chan struct{})}}
+	for i, conf := range j.layout.configs {
+		if conf.Placement == PlaceTrainers {
+			h.params = append(h.params, i)
+			h.rows += padded(j.layout.sizes[i]) / denseWidth
+		}
+	}
+	if len(h.params) == 0 {
+		return nil, nil
+	}
+	o, err := j.cfg.Dense.optimizer()
+	if err != nil {
+		return nil, err
+	}
+	if h.rule, err = optim.New(o); err != nil {
+		return nil, err
+	}
+	per := h.rule.StateLen(denseWidth)
+	h.weights, h.grads, h.state = make([]float32, h.rows*denseWidth), make([]float32, h.rows*denseWidth), make([]float32, h.rows*per)
+	flat := make([]float32, models.TotalSize(j.layout.params))
+	models.Initial(flat, j.layout.params, j.cfg.Seed)
+	h.take(h.weights, flat)
+	for r := range h.rows {
+		h.rule.InitState(h.weights[r*denseWidth:(r+1)*denseWidth], h.state[r*per:(r+1)*per])
+	}
+	return h, nil
+}
+
+// take copies the parameters out of flat weights into rows.
+func (h *hybrid) take(rows, flat []float32) {
+	h.each(func(p, row int) {
+		n := h.j.layout.sizes[p]
+		copy(rows[row:row+n], flat[h.j.layout.places[p]:])
+		clear(rows[row+n : row+padded(n)])
+	})
+}
+
+// fill writes the parameters to flat weights. A nil hybrid has none.
+func (h *hybrid) fill(flat []float32) {
+	if h == nil {
+		return
+	}
+	h.each(func(p, row int) {
+		at := h.j.layout.places[p]
+		copy(flat[at:at+h.j.layout.sizes[p]], h.weights[row:])
+	})
+}
+
+func (h *hybrid) each(f func(param, row int)) {
+	row := 0
+	for _, p := range h.params {
+		f(p, row)
+		row += padded(h.j.layout.sizes[p])
+	}
+}
+
+// open begins to average; ctx is that of training.
+func (h *hybrid) open(ctx context.Context) error {
+	if h == nil {
+		return nil
+	}
+	h.ctx = ctx
+	c := &h.j.cfg
+	if c.Trainers == 1 {
+		return nil
+	}
+	if c.member == nil { // no registry: all trainers, from the beginning
+		h.members.begin(client.Members{Generation: 1}, c)
+	}
+	listener, dial, err := c.Average.network(c.rank())
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256([]byte("rowraft average\x00" + c.Job))
+	h.group, err = average.Open(average.Options{
+		Job: [16]byte(sum[:16]), Rank: c.rank(), Listener: listener, Dial: dial, Registry: h.members, Keeper: h,
+		Limit: len(h.weights) + len(h.state) + 4,
+	})
+	return err
+}
+
+// network opens this trainer's port and says how to reach the others.
+func (a *AverageConfig) network(rank int) (net.Listener, func(context.Context, string) (net.Conn, error), error) {
+	l := a.listener
+	if l == nil {
+		var err error
+		if l, err = net.Listen("tcp", a.Addresses[rank]); err != nil {
+			return nil, nil, invalid("average: %w", err)
+		}
+	}
+	if a.TLS.IsZero() {
+		return l, nil, nil
+	}
+	server, err := a.TLS.Server()
+	if err == nil {
+		var conf *tls.Config
+		if conf, err = a.TLS.Client(); err == nil {
+			dialer := &tls.Dialer{Config: conf}
+			return tls.NewListener(l, server), func(ctx context.Context, address string) (net.Conn, error) {
+				return dialer.DialContext(ctx, "tcp", address)
+			}, nil
+		}
+	}
+	l.Close()
+	return nil, nil, err
+}
+
+// close ends the averaging. If training went to its end, the others are told, and
+// served if this trainer is their hub, until they have ended too.
+func (h *hybrid) close(err error) error {
+	if h == nil || h.group == nil {
+		return nil
+	}
+	ctx := h.ctx
+	if err != nil || ctx.Err() != nil { // who stops or fails leaves without waiting
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+		defer cancel()
+	}
+	if cerr := h.group.Close(ctx); cerr != nil && err == nil && h.ctx.Err() == nil {
+		return fmt.Errorf("average: %w", cerr)
+	}
+	return nil
+}
+
+// learn takes a step with the gradients of a batch, zeros for one that was skipped:
+// the others wait for this trainer's part.
+func (h *hybrid) learn(w *work) error {
+	if h == nil {
+		return nil
+	}
+	if h.take(h.grads, w.result.ParamGrads); w.empty {
+		clear(h.grads)
+	}
+	h.steps++
+	if h.j.cfg.Mode == Sync {
+		if behind, err := h.average(h.grads); err != nil || behind {
+			return err
+		}
+		h.update(w.step)
+		return nil
+	}
+	if !w.empty {
+		h.update(w.step)
+	}
+	if h.steps%h.j.cfg.Average.every() != 0 {
+		return nil
+	}
+	_, err := h.average(h.weights)
+	return err
+}
+
+// average replaces values by their mean over the trainers.
+func (h *hybrid) average(values []float32) (behind bool, err error) {
+	if h.group == nil {
+		return false, nil
+	}
+	r, err := h.group.Average(h.ctx, values)
+	if err != nil {
+		return false, fmt.Errorf("average with the other trainers: %w", err)
+	}
+	if r.Behind {
+		h.j.note("took over the dense weights of another trainer, before round %d", r.Round)
+	}
+	return r.Behind, nil
+}
+
+// update applies h.grads, at the learning rate of a step.
+func (h *hybrid) update(step int64) {
+	lr := h.j.cfg.Dense.Schedule.Rate(h.j.cfg.Dense.LR, step)
+	if lr == 0 {
+		lr = h.rule.LR()
+	}
+	per := len(h.state) / h.rows
+	for r := range h.rows {
+		at := r * denseWidth
+		h.rule.Update(h.weights[at:at+denseWidth], h.state[r*per:(r+1)*per], h.grads[at:at+denseWidth], lr)
+	}
+}
+
+// Save implements [average.Keeper].
+func (h *hybrid) Save() []float32 { return slices.Concat(h.weights, h.state) }
+
+// Load implements [average.Keeper].
+func (h *hybrid) Load(values []float32) error {
+	if len(values) != len(h.weights)+len(h.state) {
+		return invalid("%d numbers, want %d weights and %d of optimizer state", len(values), len(h.weights), len(h.state))
+	}
+	copy(h.state, values[copy(h.weights, values):])
+	return nil
+}
+
+// tensors are what a checkpoint keeps of the weights.
+func (h *hybrid) tensors() (out []state.Tensor) {
+	if h == nil {
+		return nil
+	}
+	return []state.Tensor{
+		{Kind: state.Weights, Name: "trainers", Shape: []int{h.rows, denseWidth}, Values: slices.Clone(h.weights)},
+		{Kind: state.OptimizerState, Name: "trainers", Shape: []int{len(h.state)}, Values: slices.Clone(h.state)},
+	}
+}
+
+// resume takes them back, and returns how many there were.
+func (h *hybrid) resume(tensors []state.Tensor) (int, error) {
+	if h == nil {
+		return 0, nil
+	}
+	var all []float32
+	for _, k := range []state.Kind{state.Weights, state.OptimizerState} {
+		i := slices.IndexFunc(tensors, func(t state.Tensor) bool { return t.Kind == k && t.Name == "trainers" })
+		if i < 0 {
+			return 0, invalid("the state has no weights of the trainers")
+		}
+		all = append(all, tensors[i].Values...)
+	}
+	return 2, h.Load(all)
+}
+
+// memberFeed is the registry of the trainers who average: generations come from the job's.
+type memberFeed struct {
+	mu      sync.Mutex
+	members average.Members
+	changed chan struct{}
+}
+
+// begin makes a generation known. Without ranks it is all of them.
+func (f *memberFeed) begin(m client.Members, c *Config) {
+	next := average.Members{Generation: m.Generation, Ranks: slices.Clone(m.Ranks)}
+	for rank := range c.Average.Addresses {
+		if m.Ranks == nil {
+			next.Ranks = append(next.Ranks, rank)
+		}
+	}
+	for _, rank := range next.Ranks {
+		if rank >= len(c.Average.Addresses) {
+			return
+		}
+		next.Addresses = append(next.Addresses, c.Average.Addresses[rank])
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(next.Ranks) == 0 || next.Generation <= f.members.Generation {
+		return
+	}
+	f.members = next
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// Next implements [average.Registry].
+func (f *memberFeed) Next(ctx context.Context, than uint64) (average.Members, error) {
+	for {
+		f.mu.Lock()
+		m, changed := f.members, f.changed
+		f.mu.Unlock()
+		if m.Generation > than {
+			return m, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return m, ctx.Err()
+		}
+	}
+}
+
+// errElsewhere says that only the trainers have the weights.
+var errElsewhere = rowraft.Errorf(rowraft.CodePrecondition, "the trainers keep dense weights of this job: they score the held-out part when they end, and nobody else can")
