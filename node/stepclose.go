@@ -291,6 +291,9 @@ func (s *steps) endStale(j *jobSteps) {
 	plan, err := s.r.machine.JobPlan(j.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err != nil && s.jobs[j.id] == j {
+		delete(s.jobs, j.id) // its id never comes back
+	}
 	for step, o := range j.open {
 		switch {
 		case err != nil: // the job has ended

@@ -12,13 +12,22 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
+// wideDim makes a few rows fill a piece.
+const wideDim = 128
+
+func wideTable() rowraft.Schema {
+	s := counterSchema("wide")
+	s.Dim = wideDim
+	return s
+}
+
 // manyRows are gradients of one worker that fill several pieces.
 func manyRows(rank rowraft.Rank, step rowraft.Step) (keys []rowraft.Key, values []float32) {
 	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
-	for k := range rowraft.Key(80_000) {
+	for k := range rowraft.Key(3000) {
 		if rng.Uint64()%2 == 0 {
 			keys = append(keys, k)
-			for range 4 {
+			for range wideDim {
 				values = append(values, float32(rng.NormFloat64()))
 			}
 		}
@@ -35,16 +44,16 @@ func sumRows(workers int, steps rowraft.Step) map[rowraft.Key][]float32 {
 			keys, values := manyRows(rowraft.Rank(r), step)
 			for i, k := range keys {
 				if sums[k] == nil {
-					sums[k] = make([]float32, 4)
+					sums[k] = make([]float32, wideDim)
 				}
-				for d := range 4 {
-					sums[k][d] += values[4*i+d]
+				for d := range wideDim {
+					sums[k][d] += values[wideDim*i+d]
 				}
 			}
 		}
 		for k, sum := range sums {
 			if rows[k] == nil {
-				rows[k] = make([]float32, 4)
+				rows[k] = make([]float32, wideDim)
 			}
 			for d, v := range sum {
 				rows[k][d] -= v / float32(workers)
@@ -60,7 +69,7 @@ func sumRows(workers int, steps rowraft.Step) map[rowraft.Key][]float32 {
 func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1, Quorum: 2}, 1, 1, 1)
-	table, err := c.dial().Table(c.ctx, "emb")
+	table, err := c.dial().CreateTable(c.ctx, wideTable(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +81,7 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	m := mean{divisor: 2, limit: rowraft.TargetEntryBytes - 4096}
 	for rank := range rowraft.Rank(2) {
 		keys, values := manyRows(rank, 1)
-		seg := wire.Segment{Table: table.Schema().ID, N: len(keys), Dim: 4, DType: rowraft.Float32}
+		seg := wire.Segment{Table: table.Schema().ID, N: len(keys), Dim: wideDim, DType: rowraft.Float32}
 		payload := make([]byte, seg.Size())
 		body := seg.Put(payload)
 		for i, k := range keys {
@@ -101,7 +110,7 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 
 	push := func(rank rowraft.Rank) *pushed {
 		cl, j := c.worker(1, rank, 1)
-		own, err := cl.Table(c.ctx, "emb")
+		own, err := cl.Table(c.ctx, "wide")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +129,7 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	c.want(one, true, 2)
 	c.want(other, true, 2)
 	c.want(late, false, 2)
-	c.wantRows(c.ctx, "emb", sumRows(2, 1))
+	c.wantRows(c.ctx, "wide", sumRows(2, 1))
 	if len(c.steps) != pieces {
 		t.Errorf("%d pieces were logged, want %d", len(c.steps), pieces)
 	}
@@ -129,10 +138,10 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 // The lead of a shard goes round while steps of several pieces are closed: the rows are
 // bit for bit those of a run without that.
 func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
-	const workers, steps = 2, 8
+	const workers, steps = 2, 6
 	c := startCluster(t, 3, 1)
 	ctx := testContext(t)
-	if _, err := c.dial().CreateTable(ctx, counterSchema("emb"), false); err != nil {
+	if _, err := c.dial().CreateTable(ctx, wideTable(), false); err != nil {
 		t.Fatal(err)
 	}
 	c.ensureJob(ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, slices.Repeat([]uint64{1}, workers)...)
@@ -141,7 +150,7 @@ func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 	began := make(chan rowraft.Step, steps)
 	for r := range workers {
 		cl, job := c.worker(1, rowraft.Rank(r), 1)
-		table, err := cl.Table(ctx, "emb")
+		table, err := cl.Table(ctx, "wide")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +174,7 @@ func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 			t.Errorf("step %d: %v", step, err)
 		}
 	}
-	c.wantRows(ctx, "emb", sumRows(workers, steps))
+	c.wantRows(ctx, "wide", sumRows(workers, steps))
 	c.sameDigests(ctx, 0)
 }
 

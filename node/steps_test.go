@@ -158,15 +158,16 @@ func (c *testCluster) wantRows(ctx context.Context, table string, want map[rowra
 		keys = append(keys, k)
 	}
 	slices.Sort(keys)
-	got := make([]float32, len(keys)*4)
+	dim := t.Schema().Dim
+	got := make([]float32, len(keys)*dim)
 	if err := t.Pull(ctx, keys, got); err != nil {
 		c.t.Fatal(err)
 	}
 	wrong := 0
 	for i, k := range keys {
-		if have := got[i*4 : i*4+4]; !slices.Equal(have, want[k]) {
+		if have := got[i*dim : (i+1)*dim]; !slices.Equal(have, want[k]) {
 			if wrong++; wrong < 4 {
-				c.t.Errorf("key %d is %v, want %v", k, have, want[k])
+				c.t.Errorf("key %d is %v, want %v", k, have[:min(4, dim)], want[k][:min(4, dim)])
 			}
 		}
 	}
