@@ -21,7 +21,8 @@ type work struct {
 	delta []float32     // rows of the dense table
 	flat  []float32     // dense weights
 
-	empty      bool // it has no gradients
+	stale      int64 // steps that the weights lag, at most
+	empty      bool  // it has no gradients
 	result     models.Result
 	denseGrads []float32 // rows of the dense table
 

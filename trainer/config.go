@@ -60,6 +60,9 @@ type Config struct {
 	// trained since; "": at the beginning of the data.
 	Resume string `yaml:"resume"`
 
+	// MaxSkipped batches in a row that are not finite end the run; 0: 100.
+	MaxSkipped int `yaml:"max_skipped"`
+
 	Audit       bool   `yaml:"audit"`       // bump audit rows with each push
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out part at the end; default true
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
@@ -247,6 +250,8 @@ func (c *Config) Validate() error {
 		return invalid("batch %d: want 1 to %d", c.Batch, 1<<16)
 	case c.Epochs < 0 || c.Steps < 0:
 		return invalid("epochs %d, steps %d: want ≥ 0", c.Epochs, c.Steps)
+	case c.MaxSkipped < 0:
+		return invalid("max_skipped %d: want ≥ 0", c.MaxSkipped)
 	case c.Patience <= 0:
 		return invalid("patience %v: want > 0", c.Patience)
 	case c.Data.File != "" && c.Data.Schema == "":

@@ -179,6 +179,7 @@ func (j *Job) leave(ctx context.Context, r *Result, failure error) {
 type beatMeter struct {
 	at             time.Time
 	step, examples int64
+	waited         time.Duration
 }
 
 var nan = math.NaN()
@@ -190,14 +191,16 @@ func (j *Job) beat() client.Beat {
 	j.mu.Unlock()
 	b := client.Beat{
 		Step: p.Step, Examples: p.Examples, BatchesSkipped: skipped, Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
-		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: nan, Waiting: nan, Parts: j.parts.reached(),
+		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: j.meter.staleness(), Waiting: nan, Parts: j.parts.reached(),
 	}
 	now := time.Now()
+	waited := j.meter.waiting(now)
 	if last := j.beats; !last.at.IsZero() && now.After(last.at) {
 		seconds := now.Sub(last.at).Seconds()
 		b.StepsPerSecond, b.ExamplesPerSecond = float64(p.Step-last.step)/seconds, float64(p.Examples-last.examples)/seconds
+		b.Waiting = min(max((waited-last.waited).Seconds()/seconds, 0), 1)
 	}
-	j.beats = beatMeter{now, p.Step, p.Examples}
+	j.beats = beatMeter{now, p.Step, p.Examples, waited}
 	return b
 }
 

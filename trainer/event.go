@@ -32,14 +32,22 @@ type Event struct {
 	Accuracy           Number    `json:"accuracy"` // of recent batches, before the update; null but for classes
 	Examples           int64     `json:"examples"`
 	ExamplesPerSecond  Number    `json:"examples_per_second"` // since the start
+	StepsPerSecond     Number    `json:"steps_per_second"`    // likewise
 	PushesSent         int64     `json:"pushes_sent"`
 	PushesAcknowledged int64     `json:"pushes_acknowledged"`
 	BatchesSkipped     int64     `json:"batches_skipped"`
-	BatchesLate        int64     `json:"batches_late,omitempty"` // mode sync: others went on without them
-	JobStep            int64     `json:"job_step,omitempty"`     // mode sync: last step of the job that is closed
+	// StalenessSteps is how many steps the weights lagged that recent batches were computed with, at most:
+	// pushes of this trainer that were not acknowledged; in mode ssp also how far it was ahead of the
+	// slowest, in mode geo how many batches ago it heard of the others.
+	StalenessSteps Number `json:"staleness_steps"`
+	WaitingSeconds Number `json:"waiting_seconds"`        // in which the model had nothing to compute
+	InFlight       int64  `json:"in_flight"`              // pushes without an answer yet
+	BatchesLate    int64  `json:"batches_late,omitempty"` // mode sync: others went on without them
+	JobStep        int64  `json:"job_step,omitempty"`     // mode sync: last step of the job that is closed
 	// Sent is when the acknowledged push was sent (EventAck).
 	Sent    *time.Time `json:"sent,omitempty"`
 	Message string     `json:"message,omitempty"`
+	Skipped *Skipped   `json:"skipped,omitempty"` // EventSkipped
 }
 
 // Observer takes events, one at a time. It must not block for long: steps wait

@@ -34,6 +34,7 @@ type geo struct {
 
 	mu      sync.Mutex
 	batches int64  // pushed since the last round began
+	sending int64  // that the round which runs sends
 	now     uint64 // rounds begun, plus 1
 	tick    uint64 // calls of pull and push
 }
@@ -110,6 +111,7 @@ type missing struct {
 // pull implements way.
 func (g *geo) pull(ctx context.Context, w *work) error {
 	return g.with(ctx, w.segs, func(t *geoTable, s *Segment) {
+		w.stale = g.batches + g.sending
 		for k, key := range s.Keys {
 			copy(s.Values[k*s.Dim:], t.rowLocked(t.places[key]).weights)
 		}

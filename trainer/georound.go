@@ -50,6 +50,7 @@ func (g *geo) take() (deltas []Segment, batches int64) {
 		}
 	}
 	batches, g.batches = g.batches, 0
+	g.sending = batches
 	g.now++
 	return deltas, batches
 }
@@ -87,6 +88,7 @@ func (g *geo) send(ctx context.Context, deltas []Segment, batches int64) error {
 func (g *geo) merge(segs []Segment) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.sending = 0
 	for i := range segs {
 		s := &segs[i]
 		t := g.table(s.Table)

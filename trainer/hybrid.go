@@ -247,7 +247,9 @@ func (h *hybrid) average(values []float32) (behind bool, err error) {
 	if h.group == nil {
 		return false, nil
 	}
+	h.j.meter.stand()
 	r, err := h.group.Average(h.ctx, values)
+	h.j.meter.move()
 	if err != nil {
 		return false, fmt.Errorf("average with the other trainers: %w", err)
 	}

@@ -16,9 +16,6 @@ import (
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
-// maxSkippedInARow ends a run whose numbers do not come back.
-const maxSkippedInARow = 100
-
 // grace is how long a run that is told to stop waits for the pushes it has sent.
 const grace = 20 * time.Second
 
@@ -55,6 +52,7 @@ type Job struct {
 	skippedInARow int
 
 	gate  gate
+	meter meter
 	parts *dataParts // nil: each trainer reads its own share
 
 	beats    beatMeter   // of the goroutine that calls beat
@@ -191,6 +189,8 @@ func (j *Job) train(ctx context.Context) error {
 	src := j.feed(ctx)
 	defer src.close()
 	defer j.way.wait()
+	j.meter.stand()
+	defer j.meter.move()
 	// Pushes outlive ctx by the grace period, so that those sent are counted.
 	pushes, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -422,20 +422,26 @@ func (j *Job) pullOnce(ctx context.Context, w *work) error {
 
 // compute runs the model on w and tells whether there is anything to push.
 func (j *Job) compute(w *work) (push bool, err error) {
+	j.meter.move()
+	defer j.meter.stand()
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
 	if err := j.model.Step(&w.batch, w.rows, w.flat, &w.result); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.step, err)
 	}
-	reason := notFinite(&w.result)
-	w.empty = reason != ""
+	bad, skip := j.cfg.notFinite(&w.result)
+	w.empty = skip
 	if err := j.hybrid.learn(w); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.step, err)
 	}
 	j.step++
 	j.at = w.after
-	if w.empty {
-		return j.way.empties(), j.skip(w, reason)
+	j.meter.saw(w.stale)
+	if skip {
+		if push = j.way.empties(); !push {
+			j.meter.end()
+		}
+		return push, j.skip(w, bad)
 	}
 	j.skippedInARow = 0
 	j.examples += int64(w.batch.N)

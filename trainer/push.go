@@ -2,17 +2,15 @@ package trainer
 
 import (
 	"context"
-	"fmt"
 	"io"
-	"math"
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/data"
-	"github.com/rowraft/rowraft/trainer/models"
 )
 
 // push hands the gradients of w to the job's way.
 func (j *Job) push(ctx context.Context, w *work) error {
+	defer j.meter.end()
 	if w.empty {
 		w.segs = w.segs[:0]
 		return j.way.push(ctx, w)
@@ -35,43 +33,6 @@ func (j *Job) failed() error {
 	return j.mu.failure
 }
 
-// skip counts a batch that is not finite.
-func (j *Job) skip(w *work, reason string) error {
-	j.mu.Lock()
-	j.mu.skipped++
-	j.mu.Unlock()
-	j.skippedInARow++
-	message := fmt.Sprintf("step %d skipped: %s is not finite; its first example is number %d of %s", w.step, reason, w.data.First, j.set.Name())
-	j.emit(EventSkipped, func(e *Event) { e.Message = message })
-	if j.skippedInARow >= maxSkippedInARow {
-		return invalid("%d batches in a row were not finite, the last: %s", j.skippedInARow, message)
-	}
-	return nil
-}
-
-// notFinite names the first part of r that is not finite, or returns "".
-func notFinite(r *models.Result) string {
-	if math.IsNaN(r.Loss) || math.IsInf(r.Loss, 0) {
-		return "the loss"
-	}
-	if !allFinite(r.RowGrads) {
-		return "a gradient of the embeddings"
-	}
-	if !allFinite(r.ParamGrads) {
-		return "a gradient of the dense weights"
-	}
-	return ""
-}
-
-// allFinite: x−x is 0 for finite x only, and a sum with a NaN stays one.
-func allFinite(s []float32) bool {
-	var sum float32
-	for _, x := range s {
-		sum += x - x
-	}
-	return sum == 0
-}
-
 // emit tells the observer, with the present counters.
 func (j *Job) emit(kind string, change func(*Event)) {
 	j.mu.Lock()
@@ -79,25 +40,43 @@ func (j *Job) emit(kind string, change func(*Event)) {
 	j.observe(j.eventLocked(kind, change))
 }
 
-// eventLocked makes an event. Progress is brought up to date by the events of
-// Run's goroutine, which owns it; an acknowledgement, which comes from another
-// one, repeats what the last of them said.
+// eventLocked makes an event. Progress is brought up to date by the events of Run's
+// goroutine, which owns it; others repeat what the last of them said.
 // REQUIRES: j.mu is held.
 func (j *Job) eventLocked(kind string, change func(*Event)) Event {
-	if kind != EventAck {
+	switch kind {
+	case EventStart, EventStep, EventSkipped, EventHeld, EventDone:
+		seconds := time.Since(j.started).Seconds()
 		j.mu.progress = Event{
 			Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
 			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()), Accuracy: Number(j.accuracy.share()),
-			ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / time.Since(j.started).Seconds()),
+			ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds), StepsPerSecond: Number(float64(j.step-j.before.step) / seconds),
 		}
 	}
-	e := j.mu.progress
-	e.Event, e.Time, e.Rank = kind, time.Now(), j.cfg.rank()
-	e.PushesSent, e.PushesAcknowledged, e.BatchesSkipped = j.mu.sent, j.mu.acknowledged, j.mu.skipped
-	e.BatchesLate, e.JobStep = j.mu.late, j.mu.jobStep
+	e := j.nowLocked()
+	e.Event = kind
 	if change != nil {
 		change(&e)
 	}
+	return e
+}
+
+// Now returns all counters as they are, in an event of no kind. Rates and qualities are those of
+// the last step. Safe for concurrent use.
+func (j *Job) Now() Event {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.nowLocked()
+}
+
+// REQUIRES: j.mu is held.
+func (j *Job) nowLocked() Event {
+	e := j.mu.progress
+	e.Time, e.Rank = time.Now(), j.cfg.rank()
+	e.PushesSent, e.PushesAcknowledged, e.BatchesSkipped = j.mu.sent, j.mu.acknowledged, j.mu.skipped
+	e.BatchesLate, e.JobStep = j.mu.late, j.mu.jobStep
+	e.InFlight = j.mu.sent - j.mu.acknowledged - j.mu.unknown - j.mu.late
+	e.StalenessSteps, e.WaitingSeconds = Number(j.meter.staleness()), Number(j.meter.waiting(e.Time).Seconds())
 	return e
 }
 

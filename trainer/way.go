@@ -10,8 +10,8 @@ import (
 // way is how a mode moves rows and gradients between the loop and the tables. pull and
 // push are safe for concurrent use.
 type way interface {
-	// pull fills the values of w.segs with the weights that the model is to see. It may
-	// return errBoundary: a boundary may be here, and then it is to be called again.
+	// pull fills the values of w.segs with the weights that the model is to see, and sets
+	// w.stale. It may return errBoundary: a boundary may be here, and then it is to be called again.
 	pull(ctx context.Context, w *work) error
 	// push takes over the gradients in w.segs, and returns when w may be used again. What
 	// it sends, and what came of that, it tells with [Job.sending] and [Job.answered].
@@ -56,7 +56,10 @@ var errBoundary = errors.New("a boundary may be here")
 // direct is mode async: every batch is a push of its own.
 type direct struct{ j *Job }
 
-func (d *direct) pull(ctx context.Context, w *work) error { return d.j.tables.Pull(ctx, w.segs) }
+func (d *direct) pull(ctx context.Context, w *work) error {
+	w.stale = d.j.meter.behind(w.step - 1 - d.j.before.step)
+	return d.j.tables.Pull(ctx, w.segs)
+}
 
 func (d *direct) push(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, d.j.cfg.Patience)

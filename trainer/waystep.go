@@ -185,7 +185,11 @@ func (b *bounded) pull(ctx context.Context, w *work) error {
 			return err
 		}
 	}
-	return b.direct.pull(ctx, w)
+	err := b.direct.pull(ctx, w)
+	if slowest := b.slowest(); slowest < clock { // it may be less far behind by now
+		w.stale = max(w.stale, int64(clock-slowest))
+	}
+	return err
 }
 
 // begin learns the worker's clock: one that joins has that of the slowest.

@@ -62,17 +62,18 @@ func newProgress(kind, file string) (*progress, error) {
 // lineProgress prints a line every few seconds, and each skipped batch.
 func lineProgress(out io.Writer) *progress {
 	last := time.Now()
+	began := last
 	return &progress{close: func() {}, observe: func(e trainer.Event) {
 		switch e.Event {
 		case trainer.EventStart:
-			last = e.Time
+			last, began = e.Time, e.Time
 			fmt.Fprintf(out, "training on %s\n", e.Message)
 		case trainer.EventSkipped, trainer.EventNote:
 			fmt.Fprintln(out, e.Message)
 		case trainer.EventStep:
 			if e.Time.Sub(last) >= lineEvery {
 				last = e.Time
-				fmt.Fprintln(out, stepLine(e))
+				fmt.Fprintln(out, stepLine(e, began))
 			}
 		case trainer.EventHeld:
 			if e.Time.Sub(last) >= lineEvery {
@@ -91,12 +92,23 @@ func quality(e trainer.Event) string {
 	return fmt.Sprintf("AUC %.4f", e.AUC)
 }
 
-func stepLine(e trainer.Event) string {
+// stepLine tells of a run that began then. Rates and waiting are since the start.
+func stepLine(e trainer.Event, began time.Time) string {
 	s := fmt.Sprintf("step %d", e.Step)
 	if e.Steps > 0 {
 		s += fmt.Sprintf("/%d", e.Steps)
 	}
-	return s + fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %d pushes acknowledged", e.Loss, quality(e), e.ExamplesPerSecond, e.PushesAcknowledged)
+	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s  stale %.1f steps  waiting %s  %d skipped",
+		e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond, e.StalenessSteps, waiting(e, began), e.BatchesSkipped)
+	if e.BatchesLate > 0 {
+		s += fmt.Sprintf("  %d late", e.BatchesLate)
+	}
+	return s + fmt.Sprintf("  %d pushes acknowledged", e.PushesAcknowledged)
+}
+
+// waiting is the share of the time in which the model had nothing to compute.
+func waiting(e trainer.Event, began time.Time) string {
+	return fmt.Sprintf("%.0f %%", 100*float64(e.WaitingSeconds)/max(e.Time.Sub(began).Seconds(), 1e-3))
 }
 
 // barProgress draws one bar on a terminal.
@@ -108,14 +120,17 @@ func barProgress(out io.Writer) *progress {
 	set := func(s string) { text.Store(s) }
 	get := func(decor.Statistics) string { return text.Load().(string) }
 	closed := false
+	var began time.Time
 	return &progress{
 		observe: func(e trainer.Event) {
 			switch e.Event {
 			case trainer.EventStart:
+				began = e.Time
 				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
 					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
 			case trainer.EventStep:
-				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  ", e.Loss, quality(e), e.ExamplesPerSecond))
+				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  %.1f steps/s  stale %.1f  waiting %s  %d skipped  ", e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond,
+					e.StalenessSteps, waiting(e, began), e.BatchesSkipped))
 				bar.SetCurrent(e.Step)
 			case trainer.EventSkipped, trainer.EventNote:
 				fmt.Fprintln(bars, e.Message)

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"bytes"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft/trainer"
+)
+
+func TestProgressLines(t *testing.T) {
+	var out bytes.Buffer
+	p := lineProgress(&out)
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	nan := trainer.Number(math.NaN())
+	step := trainer.Event{
+		Event: trainer.EventStep, Time: at.Add(lineEvery), Step: 120, Steps: 4000, Loss: 0.4321, AUC: 0.78125, Accuracy: nan,
+		ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, WaitingSeconds: 0.6, BatchesSkipped: 3, PushesAcknowledged: 118,
+	}
+	late := step
+	late.Time, late.Step, late.Steps, late.Accuracy, late.BatchesLate = at.Add(2*lineEvery), 240, 0, 0.5, 7
+	for _, e := range []trainer.Event{
+		{Event: trainer.EventStart, Time: at, Message: "clicks.csv"},
+		{Event: trainer.EventSkipped, Time: at, Message: "step 3 skipped: the loss is not finite"},
+		{Event: trainer.EventStep, Time: at.Add(lineEvery - 1), Step: 119}, // too early
+		step, late,
+	} {
+		p.observe(e)
+	}
+	want := `training on clicks.csv
+step 3 skipped: the loss is not finite
+step 120/4000  loss 0.4321  AUC 0.7812  51234 examples/s  100.1 steps/s  stale 2.0 steps  waiting 12 %  3 skipped  118 pushes acknowledged
+step 240  loss 0.4321  accuracy 0.5000  51234 examples/s  100.1 steps/s  stale 2.0 steps  waiting 6 %  3 skipped  7 late  118 pushes acknowledged
+`
+	if out.String() != want {
+		t.Errorf("%s\nwant\n%s", out.String(), want)
+	}
+}

@@ -1,0 +1,231 @@
+package trainer
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+func TestMeterOfWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m meter
+		pass := func(seconds time.Duration) { time.Sleep(seconds * time.Second) } //tidy:allow sleep virtual time
+		pass(1)
+		m.stand()
+		pass(2)
+		m.stand() // still does
+		pass(4)
+		if got := m.waiting(time.Now()); got != 6*time.Second {
+			t.Errorf("beside a wait of 6 s: %v", got)
+		}
+		m.move()
+		pass(8)
+		m.move()
+		m.stand()
+		pass(16)
+		m.move()
+		if got := m.waiting(time.Now()); got != 22*time.Second {
+			t.Errorf("after waits of 6 and 16 s: %v", got)
+		}
+	})
+}
+
+// staleness is that of each batch, out of the means that events tell.
+type staleness struct {
+	steps, weight float64
+	each          []int
+}
+
+func (s *staleness) observe(e Event) {
+	if e.Event != EventStep {
+		return
+	}
+	weight := s.weight*decay + 1
+	steps := float64(e.StalenessSteps) * weight
+	s.each = append(s.each, int(math.Round(steps-s.steps*decay)))
+	s.steps, s.weight = steps, weight
+}
+
+func TestStalenessOfPushesAhead(t *testing.T) {
+	var got staleness
+	mustRun(t, tinyConfig(4, 0), newLocal(t), got.observe)
+	if !slices.Equal(got.each, []int{0, 0, 0, 0}) {
+		t.Errorf("in_flight 0: %v, want no staleness", got.each)
+	}
+
+	s := &strict{Local: newLocal(t), t: t, inFlight: 2, hold: make(chan struct{}), held: func() {}}
+	s.spoil = func(pull int, _ []Segment) {
+		if pull == 4 { // no push has ended before
+			close(s.hold)
+		}
+	}
+	got = staleness{}
+	cfg := tinyConfig(4, 2)
+	no := false
+	cfg.Evaluate = &no
+	mustRun(t, cfg, s, got.observe)
+	if !slices.Equal(got.each, []int{0, 1, 2, 3}) {
+		t.Errorf("in_flight 2, nothing acknowledged before the fourth batch was read: %v, want 0 1 2 3", got.each)
+	}
+}
+
+// A batch that is skipped has ended, too.
+func TestStalenessAfterASkippedBatch(t *testing.T) {
+	s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []Segment) {
+		if pull == 2 {
+			segs[0].Values[0] = float32(math.NaN())
+		}
+	}}
+	var last Event
+	mustRun(t, tinyConfig(5, 0), s, func(e Event) {
+		if e.Event == EventStep {
+			last = e
+		}
+	})
+	if last.StalenessSteps != 0 || last.BatchesSkipped != 1 {
+		t.Errorf("%+v, want a skipped batch and no staleness", last)
+	}
+}
+
+func TestStalenessOfModeGeo(t *testing.T) {
+	var got staleness
+	cfg := tinyConfig(7, 0)
+	cfg.Mode, cfg.Geo.Every = Geo, 3
+	mustRun(t, cfg, newLocal(t), got.observe)
+	if !slices.Equal(got.each, []int{0, 1, 2, 0, 1, 2, 0}) {
+		t.Errorf("%v, want the batches since a round", got.each)
+	}
+}
+
+// A worker of mode ssp that waits for another says how far it is ahead of it.
+func TestStalenessOfModeSSP(t *testing.T) {
+	m := newTeam(t, 2)
+	cfg := modeConfig(SSP, 3, 0)
+	cfg.Staleness, cfg.Trainers = 2, 2
+	var got staleness
+	ahead := make(chan struct{})
+	var all sync.WaitGroup
+	for rank := range 2 {
+		cfg, w := cfg, &worker{team: m, rank: rank}
+		cfg.Rank = &rank
+		observe := func(Event) {}
+		if rank == 0 {
+			observe = func(e Event) {
+				if got.observe(e); e.Event == EventStep && e.Step == 3 {
+					close(ahead)
+				}
+			}
+		} else {
+			w.before = func(string, int64) error { <-ahead; return nil }
+		}
+		j, err := NewJob(t.Context(), cfg, w, observe)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			if _, err := j.Run(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if !slices.Equal(got.each, []int{0, 1, 2}) {
+		t.Errorf("%v, want 0 1 2 before a worker that stands still", got.each)
+	}
+}
+
+// What waits for a push is told while it waits, and to the registry.
+func TestWaitingIsTold(t *testing.T) {
+	s := &strict{Local: newLocal(t), t: t, inFlight: 1, hold: make(chan struct{})}
+	cfg := tinyConfig(2, 0)
+	j, err := NewJob(t.Context(), cfg, s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.held = func() {
+		j.beat()
+		before := j.Now()
+		for j.Now().WaitingSeconds < before.WaitingSeconds+0.01 { // ends as time goes by
+		}
+		if e := j.Now(); e.InFlight != 1 || e.Step != 1 || e.PushesSent != 1 {
+			t.Errorf("beside the first push: %+v", e)
+		}
+		if b := j.beat(); !(b.Waiting > 0.999 && b.Waiting <= 1) || b.StalenessSteps != 0 {
+			t.Errorf("beat %+v, want one that waited all the time", b)
+		}
+		close(s.hold)
+	}
+	if _, err := j.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	at := j.Now().WaitingSeconds
+	if e := j.Now(); e.InFlight != 0 || e.WaitingSeconds != at {
+		t.Errorf("after the end: %+v, want nothing that waits", e)
+	}
+}
+
+func TestNotFiniteIsCounted(t *testing.T) {
+	inf, nan := float32(math.Inf(-1)), float32(math.NaN())
+	cfg := tinyConfig(1, 0)
+	for _, tc := range []struct {
+		dtype string
+		r     models.Result
+		want  Skipped
+		text  string
+	}{
+		{"float32", models.Result{RowGrads: []float32{0, math.MaxFloat32}}, Skipped{}, ""},
+		{"float32", models.Result{Loss: math.NaN()}, Skipped{Loss: true}, "the loss is"},
+		{"float32", models.Result{Loss: math.Inf(1), RowGrads: []float32{inf, 1, nan}, ParamGrads: []float32{nan, 2}}, Skipped{Loss: true, Rows: 2, Dense: 1},
+			"the loss, 2 of 3 gradients of embeddings, 1 of 2 gradients of dense weights are"},
+		{"bfloat16", models.Result{ParamGrads: []float32{3.3e38, -math.MaxFloat32}}, Skipped{Dense: 1}, "1 of 2 gradients of dense weights is"}, // rounds to infinity
+	} {
+		cfg.DType = tc.dtype
+		got, bad := cfg.notFinite(&tc.r)
+		if got != tc.want || bad != (tc.text != "") {
+			t.Errorf("%s %+v: %+v, %v, want %+v", tc.dtype, tc.r, got, bad, tc.want)
+		}
+		if bad && got.what(len(tc.r.RowGrads), len(tc.r.ParamGrads)) != tc.text {
+			t.Errorf("%q, want %q", got.what(len(tc.r.RowGrads), len(tc.r.ParamGrads)), tc.text)
+		}
+	}
+}
+
+// The event of a skipped batch says where it lies in the data.
+func TestSkippedBatchIsNamed(t *testing.T) {
+	cfg := tinyConfig(0, 0)
+	cfg.Generator.Examples, cfg.Generator.Held = 100, 0
+	cfg.Trainers, cfg.Rank, cfg.Epochs = 2, new(int), 2
+	*cfg.Rank = 1
+	s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []Segment) {
+		if pull == 4 { // the second batch of the second epoch, 18 of its 50 examples
+			segs[0].Values[0] = float32(math.NaN())
+		}
+	}}
+	var got *Event
+	mustRun(t, cfg, s, func(e Event) {
+		if e.Event == EventSkipped {
+			got = &e
+		}
+	})
+	if got == nil || got.Skipped == nil {
+		t.Fatal("no event of a skipped batch")
+	}
+	got.Skipped.Rows, got.Skipped.Dense = min(got.Skipped.Rows, 1), min(got.Skipped.Dense, 1)
+	if want := (Skipped{Epoch: 1, Part: 1, Offset: 32, Examples: 18, First: 65, Loss: true, Rows: 1, Dense: 1}); *got.Skipped != want {
+		t.Errorf("%+v, want %+v", *got.Skipped, want)
+	}
+	if !strings.Contains(got.Message, "epoch 1, part 1, offset 32: 18 examples, the first is number 65 of") {
+		t.Errorf("message %q", got.Message)
+	}
+	text, err := json.Marshal(got)
+	if err != nil || !strings.Contains(string(text), `"skipped":{"epoch":1,"part":1,"offset":32,"examples":18,"first":65,"loss":true`) {
+		t.Errorf("%s, %v", text, err)
+	}
+}

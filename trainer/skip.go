@@ -1,0 +1,98 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+// defaultMaxSkipped ends a run whose numbers do not come back.
+const defaultMaxSkipped = 100
+
+// Skipped says which batch was skipped, and how much of it was not finite.
+type Skipped struct {
+	Epoch    int64 `json:"epoch"`
+	Part     int64 `json:"part"`     // of the data; this trainer's share where parts are not handed out
+	Offset   int64 `json:"offset"`   // examples of the part that the epoch had read before it
+	Examples int   `json:"examples"` // of the batch
+	First    int64 `json:"first"`    // number of the first of them in the data
+	Loss     bool  `json:"loss"`     // it was not finite
+	Rows     int   `json:"rows"`     // gradients of embeddings that were not finite, numbers
+	Dense    int   `json:"dense"`    // those of dense weights
+}
+
+// The bits, without sign, of the first number that a push refuses: as float32, and as
+// bfloat16, to which a number is rounded.
+const (
+	infinite32 = 0x7f800000
+	infinite16 = 0x7f7f8000
+)
+
+// notFinite tells what of r cannot be pushed.
+func (c *Config) notFinite(r *models.Result) (s Skipped, bad bool) {
+	infinite := uint32(infinite32)
+	if c.DType == "bfloat16" {
+		infinite = infinite16
+	}
+	s.Loss = math.IsNaN(r.Loss) || math.IsInf(r.Loss, 0)
+	s.Rows, s.Dense = countFrom(r.RowGrads, infinite), countFrom(r.ParamGrads, infinite)
+	return s, s.Loss || s.Rows+s.Dense > 0
+}
+
+// countFrom counts the numbers whose bits, without sign, are at least infinite.
+func countFrom(s []float32, infinite uint32) (n int) {
+	for _, x := range s {
+		if math.Float32bits(x)&^(1<<31) >= infinite {
+			n++
+		}
+	}
+	return n
+}
+
+// skip counts a batch that is not finite, and ends a run in which too many follow each other.
+func (j *Job) skip(w *work, s Skipped) error {
+	s.Epoch, s.Part, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
+	if p := w.piece; p.part != nil {
+		s.Epoch, s.Part, s.Offset = p.part.Epoch, p.part.Part.Part, p.from
+	}
+	s.Examples, s.First = w.data.N, w.data.First
+	j.mu.Lock()
+	j.mu.skipped++
+	j.mu.Unlock()
+	j.skippedInARow++
+	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, part %d, offset %d: %d examples, the first is number %d of %s",
+		w.step, s.what(len(w.result.RowGrads), len(w.result.ParamGrads)), s.Epoch, s.Part, s.Offset, s.Examples, s.First, j.set.Name())
+	j.emit(EventSkipped, func(e *Event) { e.Message, e.Skipped = message, &s })
+	if j.skippedInARow >= j.cfg.maxSkipped() {
+		return invalid("%d batches in a row were not finite, as many as max_skipped allows: the model or the data is broken, or the learning rate too high; the last: %s", j.skippedInARow, message)
+	}
+	return nil
+}
+
+// what names the numbers that were not finite, of so many.
+func (s *Skipped) what(rows, dense int) string {
+	var parts []string
+	if s.Loss {
+		parts = append(parts, "the loss")
+	}
+	if s.Rows > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d gradients of embeddings", s.Rows, rows))
+	}
+	if s.Dense > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d gradients of dense weights", s.Dense, dense))
+	}
+	verb := " are"
+	if len(parts) == 1 && s.Rows+s.Dense <= 1 {
+		verb = " is"
+	}
+	return strings.Join(parts, ", ") + verb
+}
+
+func (c *Config) maxSkipped() int {
+	if c.MaxSkipped == 0 {
+		return defaultMaxSkipped
+	}
+	return c.MaxSkipped
+}
