@@ -71,12 +71,18 @@ func readJSON(t testing.TB, path string, v any) {
 }
 
 // The demo, shorter than `make demo` runs it: its exit code, and the fields that
-// programs read.
+// programs read. The other modes have the same pieces: see TestSyncParity.
 func TestDemo(t *testing.T) {
 	skipUnderRace(t)
 	needBinaries(t)
+	for _, mode := range []string{"async", "geo"} {
+		t.Run(mode, func(t *testing.T) { demo(t, mode) })
+	}
+}
+
+func demo(t *testing.T, mode string) {
 	out := filepath.Join(t.TempDir(), "demo.json")
-	p := spawn(t, "rowraft", "demo", "--steps", "350", "--json", out)
+	p := spawn(t, "rowraft", "demo", "--mode", mode, "--steps", "350", "--json", out)
 	if code := p.code(t, 3*time.Minute); code != 0 {
 		t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 	}

@@ -257,5 +257,8 @@ func (j *Job) join(ctx context.Context, m *membership) error {
 		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation), Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(),
 	})
 	m.joined = tables
+	if s, ok := j.way.(*inStep); ok {
+		s.start(m.newest.FirstStep)
+	}
 	return err
 }

@@ -55,6 +55,13 @@ func newInStep(j *Job, tables Stepper) *inStep {
 	return &inStep{direct: direct{j}, tables: tables, turn: newTurn(), next: 1}
 }
 
+// start says with which step of the job this worker begins.
+func (s *inStep) start(step int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next = max(s.next, step)
+}
+
 // push implements way. A batch that has nothing to push is an empty part: the others
 // wait for it.
 func (s *inStep) push(ctx context.Context, w *work) (err error) {
