@@ -126,7 +126,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	job := filepath.Join("examples", "three-roles", "job.yaml")
 	worker := func(name string, more ...string) *running {
 		return spawnRole(t, "rowraft-trainer", env+"MS_ROLE=MS_WORKER MS_NODE_ID="+name,
-			append([]string{"--config", job, "--no-eval", "--accelerator", "go", "--progress-file", filepath.Join(dir, name)}, more...)...)
+			append([]string{"--config", job, "--no-eval", "--steps", "1000000", "--accelerator", "go", "--progress-file", filepath.Join(dir, name)}, more...)...)
 	}
 	refused := func(what string, p *running, code int, says string) {
 		t.Helper()
@@ -148,13 +148,27 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 		t.Errorf("a worker trained before all were there:\n%s%s", &a.stdout, &a.stderr)
 	default:
 	}
-	b := worker("b")
-	for _, p := range []*running{a, b} {
-		if code := p.code(t, time.Minute); code != 0 {
-			t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
+	// Of two for one place one is refused, and the other trains until it is told to stop.
+	late := []*running{worker("b"), worker("d")}
+	out := 0
+	select {
+	case <-late[0].ended:
+	case <-late[1].ended:
+		out = 1
+	case <-time.After(time.Minute):
+		t.Fatal("nobody was refused")
+	}
+	refused("a third worker", late[out], 2, "has all of its 2 workers")
+	says(t, filepath.Join(dir, "a"), "epoch: 0, step: 10, loss is ")
+	says(t, filepath.Join(dir, []string{"d", "b"}[out]), "epoch: 0, step: 10, loss is ")
+	for _, p := range []*running{a, late[1-out]} {
+		if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		if code := p.code(t, time.Minute); code != 130 {
+			t.Errorf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 	}
-	refused("a third worker", worker("d"), 2, "has all of its 2 workers")
 }
 
 // Who waits for others does so for a time, and then says for whom.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 
 	"google.golang.org/grpc/peer"
 
@@ -37,9 +38,9 @@ func (s *Scheduler) tellConnected() {
 		return
 	}
 	servers, workers := len(m.Servers()), 0
-	for _, j := range s.machine.jobStatuses() {
-		for _, w := range j.GetMembers() {
-			if w != "" {
+	for _, r := range s.machine.allRuns() {
+		for _, w := range r.GetMembers() {
+			if w.GetState() == rowraftv1.MemberState_MEMBER_STATE_TRAINING {
 				workers++
 			}
 		}
@@ -50,8 +51,18 @@ func (s *Scheduler) tellConnected() {
 	}
 }
 
+// rankBefore is the rank that a worker had in a job, −1 if it had none.
+func (s *Scheduler) rankBefore(job, worker string) int {
+	for _, j := range s.machine.jobStatuses() {
+		if j.GetJob() == job {
+			return slices.Index(j.GetMembers(), worker)
+		}
+	}
+	return -1
+}
+
 // tellRank says which rank a worker was given.
-func (s *Scheduler) tellRank(ctx context.Context, job, worker string, r rankResult) {
+func (s *Scheduler) tellRank(ctx context.Context, worker string, before, rank int) {
 	host := "unknown"
 	if p, ok := peer.FromContext(ctx); ok {
 		host = p.Addr.String()
@@ -59,12 +70,7 @@ func (s *Scheduler) tellRank(ctx context.Context, job, worker string, r rankResu
 			host = ip
 		}
 	}
-	old := r.rank
-	if r.incarnation == 1 {
-		old = -1
-	}
-	s.logger.Info(fmt.Sprintf("Assign rank id of node id: %s, role: MS_WORKER, with host ip: %s, old rank id: %d, new rank id: %d", worker, host, old, r.rank),
-		"job", job, "incarnation", r.incarnation)
+	s.logger.Info(fmt.Sprintf("Assign rank id of node id: %s, role: MS_WORKER, with host ip: %s, old rank id: %d, new rank id: %d", worker, host, before, rank))
 }
 
 // WaitingFor says what a cluster that has not started waits for.

@@ -32,6 +32,10 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	slices.SortFunc(q.Settings, func(a, b *rowraftv1.JobSetting) int { return strings.Compare(a.GetName(), b.GetName()) })
 	var run [16]byte
 	_, _ = rand.Read(run[:]) // never fails (crypto/rand)
+	if n := uint32(j.s.opts.Workers); n > 0 && q.GetWorkers() != n {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", q.GetWorker(), q.GetJob(), q.GetWorkers(), n)
+	}
+	before := j.s.rankBefore(q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
 	if err != nil {
 		return nil, err
@@ -40,6 +44,8 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	j.s.workers.renew(id)
 	j.s.wakeJobs()
 	j.s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.generation, "run begins", e.began)
+	j.s.tellRank(ctx, q.GetWorker(), before, int(id.GetRank()))
+	j.s.tellConnected()
 	return &rowraftv1.EnterReply{Identity: id, Generation: e.generation, Began: e.began, Data: e.data}, nil
 }
 

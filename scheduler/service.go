@@ -190,7 +190,11 @@ func (s *Scheduler) JoinJob(ctx context.Context, req *rowraftv1.JoinJobRequest) 
 	if err != nil {
 		return nil, err
 	}
-	s.tellRank(ctx, req.GetJob(), req.GetWorker(), r)
+	before := r.rank
+	if r.incarnation == 1 {
+		before = -1
+	}
+	s.tellRank(ctx, req.GetWorker(), before, r.rank)
 	s.tellConnected()
 	return &rowraftv1.JoinJobReply{Rank: uint32(r.rank), Incarnation: r.incarnation}, nil
 }

@@ -20,6 +20,7 @@ import (
 
 const (
 	defaultStartTimeout = 10 * time.Minute
+	enterAgain          = 2 * time.Second
 	// stepLineEvery is how many steps pass between two lines of --progress steps.
 	stepLineEvery = 10
 )
@@ -93,10 +94,18 @@ func (f *startFlags) await(ctx context.Context, o *options) error {
 		fmt.Fprintln(os.Stderr, "Cluster is successfully initialized.")
 		return nil
 	}
-	o.gather = func(ctx context.Context, job string) error {
-		inTime, cancel := context.WithTimeoutCause(ctx, f.timeout, rowraft.Errorf(rowraft.CodeDeadline, "job %s has not all of its workers after %v", job, f.timeout))
+	o.gather = func(ctx context.Context, cfg *trainer.Config, enter func(context.Context) error) error {
+		if err := enter(ctx); err != nil {
+			return err
+		}
+		inTime, cancel := context.WithTimeoutCause(ctx, f.timeout, rowraft.Errorf(rowraft.CodeDeadline, "job %s has not all of its workers after %v", cfg.Job, f.timeout))
 		defer cancel()
-		if err := w.workers(inTime, f.plan.Scheduler, job, f.plan.Workers); err != nil {
+		// A lease lasts while a worker trains; until then it enters again.
+		renew := enterAgain
+		if cfg.Lease > 0 {
+			renew = min(renew, cfg.Lease/3)
+		}
+		if err := w.workers(inTime, f.plan.Scheduler, cfg.Job, f.plan.Workers, renew, enter); err != nil {
 			return interruptedOr(ctx, err)
 		}
 		fmt.Fprintln(os.Stderr, "Cluster is successfully initialized.")

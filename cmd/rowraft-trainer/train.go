@@ -31,11 +31,14 @@ type options struct {
 	noEval       bool
 	generate     bool
 	rank         int
-	mustExist    bool                                        // the tables: none is created
-	gather       func(ctx context.Context, job string) error // waits for the other workers; nil: nobody does
+	mustExist    bool     // the tables: none is created
+	gather       gatherer // nil: this worker only enters its job
 	tls          rpc.TLSFiles
 	insecure     bool
 }
+
+// gatherer has a worker enter its job, and waits for the others.
+type gatherer func(ctx context.Context, cfg *trainer.Config, enter func(context.Context) error) error
 
 func newTrain() *cobra.Command {
 	cmd := newJobCommand(options{})
@@ -267,13 +270,13 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 			host, _ := os.Hostname()
 			o.worker = fmt.Sprintf("%s-%d", host, os.Getpid())
 		}
-		if err := trainer.Enter(ctx, cfg, c, o.worker); err != nil {
-			c.Close()
-			return nil, nil, err
+		enter := func(ctx context.Context) error { return trainer.Enter(ctx, cfg, c, o.worker) }
+		if o.gather == nil {
+			err = enter(ctx)
+		} else {
+			err = o.gather(ctx, cfg, enter)
 		}
-	}
-	if o.gather != nil {
-		if err := o.gather(ctx, cfg.Job); err != nil {
+		if err != nil {
 			c.Close()
 			return nil, nil, err
 		}

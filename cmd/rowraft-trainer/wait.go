@@ -30,10 +30,10 @@ type waiter struct {
 	told time.Time
 }
 
-// until calls look, which says what is missing, until that is nothing.
+// until calls look, which says what is missing, and whether it could see it, until that is nothing.
 //
 // Errors: the cause of ctx, when it ends before.
-func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]*grpc.ClientConn) string) error {
+func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]*grpc.ClientConn) (missing string, sure bool)) error {
 	conf, err := w.tls.Client()
 	if err != nil {
 		return err
@@ -53,12 +53,12 @@ func (w *waiter) until(ctx context.Context, endpoints []string, look func(contex
 	defer tick.Stop()
 	for missing := ""; ; {
 		ask, cancel := context.WithTimeout(ctx, askLimit)
-		now := look(ask, conns)
+		now, sure := look(ask, conns)
 		cancel()
 		if now == "" {
 			return nil
 		}
-		if missing == "" || ctx.Err() == nil { // an answer that was cut off says less than the one before
+		if missing == "" || sure { // an answer that was cut off says less than the one before
 			missing = now
 		}
 		if now := time.Now(); now.Sub(w.told) >= w.every {
@@ -75,24 +75,36 @@ func (w *waiter) until(ctx context.Context, endpoints []string, look func(contex
 
 // servers returns when every endpoint answers and the shards of the cluster are made.
 func (w *waiter) servers(ctx context.Context, endpoints []string) error {
-	return w.until(ctx, endpoints, func(ctx context.Context, conns map[string]*grpc.ClientConn) string {
+	return w.until(ctx, endpoints, func(ctx context.Context, conns map[string]*grpc.ClientConn) (string, bool) {
 		why := notReady(silent(ctx, endpoints, conns))
 		if why == "" {
 			why = unmade(ctx, endpoints, conns)
 		}
 		if why == "" {
-			return ""
+			return "", true
 		}
-		return "server not ready, wait 3 sec to retry...\n" + why
+		return "server not ready, wait 3 sec to retry...\n" + why, true
 	})
 }
 
-// workers returns when the job has all of its workers.
-func (w *waiter) workers(ctx context.Context, scheduler, job string, n int) error {
-	return w.until(ctx, []string{scheduler}, func(ctx context.Context, conns map[string]*grpc.ClientConn) string {
-		st, err := rowraftv1.NewClusterClient(conns[scheduler]).Status(ctx, &rowraftv1.StatusRequest{})
+// workers returns when the job has all of its n workers; until then it calls enter again
+// and again, so that this one stays one of them.
+func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, renew time.Duration, enter func(context.Context) error) error {
+	var refused error
+	entered := time.Now()
+	wait, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	err := w.until(wait, []string{scheduler}, func(ask context.Context, conns map[string]*grpc.ClientConn) (string, bool) {
+		if time.Since(entered) >= renew {
+			if refused = enter(ctx); refused != nil {
+				stop(refused)
+				return "it cannot enter its job", true
+			}
+			entered = time.Now()
+		}
+		st, err := rowraftv1.NewClusterClient(conns[scheduler]).Status(ask, &rowraftv1.StatusRequest{})
 		if err != nil {
-			return fmt.Sprintf("the scheduler at %s does not say who is there: %v", scheduler, err)
+			return fmt.Sprintf("the scheduler at %s does not say who is there: %v", scheduler, err), false
 		}
 		for _, j := range st.GetJobs() {
 			if j.GetJob() != job {
@@ -100,12 +112,16 @@ func (w *waiter) workers(ctx context.Context, scheduler, job string, n int) erro
 			}
 			here := slices.DeleteFunc(slices.Clone(j.GetMembers()), func(name string) bool { return name == "" })
 			if len(here) >= n {
-				return ""
+				return "", true
 			}
-			return fmt.Sprintf("%d of %d workers are here: [%s]", len(here), n, strings.Join(here, ", "))
+			return fmt.Sprintf("%d of %d workers are here: [%s]", len(here), n, strings.Join(here, ", ")), true
 		}
-		return fmt.Sprintf("none of %d workers is here", n)
+		return fmt.Sprintf("none of %d workers is here", n), true
 	})
+	if refused != nil {
+		return refused
+	}
+	return err
 }
 
 // silent lists the endpoints that do not answer.
