@@ -78,6 +78,11 @@ type DataConfig struct {
 	Schema string   `yaml:"schema"`
 	Held   *float64 `yaml:"held"` // share at the end that is held out; default 0.2
 
+	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File;
+	// metrics are per Window.
+	Follow string        `yaml:"follow"`
+	Window time.Duration `yaml:"window"` // default 1m
+
 	Images string `yaml:"images"`
 	Labels string `yaml:"labels"`
 	// HeldImages and HeldLabels are held out, instead of a share of the others.
@@ -266,6 +271,9 @@ func (c *Config) Validate() error {
 	if err := c.validateMode(); err != nil {
 		return err
 	}
+	if err := c.validateFollow(); err != nil {
+		return err
+	}
 	if err := c.validateModel(); err != nil {
 		return err
 	}
@@ -376,6 +384,9 @@ func (c *Config) OpenData() (data.Set, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.Data.Follow != "" {
+		return data.OpenFollow(c.Data.Follow, schema)
+	}
 	return data.OpenFile(c.Data.File, schema, held)
 }
 
@@ -410,7 +421,9 @@ func (c *Config) stepsOf(rank int, size int64) int64 {
 	return planned
 }
 
-func (c *Config) evaluate() bool { return c.Evaluate == nil || *c.Evaluate }
+func (c *Config) evaluate() bool {
+	return (c.Evaluate == nil || *c.Evaluate) && c.Data.Follow == "" // a stream holds nothing out
+}
 
 // String names the job in a line.
 func (c *Config) String() string {

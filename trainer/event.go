@@ -15,6 +15,7 @@ const (
 	EventHeld    = "held"    // the held-out part is being scored; Step of Steps batches
 	EventDone    = "done"    // training ended; Message is the error, "" if none
 	EventNote    = "note"    // Message is for people
+	EventWindow  = "window"  // a window of a followed stream is over: Window, and Message for people
 )
 
 // Event is one thing that happened in a run. As JSON, one per line, it is what
@@ -48,6 +49,7 @@ type Event struct {
 	Sent    *time.Time `json:"sent,omitempty"`
 	Message string     `json:"message,omitempty"`
 	Skipped *Skipped   `json:"skipped,omitempty"` // EventSkipped
+	Window  *Window    `json:"window,omitempty"`
 }
 
 // Observer takes events, one at a time. It must not block for long: steps wait

@@ -51,6 +51,8 @@ type Job struct {
 	losses        int64 // batches that had one
 	skippedInARow int
 
+	windows *windows // of a followed stream, else nil
+
 	gate  gate
 	meter meter
 	parts *dataParts // nil: each trainer reads its own share
@@ -86,6 +88,9 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 		if j.set, err = cfg.OpenData(); err != nil {
 			return nil, err
 		}
+	}
+	if f, ok := j.set.(*data.Follow); ok {
+		f.OnNote(func(text string) { j.note("%s", text) })
 	}
 	if cfg.parted {
 		j.parts = &dataParts{set: j.set, giver: cfg.member, patience: cfg.Patience}
@@ -186,6 +191,8 @@ func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, er
 }
 
 func (j *Job) train(ctx context.Context) error {
+	j.openWindows()
+	defer j.windows.close(true)
 	src := j.feed(ctx)
 	defer src.close()
 	defer j.way.wait()
@@ -217,7 +224,7 @@ func (j *Job) train(ctx context.Context) error {
 }
 
 func (j *Job) epochs() int {
-	if j.cfg.Epochs == 0 && j.cfg.Steps == 0 {
+	if j.cfg.Epochs == 0 && j.cfg.Steps == 0 || j.cfg.Data.Follow != "" {
 		return 1
 	}
 	return j.cfg.Epochs
@@ -384,7 +391,7 @@ func (j *Job) read(src feed, w *work) error {
 		return io.EOF
 	}
 	if err := src.next(w); err != nil {
-		return err
+		return j.noneYet(err)
 	}
 	w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
 	return nil

@@ -17,7 +17,7 @@ const (
 func (c *Config) validateModel() error {
 	d := &c.Data
 	sources := 0
-	for _, given := range []bool{d.File != "", d.Images != "" || d.Labels != "", c.Generator != nil} {
+	for _, given := range []bool{d.File != "", d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil} {
 		if given {
 			sources++
 		}
@@ -26,9 +26,9 @@ func (c *Config) validateModel() error {
 	case c.Model.kind() != DLRM && c.Model.Kind != LeNet:
 		return invalid("model: kind %q: want %s or %s", c.Model.Kind, DLRM, LeNet)
 	case sources > 1:
-		return invalid("data is given twice: a file, images or a generator, want one of them")
+		return invalid("data is given twice: a file, a stream, images or a generator, want one of them")
 	case sources == 0:
-		return invalid("no data: give data (file and schema, or images and labels) or generator")
+		return invalid("no data: give data (file or follow, and schema, or images and labels) or generator")
 	case (d.Images == "") != (d.Labels == "") || (d.HeldImages == "") != (d.HeldLabels == ""):
 		return invalid("data: images and labels belong together: one of them is missing")
 	case d.Images == "" && (d.HeldImages != "" || d.Limit != 0):
@@ -113,6 +113,7 @@ func (j *Job) learnt(w *work) {
 		j.firstLoss = w.result.Loss
 	}
 	j.losses++
+	j.windows.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
 	if w.result.Classes == nil {
 		j.running.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
 		return

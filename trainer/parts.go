@@ -23,7 +23,8 @@ type feed interface {
 	close()
 }
 
-// errNotYet says that others have what is left of the data, and may leave it.
+// errNotYet says that others have what is left of the data, and may leave it, or that a
+// stream has nothing new.
 var errNotYet = errors.New("no part of the data is free")
 
 // partsPerTrainer is into how many parts a trainer's share of an epoch is cut: what a

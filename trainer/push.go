@@ -88,7 +88,8 @@ type repeated struct {
 	batches        int64
 	at             position // of the next batch
 
-	src data.Source // nil between epochs
+	src    data.Source  // nil between epochs
+	stream *data.Stream // src, if it is one
 }
 
 func (r *repeated) count() int64 { return r.batches }
@@ -111,8 +112,7 @@ func (r *repeated) read(b *data.Batch) error {
 			if empty {
 				return invalid("%s: no training examples for rank %d of %d", r.set.Name(), r.rank, r.trainers)
 			}
-			var err error
-			if r.src, err = r.set.Train(r.rank, r.trainers); err != nil {
+			if err := r.openTrain(); err != nil {
 				return err
 			}
 			if err := r.src.Skip(r.at.offset); err == io.EOF {
@@ -120,19 +120,18 @@ func (r *repeated) read(b *data.Batch) error {
 			} else if err != nil {
 				return err
 			}
-			empty = r.at.offset == 0
+			empty = r.at.offset == 0 && r.stream == nil
 		}
 		err := r.src.Next(b)
 		if err == nil {
-			r.batches++
-			r.at.offset += int64(b.N)
+			r.behind(b)
 			return nil
 		}
 		if err != io.EOF {
 			return err
 		}
 		r.close()
-		r.at = position{epoch: r.at.epoch + 1}
+		r.at = position{epoch: r.at.epoch + 1, place: r.at.place}
 	}
 }
 

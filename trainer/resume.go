@@ -14,8 +14,9 @@ import (
 
 // position is how far a trainer is in its share of the data.
 type position struct {
-	epoch  int64 // passes finished
-	offset int64 // examples read in the present one
+	epoch  int64      // passes finished
+	offset int64      // examples read in the present one
+	place  data.Place // in a stream, instead
 }
 
 // essence is what of a configuration decides what is trained: a run that is to go
@@ -34,7 +35,8 @@ type essence struct {
 	Trainers   int                   `json:"trainers"`
 	Batch      int                   `json:"batch"`
 	File       string                `json:"data.file,omitempty"` // its name, wherever it lies
-	Examples   int64                 `json:"data.examples"`       // of the training part, 0: no end
+	Follow     string                `json:"data.follow,omitempty"`
+	Examples   int64                 `json:"data.examples"` // of the training part, 0: no end
 	Generator  *data.GeneratorConfig `json:"generator,omitempty"`
 	Model      ModelConfig           `json:"model"`
 	Embeddings TableConfig           `json:"embeddings"`
@@ -49,6 +51,7 @@ func (j *Job) essence() []byte {
 	e := essence{
 		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
 		Generator: c.Generator, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
+		Follow: c.Data.followed(),
 	}
 	if c.Threads > 1 { // so that states of one are those of before there were threads
 		e.Threads = c.Threads
@@ -75,6 +78,7 @@ func (j *Job) state(ended bool) *state.State {
 		Step: j.step, Examples: j.examples, Skipped: j.mu.skipped, Acknowledged: j.mu.acknowledged,
 		Config:    j.essence(),
 		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch, Offset: j.at.offset}},
+		Place:     placeOf(j.at.place),
 	}
 	if j.parts != nil { // the job's, which the checkpoint has once
 		s.Positions = nil
@@ -124,7 +128,7 @@ func (j *Job) Resume(s *state.State) error {
 	}
 	j.layout.initial = initial
 	if j.parts == nil {
-		j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset}
+		j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset, resumePlace(s.Place)}
 	}
 	j.step, j.examples = s.Step, s.Examples
 	j.before = counters{step: s.Step, examples: s.Examples}

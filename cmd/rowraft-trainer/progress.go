@@ -68,7 +68,7 @@ func lineProgress(out io.Writer) *progress {
 		case trainer.EventStart:
 			last, began = e.Time, e.Time
 			fmt.Fprintf(out, "training on %s\n", e.Message)
-		case trainer.EventSkipped, trainer.EventNote:
+		case trainer.EventSkipped, trainer.EventNote, trainer.EventWindow:
 			fmt.Fprintln(out, e.Message)
 		case trainer.EventStep:
 			if e.Time.Sub(last) >= lineEvery {
@@ -132,7 +132,7 @@ func barProgress(out io.Writer) *progress {
 				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  %.1f steps/s  stale %.1f  waiting %s  %d skipped  ", e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond,
 					e.StalenessSteps, waiting(e, began), e.BatchesSkipped))
 				bar.SetCurrent(e.Step)
-			case trainer.EventSkipped, trainer.EventNote:
+			case trainer.EventSkipped, trainer.EventNote, trainer.EventWindow:
 				fmt.Fprintln(bars, e.Message)
 			case trainer.EventHeld:
 				set(fmt.Sprintf(" scoring the held-out part: %d examples", e.Examples))

@@ -103,6 +103,8 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.Int64Var(&set.Steps, "steps", 0, "steps of this trainer at most; 0: as the epochs say")
 	f.DurationVar(&set.Patience, "patience", set.Patience, "how long one pull or push may take before the run fails")
 	f.StringVar(&set.Data.File, "data", "", "data file, .gz too; its last fifth is held out")
+	f.StringVar(&set.Data.Follow, "follow", "", "file or folder of files that grow, or - for standard input: train on what comes, without an end")
+	f.DurationVar(&set.Data.Window, "window", 0, "how long a window of --follow is, of which loss and AUC are told; default 1m")
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
@@ -149,6 +151,10 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 		cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.File, "", "", nil
 	}
 	over(given("schema"), &cfg.Data.Schema, set.Data.Schema)
+	if given("follow") { // as a file
+		cfg.Data.Follow, cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.Follow, "", "", "", nil
+	}
+	over(given("window"), &cfg.Data.Window, set.Data.Window)
 	if o.generate && cfg.Generator == nil {
 		if given("data") {
 			return cfg, usageError{fmt.Errorf("--data and --generate: want one of them")}

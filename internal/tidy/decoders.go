@@ -90,6 +90,7 @@ var decoders = map[string]string{
 	"trainer.sameJSON":                    "trainer.FuzzEssence",
 	"trainer/state.Read":                  "trainer/state.FuzzRead",
 	"trainer/state.reader.header":         "trainer/state.FuzzRead",
+	"trainer/state.reader.place":          "trainer/state.FuzzRead",
 	"trainer/state.reader.tensor":         "trainer/state.FuzzRead",
 	"wire.ParseClock":                     "wire.FuzzParseClock",
 	"wire.parsePositions":                 "wire.FuzzParseClock",

@@ -106,7 +106,7 @@ type fileSource struct {
 	bucket   []byte // scratch
 }
 
-// start reads the header and resolves columns to positions.
+// start reads the first line.
 func (s *fileSource) start() error {
 	first, err := s.lines.next()
 	if err == io.EOF {
@@ -114,6 +114,11 @@ func (s *fileSource) start() error {
 	} else if err != nil {
 		return err
 	}
+	return s.begin(first)
+}
+
+// begin resolves columns to positions by the first line of a file.
+func (s *fileSource) begin(first []byte) error {
 	separator, header := byte(','), false
 	if s.schema.Separator != "" {
 		separator = s.schema.Separator[0]

@@ -62,6 +62,11 @@ func Read(src io.Reader) (*State, error) {
 			Part: int(le.Uint32(b)), Parts: int(le.Uint32(b[4:])), Epoch: int64(le.Uint64(b[8:])), Offset: int64(le.Uint64(b[16:])),
 		})
 	}
+	if s.Place != nil {
+		if err := r.place(s.Place); err != nil {
+			return nil, err
+		}
+	}
 	for range tensors {
 		t, err := r.tensor()
 		if err != nil {
@@ -113,12 +118,16 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	}
 	flags, job, config := le.Uint16(b[10:]), le.Uint32(b[56:]), le.Uint32(b[60:])
 	positions, tensors = le.Uint32(b[20:]), le.Uint32(b[64:])
-	if flags&^flagEnded != 0 || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
+	hasPlace := flags&flagPlace != 0
+	if flags&^(flagEnded|flagPlace) != 0 || hasPlace != (le.Uint16(b[8:]) == 2) || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
 		return nil, 0, 0, corrupt("flags %x, %d and %d bytes of text, %d positions, %d tensors", flags, job, config, positions, tensors)
 	}
 	s = &State{
 		Rank: int(le.Uint32(b[12:])), Trainers: int(le.Uint32(b[16:])), Ended: flags&flagEnded != 0,
 		Step: int64(le.Uint64(b[24:])), Examples: int64(le.Uint64(b[32:])), Skipped: int64(le.Uint64(b[40:])), Acknowledged: int64(le.Uint64(b[48:])),
+	}
+	if hasPlace {
+		s.Place = new(Place)
 	}
 	text, err := r.take(int(job + config))
 	if err != nil {
@@ -126,6 +135,23 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	}
 	s.Job, s.Config = string(text[:job]), text[job:]
 	return s, positions, tensors, nil
+}
+
+func (r *reader) place(p *Place) error {
+	b, err := r.take(placeBytes)
+	if err != nil {
+		return err
+	}
+	*p = Place{Bytes: int64(le.Uint64(b)), Lines: int64(le.Uint64(b[8:])), HeadBytes: le.Uint32(b[16:]), HeadSum: le.Uint32(b[20:])}
+	name := le.Uint32(b[24:])
+	if name > maxPlace || le.Uint32(b[28:]) != 0 {
+		return corrupt("a place with a name of %d bytes", name)
+	}
+	if b, err = r.take(int(name)); err != nil {
+		return err
+	}
+	p.Name = string(b)
+	return nil
 }
 
 func (r *reader) tensor() (t Tensor, err error) {

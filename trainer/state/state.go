@@ -12,13 +12,16 @@ import (
 )
 
 // Version is the newest format that this binary writes and reads.
-const Version = 1
+const Version = 2
 
 const (
 	magic       = "ROWTRAIN"
 	headerBytes = 72
 	flagEnded   = 1
+	flagPlace   = 2 // from format 2 on
+	placeBytes  = 32
 
+	maxPlace     = 1024 // bytes of a name
 	maxJob       = 128
 	maxConfig    = 64 << 10
 	maxPositions = 1 << 16
@@ -44,6 +47,7 @@ type State struct {
 	Acknowledged   int64 // pushes
 	Config         []byte
 	Positions      []Position
+	Place          *Place // in a stream that is followed; nil: none is
 	Tensors        []Tensor
 }
 
@@ -52,6 +56,13 @@ type Position struct {
 	Part, Parts int
 	Epoch       int64 // passes finished
 	Offset      int64 // examples of the part read in the present pass
+}
+
+// Place is a place in a stream: behind a line of one of its files.
+type Place struct {
+	Name               string // of the file; "-" standard input
+	Bytes, Lines       int64  // read
+	HeadBytes, HeadSum uint32 // CRC-32C of the file's first HeadBytes bytes
 }
 
 // Kind says what a tensor is.
@@ -78,6 +89,9 @@ func BlobName(job string, rank int) string { return fmt.Sprintf("trainer/%s/%d",
 // Size is the number of bytes that WriteTo writes.
 func (s *State) Size() int64 {
 	n := headerBytes + len(s.Job) + len(s.Config) + 24*len(s.Positions) + 4
+	if s.Place != nil {
+		n += placeBytes + len(s.Place.Name)
+	}
 	for _, t := range s.Tensors {
 		n += 8 + 8*len(t.Shape) + len(t.Name) + 4*len(t.Values)
 	}
@@ -99,6 +113,15 @@ func (s *State) WriteTo(dst io.Writer) (int64, error) {
 		head = le.AppendUint64(head, uint64(p.Epoch))
 		head = le.AppendUint64(head, uint64(p.Offset))
 	}
+	if p := s.Place; p != nil {
+		head = le.AppendUint64(head, uint64(p.Bytes))
+		head = le.AppendUint64(head, uint64(p.Lines))
+		head = le.AppendUint32(head, p.HeadBytes)
+		head = le.AppendUint32(head, p.HeadSum)
+		head = le.AppendUint32(head, uint32(len(p.Name)))
+		head = le.AppendUint32(head, 0)
+		head = append(head, p.Name...)
+	}
 	if _, err := w.Write(head); err != nil {
 		return 0, err
 	}
@@ -114,12 +137,15 @@ func (s *State) WriteTo(dst io.Writer) (int64, error) {
 }
 
 func (s *State) header() []byte {
-	flags := uint16(0)
+	version, flags := uint16(1), uint16(0)
 	if s.Ended {
 		flags = flagEnded
 	}
+	if s.Place != nil { // who knows format 1 only reads all else
+		version, flags = 2, flags|flagPlace
+	}
 	b := append(make([]byte, 0, headerBytes+len(s.Job)+len(s.Config)+24*len(s.Positions)), magic...)
-	b = le.AppendUint16(b, Version)
+	b = le.AppendUint16(b, version)
 	b = le.AppendUint16(b, flags)
 	b = le.AppendUint32(b, uint32(s.Rank))
 	b = le.AppendUint32(b, uint32(s.Trainers))
@@ -175,6 +201,9 @@ func (s *State) check() error {
 		if p.Part < 0 || p.Part >= p.Parts || p.Parts > math.MaxInt32 || p.Epoch < 0 || p.Offset < 0 {
 			return fmt.Errorf("position %d of epoch %d in part %d of %d", p.Offset, p.Epoch, p.Part, p.Parts)
 		}
+	}
+	if p := s.Place; p != nil && (p.Name == "" || len(p.Name) > maxPlace || p.Bytes < 0 || p.Lines < 0 || int64(p.HeadBytes) > p.Bytes) {
+		return fmt.Errorf("a place in %q behind %d bytes, %d lines, %d bytes of head", p.Name, p.Bytes, p.Lines, p.HeadBytes)
 	}
 	for i := range s.Tensors {
 		t := &s.Tensors[i]

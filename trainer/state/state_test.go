@@ -28,9 +28,20 @@ func golden() *State {
 	}
 }
 
-func goldenBytes(t testing.TB) []byte {
+// goldenPlace is what it says of a stream.
+func goldenPlace() *State {
+	return &State{
+		Job: "ctr", Trainers: 1, Step: 7, Examples: 3500, Acknowledged: 7,
+		Config: []byte(`{"batch":512}`), Positions: []Position{{Parts: 1}},
+		Place: &Place{Name: "clicks-01.csv", Bytes: 90000, Lines: 3500, HeadBytes: 256, HeadSum: 0x01020304},
+	}
+}
+
+func goldenBytes(t testing.TB) []byte { return goldenFile(t, "state.hex") }
+
+func goldenFile(t testing.TB, name string) []byte {
 	t.Helper()
-	text, err := os.ReadFile("testdata/state.hex")
+	text, err := os.ReadFile("testdata/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,16 +66,18 @@ func encode(t testing.TB, s *State) []byte {
 }
 
 func TestGoldenBytes(t *testing.T) {
-	want := goldenBytes(t)
-	if got := encode(t, golden()); !bytes.Equal(got, want) {
-		t.Errorf("written:\n%x\nwant, from the page:\n%x", got, want)
-	}
-	got, err := Read(iotest.OneByteReader(bytes.NewReader(want)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !reflect.DeepEqual(got, golden()) {
-		t.Errorf("read %+v, want %+v", got, golden())
+	for name, s := range map[string]*State{"state.hex": golden(), "place.hex": goldenPlace()} {
+		want := goldenFile(t, name)
+		if got := encode(t, s); !bytes.Equal(got, want) {
+			t.Errorf("%s: written:\n%x\nwant, from the page:\n%x", name, got, want)
+		}
+		got, err := Read(iotest.OneByteReader(bytes.NewReader(want)))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !reflect.DeepEqual(got, s) {
+			t.Errorf("%s: read %+v, want %+v", name, got, s)
+		}
 	}
 }
 
@@ -91,7 +104,12 @@ func TestLargeTensorsSurvive(t *testing.T) {
 }
 
 func TestEveryChangedByteIsFound(t *testing.T) {
-	b := goldenBytes(t)
+	for _, name := range []string{"state.hex", "place.hex"} {
+		t.Run(name, func(t *testing.T) { everyChangedByteIsFound(t, goldenFile(t, name)) })
+	}
+}
+
+func everyChangedByteIsFound(t *testing.T, b []byte) {
 	for i := range b {
 		for _, flip := range []byte{1, 0x80} {
 			bad := bytes.Clone(b)
@@ -113,6 +131,21 @@ func TestEveryChangedByteIsFound(t *testing.T) {
 	}
 }
 
+// Format 2 is that of a place, and nothing else has one: what was read is written again
+// as the same bytes.
+func TestFormatsAreWrittenOneWay(t *testing.T) {
+	for _, tc := range []struct {
+		file          string
+		format, flags byte
+	}{{"state.hex", 2, 0}, {"state.hex", 1, flagPlace}, {"place.hex", 1, flagPlace}} {
+		b := goldenFile(t, tc.file)
+		b[8], b[10] = tc.format, tc.flags
+		if _, err := Read(bytes.NewReader(reseal(b))); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+			t.Errorf("%s as format %d with flags %d: %v, want Corrupt", tc.file, tc.format, tc.flags, err)
+		}
+	}
+}
+
 // A reader that fails is not a damaged file.
 func TestErrorsOfTheMediumStay(t *testing.T) {
 	broken := errors.New("broken")
@@ -130,8 +163,10 @@ func TestWhatDoesNotFitIsNotWritten(t *testing.T) {
 		"fewer values than its shape says": func(s *State) {
 			s.Tensors[0].Values = s.Tensors[0].Values[:1]
 		},
-		"a shape beyond all bounds": func(s *State) { s.Tensors[0].Shape = []int{1 << 30, 1 << 30} },
-		"a kind without meaning":    func(s *State) { s.Tensors[0].Kind = 4 },
+		"a shape beyond all bounds":   func(s *State) { s.Tensors[0].Shape = []int{1 << 30, 1 << 30} },
+		"a kind without meaning":      func(s *State) { s.Tensors[0].Kind = 4 },
+		"a place in no file":          func(s *State) { s.Place = &Place{} },
+		"a head beyond what was read": func(s *State) { s.Place = &Place{Name: "a", Bytes: 1, HeadBytes: 2} },
 	} {
 		s := golden()
 		change(s)
@@ -157,6 +192,7 @@ func reseal(b []byte) []byte {
 // or VersionTooNew; neither takes memory beyond what was there.
 func FuzzRead(f *testing.F) {
 	f.Add(goldenBytes(f))
+	f.Add(goldenFile(f, "place.hex"))
 	f.Add(encode(f, &State{Job: "a", Trainers: 1, Ended: true}))
 	endless := bytes.Clone(goldenBytes(f))
 	le.PutUint64(endless[72+3+13+24+8:], 1<<39)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes state.hex by hand from docs/formats/trainer-state.md: own CRC, no code of the project."""
+"""Writes state.hex and place.hex by hand from docs/formats/trainer-state.md: own CRC, no code of the project."""
 import os, struct
 
 def crc32c(b):
@@ -24,5 +24,19 @@ scalar = struct.pack("<HHI", 3, 4, 0) + b"step" + struct.pack("<f", 7.0)
 body = head + job + config + position + bias + scalar
 body += struct.pack("<I", crc32c(body))
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "state.hex"), "w") as f:
+    for i in range(0, len(body), 24):
+        f.write(body[i:i + 24].hex(" ") + "\n")
+
+# Format 2: a place in a stream; no tensors.
+head = b"ROWTRAIN" + struct.pack("<HHIII", 2, 2, 0, 1, 1)
+head += struct.pack("<QQQQ", 7, 3500, 0, 7)
+head += struct.pack("<III", len(job), len(config), 0)
+head += struct.pack("<I", crc32c(head))
+position = struct.pack("<IIQQ", 0, 1, 0, 0)
+name = b"clicks-01.csv"
+place = struct.pack("<QQIIII", 90000, 3500, 256, 0x01020304, len(name), 0) + name
+body = head + job + config + position + place
+body += struct.pack("<I", crc32c(body))
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "place.hex"), "w") as f:
     for i in range(0, len(body), 24):
         f.write(body[i:i + 24].hex(" ") + "\n")

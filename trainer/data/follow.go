@@ -1,0 +1,257 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// ErrNoneYet is what Next of a [Stream] returns after it has waited a moment for
+// examples that are not there yet: ask again.
+var ErrNoneYet = errors.New("no new examples yet")
+
+// Stdin is the path of standard input.
+const Stdin = "-"
+
+// Place is how far a stream was read, at the end of a line.
+type Place struct {
+	Name  string // of the file in its folder; Stdin; "": nothing was read
+	Bytes int64  // of the file, read
+	Lines int64  // of data among them, of all trainers
+	// CRC-32C of the file's first HeadBytes bytes: another file of that name has another.
+	HeadBytes, HeadSum uint32
+}
+
+// Follow is a data set that grows: a file to which lines are appended, a folder of such
+// files, or standard input. It has no end but that of standard input, and no held-out part.
+//
+// The files of a folder are read one after the other, in the order of their names: one is at its
+// end when there is a later one and it has not grown for a second. What begins with a dot or ends
+// in .tmp is no file of data; write a file under such a name and rename it, or append to it.
+type Follow struct {
+	path   string
+	folder bool
+	schema *Schema
+	input  *os.File // standard input
+	note   func(string)
+	times  pace
+}
+
+// pace is how a stream waits.
+type pace struct {
+	poll   time.Duration // between two looks at a file that has not grown
+	linger time.Duration // of the first example of a batch for the others
+	settle time.Duration // without growth, until a file that has a successor is at its end
+}
+
+var usualPace = pace{poll: 50 * time.Millisecond, linger: time.Second / 2, settle: time.Second}
+
+// OpenFollow checks what is to be followed. A file need not be there yet.
+//
+// Errors: CodeInvalidArgument.
+func OpenFollow(path string, schema *Schema) (*Follow, error) {
+	f := &Follow{path: path, schema: schema, note: func(string) {}, times: usualPace}
+	if path == Stdin {
+		f.input = os.Stdin
+		return f, nil
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		f.folder = true
+	case filepath.Ext(path) == ".gz":
+		return nil, invalid("follow %s: a compressed file cannot be followed", path)
+	case err == nil && !info.Mode().IsRegular():
+		return nil, invalid("follow %s: want a file, a folder, or %s for standard input", path, Stdin)
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return nil, invalid("follow: %w", err)
+	case err != nil:
+		if up, err := os.Stat(filepath.Dir(path)); err != nil || !up.IsDir() {
+			return nil, invalid("follow %s: its folder is not there", path)
+		}
+	}
+	return f, nil
+}
+
+// OnNote has note told of what happens to files: one that was replaced, truncated, or is
+// gone. Call it before a stream is read.
+func (f *Follow) OnNote(note func(string)) { f.note = note }
+
+// Shape implements [Set].
+func (f *Follow) Shape() Shape { return f.schema.Shape() }
+
+// TrainSize implements [Set].
+func (f *Follow) TrainSize() int64 { return 0 }
+
+// Name implements [Set].
+func (f *Follow) Name() string {
+	if f.input != nil {
+		return "standard input"
+	}
+	return f.path + ", followed"
+}
+
+// Train implements [Set].
+func (f *Follow) Train(rank, trainers int) (Source, error) {
+	return f.Stream(rank, trainers, Place{})
+}
+
+// Held implements [Set]: nothing is held out.
+func (f *Follow) Held() (Source, error) {
+	return nil, invalid("%s: a stream has no held-out part", f.Name())
+}
+
+// Stream is the share of one trainer in what is followed: of each file every
+// trainers-th line.
+type Stream struct {
+	follow *Follow
+	part   Part
+	place  Place
+	file   *growing    // being read; nil: none is there
+	parser *fileSource // of file; nil before its first line
+	quiet  time.Time   // since when file has not grown
+	done   bool        // standard input has ended
+}
+
+// Stream goes on behind from, the zero Place being the beginning of everything.
+func (f *Follow) Stream(rank, trainers int, from Place) (*Stream, error) {
+	s := &Stream{follow: f, part: Part{To: -1, Rank: rank, Trainers: trainers}, place: from}
+	if err := s.part.validate(); err != nil {
+		return nil, err
+	}
+	if f.input != nil {
+		if from.Bytes > 0 {
+			f.note("standard input cannot be read again from where it was: going on with what comes")
+		}
+		s.place = Place{Name: Stdin}
+		s.file = &growing{name: Stdin, file: f.input, pipe: true}
+		return s, nil
+	}
+	if from.Name == "" {
+		return s, nil
+	}
+	return s, s.resume(from)
+}
+
+// Place is where the last call of Next ended.
+func (s *Stream) Place() Place { return s.place }
+
+// Next implements [Source]. A batch that is not full within half a second is given as it is;
+// without an example it returns [ErrNoneYet] soon. io.EOF at the end of standard input.
+func (s *Stream) Next(b *Batch) error {
+	b.N = 0
+	var first time.Time
+	for b.N < len(b.Labels) {
+		line, err := s.line()
+		if err != nil {
+			return err
+		}
+		switch {
+		case line != nil:
+			if err := s.take(line, b); err != nil {
+				return err
+			}
+			if b.N == 1 && first.IsZero() {
+				first = time.Now()
+			}
+		case s.done && b.N == 0:
+			return io.EOF
+		case s.done, b.N > 0 && time.Since(first) >= s.follow.times.linger:
+			return nil
+		default:
+			moved, err := s.wait()
+			if err != nil {
+				return err
+			}
+			if !moved && b.N == 0 {
+				return ErrNoneYet
+			}
+		}
+	}
+	return nil
+}
+
+// take puts a line of data into the batch, if it is one of this trainer.
+func (s *Stream) take(line []byte, b *Batch) error {
+	number := s.place.Lines
+	s.place.Lines++
+	if len(line) == 0 { // an empty line is none, but it has a number
+		return nil
+	}
+	if number%int64(s.part.Trainers) != int64(s.part.Rank) {
+		return nil
+	}
+	if b.N == 0 {
+		b.First = number
+	}
+	if err := s.parser.example(line, b); err != nil {
+		return err
+	}
+	b.N++
+	return nil
+}
+
+// line returns the next whole line of data, nil if there is none now.
+func (s *Stream) line() ([]byte, error) {
+	for s.file != nil {
+		line, err := s.file.line()
+		if err != nil {
+			return nil, err
+		}
+		if line == nil {
+			return nil, nil
+		}
+		s.quiet = time.Time{}
+		text, isData, err := s.read(line)
+		if err != nil || isData {
+			return text, err
+		}
+	}
+	return nil, nil
+}
+
+// read counts a line, and takes the header out.
+func (s *Stream) read(line []byte) (text []byte, isData bool, err error) {
+	s.place.Bytes += int64(len(line))
+	s.place.HeadBytes, s.place.HeadSum = s.file.head.size, s.file.head.sum
+	text = trimLine(line, s.parser == nil)
+	if s.parser == nil {
+		if len(text) == 0 {
+			return nil, false, nil
+		}
+		s.parser, err = s.newParser(text)
+		if err != nil || s.parser.held == nil {
+			return nil, false, err // it was a header
+		}
+		s.parser.held = nil
+		s.parser.lines.line = 1
+		return text, true, nil
+	}
+	s.parser.lines.line++
+	return text, true, nil
+}
+
+// newParser resolves the columns of a file by its first line.
+func (s *Stream) newParser(first []byte) (*fileSource, error) {
+	p := &fileSource{schema: s.follow.schema, lines: &lines{path: s.file.name, line: 1}, part: s.part}
+	return p, p.begin(first)
+}
+
+// Skip implements [Source].
+func (s *Stream) Skip(n int64) error {
+	if n != 0 {
+		return fmt.Errorf("a stream goes on from a place, not behind %d examples", n)
+	}
+	return nil
+}
+
+// Close implements [Source].
+func (s *Stream) Close() error {
+	if s.file == nil || s.file.pipe {
+		return nil
+	}
+	return s.file.file.Close()
+}

@@ -1,0 +1,267 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/state"
+)
+
+// streamConfig follows path; its windows are short.
+func streamConfig(t *testing.T, path string, inFlight int) Config {
+	t.Helper()
+	schema := filepath.Join(t.TempDir(), "schema.yaml")
+	text := "label: {column: click}\ncategorical:\n  - {column: ad}\n  - {column: user}\n"
+	if err := os.WriteFile(schema, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := tinyConfig(0, inFlight)
+	cfg.Generator, cfg.Evaluate, cfg.Audit, cfg.Batch = nil, nil, true, 16
+	cfg.Data = DataConfig{Follow: path, Schema: schema, Window: 20 * time.Millisecond}
+	return cfg
+}
+
+func putLines(t *testing.T, path string, from, to int) {
+	t.Helper()
+	var b strings.Builder
+	if from == 0 {
+		b.WriteString("click,ad,user\n")
+	}
+	for i := from; i < to; i++ {
+		fmt.Fprintf(&b, "%d,ad%d,user%d\n", i%2, i, i%7)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err == nil {
+		_, err = f.WriteString(b.String())
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// streamRun is a run beside the test.
+type streamRun struct {
+	t     *testing.T
+	job   *Job
+	stop  context.CancelFunc
+	ended chan *Result
+
+	mu      sync.Mutex
+	changed chan struct{} // capacity 1
+	now     Event
+	windows []Window
+}
+
+func runStream(t *testing.T, cfg Config, tables Tables, from *state.State) *streamRun {
+	t.Helper()
+	r := &streamRun{t: t, ended: make(chan *Result, 1), changed: make(chan struct{}, 1)}
+	r.job = newJob(t, cfg, tables, func(e Event) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.now = e
+		if e.Window != nil {
+			r.windows = append(r.windows, *e.Window)
+		}
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	})
+	if from != nil {
+		if err := r.job.Resume(from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var ctx context.Context
+	ctx, r.stop = context.WithCancel(t.Context())
+	go func() {
+		result, err := r.job.Run(ctx)
+		if err != nil {
+			t.Errorf("the run: %v", err)
+		}
+		r.ended <- result
+	}()
+	t.Cleanup(r.stop)
+	return r
+}
+
+// until waits for what an event brings.
+func (r *streamRun) until(what string, reached func() bool) {
+	r.t.Helper()
+	limit := time.NewTimer(time.Minute)
+	defer limit.Stop()
+	for {
+		r.mu.Lock()
+		ok := reached()
+		r.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-r.changed:
+		case <-limit.C:
+			r.t.Fatalf("%s: not after a minute; the last event was %+v", what, r.now)
+		}
+	}
+}
+
+func (r *streamRun) trained(n int64) {
+	r.t.Helper()
+	r.until(fmt.Sprint(n, " examples"), func() bool { return r.now.Examples >= n && r.now.PushesAcknowledged >= r.now.Step })
+}
+
+// inWindows is how many examples the windows have that are over.
+func (r *streamRun) inWindows() (n int64) {
+	for _, w := range r.windows {
+		n += w.Examples
+	}
+	return n
+}
+
+// A job learns what is appended to a file while it runs, in windows of time; it can be
+// asked for its state while nothing comes, is stopped, and goes on from there.
+func TestAJobFollowsAStream(t *testing.T) {
+	for _, inFlight := range []int{0, 2} {
+		t.Run(fmt.Sprint("in_flight ", inFlight), func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "clicks.csv")
+			cfg, tables := streamConfig(t, path, inFlight), newLocal(t)
+			r := runStream(t, cfg, tables, nil)
+			putLines(t, path, 0, 40)
+			r.trained(40)
+			r.until("a window that is over although nothing comes", func() bool { return r.inWindows() == 40 })
+			s, release, err := r.job.Pause(t.Context())
+			if err != nil || s.Place == nil || s.Place.Name != "clicks.csv" || s.Place.Lines != 40 || s.Examples != 40 {
+				t.Fatalf("state while nothing comes: %+v, %v", s, err)
+			}
+			putLines(t, path, 40, 70)
+			release()
+			r.trained(70)
+			r.stop()
+			result := <-r.ended
+			if !result.Interrupted || result.Examples != 70 || result.HeldExamples != 0 {
+				t.Errorf("result %+v", result)
+			}
+			if n := r.inWindows(); n != 70 {
+				t.Errorf("%d examples in windows, want 70", n)
+			}
+			for _, w := range r.windows {
+				if !(w.Loss > 0) || !(w.AUC >= 0 && w.AUC <= 1) || w.Steps == 0 || !w.To.After(w.From) || w.To.Sub(w.From) > cfg.Data.Window {
+					t.Errorf("window %+v", w)
+				}
+			}
+			if s, release, err = r.job.Pause(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			release()
+			if s.Ended || s.Place.Lines != 70 {
+				t.Fatalf("state at the end: %+v", s)
+			}
+
+			putLines(t, path, 70, 75)
+			again := runStream(t, cfg, tables, through(t, s))
+			again.trained(75)
+			putLines(t, path, 75, 90)
+			again.trained(90)
+			again.stop()
+			if result := <-again.ended; result.Examples != 90 || result.PushesAcknowledged != result.Steps {
+				t.Errorf("after it went on: %+v", result)
+			}
+			// Each ad was in one line, so its row differs from its beginning by one push.
+			for _, i := range []int{0, 39, 40, 69, 70, 89} {
+				if !pushedOnce(t, again.job, tables, fmt.Appendf(nil, "ad%d", i)) {
+					t.Errorf("ad%d has not been learnt", i)
+				}
+			}
+			if pushedOnce(t, again.job, tables, []byte("ad90")) {
+				t.Error("an ad that never came has been learnt")
+			}
+		})
+	}
+}
+
+// pushedOnce reports whether the row of an ad is not its initializer's any more.
+func pushedOnce(t *testing.T, j *Job, tables *Local, ad []byte) bool {
+	t.Helper()
+	key := data.NewHasher("ad").Key(ad)
+	row := make([]float32, j.embeddings.Dim)
+	if err := tables.Pull(t.Context(), []Segment{{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: []rowraft.Key{key}, Values: row}}); err != nil {
+		t.Fatal(err)
+	}
+	fresh := make([]float32, j.embeddings.Dim)
+	other := newLocal(t)
+	s, err := other.EnsureTable(t.Context(), j.embeddings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Pull(t.Context(), []Segment{{Table: s.ID, Dim: s.Dim, Keys: []rowraft.Key{key}, Values: fresh}}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range row {
+		if row[i] != fresh[i] {
+			return true
+		}
+	}
+	return false
+}
+
+func TestWindowsAreCutByTime(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var got []Window
+	w := &windows{length: time.Minute, now: func() time.Time { return now }, tell: func(w Window) { got = append(got, w) }}
+	w.close(false)
+	w.add([]float32{0.9, 0.1}, []float32{1, 0}, 0.5)
+	now = now.Add(30 * time.Second)
+	w.add([]float32{0.2}, []float32{0}, 2)
+	w.close(false)
+	if len(got) != 0 {
+		t.Fatalf("a window of half a minute is over: %+v", got)
+	}
+	now = now.Add(40 * time.Second)
+	w.add([]float32{0.1, 0.9}, []float32{1, 0}, 3) // of the next
+	now = now.Add(time.Second)
+	w.close(true)
+	w.close(true)
+	if len(got) != 2 {
+		t.Fatalf("windows %+v, want 2", got)
+	}
+	a, b := got[0], got[1]
+	if a.Examples != 3 || a.Steps != 2 || a.Loss != 1 || a.AUC != 1 || a.To.Sub(a.From) != time.Minute {
+		t.Errorf("the first: %+v, want 3 examples in a minute, loss (2·0.5 + 2)/3 = 1, AUC 1", a)
+	}
+	if b.Examples != 2 || b.AUC != 0 || b.To.Sub(b.From) != time.Second || !b.From.Equal(time.Unix(1070, 0)) {
+		t.Errorf("the second: %+v", b)
+	}
+	w.add([]float32{0.5}, []float32{1}, 1)
+	w.close(true)
+	if last := got[2]; !math.IsNaN(float64(last.AUC)) {
+		t.Errorf("AUC %v of one label, want NaN", last.AUC)
+	}
+}
+
+func TestWhatAStreamCannotHave(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"epochs":                    func(c *Config) { c.Epochs = 2 },
+		"no schema":                 func(c *Config) { c.Data.Schema = "" },
+		"given twice":               func(c *Config) { c.Data.File = "x" },
+		"standard input of its own": func(c *Config) { c.Data.Follow, c.Trainers = "-", 2 },
+		"window -1":                 func(c *Config) { c.Data.Window = -1 },
+		"window is for a stream":    func(c *Config) { c.Data.Follow, c.Data.File = "", "x" },
+	} {
+		cfg := streamConfig(t, t.TempDir(), 0)
+		change(&cfg)
+		if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
