@@ -92,10 +92,13 @@ func TestThreeRoleScripts(t *testing.T) {
 			if !strings.Contains(out, "epoch: 0, step: 10, loss is ") {
 				t.Errorf("round %d: no line of a step:\n%s", round, out)
 			}
-			assigned := []string{"old rank id: -1, new rank id: 0", "old rank id: 0, new rank id: 0"}[round]
+			// In the second round both had a rank in the first.
+			if b := mustRead(t, filepath.Join(dir, "sched.log")); strings.Contains(string(b), "old rank id: -1") != (round == 0) {
+				t.Errorf("round %d: the old ranks are wrong:\n%s", round, b)
+			}
 			for file, lines := range map[string][]string{
 				"sched.log": {"Server listening on 127.0.0.1:" + port, "Bind to role=scheduler", "the scheduler is connected to 2 workers and 2 servers",
-					"Assign rank id of node id: worker_0, role: MS_WORKER, with host ip: 127.0.0.1, old rank id: ", assigned},
+					"Assign rank id of node id: worker_0, role: MS_WORKER, with host ip: 127.0.0.1, old rank id: ", "new rank id: 0", "new rank id: 1"},
 				"server_0.log": {"Server listening on 127.0.0.1:", "Bind to role=server", "Cluster is successfully initialized.", "DATA IS NOT SAFE: 2 server(s)"},
 				"worker_0.log": {"Bind to role=worker", "server not ready, wait 3 sec to retry...", "Cluster is successfully initialized."},
 			} {
