@@ -35,7 +35,7 @@ type Config struct {
 	Trainers int  `yaml:"trainers"`
 	// Parts: the scheduler gives the data out in parts, and what a dead trainer had to another
 	// one; else each reads its own share. Default: if there are several trainers whose ranks
-	// are the scheduler's, in mode async.
+	// are the scheduler's, in mode async, and no checkpoints: they do not hold the position.
 	Parts    *bool         `yaml:"parts"`
 	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others go on without it; 0: 10 s
 	Batch    int           `yaml:"batch"`

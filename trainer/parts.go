@@ -44,14 +44,16 @@ func (c *Config) partPlan(examples int64) client.PartPlan {
 }
 
 // wantsParts says whether the scheduler divides the data of the job. Each trainer reads
-// its own share where that is what makes runs equal, where a trainer that waits for a
+// its own share where checkpoints are to hold its position, where that is what makes runs equal, where a trainer that waits for a
 // part would hold up the others, and where the data has no numbers.
 func (c *Config) wantsParts(set data.Set) (bool, error) {
 	_, ranger := set.(data.Ranger)
 	able := ranger && set.TrainSize() > 0 && c.Mode == Async
 	switch {
 	case c.Parts == nil:
-		return able && c.Trainers > 1 && c.Rank == nil, nil
+		return able && c.Trainers > 1 && c.Rank == nil && c.Resume == "" && c.Checkpoint == CheckpointConfig{}, nil
+	case *c.Parts && c.Resume != "":
+		return false, invalid("parts: checkpoints hold no position in data that the scheduler divides, so nothing can be resumed from them; use parts: false")
 	case *c.Parts && !able:
 		return false, invalid("parts: %s in mode %s cannot be divided by the scheduler: that wants a bounded data set that can be read from any place, and mode async", set.Name(), c.Mode)
 	}
@@ -110,7 +112,7 @@ func (d *dataParts) close() {
 
 func (d *dataParts) next(w *work) error {
 	for {
-		if d.src == nil {
+		for d.src == nil {
 			if err := d.take(); err != nil {
 				return err
 			}
@@ -133,7 +135,7 @@ func (d *dataParts) next(w *work) error {
 	}
 }
 
-// take asks for a part and opens it.
+// take asks for a part and opens it, unless nothing is left of it.
 func (d *dataParts) take() error {
 	ctx, cancel := context.WithTimeout(d.ctx, d.patience)
 	defer cancel()
@@ -151,6 +153,10 @@ func (d *dataParts) take() error {
 		return errNotYet // the loop ends
 	case err != nil:
 		return err
+	}
+	if p.From+p.Offset >= p.To { // who had it died before it could say so
+		d.taken++
+		return d.giver.EndPart(ctx, p)
 	}
 	if d.src, err = d.set.(data.Ranger).Range(p.From+p.Offset, p.To); err != nil {
 		return err

@@ -121,6 +121,18 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	}
 }
 
+// A part of which nothing is left, as who had it died before it could say so, is ended.
+func TestAPartThatIsReadIsEnded(t *testing.T) {
+	set := testGenerator(t, 250)
+	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 100}
+	d := &dataParts{set: set, giver: g, ctx: t.Context(), patience: DefaultConfig().Patience}
+	defer d.close()
+	w := &work{data: data.NewBatch(32, set.Shape())}
+	if err := d.next(w); err != nil || w.data.First != 100 || !slices.Equal(g.ended, []int64{0}) {
+		t.Errorf("the first batch begins at %d, ended are %v, %v", w.data.First, g.ended, err)
+	}
+}
+
 // A run in parts trains what one trainer alone trains.
 func TestARunInParts(t *testing.T) {
 	for _, inFlight := range []int{0, 3} {
@@ -188,6 +200,9 @@ func TestWhoDividesTheData(t *testing.T) {
 		"they want none":          {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false},
 		"mode sync":               {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, false, false},
 		"mode ssp":                {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, false, false},
+		"with checkpoints":        {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, false, false},
+		"it resumes":              {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, false, false},
+		"it resumes in parts":     {set, func(c *Config) { c.Parts, c.Resume = &yes, "auto" }, false, true},
 		"mode geo wants parts":    {set, func(c *Config) { c.Mode, c.Parts = Geo, &yes }, false, true},
 		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false},
 		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true},

@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// jobView is what `rowraft job describe -o json` says of a job.
+type jobView struct {
+	State      string `json:"state"`
+	Training   int    `json:"training"`
+	Generation uint64 `json:"generation"`
+	Data       *struct {
+		Epoch   uint64   `json:"epoch"`
+		Given   uint64   `json:"given"`
+		Open    []uint64 `json:"open"`
+		Back    []uint64 `json:"back"`
+		AtLeast uint64   `json:"read_again_at_least"`
+		AtMost  uint64   `json:"read_again_at_most"`
+	} `json:"data"`
+	Members []struct {
+		Rank        int     `json:"rank"`
+		Worker      string  `json:"worker"`
+		State       string  `json:"state"`
+		Incarnation uint64  `json:"incarnation"`
+		Step        *uint64 `json:"step"`
+	} `json:"members"`
+}
+
+// jobUntil describes a job until it is as wanted.
+func (c *cluster) jobUntil(name, what string, ok func(jobView) bool) jobView {
+	c.t.Helper()
+	var v struct{ Job jobView }
+	err := poll(deadline(c.t, 2*time.Minute), func() error {
+		out, errout, code := c.rowraft(c.t.Context(), "job", "describe", name, "-o", "json")
+		if code != 0 {
+			return fmt.Errorf("exit code %d: %s", code, errout) // nobody has entered it yet
+		}
+		v.Job = jobView{}
+		if err := json.Unmarshal([]byte(out), &v); err != nil || !ok(v.Job) {
+			return fmt.Errorf("job %s is %+v, %v", name, v.Job, err)
+		}
+		return nil
+	})
+	if err != nil {
+		c.t.Fatalf("%s: %v", what, err)
+	}
+	return v.Job
+}
+
+// member returns the state and step of a worker, "" if it has none.
+func (v jobView) member(worker string) (state string, step uint64) {
+	for _, m := range v.Members {
+		if m.Worker == worker {
+			if m.Step != nil {
+				step = *m.Step
+			}
+			return m.State, step
+		}
+	}
+	return "", 0
+}
+
+// TestWorkersComeAndGo: a worker is killed inside its training, the scheduler's leader
+// with it; another one joins late, becomes a zombie and is refused, and the first returns.
+// The data has an example per key, and in the end every key has a row: each example of
+// the epoch was trained.
+func TestWorkersComeAndGo(t *testing.T) {
+	skipUnderRace(t)
+	needBinaries(t)
+	c := start(t, localcluster.Options{})
+	dir := t.TempDir()
+	const examples = 20000
+	var csv strings.Builder
+	csv.WriteString("label,x,id\n")
+	for i := range examples {
+		fmt.Fprintf(&csv, "%d,%d,e%d\n", i%3/2, i%7, i)
+	}
+	files := map[string]string{
+		"data.csv":    csv.String(),
+		"schema.yaml": "format: csv\nlabel: {column: label}\ndense:\n  - {column: x}\ncategorical:\n  - {column: id}\n",
+		"job.yaml": fmt.Sprintf(`job: ctr
+trainers: 2
+lease: 2s
+batch: 16
+steps: 1000000000
+evaluate: false
+data: {file: %s/data.csv, schema: %s/schema.yaml, held: 0}
+model: {dim: 4, bottom: [4], top: [4]}
+`, dir, dir),
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	work := func(worker string, args ...string) *running {
+		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", filepath.Join(dir, "job.yaml"), "--worker", worker,
+			"--endpoints", strings.Join(c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "none"}, args...)...)
+	}
+	a, b := work("a"), work("b")
+	trains := func(worker string) func(jobView) bool {
+		return func(v jobView) bool {
+			state, step := v.member(worker)
+			return state == "training" && step >= 5
+		}
+	}
+	is := func(worker, want string) func(jobView) bool {
+		return func(v jobView) bool { state, _ := v.member(worker); return state == want }
+	}
+	c.jobUntil("ctr", "a trains", trains("a"))
+	before := c.jobUntil("ctr", "b trains", trains("b"))
+	for what, args := range map[string][]string{"all of its 2 workers": nil, "batch is 16 in the job, and 8 at the worker": {"--batch", "8"}} {
+		p := work("c", args...)
+		if code := p.code(t, time.Minute); code != 2 || !strings.Contains(p.stderr.String(), what) {
+			t.Errorf("exit code %d, want 2 and %q:\n%s", code, what, &p.stderr)
+		}
+	}
+
+	a.kill()
+	leader := c.metaLeader()
+	c.killAll([]*localcluster.Server{leader})
+	lost := c.jobUntil("ctr", "a is lost", is("a", "lost"))
+	if state, _ := lost.member("b"); state != "training" || lost.Generation <= before.Generation {
+		t.Errorf("without a, and under another scheduler, the job is %+v", lost)
+	}
+	c.restartAll([]*localcluster.Server{leader})
+
+	late := work("c")
+	c.jobUntil("ctr", "c trains", trains("c"))
+	if err := late.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.jobUntil("ctr", "c is lost", is("c", "lost"))
+	if err := late.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if code := late.code(t, time.Minute); code == 0 || !strings.Contains(late.stderr.String(), "no member of job ctr any more") {
+		t.Errorf("the zombie ends with code %d:\n%s", code, &late.stderr)
+	}
+
+	a = work("a")
+	c.jobUntil("ctr", "a is back", trains("a"))
+	v := c.jobUntil("ctr", "an epoch is over", func(v jobView) bool {
+		ofLast := slices.ContainsFunc(v.Data.Open, func(part uint64) bool { return part >= v.Data.Given })
+		return v.Data.Epoch > 0 && len(v.Data.Back) == 0 && !ofLast
+	})
+	if v.Data.AtMost == 0 || v.Data.AtLeast > v.Data.AtMost {
+		t.Errorf("after two deaths %d to %d examples were read again", v.Data.AtLeast, v.Data.AtMost)
+	}
+	t.Logf("epoch %d, generation %d; %d to %d examples read again", v.Data.Epoch, v.Generation, v.Data.AtLeast, v.Data.AtMost)
+	if out := c.must("job", "stop", "ctr"); !strings.Contains(out, "job ctr: stopped") {
+		t.Errorf("stop says %q", out)
+	}
+	for _, p := range []*running{a, b} {
+		if code := p.code(t, time.Minute); code != 0 {
+			t.Errorf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
+		}
+	}
+	var table struct {
+		Table struct {
+			Rows uint64 `json:"rows"`
+		} `json:"table"`
+	}
+	if err := json.Unmarshal([]byte(c.must("table", "describe", "ctr.embeddings", "-o", "json")), &table); err != nil {
+		t.Fatal(err)
+	}
+	if table.Table.Rows != examples {
+		t.Errorf("%d rows, want one for each of %d examples", table.Table.Rows, examples)
+	}
+	c.sameDigests()
+}
