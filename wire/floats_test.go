@@ -50,24 +50,3 @@ func TestConversionsOfMany(t *testing.T) {
 		}
 	}
 }
-
-// TestBFloat16: to nearest, ties to even.
-func TestBFloat16(t *testing.T) {
-	for _, tc := range []struct {
-		in   uint32
-		want uint16
-	}{
-		{0x3F800000, 0x3F80}, // 1
-		{0x3F808000, 0x3F80}, // half way: even stays
-		{0x3F818000, 0x3F82}, // half way: odd goes up
-		{0x3F808001, 0x3F81},
-		{0x7F7FFFFF, 0x7F80}, // the largest rounds to infinity
-		{0x80000001, 0x8000},
-		{0x7F800000, 0x7F80},
-		{0x7F800001, 0x7FC0}, // a NaN stays one
-	} {
-		if got := BFloat16(math.Float32frombits(tc.in)); got != tc.want {
-			t.Errorf("BFloat16(%08x) = %04x, want %04x", tc.in, got, tc.want)
-		}
-	}
-}
