@@ -63,6 +63,8 @@ type Config struct {
 	// MaxSkipped batches in a row that are not finite end the run; 0: 100.
 	MaxSkipped int `yaml:"max_skipped"`
 
+	TensorBoard TensorBoardConfig `yaml:"tensorboard"`
+
 	Audit       bool   `yaml:"audit"`       // bump audit rows with each push
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out part at the end; default true
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
@@ -275,6 +277,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.validateModel(); err != nil {
+		return err
+	}
+	if err := c.TensorBoard.validate(); err != nil {
 		return err
 	}
 	if err := c.Checkpoint.validate(); err != nil {

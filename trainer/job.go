@@ -165,9 +165,27 @@ func (j *Job) Accelerator() *accel.Report { return j.accel }
 // counted until then.
 func (j *Job) Run(ctx context.Context) (*Result, error) { return j.run(ctx, nil) }
 
-// run calls trained, unless it is nil, between training and scoring.
+// run is trainAndScore with an event file beside it, if one is wanted.
 func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, error) {
 	j.started = time.Now()
+	b, err := j.openBoard()
+	if err != nil {
+		j.endGate(err, false)
+		return j.result(), err
+	}
+	j.watch(b)
+	r, err := j.trainAndScore(ctx, trained)
+	j.mu.Lock()
+	unwritten := b.end(r)
+	j.mu.Unlock()
+	if unwritten != nil {
+		j.note("the event file for TensorBoard is not whole: %v", unwritten)
+	}
+	return r, err
+}
+
+// trainAndScore calls trained, unless it is nil, between the two.
+func (j *Job) trainAndScore(ctx context.Context, trained func(*Result) error) (*Result, error) {
 	j.emit(EventStart, func(e *Event) { e.Message = j.set.Name() })
 	err := j.train(ctx)
 	j.endGate(err, ctx.Err() == nil)

@@ -59,6 +59,8 @@ func TestUsageErrors(t *testing.T) {
 		{"accelerator", []string{"probe", "--accelerator", "tpu"}, "want auto, go or cuda"},
 		{"output", []string{"probe", "-o", "xml"}, "want table or json"},
 		{"progress", []string{"train", "--local", "--config", job, "--progress", "loud"}, `progress "loud"`},
+		{"metrics for everybody", []string{"train", "--local", "--config", job, "--metrics-listen", "0.0.0.0:0"}, "loopback"},
+		{"metrics nowhere", []string{"train", "--local", "--config", job, "--metrics-listen", "nowhere"}, "--metrics-listen nowhere"},
 		{"generator", []string{"gen", "--zipf", "0"}, "exponent > 0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

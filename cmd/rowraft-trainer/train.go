@@ -26,6 +26,7 @@ type options struct {
 	localShards  int
 	worker       string
 	json         string
+	metrics      string // host:port, "": none
 	progress     string
 	progressFile string
 	noEval       bool
@@ -90,6 +91,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&o.tls.Cert, "cert", "", "PEM file with this client's certificate")
 	f.StringVar(&o.tls.Key, "key", "", "PEM file with the key of --cert")
 	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
+	f.StringVar(&o.metrics, "metrics-listen", "", "host:port of /metrics for Prometheus over HTTP, with the same certificates, or without on loopback only; default: none")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
 	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async or geo")
 	f.IntVar(&set.InFlight, "in-flight", set.InFlight, "unacknowledged pushes while training goes on; 0: one thing after another, reproducible")
@@ -205,6 +207,11 @@ func (o *options) run(ctx context.Context, cfg trainer.Config) (err error) {
 			trainer.Abandon(ctx, &cfg, err)
 		}
 	}()
+	ops, err := listenMetrics(o.metrics, &o.tls)
+	if err != nil {
+		return err
+	}
+	defer ops.close()
 	p, err := newProgress(o.progress, o.progressFile)
 	if err != nil {
 		return err
@@ -214,6 +221,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config) (err error) {
 	if err != nil {
 		return err
 	}
+	ops.tell(cfg.Job, job.Now)
 	if w := job.Accelerator().Warning(); w != "" {
 		fmt.Fprintln(os.Stderr, w)
 	}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/trainer"
+)
+
+// Limits of the metrics port: who scrapes is slow or gone at worst, never many.
+const (
+	metricsTimeout     = 10 * time.Second
+	metricsHeaderBytes = 16 << 10
+	metricsScrapes     = 4 // at once
+)
+
+// workerMetrics are the numbers of a run, by its job and rank.
+var workerMetrics = []struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*trainer.Event) float64
+}{
+	{workerDesc("loss", "Mean loss of recent batches, nats."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.Loss) }},
+	{workerDesc("auc", "AUC of recent batches, predicted before the update."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.AUC) }},
+	{workerDesc("accuracy", "Accuracy of recent batches, before the update; NaN but for classes."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.Accuracy) }},
+	{workerDesc("epoch", "Passes over the data that are finished."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.Epoch) }},
+	{workerDesc("examples_total", "Examples trained, those before a resume too."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.Examples) }},
+	{workerDesc("steps_total", "Batches trained or skipped."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.Step) }},
+	{workerDesc("skipped_total", "Batches whose loss or gradients were not finite."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.BatchesSkipped) }},
+	{workerDesc("late_total", "Batches that others went on without."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.BatchesLate) }},
+	{workerDesc("acknowledged_total", "Pushes that were acknowledged."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.PushesAcknowledged) }},
+	{workerDesc("waiting_seconds_total", "Time in which the model had nothing to compute: it waited for data, rows, acknowledgements or other workers."), prometheus.CounterValue,
+		func(e *trainer.Event) float64 { return float64(e.WaitingSeconds) }},
+	{workerDesc("staleness_steps", "Steps that the weights of recent batches lagged, at most."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.StalenessSteps) }},
+	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.InFlight) }},
+}
+
+func workerDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("rowraft_worker_"+name, help, []string{"job", "rank"}, nil)
+}
+
+// run is what is told of one.
+type run struct {
+	job string
+	now func() trainer.Event
+}
+
+// metrics serves /metrics. A nil one does nothing.
+type metrics struct {
+	run  atomic.Pointer[run] // nil before there is one
+	srv  *http.Server
+	addr net.Addr
+	done chan struct{}
+}
+
+// listenMetrics serves on addr, with files' certificates, or without on loopback only; on "" nothing.
+func listenMetrics(addr string, files *rpc.TLSFiles) (*metrics, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	var conf *tls.Config
+	if !files.IsZero() {
+		var err error
+		if conf, err = files.Server(); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--metrics-listen %s: %w", addr, err)}
+	}
+	if conf != nil {
+		l = tls.NewListener(l, conf)
+	} else if err := rpc.CheckInsecure(l.Addr()); err != nil {
+		l.Close()
+		return nil, usageError{fmt.Errorf("--metrics-listen %s: without certificates it serves loopback addresses only: give --cert, --key and --cacert", addr)}
+	}
+	m := &metrics{addr: l.Addr(), done: make(chan struct{})}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(m, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: metricsScrapes}))
+	m.srv = &http.Server{Handler: mux, ReadTimeout: metricsTimeout, WriteTimeout: metricsTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: metricsHeaderBytes}
+	go func() {
+		defer close(m.done)
+		_ = m.srv.Serve(l) // until close
+	}()
+	return m, nil
+}
+
+// tell serves the numbers of a run from now on.
+func (m *metrics) tell(job string, now func() trainer.Event) {
+	if m != nil {
+		m.run.Store(&run{job, now})
+	}
+}
+
+func (m *metrics) close() {
+	if m != nil {
+		m.srv.Close()
+		<-m.done
+	}
+}
+
+// Describe and Collect implement prometheus.Collector.
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range workerMetrics {
+		ch <- d.desc
+	}
+}
+
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	r := m.run.Load()
+	if r == nil {
+		return
+	}
+	e := r.now()
+	for _, d := range workerMetrics {
+		ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(&e), r.job, strconv.Itoa(e.Rank))
+	}
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/trainer"
+)
+
+func scrape(t *testing.T, m *metrics) string {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	reply, err := client.Get("http://" + m.addr.String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	text, err := io.ReadAll(reply.Body)
+	if err != nil || reply.StatusCode != http.StatusOK {
+		t.Fatalf("%s, %v: %s", reply.Status, err, text)
+	}
+	return string(text)
+}
+
+func TestMetrics(t *testing.T) {
+	m, err := listenMetrics("127.0.0.1:0", &rpc.TLSFiles{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	if text := scrape(t, m); strings.Contains(text, "rowraft_worker_") || !strings.Contains(text, "go_goroutines") {
+		t.Errorf("before a run:\n%s", text)
+	}
+	m.tell("ctr", func() trainer.Event {
+		return trainer.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1, WaitingSeconds: 1.5, StalenessSteps: 2.5, InFlight: 4, PushesAcknowledged: 13}
+	})
+	text := scrape(t, m)
+	for name, want := range map[string]string{
+		"loss": "0.5", "auc": "0.75", "examples_total": "640", "steps_total": "20", "skipped_total": "2", "late_total": "1",
+		"waiting_seconds_total": "1.5", "staleness_steps": "2.5", "in_flight": "4", "acknowledged_total": "13",
+	} {
+		if line := "\nrowraft_worker_" + name + `{job="ctr",rank="3"} ` + want + "\n"; !strings.Contains(text, line) {
+			t.Errorf("no line %s", line)
+		}
+	}
+}

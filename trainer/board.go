@@ -1,0 +1,135 @@
+package trainer
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/rowraft/rowraft/trainer/tensorboard"
+)
+
+// TensorBoardConfig says where event files are written for TensorBoard.
+type TensorBoardConfig struct {
+	// Dir is a folder of this run, "" for none; each of several trainers has one of its own in it.
+	Dir   string `yaml:"dir"`
+	Every int64  `yaml:"every"` // steps between two points; 0: 10
+}
+
+const defaultBoardEvery = 10
+
+func (c *TensorBoardConfig) validate() error {
+	if c.Every < 0 {
+		return invalid("tensorboard: every %d: want ≥ 0 steps", c.Every)
+	}
+	if c.Dir == "" && c.Every != 0 {
+		return invalid("tensorboard: every %d, and no dir", c.Every)
+	}
+	return nil
+}
+
+// board writes an event file beside a run. It is used under Job.mu.
+type board struct {
+	w     *tensorboard.Writer
+	every int64
+	last  Event // of which a point was written
+}
+
+// openBoard returns nil if the job wants none.
+func (j *Job) openBoard() (*board, error) {
+	c := &j.cfg.TensorBoard
+	if c.Dir == "" {
+		return nil, nil
+	}
+	dir := c.Dir
+	if j.cfg.Trainers > 1 {
+		dir = filepath.Join(dir, fmt.Sprintf("trainer-%d", j.cfg.rank()))
+	}
+	w, err := tensorboard.Create(dir, j.step+1, time.Now())
+	if err != nil {
+		return nil, invalid("tensorboard: %w", err)
+	}
+	b := &board{w: w, every: c.Every}
+	if b.every == 0 {
+		b.every = defaultBoardEvery
+	}
+	return b, nil
+}
+
+// observe writes a point if one is due. Rates are since the one before. An error is told once;
+// training goes on.
+func (b *board) observe(e Event) error {
+	if b == nil || b.w == nil {
+		return nil
+	}
+	switch e.Event {
+	case EventStart:
+		b.last = e
+		return nil
+	case EventStep:
+		if e.Step%b.every != 0 {
+			return nil
+		}
+	case EventDone:
+		if e.Step == b.last.Step {
+			return nil
+		}
+	default:
+		return nil
+	}
+	seconds := e.Time.Sub(b.last.Time).Seconds()
+	err := b.write(e.Time, e.Step,
+		tensorboard.Scalar{Tag: "loss", Value: float64(e.Loss)},
+		tensorboard.Scalar{Tag: "auc", Value: float64(e.AUC)},
+		tensorboard.Scalar{Tag: "accuracy", Value: float64(e.Accuracy)},
+		tensorboard.Scalar{Tag: "examples_per_second", Value: float64(e.Examples-b.last.Examples) / seconds},
+		tensorboard.Scalar{Tag: "steps_per_second", Value: float64(e.Step-b.last.Step) / seconds},
+		tensorboard.Scalar{Tag: "staleness_steps", Value: float64(e.StalenessSteps)},
+		tensorboard.Scalar{Tag: "waiting", Value: float64(e.WaitingSeconds-b.last.WaitingSeconds) / seconds},
+		tensorboard.Scalar{Tag: "batches_skipped", Value: float64(e.BatchesSkipped)},
+		tensorboard.Scalar{Tag: "batches_late", Value: float64(e.BatchesLate)})
+	b.last = e
+	return err
+}
+
+func (b *board) write(now time.Time, step int64, scalars ...tensorboard.Scalar) error {
+	err := b.w.Write(now, step, scalars...)
+	if err != nil {
+		b.w.Close()
+		b.w = nil
+	}
+	return err
+}
+
+// end writes what the held-out part scored, if it was, and closes the file.
+func (b *board) end(r *Result) error {
+	if b == nil || b.w == nil {
+		return nil
+	}
+	if r.HeldExamples > 0 {
+		err := b.write(r.FinishedAt, r.Steps,
+			tensorboard.Scalar{Tag: "held/auc", Value: float64(r.AUC)},
+			tensorboard.Scalar{Tag: "held/log_loss", Value: float64(r.LogLoss)},
+			tensorboard.Scalar{Tag: "held/accuracy", Value: float64(r.Accuracy)})
+		if err != nil {
+			return err
+		}
+	}
+	return b.w.Close()
+}
+
+// watch makes the observer of the run write to b, too.
+func (j *Job) watch(b *board) {
+	if b == nil {
+		return
+	}
+	j.mu.Lock() // notes may come already
+	defer j.mu.Unlock()
+	observe := j.observe
+	j.observe = func(e Event) {
+		observe(e)
+		if err := b.observe(e); err != nil {
+			e.Event, e.Message = EventNote, fmt.Sprintf("nothing more is written for TensorBoard: %v", err)
+			observe(e)
+		}
+	}
+}
