@@ -258,7 +258,10 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 	}
 	clocked := j.clocked(&parts, &c)
 	ack, err := j.c.sendParts(ctx, parts)
-	return ClockResult{Ack: ack, Slowest: clocked.slowest}, err
+	if err != nil {
+		return ClockResult{Ack: ack}, err // clocked may still be under way
+	}
+	return ClockResult{Ack: ack, Slowest: clocked.slowest}, nil
 }
 
 // clocked puts c before the last part for the clock shard, or makes one of it.
