@@ -250,3 +250,38 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 		t.Errorf("generation %+v, driven %v", g, driven)
 	}
 }
+
+// While shards cannot be told that runs are over, a turn waits for one of them only.
+func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
+	s, _, _ := served(t)
+	s.machine.mu.Lock()
+	s.machine.state.endedRuns = [][]byte{id16(1), id16(2), id16(3)}
+	s.machine.mu.Unlock()
+	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
+	tried := 0
+	s.generations.end = func(context.Context, []byte) error { tried++; return refuse }
+	if s.keepJobs(t.Context()); tried != 1 {
+		t.Errorf("%d runs were tried in a turn", tried)
+	}
+	refuse = nil
+	if s.keepJobs(t.Context()); tried != 4 || len(s.machine.endedRuns()) != 0 {
+		t.Errorf("%d runs were tried, %d are left", tried, len(s.machine.endedRuns()))
+	}
+}
+
+// A scheduler that stood still was silent itself: nobody loses his lease by that.
+func TestAPausedSchedulerLosesNobody(t *testing.T) {
+	var w workers
+	w.renew(&rowraftv1.JobIdentity{Incarnation: 3})
+	w.mu.Lock()
+	w.list[3] = heardOf{heard: time.Now().Add(-time.Hour)}
+	w.mu.Unlock()
+	w.stoodStill(time.Second)
+	if silence, _ := w.silent(3); silence < 59*time.Minute {
+		t.Errorf("a turn that comes a second late takes %v of an hour", time.Hour-silence)
+	}
+	w.stoodStill(50 * time.Minute)
+	if silence, _ := w.silent(3); silence > 11*time.Minute || silence < 9*time.Minute {
+		t.Errorf("after 50 of 60 minutes of standing still the worker was silent for %v", silence)
+	}
+}

@@ -27,12 +27,14 @@ func (s *Scheduler) runJobs(ctx context.Context) {
 	tick := time.NewTicker(jobTick)
 	defer tick.Stop()
 	for {
+		waits := time.Now()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		case <-s.jobKick:
 		}
+		s.workers.stoodStill(time.Since(waits) - jobTick)
 		if _, err := s.leadingInSync(ctx); err != nil {
 			continue // another member's work, or not all that was logged is known
 		}
@@ -69,6 +71,7 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 	for _, run := range s.machine.endedRuns() {
 		if err := s.endInShards(ctx, run); err != nil && ctx.Err() == nil {
 			s.logger.Debug("a run that is over is not forgotten by all shards yet", "err", err)
+			break // the others wait for the same shards, and leases for this turn
 		}
 	}
 	s.attendance.mu.Lock()
@@ -206,6 +209,23 @@ func (w *workers) silent(incarnation uint64) (time.Duration, *rowraftv1.WorkerBe
 	}
 	w.heard(incarnation, nil)
 	return 0, nil
+}
+
+// stoodStill takes a time in which this process did not run, and so heard nobody, off
+// the silence of all. One of up to a second is none.
+func (w *workers) stoodStill(lost time.Duration) {
+	if lost <= time.Second {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	for incarnation, one := range w.list {
+		if one.heard = one.heard.Add(lost); one.heard.After(now) {
+			one.heard = now
+		}
+		w.list[incarnation] = one
+	}
 }
 
 // keep drops those that are not in present.

@@ -125,6 +125,8 @@ func checkEnter(c *rowraftv1.MetaEnterJob) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %q, worker %q: want 1 to %d bytes each", q.GetJob(), q.GetWorker(), maxNameLength)
 	case q.GetWorkers() < 1 || q.GetWorkers() > MaxWorkers || q.GetWantRank() > q.GetWorkers():
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers, rank %d: want 1 to %d, and a rank below", q.GetJob(), q.GetWorkers(), int(q.GetWantRank())-1, MaxWorkers)
+	case q.GetInShards() && q.GetWorkers() > rowraft.MaxRanks:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers in step, or with clocks: want at most %d", q.GetJob(), q.GetWorkers(), rowraft.MaxRanks)
 	case len(c.GetRun()) != 16 || len(q.GetInstance()) != 16:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a run of %d bytes, an instance of %d: want 16", q.GetJob(), len(c.GetRun()), len(q.GetInstance()))
 	case q.GetLeaseNs() > uint64(MaxLease) || lease < MinLease:

@@ -198,6 +198,7 @@ func TestWorkersMustAgree(t *testing.T) {
 	}
 	for what, change := range map[string]func(*rowraftv1.EnterRequest){
 		"a rank beyond the workers": func(q *rowraftv1.EnterRequest) { q.WantRank = 3 },
+		"too many for the shards":   func(q *rowraftv1.EnterRequest) { q.Job, q.Workers, q.InShards = "other", rowraft.MaxRanks+1, true },
 		"a long name":               func(q *rowraftv1.EnterRequest) { q.Worker = string(make([]byte, 129)) },
 		"no instance":               func(q *rowraftv1.EnterRequest) { q.Instance = nil },
 		"a short lease":             func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 },
