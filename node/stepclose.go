@@ -136,7 +136,10 @@ func (s *steps) endBelowLocked(j *jobSteps, closed rowraft.Step) {
 // closeStep logs a step with the parts of some ranks and waits until it is applied.
 // REQUIRES: j's token; the parts are whole.
 func (s *steps) closeStep(j *jobSteps, o *openStep, plan *shard.JobPlan, with wire.RankSet) error {
-	if err := s.r.gate.enter(s.r.ctx, o.bytes); err != nil {
+	s.mu.Lock()
+	size := o.bytes // late parts may still come
+	s.mu.Unlock()
+	if err := s.r.gate.enter(s.r.ctx, size); err != nil {
 		return err
 	}
 	defer s.r.gate.leave()
@@ -199,7 +202,8 @@ func (o *openStep) gather(m *mean, with *wire.RankSet) (read []rowraft.Position,
 		}
 		return 0
 	})
-	return slices.CompactFunc(read, func(a, b rowraft.Position) bool { return a.Part == b.Part }), nil
+	read = slices.CompactFunc(read, func(a, b rowraft.Position) bool { return a.Part == b.Part })
+	return read[max(0, len(read)-wire.MaxJobPositions):], nil // apply would forget the others
 }
 
 // pieceApplied waits until a piece is applied.

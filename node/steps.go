@@ -314,8 +314,8 @@ func (j *jobSteps) passed(step rowraft.Step, plan *shard.JobPlan) (all wire.Rank
 	return all
 }
 
-// highestOpen is the highest step of a job that parts are held of, and the ranks that
-// have not pushed the lowest one.
+// highestOpen is the highest step of a job that parts are held of, or that has pieces
+// in the log, and the ranks that have not pushed the lowest one that is held.
 func (s *steps) highestOpen(id rowraft.JobID) (highest rowraft.Step, missing []rowraft.Rank) {
 	plan, err := s.r.machine.JobPlan(id)
 	if err != nil {
@@ -324,8 +324,9 @@ func (s *steps) highestOpen(id rowraft.JobID) (highest rowraft.Step, missing []r
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j := s.jobs[id]
+	highest = plan.Open.Step
 	if j == nil || len(j.open) == 0 {
-		return 0, nil
+		return highest, nil
 	}
 	lowest := j.lowest()
 	for step := range j.open {

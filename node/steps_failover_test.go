@@ -107,6 +107,9 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	if err != nil || pieces < 3 {
 		t.Fatalf("%d pieces, %v", pieces, err)
 	}
+	if s := c.state(); s.HighestOpen != 1 { // a generation must begin above it
+		t.Errorf("with a piece of step 1 in the log, step %d is the highest that is open", s.HighestOpen)
+	}
 
 	push := func(rank rowraft.Rank) *pushed {
 		cl, j := c.worker(1, rank, 1)

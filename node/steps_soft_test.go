@@ -63,6 +63,32 @@ func TestHeldPartsAreBounded(t *testing.T) {
 	}
 }
 
+// An entry holds so many positions and no more: one with more would stop every replica.
+func TestPositionsOfAStepAreBounded(t *testing.T) {
+	o := &openStep{parts: make(map[rowraft.Rank]*rankPart)}
+	with := wire.RankSet{}
+	for r := range rowraft.Rank(wire.MaxJobPositions/wire.MaxPushPositions + 1) {
+		part := &rankPart{fragments: [][]byte{{}}}
+		for i := range rowraft.DataPart(wire.MaxPushPositions) {
+			part.positions = append(part.positions, rowraft.Position{Part: rowraft.DataPart(r)*wire.MaxPushPositions + i, Offset: 5})
+		}
+		o.parts[r] = part
+		with.Add(r)
+	}
+	read, err := o.gather(&mean{}, &with)
+	if err != nil || len(read) != wire.MaxJobPositions || read[0].Part != wire.MaxPushPositions {
+		t.Fatalf("%d positions, %v; want the highest %d parts", len(read), err, wire.MaxJobPositions)
+	}
+	entry := wire.AppendStepEntry(nil, wire.EntryHeader{}, &wire.Step{Step: 1, Contributors: with, Positions: read})
+	h, body, err := wire.ParseEntryHeader(entry)
+	if err == nil {
+		_, err = wire.ParseStep(h, body)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // Averaging allocates as its buffers grow, and nothing per row.
 func TestMeanAllocatesNothingPerRow(t *testing.T) {
 	const rows, parts = 20_000, 8

@@ -131,7 +131,11 @@ func (st *state) setMembership(shard rowraft.ShardID, w *wire.Membership) error 
 	j = st.ownJob(at)
 	j.Members = newMembers(j, w.Members)
 	j.Generation, j.First, j.Deadline, j.Quorum = w.Generation, w.First, w.Deadline, w.Quorum
-	j.LastClosed, j.Open = max(j.LastClosed, w.First-1), nil
+	j.LastClosed = max(j.LastClosed, w.First-1)
+	if j.Open != nil {
+		// Some of its rows have changed: pushed anew they would change twice.
+		j.LastClosed, j.Open = max(j.LastClosed, j.Open.Step), nil
+	}
 	return nil
 }
 

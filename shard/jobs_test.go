@@ -179,6 +179,21 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 	if j := r.job(1); j.Open != nil || j.LastClosed != 4 {
 		t.Errorf("after a membership from step 5 on the job is %+v", j)
 	}
+
+	// Also a step that is not below its first one: its rows would change twice.
+	want(r.step(wire.Step{Generation: 2, Step: 5}, 1), false, rowraft.CodeUnknown)
+	after = r.digest()
+	if err := r.membership(wire.Membership{Job: jobID(1), Generation: 3, First: 5, Members: members(1, 1)}); err != nil {
+		t.Fatal(err)
+	}
+	want(r.step(wire.Step{Generation: 3, Step: 5, Last: true}, 1), true, rowraft.CodeUnknown)
+	if j := r.job(1); j.Open != nil || j.LastClosed != 5 || after.Sum != r.digest().Sum {
+		t.Errorf("after a membership from the open step on the job is %+v", j)
+	}
+	part = StepPart{Job: jobID(1), Generation: 3, Rank: 0, Incarnation: 1, Step: 5}
+	if applied, err := r.CheckStep(&part); applied || rowraft.CodeOf(err) != rowraft.CodeStepClosed {
+		t.Errorf("who had contributed to the open step is told %v, %v", applied, err)
+	}
 }
 
 // After 16 steps a shard cannot tell any more who was in one.

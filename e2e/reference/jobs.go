@@ -188,7 +188,11 @@ func (m *Machine) applyMembership(w *membership) rowraft.Code {
 		}
 	}
 	j.Generation, j.First, j.Deadline, j.Quorum, j.Members = w.generation, w.first, w.deadline, w.quorum, next
-	j.LastClosed, j.Open = max(j.LastClosed, w.first-1), nil
+	j.LastClosed = max(j.LastClosed, w.first-1)
+	if j.Open != nil {
+		j.LastClosed = max(j.LastClosed, j.Open.Step)
+	}
+	j.Open = nil
 	return rowraft.CodeUnknown
 }
 

@@ -1291,7 +1291,7 @@ type JobStateReply struct {
 	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	FirstStep     uint64                 `protobuf:"varint,3,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`
 	LastClosed    uint64                 `protobuf:"varint,4,opt,name=last_closed,json=lastClosed,proto3" json:"last_closed,omitempty"`    // step
-	HighestOpen   uint64                 `protobuf:"varint,5,opt,name=highest_open,json=highestOpen,proto3" json:"highest_open,omitempty"` // step that the leader holds a part of; 0: none
+	HighestOpen   uint64                 `protobuf:"varint,5,opt,name=highest_open,json=highestOpen,proto3" json:"highest_open,omitempty"` // step with pieces in the log, or of which the leader holds a part; 0: none
 	Members       []*JobMember           `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`                             // their clocks count in the clock shard only
 	Positions     []*DataPosition        `protobuf:"bytes,7,rep,name=positions,proto3" json:"positions,omitempty"`                         // likewise; ascending by part
 	Quorum        uint32                 `protobuf:"varint,8,opt,name=quorum,proto3" json:"quorum,omitempty"`
