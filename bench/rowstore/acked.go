@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -22,6 +23,8 @@ const ackedInFlight = 8 // entries that are proposed and not yet applied
 // a shard with one replica, synced, with the snapshot store beside it on the same disk.
 // There a snapshot waits for the log while it can.
 func acked(c config, report func(figure)) error {
+	// Entries are on the Go heap, each a new one.
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	for _, dim := range []int{16, 64} {
 		if err := ackedBeside(dim, c.rounds, report); err != nil {
 			return fmt.Errorf("dim %d: %w", dim, err)
