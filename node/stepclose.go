@@ -82,8 +82,8 @@ func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 // step does not come back to it.
 func (j *jobSteps) readyAgain(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	o := j.open[plan.Open.Step]
-	if o == nil {
-		return nil, wire.RankSet{}
+	if o == nil { // nobody has sent it again
+		o = &openStep{step: plan.Open.Step}
 	}
 	with, gone := o.whole(plan.Generation, &plan.Members), j.passed(o.step+1, plan)
 	for i, had := range plan.Open.Contributors {

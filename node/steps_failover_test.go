@@ -138,6 +138,38 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	}
 }
 
+// A step that is open in the log, and that all who are in it have given up, is closed
+// with the rows that are applied, and holds up nobody.
+func TestAStepThatAllHaveGivenUp(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
+	table, err := c.dial().Table(c.ctx, "emb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seg := wire.Segment{Table: table.Schema().ID, N: 1, Dim: 4, DType: rowraft.Float32}
+	first := wire.Step{Job: testJob, Generation: 1, Step: 1, Payload: make([]byte, seg.Size())}
+	body := seg.Put(first.Payload)
+	body.Keys[0] = 1
+	wire.PutFloats(body.Values, rowraft.Float32, []float32{3, 3, 3, 3})
+	first.Contributors.Add(0)
+	first.Contributors.Add(1)
+	c.mu.Lock()
+	r := c.replica
+	c.mu.Unlock()
+	if _, err := r.propose(c.ctx, wire.AppendStepEntry(nil, r.header(), &first)); err != nil {
+		t.Fatal(err)
+	}
+	cl0, j0 := c.worker(1, 0, 1)
+	cl1, j1 := c.worker(1, 1, 1)
+	a := c.push(cl0, j0, 2, 2)
+	c.heldFrom(2, 1)
+	b := c.push(cl1, j1, 2, 2)
+	c.want(a, true, 3)
+	c.want(b, true, 3)
+	c.row(-5)
+}
+
 // The lead of a shard goes round while steps of several pieces are closed: the rows are
 // bit for bit those of a run without that.
 func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
