@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
+	"sync"
 
 	"google.golang.org/grpc/peer"
 
@@ -51,12 +51,38 @@ func (s *Scheduler) tellConnected() {
 	}
 }
 
-// rankBefore is the rank that a worker had in a job, −1 if it had none.
-func (s *Scheduler) rankBefore(job, worker string) int {
-	for _, j := range s.machine.jobStatuses() {
-		if j.GetJob() == job {
-			return slices.Index(j.GetMembers(), worker)
+// lastRanks are the ranks that workers had, by job and worker, as this leader knows them: the first
+// worker of a new run takes the members of the last one out of the metadata.
+type lastRanks struct {
+	mu    sync.Mutex
+	ranks map[string]map[string]int
+}
+
+// before is the rank that a worker has had in a job, −1 if none. It must be asked
+// before the worker enters.
+func (l *lastRanks) before(jobs []*rowraftv1.JobStatus, job, worker string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ranks == nil || len(l.ranks) > MaxJobs {
+		l.ranks = make(map[string]map[string]int)
+	}
+	known := l.ranks[job]
+	if known == nil || len(known) > 2*MaxWorkers {
+		known = make(map[string]int)
+		l.ranks[job] = known
+	}
+	for _, j := range jobs {
+		if j.GetJob() != job {
+			continue
 		}
+		for rank, name := range j.GetMembers() {
+			if name != "" {
+				known[name] = rank
+			}
+		}
+	}
+	if rank, found := known[worker]; found {
+		return rank
 	}
 	return -1
 }

@@ -35,7 +35,10 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	if n := uint32(j.s.opts.Workers); n > 0 && q.GetWorkers() != n {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", q.GetWorker(), q.GetJob(), q.GetWorkers(), n)
 	}
-	before := j.s.rankBefore(q.GetJob(), q.GetWorker())
+	if _, err := j.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
 	if err != nil {
 		return nil, err

@@ -109,6 +109,7 @@ type Scheduler struct {
 	waiting     atomic.Pointer[string] // what Form waits for
 	registering sync.Mutex             // held while a server is counted and added
 	connected   atomic.Uint64          // servers and workers that were last told of
+	ranks       lastRanks
 
 	// hello asks one address; tests put their own network here.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
