@@ -60,6 +60,14 @@ func stepPushOf(req *rowraftv1.PushStepRequest) (*stepPush, error) {
 	return p, nil
 }
 
+// replicaOfJob is replicaFor a call that names a job.
+func (n *Node) replicaOfJob(shard uint32, epoch uint64, job []byte) (r *replica, id rowraft.JobID, err error) {
+	if r, err = n.replicaFor(shard, anyMapVersion, epoch); err == nil {
+		id, err = jobID(job)
+	}
+	return r, id, err
+}
+
 func jobID(b []byte) (id rowraft.JobID, err error) {
 	if len(b) != len(id) {
 		return id, rowraft.Errorf(rowraft.CodeInvalidArgument, "job id of %d bytes, want %d", len(b), len(id))
@@ -111,11 +119,7 @@ func (s *tableService) pushClocked(ctx context.Context, req *rowraftv1.PushReque
 }
 
 func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
-	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
-	if err != nil {
-		return nil, err
-	}
-	job, err := jobID(req.Job)
+	r, job, err := s.n.replicaOfJob(req.Shard, 0, req.Job)
 	if err != nil {
 		return nil, err
 	}
@@ -136,11 +140,7 @@ func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRe
 }
 
 func (s *adminService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest) (*rowraftv1.EnsureJobReply, error) {
-	r, err := s.n.replicaFor(req.Shard, anyMapVersion, req.TableEpoch)
-	if err != nil {
-		return nil, err
-	}
-	job, err := jobID(req.Job)
+	r, job, err := s.n.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {
 		return nil, err
 	}
@@ -192,11 +192,7 @@ func (r *replica) logMembership(ctx context.Context, w *wire.Membership, epoch r
 }
 
 func (s *adminService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest) (*rowraftv1.EndJobReply, error) {
-	r, err := s.n.replicaFor(req.Shard, anyMapVersion, req.TableEpoch)
-	if err != nil {
-		return nil, err
-	}
-	job, err := jobID(req.Job)
+	r, job, err := s.n.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {
 		return nil, err
 	}
@@ -217,11 +213,7 @@ func (s *adminService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest)
 }
 
 func (s *adminService) JobState(ctx context.Context, req *rowraftv1.JobStateRequest) (*rowraftv1.JobStateReply, error) {
-	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
-	if err != nil {
-		return nil, err
-	}
-	id, err := jobID(req.Job)
+	r, id, err := s.n.replicaOfJob(req.Shard, 0, req.Job)
 	if err != nil {
 		return nil, err
 	}

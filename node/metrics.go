@@ -107,10 +107,11 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	replicas := m.n.replicaStatus()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
-	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady() == ""))
+	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
 	nodes, tables := m.names()
-	for _, r := range m.n.replicaStatus() {
+	for _, r := range replicas {
 		shard := strconv.Itoa(int(r.Shard))
 		for _, d := range replicaMetrics {
 			ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(r), shard)

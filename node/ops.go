@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // Limits of the ops port: who scrapes is slow or gone at worst, never many.
@@ -60,7 +62,7 @@ func (n *Node) opsHandler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: opsScrapes}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := n.notReady(); why != "" {
+		if why := n.notReady(n.replicaStatus()); why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
@@ -75,7 +77,7 @@ func (n *Node) opsHandler() http.Handler {
 
 // notReady says why this server should get no traffic, "" if it should: it belongs to a
 // cluster with shards, and each of its replicas works and knows a leader.
-func (n *Node) notReady() string {
+func (n *Node) notReady(replicas []*rowraftv1.ReplicaStatus) string {
 	n.mu.RLock()
 	ready := n.ready
 	n.mu.RUnlock()
@@ -85,7 +87,7 @@ func (n *Node) notReady() string {
 	if n.stopping.Err() != nil {
 		return "the server is stopping"
 	}
-	for _, r := range n.replicaStatus() {
+	for _, r := range replicas {
 		switch {
 		case r.Fenced != "":
 			return fmt.Sprintf("shard %d: %s", r.Shard, r.Fenced)

@@ -35,34 +35,6 @@ func manyRows(rank rowraft.Rank, step rowraft.Step) (keys []rowraft.Key, values 
 	return keys, values
 }
 
-// sumRows are the rows of a table of SGD with rate 1 after steps of these workers.
-func sumRows(workers int, steps rowraft.Step) map[rowraft.Key][]float32 {
-	rows := map[rowraft.Key][]float32{}
-	for step := rowraft.Step(1); step <= steps; step++ {
-		sums := map[rowraft.Key][]float32{}
-		for r := range workers {
-			keys, values := manyRows(rowraft.Rank(r), step)
-			for i, k := range keys {
-				if sums[k] == nil {
-					sums[k] = make([]float32, wideDim)
-				}
-				for d := range wideDim {
-					sums[k][d] += values[wideDim*i+d]
-				}
-			}
-		}
-		for k, sum := range sums {
-			if rows[k] == nil {
-				rows[k] = make([]float32, wideDim)
-			}
-			for d, v := range sum {
-				rows[k][d] -= v / float32(workers)
-			}
-		}
-	}
-	return rows
-}
-
 // A leader that dies between two pieces leaves a step half applied. The next one goes
 // on behind the last row, with the same contributors, when they have sent their parts
 // again: the rows are those of a step that nothing disturbed, to the bit.
@@ -132,7 +104,7 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	c.want(one, true, 2)
 	c.want(other, true, 2)
 	c.want(late, false, 2)
-	c.wantRows(c.ctx, "wide", sumRows(2, 1))
+	c.wantRows(c.ctx, "wide", expected(2, 1, wideDim, manyRows))
 	if len(c.steps) != pieces {
 		t.Errorf("%d pieces were logged, want %d", len(c.steps), pieces)
 	}
@@ -209,7 +181,7 @@ func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 			t.Errorf("step %d: %v", step, err)
 		}
 	}
-	c.wantRows(ctx, "wide", sumRows(workers, steps))
+	c.wantRows(ctx, "wide", expected(workers, steps, wideDim, manyRows))
 	c.sameDigests(ctx, 0)
 }
 

@@ -69,7 +69,7 @@ func (c *testCluster) worker(generation rowraft.Generation, rank rowraft.Rank, i
 
 // stepGradients are those of one worker in one step: random keys of a few hundred and
 // numbers whose sum depends on the order of addition.
-func stepGradients(rank rowraft.Rank, step rowraft.Step, dim int) ([]rowraft.Key, []float32) {
+func stepGradients(rank rowraft.Rank, step rowraft.Step) ([]rowraft.Key, []float32) {
 	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
 	seen := map[rowraft.Key]bool{}
 	for range 200 {
@@ -80,7 +80,7 @@ func stepGradients(rank rowraft.Rank, step rowraft.Step, dim int) ([]rowraft.Key
 		keys = append(keys, k)
 	}
 	slices.Sort(keys)
-	values := make([]float32, len(keys)*dim)
+	values := make([]float32, 4*len(keys))
 	for i := range values {
 		values[i] = float32(rng.NormFloat64()) * float32(uint64(1)<<rng.UintN(20))
 	}
@@ -104,7 +104,7 @@ func (c *testCluster) train(ctx context.Context, table string, workers int, from
 				if r == 0 && between != nil {
 					between(step)
 				}
-				keys, values := stepGradients(rowraft.Rank(r), step, 4)
+				keys, values := stepGradients(rowraft.Rank(r), step)
 				result, err := job.PushStep(ctx, step, nil, client.Segment{Table: t, Keys: keys, Values: values})
 				if err != nil || len(result.Late) > 0 || len(result.Unsure) > 0 || result.Next != step+1 {
 					c.t.Errorf("worker %d, step %d: %+v, %v", r, step, result, err)
@@ -117,13 +117,13 @@ func (c *testCluster) train(ctx context.Context, table string, workers int, from
 }
 
 // expected is what the rows of a table of SGD with rate 1 are after the steps: the
-// gradients summed in rank order, divided by the number of workers.
-func expected(workers int, to rowraft.Step, dim int) map[rowraft.Key][]float32 {
+// gradients of the workers summed in rank order, divided by their number.
+func expected(workers int, to rowraft.Step, dim int, gradients func(rowraft.Rank, rowraft.Step) ([]rowraft.Key, []float32)) map[rowraft.Key][]float32 {
 	rows := map[rowraft.Key][]float32{}
 	for step := rowraft.Step(1); step <= to; step++ {
 		sums := map[rowraft.Key][]float32{}
 		for r := range workers {
-			keys, values := stepGradients(rowraft.Rank(r), step, dim)
+			keys, values := gradients(rowraft.Rank(r), step)
 			for i, k := range keys {
 				if sums[k] == nil {
 					sums[k] = slices.Clone(values[i*dim : (i+1)*dim])
@@ -190,7 +190,7 @@ func TestStepsAreAveragedInRankOrder(t *testing.T) {
 			c.restart(int(step/10 - 1))
 		}
 	})
-	c.wantRows(ctx, "emb", expected(3, 30, 4))
+	c.wantRows(ctx, "emb", expected(3, 30, 4, stepGradients))
 	c.sameDigests(ctx, 0)
 	c.sameDigests(ctx, 1)
 }

@@ -87,6 +87,14 @@ func (l *lastRanks) before(jobs []*rowraftv1.JobStatus, job, worker string) int 
 	return -1
 }
 
+// expects refuses a worker that counts other workers than the scheduler was started for.
+func (s *Scheduler) expects(job, worker string, workers uint32) error {
+	if n := uint32(s.opts.Workers); n > 0 && workers != n {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", worker, job, workers, n)
+	}
+	return nil
+}
+
 // tellRank says which rank a worker was given.
 func (s *Scheduler) tellRank(ctx context.Context, worker string, before, rank int) {
 	host := "unknown"

@@ -32,8 +32,8 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	slices.SortFunc(q.Settings, func(a, b *rowraftv1.JobSetting) int { return strings.Compare(a.GetName(), b.GetName()) })
 	var run [16]byte
 	_, _ = rand.Read(run[:]) // never fails (crypto/rand)
-	if n := uint32(j.s.opts.Workers); n > 0 && q.GetWorkers() != n {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", q.GetWorker(), q.GetJob(), q.GetWorkers(), n)
+	if err := j.s.expects(q.GetJob(), q.GetWorker(), q.GetWorkers()); err != nil {
+		return nil, err
 	}
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err

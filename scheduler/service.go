@@ -183,8 +183,8 @@ func (s *Scheduler) JoinJob(ctx context.Context, req *rowraftv1.JoinJobRequest) 
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_JoinJob{JoinJob: &rowraftv1.MetaJoinJob{
 		Job: req.GetJob(), Worker: req.GetWorker(), Workers: req.GetWorkers(),
 	}}}
-	if n := uint32(s.opts.Workers); n > 0 && req.GetWorkers() != n {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", req.GetWorker(), req.GetJob(), req.GetWorkers(), n)
+	if err := s.expects(req.GetJob(), req.GetWorker(), req.GetWorkers()); err != nil {
+		return nil, err
 	}
 	r, err := proposeFor[rankResult](ctx, s, c)
 	if err != nil {

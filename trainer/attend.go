@@ -106,7 +106,7 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop fun
 		a.Member, a.Beat = j.cfg.member, j.beat
 		a.OnMembers = func(m client.Members) {
 			if j.hybrid != nil {
-				j.hybrid.members.begin(m, &j.cfg)
+				j.hybrid.begin(m, &j.cfg)
 			}
 			if onMembers != nil {
 				onMembers(m)

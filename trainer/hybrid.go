@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"sync"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -82,7 +81,7 @@ type hybrid struct {
 	state   []float32 // rows × the rule's
 	grads   []float32 // scratch, as weights
 	steps   int
-	members *memberFeed
+	members *average.Feed
 	group   *average.Group  // nil for one trainer, and outside of train
 	ctx     context.Context // of train
 }
@@ -90,7 +89,7 @@ type hybrid struct {
 // newHybrid returns nil if the trainers keep nothing. All begin with the weights of
 // the seed; one that comes later takes over what the others have.
 func newHybrid(j *Job) (*hybrid, error) {
-	h := &hybrid{j: j, members: &memberFeed{changed: make(chan struct{})}}
+	h := &hybrid{j: j, members: average.NewFeed()}
 	for i, conf := range j.layout.configs {
 		if conf.Placement == PlaceTrainers {
 			h.params = append(h.params, i)
@@ -157,7 +156,7 @@ func (h *hybrid) open(ctx context.Context) error {
 		return nil
 	}
 	if c.member == nil { // no registry: all trainers, from the beginning
-		h.members.begin(client.Members{Generation: 1}, c)
+		h.begin(client.Members{Generation: 1}, c)
 	}
 	listener, dial, err := c.Average.network(c.rank())
 	if err != nil {
@@ -311,15 +310,8 @@ func (h *hybrid) resume(tensors []state.Tensor) (int, error) {
 	return 2, h.Load(all)
 }
 
-// memberFeed is the registry of the trainers who average: generations come from the job's.
-type memberFeed struct {
-	mu      sync.Mutex
-	members average.Members
-	changed chan struct{}
-}
-
-// begin makes a generation known. Without ranks it is all of them.
-func (f *memberFeed) begin(m client.Members, c *Config) {
+// begin tells the trainers who average of a generation of the job. Without ranks it is all of them.
+func (h *hybrid) begin(m client.Members, c *Config) {
 	next := average.Members{Generation: m.Generation, Ranks: slices.Clone(m.Ranks)}
 	for rank := range c.Average.Addresses {
 		if m.Ranks == nil {
@@ -332,31 +324,7 @@ func (f *memberFeed) begin(m client.Members, c *Config) {
 		}
 		next.Addresses = append(next.Addresses, c.Average.Addresses[rank])
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(next.Ranks) == 0 || next.Generation <= f.members.Generation {
-		return
-	}
-	f.members = next
-	close(f.changed)
-	f.changed = make(chan struct{})
-}
-
-// Next implements [average.Registry].
-func (f *memberFeed) Next(ctx context.Context, than uint64) (average.Members, error) {
-	for {
-		f.mu.Lock()
-		m, changed := f.members, f.changed
-		f.mu.Unlock()
-		if m.Generation > than {
-			return m, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return m, ctx.Err()
-		}
-	}
+	h.members.Begin(next)
 }
 
 // errElsewhere says that only the trainers have the weights.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -167,7 +166,7 @@ func (f *startFlags) read(flags *pflag.FlagSet) error {
 			return usageError{fmt.Errorf("--%s: %w", name, err)}
 		}
 	}
-	fmt.Fprintf(os.Stderr, "Bind to role=worker, ip=%s, workers=%d\n", hostTowards(f.endpoints()[0]), f.plan.Workers)
+	fmt.Fprintf(os.Stderr, "Bind to role=worker, ip=%s, workers=%d\n", launch.HostTowards(f.endpoints()[0]), f.plan.Workers)
 	return nil
 }
 
@@ -177,16 +176,6 @@ func (f *startFlags) endpoints() []string {
 		return []string{f.plan.Scheduler}
 	}
 	return f.plan.ServerList
-}
-
-// hostTowards is the address of this machine from which addr is reached. No packet is sent.
-func hostTowards(addr string) string {
-	conn, err := net.Dial("udp", addr)
-	if err != nil {
-		return "127.0.0.1"
-	}
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).IP.String()
 }
 
 // stepProgress prints a line every few steps, in the words of others.

@@ -76,8 +76,7 @@ func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(progress, "starting %s …\n", plural(cfg.replicas, "server"))
-	cluster, cleanup, err := benchCluster(ctx, cfg)
+	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
 	if err != nil {
 		return nil, err
 	}

@@ -59,8 +59,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(progress, "starting %s …\n", plural(cfg.replicas, "server"))
-	cluster, cleanup, err := benchCluster(ctx, cfg)
+	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
 	if err != nil {
 		return nil, err
 	}

@@ -90,9 +90,8 @@ func bench(ctx context.Context, cfg benchConfig, progress io.Writer) (result *be
 	}
 	var cluster *localcluster.Cluster
 	if len(cfg.endpoints) == 0 {
-		fmt.Fprintf(progress, "starting %s …\n", plural(cfg.replicas, "server"))
 		var cleanup func() error
-		cluster, cleanup, err = benchCluster(ctx, cfg)
+		cluster, cleanup, err = benchCluster(ctx, cfg, progress)
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +147,8 @@ func (c *benchConfig) check() error {
 }
 
 // benchCluster starts servers whose data is removed afterwards.
-func benchCluster(ctx context.Context, cfg benchConfig) (*localcluster.Cluster, func() error, error) {
+func benchCluster(ctx context.Context, cfg benchConfig, progress io.Writer) (*localcluster.Cluster, func() error, error) {
+	fmt.Fprintf(progress, "starting %s …\n", plural(cfg.replicas, "server"))
 	dir, err := os.MkdirTemp("", "rowraft-bench-")
 	if err != nil {
 		return nil, nil, err

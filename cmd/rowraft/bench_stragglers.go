@@ -79,8 +79,7 @@ func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(progress, "starting %s …\n", plural(cfg.replicas, "server"))
-	cluster, cleanup, err := benchCluster(ctx, cfg)
+	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
 	if err != nil {
 		return nil, err
 	}

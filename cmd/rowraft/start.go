@@ -153,7 +153,7 @@ func (f *startFlags) arrange(p *launch.Plan, g *globals) (release func(), err er
 	f.listen = p.Listen
 	if f.listen == "" {
 		if f.host == "" {
-			f.host = hostTowards(p.Scheduler)
+			f.host = launch.HostTowards(p.Scheduler)
 		}
 		f.listen = net.JoinHostPort(f.host, "0")
 	}
@@ -177,16 +177,6 @@ func (f *startFlags) arrange(p *launch.Plan, g *globals) (release func(), err er
 		return func() {}, nil
 	}
 	return f.chooseDir(p)
-}
-
-// hostTowards is the address of this machine from which addr is reached. No packet is sent.
-func hostTowards(addr string) string {
-	conn, err := net.Dial("udp", addr)
-	if err != nil {
-		return "127.0.0.1"
-	}
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).IP.String()
 }
 
 // maxDirs bounds how many servers on a machine may share a root.

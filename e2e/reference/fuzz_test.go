@@ -196,20 +196,7 @@ func FuzzLoad(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s, err := m.Snapshot()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Release()
-		var b bytes.Buffer
-		if _, err := s.WriteTo(&b); err != nil {
-			t.Fatal(err)
-		}
-		got, err := Load(nil, b.Bytes())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := got.Diff(want); diff != "" {
+		if diff := loaded(t, m).Diff(want); diff != "" {
 			t.Fatalf("restored, it is another state: %s", diff)
 		}
 	})

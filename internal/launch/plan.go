@@ -178,3 +178,13 @@ func (p *Plan) Founders() []string { return p.ServerList[:min(members, len(p.Ser
 
 // Replicas is how many copies of each row there will be.
 func (p *Plan) Replicas() int { return min(3, p.Servers) }
+
+// HostTowards is the address of this machine from which addr is reached. No packet is sent.
+func HostTowards(addr string) string {
+	conn, err := net.Dial("udp", addr)
+	if err != nil {
+		return "127.0.0.1"
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).IP.String()
+}

@@ -19,30 +19,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// registry is a Registry that tests change.
+// registry counts the generations that tests begin.
 type registry struct {
-	mu      sync.Mutex
-	members Members
-	changed chan struct{}
+	*Feed
+	generation uint64
 }
 
-func newRegistry() *registry { return &registry{changed: make(chan struct{})} }
-
-func (r *registry) Next(ctx context.Context, than uint64) (Members, error) {
-	for {
-		r.mu.Lock()
-		m, changed := r.members, r.changed
-		r.mu.Unlock()
-		if m.Generation > than {
-			return m, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return m, ctx.Err()
-		}
-	}
-}
+func newRegistry() *registry { return &registry{Feed: NewFeed()} }
 
 // begin makes the next generation of these trainers.
 func (r *registry) begin(trainers ...*trainer) {
@@ -51,12 +34,9 @@ func (r *registry) begin(trainers ...*trainer) {
 		m.Ranks = append(m.Ranks, x.rank)
 		m.Addresses = append(m.Addresses, x.address)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	m.Generation = r.members.Generation + 1
-	r.members = m
-	close(r.changed)
-	r.changed = make(chan struct{})
+	r.generation++
+	m.Generation = r.generation
+	r.Begin(m)
 }
 
 // trainer is a member whose numbers are the sum of the means so far.

@@ -25,20 +25,44 @@ type Registry interface {
 	Next(ctx context.Context, than uint64) (Members, error)
 }
 
-// Static is a Registry whose one generation never ends.
-type Static struct{ Addresses []string }
+// Feed is a Registry that is told of generations. It is safe for concurrent use.
+type Feed struct {
+	mu      sync.Mutex
+	members Members
+	changed chan struct{} // closed, and replaced, by Begin
+}
+
+// NewFeed returns a Feed that knows of no generation.
+func NewFeed() *Feed { return &Feed{changed: make(chan struct{})} }
+
+// Begin makes a generation known. One that is not newer changes nothing, nor one
+// without ranks.
+func (f *Feed) Begin(next Members) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(next.Ranks) == 0 || next.Generation <= f.members.Generation {
+		return
+	}
+	f.members = next
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
 
 // Next implements [Registry].
-func (s Static) Next(ctx context.Context, than uint64) (Members, error) {
-	if than > 0 {
-		<-ctx.Done()
-		return Members{}, ctx.Err()
+func (f *Feed) Next(ctx context.Context, than uint64) (Members, error) {
+	for {
+		f.mu.Lock()
+		m, changed := f.members, f.changed
+		f.mu.Unlock()
+		if m.Generation > than {
+			return m, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return m, ctx.Err()
+		}
 	}
-	m := Members{Generation: 1, Addresses: s.Addresses}
-	for rank := range s.Addresses {
-		m.Ranks = append(m.Ranks, rank)
-	}
-	return m, nil
 }
 
 // Keeper holds the numbers that a member which is behind takes over: weights and

@@ -300,14 +300,7 @@ func (m *DLRM) Step(b *Batch, rows, params []float32, out *Result) error {
 		return err
 	}
 	out.ParamGrads = grow(out.ParamGrads, len(params))
-	at := 0
-	for i, p := range m.params {
-		if err := read(outputs[2+i], out.ParamGrads[at:at+p.Size()]); err != nil {
-			return err
-		}
-		at += p.Size()
-	}
-	return nil
+	return readGrads(outputs[2:], m.params, out.ParamGrads)
 }
 
 // Predict implements [Model].
@@ -352,10 +345,8 @@ func (m *DLRM) run(e *Exec, b *Batch, rows, params []float32, backward bool) ([]
 	m.pad = grow(m.pad, bucket*c.Dim)
 	clear(m.pad[copy(m.pad, rows):])
 
-	var in []any
-	var made []*tensors.Tensor
-	add := func(t *tensors.Tensor) { in, made = append(in, t), append(made, t) }
-	defer func() { finalize(made) }()
+	var in []*tensors.Tensor
+	add := func(t *tensors.Tensor) { in = append(in, t) }
 	add(tensors.FromFlatDataAndDimensions(m.pad, bucket, c.Dim))
 	add(tensors.FromFlatDataAndDimensions(b.Index, c.Batch, c.Categorical))
 	if c.Dense > 0 {
@@ -365,19 +356,40 @@ func (m *DLRM) run(e *Exec, b *Batch, rows, params []float32, backward bool) ([]
 		add(tensors.FromFlatDataAndDimensions(b.Labels, c.Batch))
 		add(tensors.FromFlatDataAndDimensions(m.weights, c.Batch))
 	}
-	for _, p := range m.params {
-		add(tensors.FromFlatDataAndDimensions(params[:p.Size()], p.Shape...))
+	return call(e, in, m.params, params)
+}
+
+func (m *DLRM) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
+	return tensors.ConstFlatData(t, func(z []float32) { bce(z, b.Labels, b.N, out) })
+}
+
+// call runs e on in and, behind it, the tensors of params, and frees both.
+func call(e *Exec, in []*tensors.Tensor, shapes []Param, params []float32) ([]*tensors.Tensor, error) {
+	for _, p := range shapes {
+		in = append(in, tensors.FromFlatDataAndDimensions(params[:p.Size()], p.Shape...))
 		params = params[p.Size():]
 	}
-	out, err := e.Call(in...)
+	defer finalize(in)
+	args := make([]any, len(in))
+	for i, t := range in {
+		args[i] = t
+	}
+	out, err := e.Call(args...)
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
 	return out, nil
 }
 
-func (m *DLRM) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
-	return tensors.ConstFlatData(t, func(z []float32) { bce(z, b.Labels, b.N, out) })
+// readGrads reads a tensor for each of shapes into dst, one behind the other.
+func readGrads(outputs []*tensors.Tensor, shapes []Param, dst []float32) error {
+	for i, p := range shapes {
+		if err := read(outputs[i], dst[:p.Size()]); err != nil {
+			return err
+		}
+		dst = dst[p.Size():]
+	}
+	return nil
 }
 
 // read copies the first len(dst) numbers of t.

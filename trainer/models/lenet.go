@@ -313,14 +313,7 @@ func (m *LeNet) Step(b *Batch, rows, params []float32, out *Result) error {
 	}
 	out.RowGrads = out.RowGrads[:0]
 	out.ParamGrads = grow(out.ParamGrads, len(params))
-	at := 0
-	for i, p := range m.params {
-		if err := read(outputs[1+i], out.ParamGrads[at:at+p.Size()]); err != nil {
-			return err
-		}
-		at += p.Size()
-	}
-	return nil
+	return readGrads(outputs[1:], m.params, out.ParamGrads)
 }
 
 // Predict implements [Model].
@@ -386,24 +379,14 @@ func (m *LeNet) run(e *Exec, b *Batch, rows, params []float32, backward bool) ([
 	}
 	m.fill(b)
 	c := &m.cfg
-	var in []any
-	var made []*tensors.Tensor
-	add := func(t *tensors.Tensor) { in, made = append(in, t), append(made, t) }
-	defer func() { finalize(made) }()
+	var in []*tensors.Tensor
+	add := func(t *tensors.Tensor) { in = append(in, t) }
 	add(tensors.FromFlatDataAndDimensions(m.windows, kernel*kernel, c.Batch*len(m.places)))
 	if backward {
 		add(tensors.FromFlatDataAndDimensions(m.labels, c.Batch, c.Classes))
 		add(tensors.FromFlatDataAndDimensions(m.weights, c.Batch))
 	}
-	for _, p := range m.params {
-		add(tensors.FromFlatDataAndDimensions(params[:p.Size()], p.Shape...))
-		params = params[p.Size():]
-	}
-	out, err := e.Call(in...)
-	if err != nil {
-		return nil, fmt.Errorf("model: %w", err)
-	}
-	return out, nil
+	return call(e, in, m.params, params)
 }
 
 func (m *LeNet) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
