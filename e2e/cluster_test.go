@@ -41,9 +41,7 @@ func start(t testing.TB, opts localcluster.Options) *cluster {
 			opts.Profile = "default"
 		}
 	}
-	// The disk of a test machine is shared: a leader must not give up over it.
-	opts.Args = append(opts.Args, "--disk-stall-limit", "10s", "--disk-reserve-bytes", "1")
-	opts.SchedulerArgs = append(opts.SchedulerArgs, "--disk-stall-limit", "10s")
+	opts.Args = append(opts.Args, "--disk-reserve-bytes", "1")
 	lc, err := localcluster.Start(deadline(t, time.Minute), opts)
 	if err != nil {
 		t.Fatal(err)

@@ -148,8 +148,7 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	opts := localcluster.Options{
 		Binary: r.cfg.binary, Dir: dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Backend: r.cfg.Backend, Profile: r.cfg.Profile,
 		Args: []string{
-			// A stopped process, or a shared disk, must not look like a broken one.
-			"--disk-stall-limit", "10s", "--disk-reserve-bytes", "1",
+			"--disk-reserve-bytes", "1",
 			// Snapshots all the time, and replicas that need them.
 			"--proof-every", "500ms", "--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes", fmt.Sprint(trailingLog),
 			"--log-segment-bytes", fmt.Sprint(logSegment),

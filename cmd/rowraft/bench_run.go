@@ -159,8 +159,7 @@ func benchCluster(ctx context.Context, cfg benchConfig, progress io.Writer) (*lo
 	}
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
-	// What is measured shares its disk with who knows what, and must not end over it.
-	args := []string{"--log-level", "warn", "--disk-stall-limit", "10s"}
+	args := []string{"--log-level", "warn"}
 	if cfg.serverProfile != "" {
 		args = append(args, "--cpu-profile", localcluster.PerServer(dir, ".prof"))
 	}

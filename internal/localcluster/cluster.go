@@ -32,7 +32,6 @@ type Options struct {
 	Backend       string   // "wal", "rowlog" or "bolt"; "": the server's default
 	Profile       string   // "fast", "default", "dense"; "": the server's default
 	Args          []string // more flags of `rowraft server`
-	SchedulerArgs []string // and of `rowraft scheduler`
 	Env           []string // more environment, KEY=value
 
 	// Front is called for every server before any process starts and may change its
@@ -219,6 +218,9 @@ func (c *Cluster) args(s *Server) []string {
 		"--name", s.Name, "--data-dir", s.DataDir, "--ready-file", s.readyFile(),
 		"--listen-fd", "3", "--peer-listen-fd", "4",
 		"--advertise", s.Advertise, "--peer-advertise", s.PeerAdvertise,
+		// All servers share one disk, with whatever else this machine does: none must end
+		// over a stall that they all have. Options.Args may say otherwise.
+		"--disk-stall-limit", "10s",
 	}
 	switch {
 	case s.scheduler:
@@ -238,12 +240,10 @@ func (c *Cluster) args(s *Server) []string {
 	if c.opts.Profile != "" {
 		args = append(args, "--profile", c.opts.Profile)
 	}
-	more := c.opts.Args
-	if s.scheduler {
-		more = c.opts.SchedulerArgs
-	}
-	for _, a := range more {
-		args = append(args, strings.ReplaceAll(a, serverName, s.Name))
+	if !s.scheduler {
+		for _, a := range c.opts.Args {
+			args = append(args, strings.ReplaceAll(a, serverName, s.Name))
+		}
 	}
 	return args
 }
