@@ -27,12 +27,12 @@ type Options struct {
 	Servers int
 	// Schedulers is how many processes the scheduler is, 1 or 3; 0: every server has a
 	// member of it.
-	Schedulers    int
-	Shards        int      // 0: the server's default
-	Backend       string   // "wal", "rowlog" or "bolt"; "": the server's default
-	Profile       string   // "fast", "default", "dense"; "": the server's default
-	Args          []string // more flags of `rowraft server`
-	Env           []string // more environment, KEY=value
+	Schedulers int
+	Shards     int      // 0: the server's default
+	Backend    string   // "wal", "rowlog" or "bolt"; "": the server's default
+	Profile    string   // "fast", "default", "dense"; "": the server's default
+	Args       []string // more flags of `rowraft server`
+	Env        []string // more environment, KEY=value
 
 	// Front is called for every server before any process starts and may change its
 	// Advertise and PeerAdvertise, to the addresses of proxies. nil: they stay Addr and Peer.
