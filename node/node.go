@@ -58,7 +58,8 @@ type Node struct {
 	begun sync.Once
 	began func() // stops the clock of Config.StartTimeout
 
-	cluster atomic.Pointer[clustermap.Map] // that the replicas follow
+	cluster     atomic.Pointer[clustermap.Map] // that the replicas follow
+	keptVersion rowraft.MapVersion             // on disk; of the goroutine that runs followMap
 
 	// heard is where other servers said that their Raft groups are (NodeID → host:port),
 	// while no map can tell: all of them may have moved at once.
@@ -186,11 +187,20 @@ func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err e
 		wg.Wait()
 		err = errors.Join(err, n.closeReplicas(), n.store.Close())
 	}()
+	kept, err := n.recallMap(id.Cluster)
+	if err != nil {
+		return err
+	}
+	grace := time.Duration(0)
 	if id.Founder() {
 		if err := n.startMeta(id); err != nil {
 			return err
 		}
 		wg.Go(func() { n.sched.Run(ctx) })
+		grace = keptMapGrace
+	}
+	if kept != nil {
+		wg.Go(func() { n.followKept(ctx, kept, grace) })
 	}
 	n.control = newControl(n, clientTLS)
 	defer func() { err = errors.Join(err, n.control.close()) }()
@@ -286,6 +296,9 @@ func (n *Node) followMap(ctx context.Context) error {
 			return err
 		}
 		n.cluster.Store(m)
+		if m.Cluster != "" {
+			n.keepMap(m)
+		}
 		if len(m.Shards) > 0 {
 			n.begun.Do(n.began)
 		}

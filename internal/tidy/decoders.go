@@ -34,6 +34,7 @@ var decoders = map[string]string{
 	"internal/rpc.MapFromProto":           "internal/rpc.FuzzMapFromProto",
 	"internal/rpc.codec.Unmarshal":        "internal/rpc.FuzzCodecUnmarshal",
 	"internal/rpc.unmarshalProto":         "internal/rpc.FuzzCodecUnmarshal",
+	"node.decodeKeptMap":                  "node.FuzzKeptMap",
 	"raftstore.checkEntry":                "raftstore.FuzzSeal",
 	"raftstore.checkPlace":                "raftstore.FuzzSeal",
 	"raftstore.codec.Decode":              "raftstore.FuzzLogRecord",
