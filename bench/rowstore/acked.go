@@ -191,6 +191,11 @@ func ackedBeside(dim, rounds int, report func(figure)) (err error) {
 	report(atMost(name("images"), median(images), "×", imagesBar))
 	report(free(name("pushes-alone"), median(rates), "Mrows/s"))
 	report(free(name("write"), median(seconds), "s"))
+	for _, share := range pacedShares {
+		if err := g.pacedBeside(fmt.Sprintf("paced-%.2f", share), share*median(rates), rounds, report); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
