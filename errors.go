@@ -142,15 +142,31 @@ func (e *WrongShardError) Error() string {
 
 func (e *WrongShardError) Code() Code { return CodeWrongShard }
 
-// TooStaleError reports that this replica has not yet applied what the read
-// asked for.
+// TooStaleError reports that this replica is not as new as the read asked for: it lacks
+// the entry Wanted, or cannot prove the bound MaxAge and MaxLag of a bounded read. Applied,
+// Age and Lag are what it could have met.
 type TooStaleError struct {
 	Shard           ShardID
 	Applied, Wanted Index
+
+	Age    time.Duration // 0: it has proved none
+	MaxAge time.Duration // 0: the read was not bounded
+	Lag    uint64        // log entries known and not applied
+	MaxLag uint64        // 0: any
 }
 
 func (e *TooStaleError) Error() string {
-	return fmt.Sprintf("shard %d: applied index %d, the read wants %d", e.Shard, e.Applied, e.Wanted)
+	switch {
+	case e.MaxAge == 0 || e.Applied < e.Wanted:
+		return fmt.Sprintf("shard %d: applied index %d, the read wants %d", e.Shard, e.Applied, e.Wanted)
+	case e.Age == 0:
+		return fmt.Sprintf("shard %d: this replica could not learn how old its rows are; the read wants at most %v", e.Shard, e.MaxAge)
+	}
+	lag := ""
+	if e.MaxLag > 0 {
+		lag = fmt.Sprintf(" and %d entries", e.MaxLag)
+	}
+	return fmt.Sprintf("shard %d: the rows may be %v old and lack %d entries of the log; the read wants at most %v%s", e.Shard, e.Age.Round(time.Millisecond), e.Lag, e.MaxAge, lag)
 }
 
 func (e *TooStaleError) Code() Code { return CodeTooStale }

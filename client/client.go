@@ -80,6 +80,8 @@ type Client struct {
 	asking  [clustermap.MaxShards]atomic.Bool   // one goroutine asks replicas who leads
 	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged part
 
+	spread spread // of bounded reads
+
 	session session
 
 	// lost is the first error of a part whose Push had returned before: nobody

@@ -67,6 +67,7 @@ type request struct {
 	pieces []piece
 
 	applied rowraft.Index // of the reply to a pull
+	met     Freshness     // likewise
 }
 
 // byShard groups the rows of a segment by shard, in the caller's order:

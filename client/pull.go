@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -26,7 +27,8 @@ func (c *Client) planPull(m *clustermap.Map, segs []Segment) []request {
 // push. Rows are not from one moment, also not those of one shard: a pull beside
 // a push may see some of its rows changed and others not yet.
 func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
-	return c.pull(ctx, rowraftv1.ReadMode_READ_MODE_LEADER, segs)
+	_, err := c.PullWith(ctx, Read{}, segs...)
+	return err
 }
 
 // PullLinearizable is Pull that sees, of each shard, every push that anybody had
@@ -34,42 +36,51 @@ func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
 // price of one round to a majority. Rows may come from different moments within
 // the call.
 func (c *Client) PullLinearizable(ctx context.Context, segs ...Segment) error {
-	return c.pull(ctx, rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, segs)
+	_, err := c.PullWith(ctx, Read{Mode: Linearizable}, segs...)
+	return err
 }
 
-func (c *Client) pull(ctx context.Context, mode rowraftv1.ReadMode, segs []Segment) error {
+// PullWith is Pull in any mode, and tells what a bounded read met.
+//
+// Errors: CodeTooStale (a TooStaleError that says what could be met) when every replica of
+// a shard has been asked and none of those that answered meets the bound; else as Pull,
+// which tries until ctx ends.
+func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Freshness, error) {
+	if err := how.check(); err != nil {
+		return Freshness{}, err
+	}
 	for i := range segs {
 		if err := segs[i].check(0); err != nil {
-			return err
+			return Freshness{}, err
 		}
 	}
 	b := backoff{}
 	for {
 		m := c.cluster.Load()
 		reqs := c.planPull(m, segs)
-		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, mode, &reqs[i]) })
+		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, &how, &reqs[i]) })
 		if err == nil {
-			tellApplied(segs, reqs)
-			return nil
+			return tellApplied(segs, reqs), nil
 		}
 		ws, moved := errors.AsType[*rowraft.WrongShardError](err)
 		if !moved || m.SlotsVersion >= ws.Want {
-			return err // a newer map would not help
+			return Freshness{}, err // a newer map would not help
 		}
 		// The map was old: wait for the newer one and split again.
 		c.askForMap()
 		if werr := c.pause(ctx, &b, 0); werr != nil {
-			return fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
+			return Freshness{}, fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
 		}
 	}
 }
 
-// tellApplied sets Applied of segs from the replies to reqs.
-func tellApplied(segs []Segment, reqs []request) {
+// tellApplied sets Applied of segs from the replies to reqs, and returns what all met.
+func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 	for i := range segs {
 		clear(segs[i].Applied)
 	}
 	for _, r := range reqs {
+		met.join(r.met)
 		for _, p := range r.pieces {
 			if p.seg.Applied == nil {
 				continue
@@ -79,6 +90,7 @@ func tellApplied(segs []Segment, reqs []request) {
 			}
 		}
 	}
+	return met
 }
 
 // Prefetch starts a Pull and returns a function that waits for it. The segments
@@ -110,7 +122,7 @@ func each(n int, f func(int) error) error {
 	return nil
 }
 
-func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, mode rowraftv1.ReadMode, r *request) error {
+func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request) error {
 	size, presence := 0, false
 	for i := range r.pieces {
 		size += c.pullSegment(&r.pieces[i]).Size()
@@ -124,22 +136,13 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, mode rowraftv
 		r.pieces[i].putKeys(body.Keys)
 		at += s.Size()
 	}
-	req := &rowraftv1.PullRequest{
-		MapVersion: uint64(m.SlotsVersion),
-		Shard:      uint32(r.shard),
-		Mode:       mode,
-		TableEpoch: c.session.epoch.Load(), // that the index is of
-		MinIndex:   c.acked[r.shard].Load(),
-		Payload:    payload,
-		Presence:   presence,
+	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload, Presence: presence}
+	c.askFor(req, how, r.shard)
+	ask := c.pullLeader
+	if how.Mode == Bounded {
+		ask = c.pullAny
 	}
-	var reply *rowraftv1.PullReply
-	tries := 0
-	_, err := c.shardCall(ctx, r.shard, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
-		tries++
-		reply, err = stub.Pull(ctx, req)
-		return c.soonKnown(err, payload)
-	})
+	reply, tries, err := ask(ctx, r.shard, req)
 	if err != nil {
 		return fmt.Errorf("pull from shard %d: %w", r.shard, err)
 	}
@@ -147,10 +150,20 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, mode rowraftv
 		// After a failed try the payload may still be in a transport's queue.
 		rpc.Pool.Release(payload)
 	}
-	r.applied = rowraft.Index(reply.AppliedIndex)
+	r.applied, r.met = rowraft.Index(reply.AppliedIndex), Freshness{time.Duration(reply.AgeNs), reply.Lag}
 	err = c.scatter(r, reply.Payload, presence)
 	rpc.Pool.Release(reply.Payload)
 	return err
+}
+
+// pullLeader asks the leader of a shard; tries is how often.
+func (c *Client) pullLeader(ctx context.Context, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
+	_, err = c.shardCall(ctx, shard, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
+		tries++
+		reply, err = stub.Pull(ctx, req)
+		return c.soonKnown(err, req.Payload)
+	})
+	return reply, tries, err
 }
 
 func (c *Client) pullSegment(p *piece) wire.Segment {

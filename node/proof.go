@@ -120,10 +120,18 @@ func (r *replica) noticeFence() {
 
 // mustServe reports why this replica may not answer for the rows of its shard.
 func (r *replica) mustServe() error {
+	if err := r.undivided(); err != nil {
+		return err
+	}
+	return r.mustLead()
+}
+
+// undivided reports that nobody may answer for the rows of the shard.
+func (r *replica) undivided() error {
 	if at := r.machine.Divided(); at != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, so nobody serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas that you do not trust", r.shard, at, r.shard)
 	}
-	return r.mustLead()
+	return nil
 }
 
 // maybeProve compares the replicas of a shard that this one leads if it is time.

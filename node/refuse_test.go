@@ -175,6 +175,9 @@ func TestBadPullsAreRefused(t *testing.T) {
 		{"stale map", &rowraftv1.PullRequest{Payload: ask(r.table.ID, 4)}, rowraft.CodeWrongShard},
 		{"unknown read mode", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: 77, Payload: ask(r.table.ID, 4)}, rowraft.CodeInvalidArgument},
 		{"an index that is not there yet", &rowraftv1.PullRequest{MapVersion: 1 << 30, MinIndex: 1 << 40, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
+		{"the same, bounded", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: 1 << 40, MinIndex: 1 << 40, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
+		{"bounded by nothing", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, Payload: ask(r.table.ID, 4)}, rowraft.CodeInvalidArgument},
+		{"bounded by what nobody can prove", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: 1, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := r.stub.Pull(testContext(t), tc.req); rowraft.CodeOf(err) != tc.want {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
-	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
@@ -30,6 +29,7 @@ type replica struct {
 	clock   logClock
 	gate    gate // before batch
 	steps   *steps
+	fresh   *freshness
 	log     *slog.Logger
 
 	// leading is the term this replica leads and in which it has applied all that
@@ -77,8 +77,12 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 	return s, nil
 }
 
+// prober asks the leader of a replica's shard for an index that covers all that is
+// acknowledged.
+type prober func(context.Context, *replica) (rowraft.Index, error)
+
 // openReplica starts the group of one shard as the map describes it.
-func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int, tamper func(*replica, rowraft.Index, []byte) []byte, log *slog.Logger) (*replica, error) {
+func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int, tamper func(*replica, rowraft.Index, []byte) []byte, probe prober, log *slog.Logger) (*replica, error) {
 	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID)})
 	if err != nil {
 		return nil, err
@@ -111,6 +115,7 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 		r.cancel()
 		return nil, errors.Join(fmt.Errorf("shard %d: %w", s.ID, err), machine.Close())
 	}
+	r.fresh = newFreshness(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return probe(ctx, r) }, r.group.AppliedIndex, r.group.WaitApplied)
 	r.batch = newBatcher(r.group, r.header)
 	close(r.opened)
 	return r, nil
@@ -162,6 +167,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 // close stops the replica. Queued pushes are answered first.
 func (r *replica) close() error {
 	r.cancel()
+	r.fresh.close()
 	r.steps.stop()
 	r.batch.close()
 	return errors.Join(r.group.Close(), r.machine.Close())
@@ -332,44 +338,6 @@ func (r *replica) dropTable(ctx context.Context, id rowraft.TableID, epoch rowra
 	h := r.header()
 	h.Epoch = epoch // the tables of a restore that comes between are others
 	return r.propose(ctx, wire.DropTableEntry(h, id))
-}
-
-// pull answers a read as the leader, not before minIndex is applied.
-func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizable bool, minIndex rowraft.Index) (reply []byte, index rowraft.Index, err error) {
-	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
-		return r.machine.Pull(payload, presence, rpc.Pool.Bytes)
-	}
-	if err := r.mustServe(); err != nil {
-		return nil, 0, err
-	}
-	if linearizable {
-		if minIndex, err = r.linearize(ctx, minIndex); err != nil {
-			return nil, 0, err
-		}
-	}
-	if r.machine.AppliedIndex() < minIndex {
-		if err := r.group.WaitApplied(ctx, minIndex); err != nil {
-			return nil, 0, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
-		}
-	}
-	return r.machine.Pull(payload, presence, rpc.Pool.Bytes)
-}
-
-// knowsNoOtherLeader is the sabotage canary.StaleReads.
-func (r *replica) knowsNoOtherLeader() bool {
-	node, _, me := r.group.Leader()
-	return me || node == ""
-}
-
-func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraft.Index, error) {
-	index, err := readIndex(ctx, r.group, r.shard)
-	if err != nil {
-		return 0, err
-	}
-	if index > r.machine.AppliedIndex() {
-		index = 0 // entries of raft's own; all of ours up to it are applied
-	}
-	return max(index, minIndex), r.mustLead()
 }
 
 // logClock makes log time: that of the last entry known when this replica began

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -18,32 +17,6 @@ import (
 type tableService struct {
 	rowraftv1.UnimplementedTableServer
 	n *Node
-}
-
-// leadReadTimeout bounds how long a pull waits for its minimum index.
-const leadReadTimeout = time.Second
-
-func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-	defer rpc.Pool.Release(req.Payload)
-	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
-	if err != nil {
-		return nil, err
-	}
-	var linearizable bool
-	switch req.Mode {
-	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
-	case rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
-		linearizable = true
-	default:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader or linearizable", req.Mode)
-	}
-	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
-	defer cancel()
-	payload, index, err := r.pull(ctx, req.Payload, req.Presence, linearizable, rowraft.Index(req.MinIndex))
-	if err != nil {
-		return nil, err
-	}
-	return &rowraftv1.PullReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Payload: payload}, nil
 }
 
 func (s *tableService) Push(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {

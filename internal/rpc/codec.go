@@ -86,11 +86,14 @@ func pullRequestHead(b []byte, m *rowraftv1.PullRequest) []byte {
 	b = appendUint(b, 3, uint64(m.GetMode()))
 	b = appendUint(b, 4, m.GetTableEpoch())
 	b = appendUint(b, 5, m.GetMinIndex())
-	return appendUint(b, 7, protowire.EncodeBool(m.GetPresence()))
+	b = appendUint(b, 7, protowire.EncodeBool(m.GetPresence()))
+	b = appendUint(b, 8, m.GetMaxAgeNs())
+	return appendUint(b, 9, m.GetMaxLag())
 }
 
 func pullReplyHead(b []byte, m *rowraftv1.PullReply) []byte {
-	return appendUint(appendUint(b, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex())
+	b = appendUint(appendUint(b, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex())
+	return appendUint(appendUint(b, 4, m.GetAgeNs()), 5, m.GetLag())
 }
 
 // numbered is what PushRequest, AssignRequest and DeleteRequest have in common; their field
@@ -308,6 +311,10 @@ func pullRequestField(m *rowraftv1.PullRequest) func(*reader, protowire.Number, 
 			known, err := setNumber(r, typ, &v)
 			m.Presence = v != 0
 			return known, err
+		case 8:
+			return setNumber(r, typ, &m.MaxAgeNs)
+		case 9:
+			return setNumber(r, typ, &m.MaxLag)
 		}
 		return false, nil
 	}
@@ -322,6 +329,10 @@ func pullReplyField(m *rowraftv1.PullReply) func(*reader, protowire.Number, prot
 			return setNumber(r, typ, &m.AppliedIndex)
 		case 3:
 			return setBytes(r, typ, &m.Payload)
+		case 4:
+			return setNumber(r, typ, &m.AgeNs)
+		case 5:
+			return setNumber(r, typ, &m.Lag)
 		}
 		return false, nil
 	}

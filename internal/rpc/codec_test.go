@@ -13,9 +13,9 @@ import (
 func hotMessages() []proto.Message {
 	payload := bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7, 8}, 700)
 	id := []byte("0123456789abcdef")
-	pull := &rowraftv1.PullRequest{MapVersion: 1 << 40, Shard: 255, Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, TableEpoch: 3, MinIndex: 9, Payload: payload, Presence: true}
+	pull := &rowraftv1.PullRequest{MapVersion: 1 << 40, Shard: 255, Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, TableEpoch: 3, MinIndex: 9, Payload: payload, Presence: true, MaxAgeNs: 1 << 33, MaxLag: 77}
 	push := &rowraftv1.PushRequest{MapVersion: 7, Shard: 1, TableEpoch: 2, ClientId: id, Incarnation: 8, Seq: 1<<64 - 1, Floor: 4, Payload: payload, Clocked: true}
-	reply := &rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 1 << 50, Payload: payload}
+	reply := &rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 1 << 50, Payload: payload, AgeNs: 1 << 31, Lag: 5}
 	return []proto.Message{
 		pull, push, reply,
 		&rowraftv1.AssignRequest{Shard: 3, ClientId: id, Seq: 5, Payload: payload[:8]},

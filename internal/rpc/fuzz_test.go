@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
@@ -114,6 +115,7 @@ func FuzzErrorDetail(f *testing.F) {
 		&rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"},
 		&rowraft.WrongShardError{Shard: 3, Have: 4, Want: 5},
 		&rowraft.TooStaleError{Shard: 3, Applied: 7, Wanted: 8},
+		&rowraft.TooStaleError{Shard: 3, Applied: 7, Age: 11 * time.Second, MaxAge: 10 * time.Second, Lag: 4, MaxLag: 9},
 		&rowraft.OverloadedError{What: "the disk", RetryAfter: 5e9},
 		rowraft.Errorf(rowraft.CodeCorrupt, "a bit"),
 		errors.New("foreign"),

@@ -57,6 +57,7 @@ func Detail(err error) *rowraftv1.ErrorDetail {
 	}
 	if e, ok := errors.AsType[*rowraft.TooStaleError](err); ok {
 		d.Shard, d.Applied, d.Wanted = uint32(e.Shard), uint64(e.Applied), uint64(e.Wanted)
+		d.AgeNs, d.MaxAgeNs, d.Lag, d.MaxLag = uint64(max(e.Age, 0)), uint64(max(e.MaxAge, 0)), e.Lag, e.MaxLag
 	}
 	if e, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
 		d.RetryAfterNs = uint64(max(e.RetryAfter, 0))
@@ -83,6 +84,9 @@ func (e *detailError) Unwrap() error { return e.inner }
 // damaged, or a later version's, must not put it to sleep for ever.
 const maxRetryAfter = time.Minute
 
+// duration is ns, or the longest there is.
+func duration(ns uint64) time.Duration { return time.Duration(min(ns, math.MaxInt64)) }
+
 // FromDetail is the reverse of Detail.
 func FromDetail(d *rowraftv1.ErrorDetail) error {
 	// A code of a later version may mean that the push was applied, and one beyond
@@ -98,7 +102,8 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 	case rowraft.CodeWrongShard:
 		inner = &rowraft.WrongShardError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.MapVersion(d.HaveVersion), Want: rowraft.MapVersion(d.WantVersion)}
 	case rowraft.CodeTooStale:
-		inner = &rowraft.TooStaleError{Shard: rowraft.ShardID(d.Shard), Applied: rowraft.Index(d.Applied), Wanted: rowraft.Index(d.Wanted)}
+		inner = &rowraft.TooStaleError{Shard: rowraft.ShardID(d.Shard), Applied: rowraft.Index(d.Applied), Wanted: rowraft.Index(d.Wanted),
+			Age: duration(d.AgeNs), MaxAge: duration(d.MaxAgeNs), Lag: d.Lag, MaxLag: d.MaxLag}
 	case rowraft.CodeOverloaded:
 		inner = &rowraft.OverloadedError{What: d.Message, RetryAfter: time.Duration(min(d.RetryAfterNs, uint64(maxRetryAfter)))}
 	case rowraft.CodeStepClosed:

@@ -19,6 +19,7 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 		fmt.Errorf("push: %w", &rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}),
 		&rowraft.WrongShardError{Shard: 1, Have: 2, Want: 5},
 		&rowraft.TooStaleError{Shard: 1, Applied: 7, Wanted: 8},
+		&rowraft.TooStaleError{Shard: 3, Applied: 7, Age: 11 * time.Second, MaxAge: 10 * time.Second, Lag: 4, MaxLag: 9},
 		&rowraft.OverloadedError{What: "queue", RetryAfter: 20 * time.Millisecond},
 		rowraft.Errorf(rowraft.CodeSessionExpired, "gone"),
 		&rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9},

@@ -74,6 +74,102 @@ func (ProofVerdict) EnumDescriptor() ([]byte, []int) {
 	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+type ReadIndexRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Cluster       string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // of the caller; a server of another one refuses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadIndexRequest) Reset() {
+	*x = ReadIndexRequest{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadIndexRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadIndexRequest) ProtoMessage() {}
+
+func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadIndexRequest.ProtoReflect.Descriptor instead.
+func (*ReadIndexRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ReadIndexRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ReadIndexRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+type ReadIndexReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // of the log; whoever has applied it has all that was acknowledged before the call
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadIndexReply) Reset() {
+	*x = ReadIndexReply{}
+	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadIndexReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadIndexReply) ProtoMessage() {}
+
+func (x *ReadIndexReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadIndexReply.ProtoReflect.Descriptor instead.
+func (*ReadIndexReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReadIndexReply) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type NotedDigestRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -84,7 +180,7 @@ type NotedDigestRequest struct {
 
 func (x *NotedDigestRequest) Reset() {
 	*x = NotedDigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -96,7 +192,7 @@ func (x *NotedDigestRequest) String() string {
 func (*NotedDigestRequest) ProtoMessage() {}
 
 func (x *NotedDigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -109,7 +205,7 @@ func (x *NotedDigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotedDigestRequest.ProtoReflect.Descriptor instead.
 func (*NotedDigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *NotedDigestRequest) GetShard() uint32 {
@@ -139,7 +235,7 @@ type NotedDigestReply struct {
 
 func (x *NotedDigestReply) Reset() {
 	*x = NotedDigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -151,7 +247,7 @@ func (x *NotedDigestReply) String() string {
 func (*NotedDigestReply) ProtoMessage() {}
 
 func (x *NotedDigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -164,7 +260,7 @@ func (x *NotedDigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotedDigestReply.ProtoReflect.Descriptor instead.
 func (*NotedDigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NotedDigestReply) GetReplicaId() string {
@@ -211,7 +307,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -223,7 +319,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -236,7 +332,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ProveRequest) GetShard() uint32 {
@@ -259,7 +355,7 @@ type ProveReply struct {
 
 func (x *ProveReply) Reset() {
 	*x = ProveReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +367,7 @@ func (x *ProveReply) String() string {
 func (*ProveReply) ProtoMessage() {}
 
 func (x *ProveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +380,7 @@ func (x *ProveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveReply.ProtoReflect.Descriptor instead.
 func (*ProveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ProveReply) GetMarkIndex() uint64 {
@@ -339,7 +435,7 @@ type ProvedReplica struct {
 
 func (x *ProvedReplica) Reset() {
 	*x = ProvedReplica{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -351,7 +447,7 @@ func (x *ProvedReplica) String() string {
 func (*ProvedReplica) ProtoMessage() {}
 
 func (x *ProvedReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -364,7 +460,7 @@ func (x *ProvedReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProvedReplica.ProtoReflect.Descriptor instead.
 func (*ProvedReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ProvedReplica) GetReplicaId() string {
@@ -440,7 +536,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -452,7 +548,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -465,7 +561,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TransferLeaderRequest) GetShard() uint32 {
@@ -494,7 +590,7 @@ type TransferLeaderReply struct {
 
 func (x *TransferLeaderReply) Reset() {
 	*x = TransferLeaderReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +602,7 @@ func (x *TransferLeaderReply) String() string {
 func (*TransferLeaderReply) ProtoMessage() {}
 
 func (x *TransferLeaderReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +615,7 @@ func (x *TransferLeaderReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderReply.ProtoReflect.Descriptor instead.
 func (*TransferLeaderReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TransferLeaderReply) GetFromNode() string {
@@ -559,7 +655,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +667,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +680,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MembersRequest) GetShard() uint32 {
@@ -604,7 +700,7 @@ type MembersReply struct {
 
 func (x *MembersReply) Reset() {
 	*x = MembersReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -616,7 +712,7 @@ func (x *MembersReply) String() string {
 func (*MembersReply) ProtoMessage() {}
 
 func (x *MembersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -629,7 +725,7 @@ func (x *MembersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersReply.ProtoReflect.Descriptor instead.
 func (*MembersReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MembersReply) GetConfigIndex() uint64 {
@@ -662,7 +758,7 @@ type ChangeMembersRequest struct {
 
 func (x *ChangeMembersRequest) Reset() {
 	*x = ChangeMembersRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +770,7 @@ func (x *ChangeMembersRequest) String() string {
 func (*ChangeMembersRequest) ProtoMessage() {}
 
 func (x *ChangeMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +783,7 @@ func (x *ChangeMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMembersRequest.ProtoReflect.Descriptor instead.
 func (*ChangeMembersRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ChangeMembersRequest) GetShard() uint32 {
@@ -770,7 +866,7 @@ type ChangeMembersReply struct {
 
 func (x *ChangeMembersReply) Reset() {
 	*x = ChangeMembersReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +878,7 @@ func (x *ChangeMembersReply) String() string {
 func (*ChangeMembersReply) ProtoMessage() {}
 
 func (x *ChangeMembersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +891,7 @@ func (x *ChangeMembersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMembersReply.ProtoReflect.Descriptor instead.
 func (*ChangeMembersReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ChangeMembersReply) GetConfigIndex() uint64 {
@@ -823,7 +919,7 @@ type DropShardTableRequest struct {
 
 func (x *DropShardTableRequest) Reset() {
 	*x = DropShardTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +931,7 @@ func (x *DropShardTableRequest) String() string {
 func (*DropShardTableRequest) ProtoMessage() {}
 
 func (x *DropShardTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +944,7 @@ func (x *DropShardTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropShardTableRequest.ProtoReflect.Descriptor instead.
 func (*DropShardTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DropShardTableRequest) GetShard() uint32 {
@@ -881,7 +977,7 @@ type DropShardTableReply struct {
 
 func (x *DropShardTableReply) Reset() {
 	*x = DropShardTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +989,7 @@ func (x *DropShardTableReply) String() string {
 func (*DropShardTableReply) ProtoMessage() {}
 
 func (x *DropShardTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1002,7 @@ func (x *DropShardTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropShardTableReply.ProtoReflect.Descriptor instead.
 func (*DropShardTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DropShardTableReply) GetAppliedIndex() uint64 {
@@ -928,7 +1024,7 @@ type JobMember struct {
 
 func (x *JobMember) Reset() {
 	*x = JobMember{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1036,7 @@ func (x *JobMember) String() string {
 func (*JobMember) ProtoMessage() {}
 
 func (x *JobMember) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1049,7 @@ func (x *JobMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobMember.ProtoReflect.Descriptor instead.
 func (*JobMember) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *JobMember) GetRank() uint32 {
@@ -993,7 +1089,7 @@ type EnsureJobRequest struct {
 
 func (x *EnsureJobRequest) Reset() {
 	*x = EnsureJobRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1101,7 @@ func (x *EnsureJobRequest) String() string {
 func (*EnsureJobRequest) ProtoMessage() {}
 
 func (x *EnsureJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1114,7 @@ func (x *EnsureJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureJobRequest.ProtoReflect.Descriptor instead.
 func (*EnsureJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EnsureJobRequest) GetShard() uint32 {
@@ -1087,7 +1183,7 @@ type EnsureJobReply struct {
 
 func (x *EnsureJobReply) Reset() {
 	*x = EnsureJobReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1195,7 @@ func (x *EnsureJobReply) String() string {
 func (*EnsureJobReply) ProtoMessage() {}
 
 func (x *EnsureJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1208,7 @@ func (x *EnsureJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureJobReply.ProtoReflect.Descriptor instead.
 func (*EnsureJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EnsureJobReply) GetAppliedIndex() uint64 {
@@ -1140,7 +1236,7 @@ type EndJobRequest struct {
 
 func (x *EndJobRequest) Reset() {
 	*x = EndJobRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1248,7 @@ func (x *EndJobRequest) String() string {
 func (*EndJobRequest) ProtoMessage() {}
 
 func (x *EndJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1261,7 @@ func (x *EndJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJobRequest.ProtoReflect.Descriptor instead.
 func (*EndJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EndJobRequest) GetShard() uint32 {
@@ -1198,7 +1294,7 @@ type EndJobReply struct {
 
 func (x *EndJobReply) Reset() {
 	*x = EndJobReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1306,7 @@ func (x *EndJobReply) String() string {
 func (*EndJobReply) ProtoMessage() {}
 
 func (x *EndJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1319,7 @@ func (x *EndJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJobReply.ProtoReflect.Descriptor instead.
 func (*EndJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EndJobReply) GetAppliedIndex() uint64 {
@@ -1243,7 +1339,7 @@ type JobStateRequest struct {
 
 func (x *JobStateRequest) Reset() {
 	*x = JobStateRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1351,7 @@ func (x *JobStateRequest) String() string {
 func (*JobStateRequest) ProtoMessage() {}
 
 func (x *JobStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1364,7 @@ func (x *JobStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStateRequest.ProtoReflect.Descriptor instead.
 func (*JobStateRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *JobStateRequest) GetShard() uint32 {
@@ -1303,7 +1399,7 @@ type JobStateReply struct {
 
 func (x *JobStateReply) Reset() {
 	*x = JobStateReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1411,7 @@ func (x *JobStateReply) String() string {
 func (*JobStateReply) ProtoMessage() {}
 
 func (x *JobStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1424,7 @@ func (x *JobStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStateReply.ProtoReflect.Descriptor instead.
 func (*JobStateReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *JobStateReply) GetAppliedIndex() uint64 {
@@ -1412,7 +1508,7 @@ type EnsureTableRequest struct {
 
 func (x *EnsureTableRequest) Reset() {
 	*x = EnsureTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1520,7 @@ func (x *EnsureTableRequest) String() string {
 func (*EnsureTableRequest) ProtoMessage() {}
 
 func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1533,7 @@ func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableRequest.ProtoReflect.Descriptor instead.
 func (*EnsureTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EnsureTableRequest) GetShard() uint32 {
@@ -1470,7 +1566,7 @@ type EnsureTableReply struct {
 
 func (x *EnsureTableReply) Reset() {
 	*x = EnsureTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1578,7 @@ func (x *EnsureTableReply) String() string {
 func (*EnsureTableReply) ProtoMessage() {}
 
 func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1591,7 @@ func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableReply.ProtoReflect.Descriptor instead.
 func (*EnsureTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EnsureTableReply) GetAppliedIndex() uint64 {
@@ -1513,7 +1609,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1621,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1634,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 type NodeStatusReply struct {
@@ -1557,7 +1653,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1665,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1678,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeStatusReply) GetClusterId() string {
@@ -1651,7 +1747,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1759,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1772,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -1704,7 +1800,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1716,7 +1812,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
+	mi := &file_rowraft_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1729,7 +1825,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -1758,7 +1854,12 @@ var File_rowraft_v1_admin_proto protoreflect.FileDescriptor
 const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16rowraft/v1/admin.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x16rowraft/v1/table.proto\"I\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x16rowraft/v1/table.proto\"B\n" +
+	"\x10ReadIndexRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x18\n" +
+	"\acluster\x18\x02 \x01(\tR\acluster\"&\n" +
+	"\x0eReadIndexReply\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"I\n" +
 	"\x12NotedDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -1905,7 +2006,7 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x19PROOF_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PROOF_VERDICT_AGREED\x10\x01\x12\x19\n" +
 	"\x15PROOF_VERDICT_DIVIDED\x10\x02\x12\x1b\n" +
-	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xed\x06\n" +
+	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xb4\a\n" +
 	"\x05Admin\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
 	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12E\n" +
@@ -1915,7 +2016,8 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"NodeStatus\x12\x1d.rowraft.v1.NodeStatusRequest\x1a\x1b.rowraft.v1.NodeStatusReply\x12<\n" +
 	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12K\n" +
-	"\vNotedDigest\x12\x1e.rowraft.v1.NotedDigestRequest\x1a\x1c.rowraft.v1.NotedDigestReply\x129\n" +
+	"\vNotedDigest\x12\x1e.rowraft.v1.NotedDigestRequest\x1a\x1c.rowraft.v1.NotedDigestReply\x12E\n" +
+	"\tReadIndex\x12\x1c.rowraft.v1.ReadIndexRequest\x1a\x1a.rowraft.v1.ReadIndexReply\x129\n" +
 	"\x05Prove\x12\x18.rowraft.v1.ProveRequest\x1a\x16.rowraft.v1.ProveReply\x12T\n" +
 	"\x0eTransferLeader\x12!.rowraft.v1.TransferLeaderRequest\x1a\x1f.rowraft.v1.TransferLeaderReply\x12?\n" +
 	"\aMembers\x12\x1a.rowraft.v1.MembersRequest\x1a\x18.rowraft.v1.MembersReply\x12Q\n" +
@@ -1934,78 +2036,82 @@ func file_rowraft_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_rowraft_v1_admin_proto_goTypes = []any{
 	(ProofVerdict)(0),             // 0: rowraft.v1.ProofVerdict
-	(*NotedDigestRequest)(nil),    // 1: rowraft.v1.NotedDigestRequest
-	(*NotedDigestReply)(nil),      // 2: rowraft.v1.NotedDigestReply
-	(*ProveRequest)(nil),          // 3: rowraft.v1.ProveRequest
-	(*ProveReply)(nil),            // 4: rowraft.v1.ProveReply
-	(*ProvedReplica)(nil),         // 5: rowraft.v1.ProvedReplica
-	(*TransferLeaderRequest)(nil), // 6: rowraft.v1.TransferLeaderRequest
-	(*TransferLeaderReply)(nil),   // 7: rowraft.v1.TransferLeaderReply
-	(*MembersRequest)(nil),        // 8: rowraft.v1.MembersRequest
-	(*MembersReply)(nil),          // 9: rowraft.v1.MembersReply
-	(*ChangeMembersRequest)(nil),  // 10: rowraft.v1.ChangeMembersRequest
-	(*ChangeMembersReply)(nil),    // 11: rowraft.v1.ChangeMembersReply
-	(*DropShardTableRequest)(nil), // 12: rowraft.v1.DropShardTableRequest
-	(*DropShardTableReply)(nil),   // 13: rowraft.v1.DropShardTableReply
-	(*JobMember)(nil),             // 14: rowraft.v1.JobMember
-	(*EnsureJobRequest)(nil),      // 15: rowraft.v1.EnsureJobRequest
-	(*EnsureJobReply)(nil),        // 16: rowraft.v1.EnsureJobReply
-	(*EndJobRequest)(nil),         // 17: rowraft.v1.EndJobRequest
-	(*EndJobReply)(nil),           // 18: rowraft.v1.EndJobReply
-	(*JobStateRequest)(nil),       // 19: rowraft.v1.JobStateRequest
-	(*JobStateReply)(nil),         // 20: rowraft.v1.JobStateReply
-	(*EnsureTableRequest)(nil),    // 21: rowraft.v1.EnsureTableRequest
-	(*EnsureTableReply)(nil),      // 22: rowraft.v1.EnsureTableReply
-	(*NodeStatusRequest)(nil),     // 23: rowraft.v1.NodeStatusRequest
-	(*NodeStatusReply)(nil),       // 24: rowraft.v1.NodeStatusReply
-	(*DigestRequest)(nil),         // 25: rowraft.v1.DigestRequest
-	(*DigestReply)(nil),           // 26: rowraft.v1.DigestReply
-	(*MemberStatus)(nil),          // 27: rowraft.v1.MemberStatus
-	(*Replica)(nil),               // 28: rowraft.v1.Replica
-	(*DataPosition)(nil),          // 29: rowraft.v1.DataPosition
-	(*TableSchema)(nil),           // 30: rowraft.v1.TableSchema
-	(*ReplicaStatus)(nil),         // 31: rowraft.v1.ReplicaStatus
+	(*ReadIndexRequest)(nil),      // 1: rowraft.v1.ReadIndexRequest
+	(*ReadIndexReply)(nil),        // 2: rowraft.v1.ReadIndexReply
+	(*NotedDigestRequest)(nil),    // 3: rowraft.v1.NotedDigestRequest
+	(*NotedDigestReply)(nil),      // 4: rowraft.v1.NotedDigestReply
+	(*ProveRequest)(nil),          // 5: rowraft.v1.ProveRequest
+	(*ProveReply)(nil),            // 6: rowraft.v1.ProveReply
+	(*ProvedReplica)(nil),         // 7: rowraft.v1.ProvedReplica
+	(*TransferLeaderRequest)(nil), // 8: rowraft.v1.TransferLeaderRequest
+	(*TransferLeaderReply)(nil),   // 9: rowraft.v1.TransferLeaderReply
+	(*MembersRequest)(nil),        // 10: rowraft.v1.MembersRequest
+	(*MembersReply)(nil),          // 11: rowraft.v1.MembersReply
+	(*ChangeMembersRequest)(nil),  // 12: rowraft.v1.ChangeMembersRequest
+	(*ChangeMembersReply)(nil),    // 13: rowraft.v1.ChangeMembersReply
+	(*DropShardTableRequest)(nil), // 14: rowraft.v1.DropShardTableRequest
+	(*DropShardTableReply)(nil),   // 15: rowraft.v1.DropShardTableReply
+	(*JobMember)(nil),             // 16: rowraft.v1.JobMember
+	(*EnsureJobRequest)(nil),      // 17: rowraft.v1.EnsureJobRequest
+	(*EnsureJobReply)(nil),        // 18: rowraft.v1.EnsureJobReply
+	(*EndJobRequest)(nil),         // 19: rowraft.v1.EndJobRequest
+	(*EndJobReply)(nil),           // 20: rowraft.v1.EndJobReply
+	(*JobStateRequest)(nil),       // 21: rowraft.v1.JobStateRequest
+	(*JobStateReply)(nil),         // 22: rowraft.v1.JobStateReply
+	(*EnsureTableRequest)(nil),    // 23: rowraft.v1.EnsureTableRequest
+	(*EnsureTableReply)(nil),      // 24: rowraft.v1.EnsureTableReply
+	(*NodeStatusRequest)(nil),     // 25: rowraft.v1.NodeStatusRequest
+	(*NodeStatusReply)(nil),       // 26: rowraft.v1.NodeStatusReply
+	(*DigestRequest)(nil),         // 27: rowraft.v1.DigestRequest
+	(*DigestReply)(nil),           // 28: rowraft.v1.DigestReply
+	(*MemberStatus)(nil),          // 29: rowraft.v1.MemberStatus
+	(*Replica)(nil),               // 30: rowraft.v1.Replica
+	(*DataPosition)(nil),          // 31: rowraft.v1.DataPosition
+	(*TableSchema)(nil),           // 32: rowraft.v1.TableSchema
+	(*ReplicaStatus)(nil),         // 33: rowraft.v1.ReplicaStatus
 }
 var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
-	5,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
-	27, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
-	28, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
-	27, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
-	14, // 5: rowraft.v1.EnsureJobRequest.members:type_name -> rowraft.v1.JobMember
-	14, // 6: rowraft.v1.JobStateReply.members:type_name -> rowraft.v1.JobMember
-	29, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
-	30, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
-	31, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	21, // 10: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	12, // 11: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
-	15, // 12: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
-	17, // 13: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
-	19, // 14: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
-	23, // 15: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	25, // 16: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	1,  // 17: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
-	3,  // 18: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
-	6,  // 19: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	8,  // 20: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
-	10, // 21: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	22, // 22: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	13, // 23: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	16, // 24: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
-	18, // 25: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
-	20, // 26: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
-	24, // 27: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	26, // 28: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	2,  // 29: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	4,  // 30: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
-	7,  // 31: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	9,  // 32: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
-	11, // 33: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	22, // [22:34] is the sub-list for method output_type
-	10, // [10:22] is the sub-list for method input_type
+	7,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
+	29, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
+	30, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
+	29, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
+	16, // 5: rowraft.v1.EnsureJobRequest.members:type_name -> rowraft.v1.JobMember
+	16, // 6: rowraft.v1.JobStateReply.members:type_name -> rowraft.v1.JobMember
+	31, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
+	32, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
+	33, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
+	23, // 10: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	14, // 11: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
+	17, // 12: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
+	19, // 13: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
+	21, // 14: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
+	25, // 15: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	27, // 16: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
+	3,  // 17: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	1,  // 18: rowraft.v1.Admin.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
+	5,  // 19: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
+	8,  // 20: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	10, // 21: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
+	12, // 22: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	24, // 23: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 24: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	18, // 25: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	20, // 26: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
+	22, // 27: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
+	26, // 28: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	28, // 29: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
+	4,  // 30: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	2,  // 31: rowraft.v1.Admin.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
+	6,  // 32: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
+	9,  // 33: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	11, // 34: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
+	13, // 35: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	23, // [23:36] is the sub-list for method output_type
+	10, // [10:23] is the sub-list for method input_type
 	10, // [10:10] is the sub-list for extension type_name
 	10, // [10:10] is the sub-list for extension extendee
 	0,  // [0:10] is the sub-list for field type_name
@@ -2018,7 +2124,7 @@ func file_rowraft_v1_admin_proto_init() {
 	}
 	file_rowraft_v1_cluster_proto_init()
 	file_rowraft_v1_table_proto_init()
-	file_rowraft_v1_admin_proto_msgTypes[9].OneofWrappers = []any{
+	file_rowraft_v1_admin_proto_msgTypes[11].OneofWrappers = []any{
 		(*ChangeMembersRequest_AddLearner)(nil),
 		(*ChangeMembersRequest_Promote)(nil),
 		(*ChangeMembersRequest_Remove)(nil),
@@ -2029,7 +2135,7 @@ func file_rowraft_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_admin_proto_rawDesc), len(file_rowraft_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   26,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

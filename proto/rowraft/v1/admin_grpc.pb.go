@@ -27,6 +27,7 @@ const (
 	Admin_NodeStatus_FullMethodName     = "/rowraft.v1.Admin/NodeStatus"
 	Admin_Digest_FullMethodName         = "/rowraft.v1.Admin/Digest"
 	Admin_NotedDigest_FullMethodName    = "/rowraft.v1.Admin/NotedDigest"
+	Admin_ReadIndex_FullMethodName      = "/rowraft.v1.Admin/ReadIndex"
 	Admin_Prove_FullMethodName          = "/rowraft.v1.Admin/Prove"
 	Admin_TransferLeader_FullMethodName = "/rowraft.v1.Admin/TransferLeader"
 	Admin_Members_FullMethodName        = "/rowraft.v1.Admin/Members"
@@ -58,6 +59,9 @@ type AdminClient interface {
 	// NotedDigest waits until the replica has applied a mark, then returns what it
 	// noted there. Leaders ask each other's servers; an old server does not know it.
 	NotedDigest(ctx context.Context, in *NotedDigestRequest, opts ...grpc.CallOption) (*NotedDigestReply, error)
+	// ReadIndex proves that this server leads a shard, and tells up to where the log was
+	// committed then. Other replicas ask it, to know how old they are.
+	ReadIndex(ctx context.Context, in *ReadIndexRequest, opts ...grpc.CallOption) (*ReadIndexReply, error)
 	// Prove logs a mark and compares what the replicas note at it; leader only.
 	Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
@@ -157,6 +161,16 @@ func (c *adminClient) NotedDigest(ctx context.Context, in *NotedDigestRequest, o
 	return out, nil
 }
 
+func (c *adminClient) ReadIndex(ctx context.Context, in *ReadIndexRequest, opts ...grpc.CallOption) (*ReadIndexReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadIndexReply)
+	err := c.cc.Invoke(ctx, Admin_ReadIndex_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ProveReply)
@@ -222,6 +236,9 @@ type AdminServer interface {
 	// NotedDigest waits until the replica has applied a mark, then returns what it
 	// noted there. Leaders ask each other's servers; an old server does not know it.
 	NotedDigest(context.Context, *NotedDigestRequest) (*NotedDigestReply, error)
+	// ReadIndex proves that this server leads a shard, and tells up to where the log was
+	// committed then. Other replicas ask it, to know how old they are.
+	ReadIndex(context.Context, *ReadIndexRequest) (*ReadIndexReply, error)
 	// Prove logs a mark and compares what the replicas note at it; leader only.
 	Prove(context.Context, *ProveRequest) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
@@ -264,6 +281,9 @@ func (UnimplementedAdminServer) Digest(context.Context, *DigestRequest) (*Digest
 }
 func (UnimplementedAdminServer) NotedDigest(context.Context, *NotedDigestRequest) (*NotedDigestReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method NotedDigest not implemented")
+}
+func (UnimplementedAdminServer) ReadIndex(context.Context, *ReadIndexRequest) (*ReadIndexReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadIndex not implemented")
 }
 func (UnimplementedAdminServer) Prove(context.Context, *ProveRequest) (*ProveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Prove not implemented")
@@ -442,6 +462,24 @@ func _Admin_NotedDigest_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ReadIndex_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadIndexRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ReadIndex(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ReadIndex_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ReadIndex(ctx, req.(*ReadIndexRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Prove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ProveRequest)
 	if err := dec(in); err != nil {
@@ -552,6 +590,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NotedDigest",
 			Handler:    _Admin_NotedDigest_Handler,
+		},
+		{
+			MethodName: "ReadIndex",
+			Handler:    _Admin_ReadIndex_Handler,
 		},
 		{
 			MethodName: "Prove",

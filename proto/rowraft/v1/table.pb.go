@@ -33,6 +33,8 @@ const (
 	ReadMode_READ_MODE_LEADER ReadMode = 1
 	// The leader proves its leadership first.
 	ReadMode_READ_MODE_LINEARIZABLE ReadMode = 2
+	// Any replica that proves that it is new enough (max_age_ns, max_lag), or TooStale.
+	ReadMode_READ_MODE_BOUNDED ReadMode = 3
 )
 
 // Enum value maps for ReadMode.
@@ -41,11 +43,13 @@ var (
 		0: "READ_MODE_UNSPECIFIED",
 		1: "READ_MODE_LEADER",
 		2: "READ_MODE_LINEARIZABLE",
+		3: "READ_MODE_BOUNDED",
 	}
 	ReadMode_value = map[string]int32{
 		"READ_MODE_UNSPECIFIED":  0,
 		"READ_MODE_LEADER":       1,
 		"READ_MODE_LINEARIZABLE": 2,
+		"READ_MODE_BOUNDED":      3,
 	}
 )
 
@@ -129,14 +133,20 @@ func (StepOutcome) EnumDescriptor() ([]byte, []int) {
 }
 
 type PullRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // cluster map the keys were split by
-	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`                             // 0 … 255
-	Mode          ReadMode               `protobuf:"varint,3,opt,name=mode,proto3,enum=rowraft.v1.ReadMode" json:"mode,omitempty"`
-	TableEpoch    uint64                 `protobuf:"varint,4,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // 0: any
-	MinIndex      uint64                 `protobuf:"varint,5,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`       // the answer reflects at least this applied index; 0: any
-	Payload       []byte                 `protobuf:"bytes,6,opt,name=payload,proto3" json:"payload,omitempty"`                          // segments with keys and no values (docs/formats/payload.md)
-	Presence      bool                   `protobuf:"varint,7,opt,name=presence,proto3" json:"presence,omitempty"`                       // also return a bitmap of the keys that exist
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	MapVersion uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // cluster map the keys were split by
+	Shard      uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`                             // 0 … 255
+	Mode       ReadMode               `protobuf:"varint,3,opt,name=mode,proto3,enum=rowraft.v1.ReadMode" json:"mode,omitempty"`
+	TableEpoch uint64                 `protobuf:"varint,4,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // 0: any
+	MinIndex   uint64                 `protobuf:"varint,5,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`       // the answer reflects at least this applied index; 0: any
+	Payload    []byte                 `protobuf:"bytes,6,opt,name=payload,proto3" json:"payload,omitempty"`                          // segments with keys and no values (docs/formats/payload.md)
+	Presence   bool                   `protobuf:"varint,7,opt,name=presence,proto3" json:"presence,omitempty"`                       // also return a bitmap of the keys that exist
+	// BOUNDED: the answer has everything that had been acknowledged so long before the
+	// replica made it; 1 ns or more.
+	MaxAgeNs uint64 `protobuf:"varint,8,opt,name=max_age_ns,json=maxAgeNs,proto3" json:"max_age_ns,omitempty"`
+	// BOUNDED: log entries that the replica may lack of those that it knows to be committed;
+	// 0: any number.
+	MaxLag        uint64 `protobuf:"varint,9,opt,name=max_lag,json=maxLag,proto3" json:"max_lag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -220,11 +230,29 @@ func (x *PullRequest) GetPresence() bool {
 	return false
 }
 
+func (x *PullRequest) GetMaxAgeNs() uint64 {
+	if x != nil {
+		return x.MaxAgeNs
+	}
+	return 0
+}
+
+func (x *PullRequest) GetMaxLag() uint64 {
+	if x != nil {
+		return x.MaxLag
+	}
+	return 0
+}
+
 type PullReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // the values reflect this index or a later one
-	Payload       []byte                 `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`                                // segments with values and no keys, in the request's order
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch   uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	AppliedIndex uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // the values reflect this index or a later one
+	Payload      []byte                 `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`                                // segments with values and no keys, in the request's order
+	// BOUNDED: what was met. The values have everything that had been acknowledged age_ns
+	// before the reply was made; lag entries of the log were known and not applied.
+	AgeNs         uint64 `protobuf:"varint,4,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`
+	Lag           uint64 `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -278,6 +306,20 @@ func (x *PullReply) GetPayload() []byte {
 		return x.Payload
 	}
 	return nil
+}
+
+func (x *PullReply) GetAgeNs() uint64 {
+	if x != nil {
+		return x.AgeNs
+	}
+	return 0
+}
+
+func (x *PullReply) GetLag() uint64 {
+	if x != nil {
+		return x.Lag
+	}
+	return 0
 }
 
 type PushRequest struct {
@@ -1691,6 +1733,10 @@ type ErrorDetail struct {
 	Step          uint64                 `protobuf:"varint,11,opt,name=step,proto3" json:"step,omitempty"`                                       // StepClosed: that was pushed
 	NextStep      uint64                 `protobuf:"varint,12,opt,name=next_step,json=nextStep,proto3" json:"next_step,omitempty"`               // StepClosed, StaleGeneration: the first that is open
 	Unsure        bool                   `protobuf:"varint,13,opt,name=unsure,proto3" json:"unsure,omitempty"`                                   // StepClosed: the step is too old to tell who contributed
+	AgeNs         uint64                 `protobuf:"varint,14,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`                        // TooStale: that the replica could prove; 0: none
+	MaxAgeNs      uint64                 `protobuf:"varint,15,opt,name=max_age_ns,json=maxAgeNs,proto3" json:"max_age_ns,omitempty"`             // TooStale: that the read allowed; 0: it asked for an index only
+	Lag           uint64                 `protobuf:"varint,16,opt,name=lag,proto3" json:"lag,omitempty"`                                         // TooStale: entries
+	MaxLag        uint64                 `protobuf:"varint,17,opt,name=max_lag,json=maxLag,proto3" json:"max_lag,omitempty"`                     // TooStale: that the read allowed; 0: any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1816,12 +1862,40 @@ func (x *ErrorDetail) GetUnsure() bool {
 	return false
 }
 
+func (x *ErrorDetail) GetAgeNs() uint64 {
+	if x != nil {
+		return x.AgeNs
+	}
+	return 0
+}
+
+func (x *ErrorDetail) GetMaxAgeNs() uint64 {
+	if x != nil {
+		return x.MaxAgeNs
+	}
+	return 0
+}
+
+func (x *ErrorDetail) GetLag() uint64 {
+	if x != nil {
+		return x.Lag
+	}
+	return 0
+}
+
+func (x *ErrorDetail) GetMaxLag() uint64 {
+	if x != nil {
+		return x.MaxLag
+	}
+	return 0
+}
+
 var File_rowraft_v1_table_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"\x16rowraft/v1/table.proto\x12\n" +
-	"rowraft.v1\"\xe2\x01\n" +
+	"rowraft.v1\"\x99\x02\n" +
 	"\vPullRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1831,12 +1905,17 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"tableEpoch\x12\x1b\n" +
 	"\tmin_index\x18\x05 \x01(\x04R\bminIndex\x12\x18\n" +
 	"\apayload\x18\x06 \x01(\fR\apayload\x12\x1a\n" +
-	"\bpresence\x18\a \x01(\bR\bpresence\"k\n" +
+	"\bpresence\x18\a \x01(\bR\bpresence\x12\x1c\n" +
+	"\n" +
+	"max_age_ns\x18\b \x01(\x04R\bmaxAgeNs\x12\x17\n" +
+	"\amax_lag\x18\t \x01(\x04R\x06maxLag\"\x94\x01\n" +
 	"\tPullReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x18\n" +
-	"\apayload\x18\x03 \x01(\fR\apayload\"\x80\x02\n" +
+	"\apayload\x18\x03 \x01(\fR\apayload\x12\x15\n" +
+	"\x06age_ns\x18\x04 \x01(\x04R\x05ageNs\x12\x10\n" +
+	"\x03lag\x18\x05 \x01(\x04R\x03lag\"\x80\x02\n" +
 	"\vPushRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1964,7 +2043,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x10OpenSessionReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
-	"tableEpoch\"\xe4\x02\n" +
+	"tableEpoch\"\xc4\x03\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -1979,11 +2058,17 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	" \x01(\x04R\fretryAfterNs\x12\x12\n" +
 	"\x04step\x18\v \x01(\x04R\x04step\x12\x1b\n" +
 	"\tnext_step\x18\f \x01(\x04R\bnextStep\x12\x16\n" +
-	"\x06unsure\x18\r \x01(\bR\x06unsure*W\n" +
+	"\x06unsure\x18\r \x01(\bR\x06unsure\x12\x15\n" +
+	"\x06age_ns\x18\x0e \x01(\x04R\x05ageNs\x12\x1c\n" +
+	"\n" +
+	"max_age_ns\x18\x0f \x01(\x04R\bmaxAgeNs\x12\x10\n" +
+	"\x03lag\x18\x10 \x01(\x04R\x03lag\x12\x17\n" +
+	"\amax_lag\x18\x11 \x01(\x04R\x06maxLag*n\n" +
 	"\bReadMode\x12\x19\n" +
 	"\x15READ_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10READ_MODE_LEADER\x10\x01\x12\x1a\n" +
-	"\x16READ_MODE_LINEARIZABLE\x10\x02*v\n" +
+	"\x16READ_MODE_LINEARIZABLE\x10\x02\x12\x15\n" +
+	"\x11READ_MODE_BOUNDED\x10\x03*v\n" +
 	"\vStepOutcome\x12\x1c\n" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +

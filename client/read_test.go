@@ -1,0 +1,257 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// replicas is a cluster of three servers with one shard, whose answers a test gives.
+type replicas struct {
+	fakeServer
+	answer func(ctx context.Context, server int, req *rowraftv1.PullRequest) error // nil: zeros, of age 1 s
+
+	mu    sync.Mutex
+	asked map[int]int
+}
+
+// replicaServer is one of them.
+type replicaServer struct {
+	*fakeServer
+	r *replicas
+	i int
+}
+
+func (s *replicaServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	s.r.mu.Lock()
+	s.r.asked[s.i]++
+	s.r.mu.Unlock()
+	if s.r.answer != nil {
+		if err := s.r.answer(ctx, s.i, req); err != nil {
+			return nil, err
+		}
+	}
+	reply, err := zeros(req)
+	if err == nil && req.Mode == rowraftv1.ReadMode_READ_MODE_BOUNDED {
+		reply.AgeNs, reply.Lag = uint64(time.Second), 7
+	}
+	return reply, err
+}
+
+func startReplicas(t *testing.T, answer func(ctx context.Context, server int, req *rowraftv1.PullRequest) error) (*replicas, *Client, Segment) {
+	t.Helper()
+	r := &replicas{answer: answer, asked: map[int]int{}}
+	m := clustermap.Map{
+		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
+		Tables: []rowraft.Schema{{
+			ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		}},
+		Shards: []clustermap.Shard{{ID: 0}},
+	}
+	var endpoints []string
+	for i := range 3 {
+		l := listenLoopback(t)
+		id := rowraft.NodeID([]string{"a", "b", "c"}[i])
+		m.Nodes = append(m.Nodes, clustermap.Node{ID: id, Addr: l.Addr().String(), Scheduler: true})
+		m.Shards[0].Replicas = append(m.Shards[0].Replicas, clustermap.Replica{ID: rowraft.ReplicaID(id), Node: id})
+		endpoints = append(endpoints, l.Addr().String())
+		server := grpc.NewServer(rpc.ServerOptions(nil)...)
+		rowraftv1.RegisterClusterServer(server, r)
+		rowraftv1.RegisterTableServer(server, &replicaServer{&r.fakeServer, r, i})
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(l) }()
+		t.Cleanup(func() { server.Stop(); <-served })
+	}
+	var err error
+	if r.m, err = clustermap.New(m, nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Dial(patience(t), Options{Endpoints: endpoints})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	table, err := c.Table(patience(t), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, c, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}
+}
+
+func (r *replicas) counts() map[int]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.asked)
+}
+
+var tenSeconds = Read{Mode: Bounded, MaxAge: 10 * time.Second, MaxLag: 99}
+
+// Bounded reads go to the replicas in turn, and carry the bound and what was met.
+func TestBoundedReadsAreSpread(t *testing.T) {
+	r, c, seg := startReplicas(t, func(_ context.Context, _ int, req *rowraftv1.PullRequest) error {
+		if req.Mode != rowraftv1.ReadMode_READ_MODE_BOUNDED || req.MaxAgeNs != 1e10 || req.MaxLag != 99 || req.MinIndex != 5 {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "asked for %v", req)
+		}
+		return nil
+	})
+	read := tenSeconds
+	read.AtLeast = Position{Shards: map[rowraft.ShardID]rowraft.Index{0: 5}}
+	for range 30 {
+		met, err := c.PullWith(patience(t), read, seg)
+		if err != nil || met != (Freshness{time.Second, 7}) {
+			t.Fatalf("met %+v, %v", met, err)
+		}
+	}
+	for i, n := range r.counts() {
+		if n < 5 || n > 15 { // a read that takes long on a busy machine asks one more
+			t.Errorf("of 30 reads server %d has got %d", i, n)
+		}
+	}
+}
+
+// A replica that is too old, or broken, is passed over, and then asked last.
+func TestBoundedReadsFallBack(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		err  error
+	}{
+		{"too old", &rowraft.TooStaleError{Age: 11 * time.Second, MaxAge: 10 * time.Second}},
+		{"gone", rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")},
+		{"not a replica any more", &rowraft.NotLeaderError{}},
+		{"fenced", rowraft.Errorf(rowraft.CodeFenced, "differs")},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, c, seg := startReplicas(t, func(_ context.Context, server int, _ *rowraftv1.PullRequest) error {
+				if server != 1 {
+					return tc.err
+				}
+				return nil
+			})
+			for range 30 {
+				if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := r.counts(); n[1] != 30 || n[0]+n[2] > 20 {
+				t.Errorf("30 reads asked the servers %v times; only 1 can answer", n)
+			}
+		})
+	}
+}
+
+// A replica that says nothing costs a read little more than hedgeAfter.
+func TestBoundedReadsDoNotWaitForASilentReplica(t *testing.T) {
+	r, c, seg := startReplicas(t, func(ctx context.Context, server int, _ *rowraftv1.PullRequest) error {
+		if server == 0 {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	})
+	c.spread.saved.Store(hedgeEvery)
+	for range 9 {
+		if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := r.counts(); n[0] == 0 || n[1] == 0 || n[2] == 0 {
+		t.Errorf("the servers were asked %v times", n)
+	}
+}
+
+// When all have been asked the error says what could be met, and comes at once.
+func TestABoundThatNobodyMeetsIsAnError(t *testing.T) {
+	ages := []time.Duration{30 * time.Second, 12 * time.Second, 0}
+	r, c, seg := startReplicas(t, func(_ context.Context, server int, _ *rowraftv1.PullRequest) error {
+		if server == 2 {
+			return rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map with shards yet")
+		}
+		return &rowraft.TooStaleError{Age: ages[server], MaxAge: 10 * time.Second, Applied: 40, Lag: 3}
+	})
+	ctx := patience(t)
+	_, err := c.PullWith(ctx, tenSeconds, seg)
+	stale, ok := errors.AsType[*rowraft.TooStaleError](err)
+	if !ok || stale.Age != 12*time.Second || stale.MaxAge != 10*time.Second || stale.Lag != 3 || ctx.Err() != nil {
+		t.Fatalf("%v (%+v), want a TooStaleError with the age of the newest replica", err, stale)
+	}
+	if n := r.counts(); n[0] != 1 || n[1] != 1 || n[2] != 1 {
+		t.Errorf("the servers were asked %v times, want once each", n)
+	}
+}
+
+// What no other replica could mend ends a read.
+func TestABadBoundedReadEnds(t *testing.T) {
+	r, c, seg := startReplicas(t, func(context.Context, int, *rowraftv1.PullRequest) error {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "the tables are of another epoch")
+	})
+	if _, err := c.PullWith(patience(t), tenSeconds, seg); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+		t.Errorf("%v, want CodeSessionExpired", err)
+	}
+	if n := r.counts(); n[0]+n[1]+n[2] != 1 {
+		t.Errorf("the servers were asked %v times, want once in all", n)
+	}
+}
+
+func TestReadsThatMakeNoSense(t *testing.T) {
+	_, c, seg := startReplicas(t, nil)
+	for _, read := range []Read{{Mode: Bounded}, {Mode: Bounded, MaxAge: -1}, {MaxAge: 1}, {Mode: Linearizable, MaxLag: 1}, {Mode: 9}} {
+		if _, err := c.PullWith(patience(t), read, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%+v: %v, want CodeInvalidArgument", read, err)
+		}
+	}
+}
+
+// Hedges are few, however slow everything is.
+func TestHedgesAreBounded(t *testing.T) {
+	var s spread
+	for range 10 * hedgeBurst * hedgeEvery {
+		s.read()
+	}
+	n := 0
+	for s.mayHedge() {
+		n++
+	}
+	if n != hedgeBurst {
+		t.Errorf("%d hedges at once, want %d", n, hedgeBurst)
+	}
+	for range hedgeEvery {
+		s.read()
+	}
+	if !s.mayHedge() || s.mayHedge() {
+		t.Errorf("want one hedge for %d reads", hedgeEvery)
+	}
+}
+
+func TestPositionsJoin(t *testing.T) {
+	pos := func(epoch rowraft.TableEpoch, at ...rowraft.Index) Position {
+		p := Position{Epoch: epoch, Shards: map[rowraft.ShardID]rowraft.Index{}}
+		for i, x := range at {
+			if x > 0 {
+				p.Shards[rowraft.ShardID(i)] = x
+			}
+		}
+		return p
+	}
+	for _, tc := range []struct{ a, b, want Position }{
+		{pos(1, 5, 7), pos(1, 6, 0, 2), pos(1, 6, 7, 2)},
+		{pos(1, 50), pos(2, 1), pos(2, 1)},
+		{Position{}, pos(0, 3), pos(0, 3)},
+	} {
+		for _, got := range []Position{tc.a.Join(tc.b), tc.b.Join(tc.a)} {
+			if got.Epoch != tc.want.Epoch || !maps.Equal(got.Shards, tc.want.Shards) {
+				t.Errorf("%v with %v is %v, want %v", tc.a, tc.b, got, tc.want)
+			}
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	// hedgeAfter without an answer to a bounded read another replica is asked as well: one
+	// that was stopped, or whose network is gone, keeps its connections and says nothing.
+	hedgeAfter = 100 * time.Millisecond
+	// hedgeEvery bounds those reads to one of so many, so that a cluster that is slow
+	// because it has too much to do does not get twice as much; hedgeBurst may come at once.
+	hedgeEvery = 10
+	hedgeBurst = 20
+	// shunFor is how long a replica that failed a bounded read is asked last.
+	shunFor = 2 * time.Second
+)
+
+// spread chooses the replicas that bounded reads go to.
+type spread struct {
+	next  atomic.Uint32 // replica of the next read
+	saved atomic.Int64  // reads since a hedge, at most hedgeEvery × hedgeBurst
+
+	mu   sync.Mutex
+	bad  map[badReplica]time.Time // until when it is shunned
+	when time.Time                // bad was last cleaned
+}
+
+type badReplica struct {
+	shard rowraft.ShardID
+	node  rowraft.NodeID
+}
+
+func (s *spread) shun(shard rowraft.ShardID, node rowraft.NodeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.bad == nil {
+		s.bad = make(map[badReplica]time.Time)
+	}
+	if now.Sub(s.when) > time.Minute {
+		for k, until := range s.bad {
+			if now.After(until) {
+				delete(s.bad, k)
+			}
+		}
+		s.when = now
+	}
+	s.bad[badReplica{shard, node}] = now.Add(shunFor)
+}
+
+func (s *spread) shunned(shard rowraft.ShardID, node rowraft.NodeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	until, ok := s.bad[badReplica{shard, node}]
+	return ok && time.Now().Before(until)
+}
+
+// mayHedge takes one hedge if there is one.
+func (s *spread) mayHedge() bool {
+	for {
+		have := s.saved.Load()
+		if have < hedgeEvery {
+			return false
+		}
+		if s.saved.CompareAndSwap(have, have-hedgeEvery) {
+			return true
+		}
+	}
+}
+
+func (s *spread) read() {
+	if s.saved.Load() < hedgeEvery*hedgeBurst {
+		s.saved.Add(1)
+	}
+}
+
+// readers lists the replicas of a shard as a bounded read asks them: in turn from read to
+// read, those that failed lately last.
+func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
+	m := c.cluster.Load()
+	if int(shard) >= len(m.Shards) {
+		return nil
+	}
+	replicas := m.Shards[shard].Replicas
+	first := int(c.spread.next.Add(1))
+	var bad []rowraft.NodeID
+	for i := range replicas {
+		node := replicas[(first+i)%len(replicas)].Node
+		if c.spread.shunned(shard, node) {
+			bad = append(bad, node)
+		} else {
+			nodes = append(nodes, node)
+		}
+	}
+	return append(nodes, bad...)
+}
+
+// pullAny asks the replicas of a shard until one answers, one has an error that no other
+// could mend, or all have been asked and some of them cannot meet the bound. tries is how
+// often req was sent.
+func (c *Client) pullAny(ctx context.Context, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
+	b := backoff{}
+	for c.ctx.Err() == nil {
+		round := round{c: c, shard: shard, req: req}
+		reply, err = round.run(ctx)
+		tries += round.tries
+		code := rowraft.CodeOf(err)
+		if err == nil || !code.Retryable() || code == rowraft.CodeWrongShard || code == rowraft.CodeTooStale || ctx.Err() != nil {
+			return reply, tries, err
+		}
+		c.askForMap()
+		if c.pause(ctx, &b, 0) != nil {
+			break
+		}
+	}
+	return nil, tries, c.ended(err)
+}
+
+// round asks each replica of a shard once.
+type round struct {
+	c     *Client
+	shard rowraft.ShardID
+	req   *rowraftv1.PullRequest
+
+	left    []rowraft.NodeID // to be asked
+	asked   []rowraft.NodeID // have not answered
+	answers chan tried
+	tries   int
+}
+
+type tried struct {
+	node  rowraft.NodeID
+	reply *rowraftv1.PullReply
+	err   error
+}
+
+// run returns the first answer. Of errors that another replica may not have it returns
+// the one that tells most.
+func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
+	r.left = r.c.readers(r.shard)
+	if len(r.left) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for shard %d", r.shard)
+	}
+	r.answers = make(chan tried, len(r.left))
+	ctx, cancel := context.WithTimeout(ctx, r.c.opts.AttemptTimeout)
+	defer cancel()
+	r.c.spread.read()
+	hedge := time.NewTicker(hedgeAfter)
+	defer hedge.Stop()
+	var worst error
+	for r.ask(ctx); len(r.asked) > 0; {
+		select {
+		case <-hedge.C:
+			if len(r.left) > 0 && r.c.spread.mayHedge() {
+				for _, node := range r.asked {
+					r.c.spread.shun(r.shard, node)
+				}
+				r.ask(ctx)
+			}
+		case a := <-r.answers:
+			r.answered(a.node)
+			if a.err == nil {
+				return a.reply, nil
+			}
+			if code := rowraft.CodeOf(a.err); !code.Retryable() || code == rowraft.CodeWrongShard {
+				return nil, a.err
+			}
+			if ctx.Err() == nil {
+				r.c.spread.shun(r.shard, a.node)
+			}
+			worst = worse(worst, a.err)
+			r.ask(ctx)
+		}
+	}
+	return nil, worst
+}
+
+// ask sends the request to the next replica, if there is one and time left.
+func (r *round) ask(ctx context.Context) {
+	if len(r.left) == 0 || r.tries > 0 && ctx.Err() != nil {
+		return
+	}
+	node := r.left[0]
+	r.left = r.left[1:]
+	r.tries++
+	r.asked = append(r.asked, node)
+	answers := r.answers
+	err := r.c.spawn(func() {
+		reply, err := r.c.pullFrom(ctx, node, r.req)
+		answers <- tried{node, reply, err}
+	})
+	if err != nil {
+		answers <- tried{node, nil, err}
+	}
+}
+
+func (r *round) answered(node rowraft.NodeID) {
+	for i, n := range r.asked {
+		if n == node {
+			r.asked = append(r.asked[:i], r.asked[i+1:]...)
+			return
+		}
+	}
+}
+
+// pullFrom asks one server.
+func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	addr := c.addrOf(node)
+	if addr == "" {
+		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "server %s is not in the cluster map", node)
+	}
+	conn, err := c.conns.get(addr)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := rowraftv1.NewTableClient(conn).Pull(ctx, req)
+	if err != nil {
+		return nil, fmt.Errorf("server %s: %w", addr, c.soonKnown(err, req.Payload))
+	}
+	return reply, nil
+}
+
+// worse returns which of two errors of a round tells more: that a bound cannot be met,
+// by the replica that came nearest to it, before anything else.
+func worse(a, b error) error {
+	sa, staleA := errors.AsType[*rowraft.TooStaleError](a)
+	sb, staleB := errors.AsType[*rowraft.TooStaleError](b)
+	switch {
+	case a == nil:
+		return b
+	case !staleB:
+		return a
+	case !staleA:
+		return b
+	case sb.Age > 0 && (sa.Age == 0 || sb.Age < sa.Age):
+		return b
+	}
+	return a
+}

@@ -1,0 +1,229 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// leadReadTimeout bounds how long a pull waits for its minimum index.
+const leadReadTimeout = time.Second
+
+// boundedPatience bounds how long a replica that is too old tries to become newer: another
+// one may be newer already.
+const boundedPatience = 300 * time.Millisecond
+
+// pulled is the answer to a pull.
+type pulled struct {
+	payload []byte
+	index   rowraft.Index // that the rows reflect, at least
+	age     time.Duration // of a bounded read: what was met
+	lag     uint64
+}
+
+func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	defer rpc.Pool.Release(req.Payload)
+	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, err
+	}
+	var got pulled
+	switch minIndex := rowraft.Index(req.MinIndex); req.Mode {
+	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
+		got, err = r.pull(ctx, req.Payload, req.Presence, false, minIndex)
+	case rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
+		got, err = r.pull(ctx, req.Payload, req.Presence, true, minIndex)
+	case rowraftv1.ReadMode_READ_MODE_BOUNDED:
+		var b bound
+		if b, err = boundOf(req); err == nil {
+			got, err = r.pullBounded(ctx, req.Payload, req.Presence, b, minIndex)
+		}
+	default:
+		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded", req.Mode)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.PullReply{
+		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
+	}, nil
+}
+
+func boundOf(req *rowraftv1.PullRequest) (bound, error) {
+	b := bound{maxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), maxLag: req.MaxLag}
+	if b.maxAge == 0 {
+		return b, rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read without max_age_ns: want 1 ns or more")
+	}
+	return b, nil
+}
+
+// maxMaxAge is a year: long enough for any age, and a product of it does not overflow.
+const maxMaxAge = 365 * 24 * time.Hour
+
+// pull answers a read as the leader, not before minIndex is applied.
+func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
+	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
+		return r.pullRows(payload, presence)
+	}
+	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
+	defer cancel()
+	if err := r.mustServe(); err != nil {
+		return got, err
+	}
+	if linearizable {
+		if minIndex, err = r.linearize(ctx, minIndex); err != nil {
+			return got, err
+		}
+	}
+	if r.machine.AppliedIndex() < minIndex {
+		if err := r.group.WaitApplied(ctx, minIndex); err != nil {
+			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
+		}
+	}
+	return r.pullRows(payload, presence)
+}
+
+func (r *replica) pullRows(payload []byte, presence bool) (got pulled, err error) {
+	got.payload, got.index, err = r.machine.Pull(payload, presence, rpc.Pool.Bytes)
+	return got, err
+}
+
+// knowsNoOtherLeader is the sabotage canary.StaleReads.
+func (r *replica) knowsNoOtherLeader() bool {
+	node, _, me := r.group.Leader()
+	return me || node == ""
+}
+
+func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraft.Index, error) {
+	index, err := readIndex(ctx, r.group, r.shard)
+	if err != nil {
+		return 0, err
+	}
+	if index > r.machine.AppliedIndex() {
+		index = 0 // entries of raft's own; all of ours up to it are applied
+	}
+	return max(index, minIndex), r.mustLead()
+}
+
+// pullBounded answers a read on any replica, if it can prove that its rows are as new
+// as b wants when they are read.
+func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool, b bound, minIndex rowraft.Index) (pulled, error) {
+	ctx, cancel := context.WithTimeout(ctx, boundedPatience)
+	defer cancel()
+	for {
+		if err := r.maySpeak(); err != nil {
+			return pulled{}, err
+		}
+		p, ok := r.fresh.await(ctx, b)
+		if ok && r.machine.AppliedIndex() < minIndex {
+			ok = r.group.WaitApplied(ctx, minIndex) == nil
+		}
+		if !ok {
+			return pulled{}, r.tooStale(p, b, minIndex)
+		}
+		got, err := r.pullRows(payload, presence)
+		if err != nil {
+			return pulled{}, err
+		}
+		// The process may have been stopped since.
+		if got.age, got.lag = p.age(), p.lag; got.age <= b.maxAge {
+			return got, nil
+		}
+		rpc.Pool.Release(got.payload)
+		if ctx.Err() != nil {
+			return pulled{}, r.tooStale(p, b, minIndex)
+		}
+	}
+}
+
+func (r *replica) tooStale(p proof, b bound, minIndex rowraft.Index) error {
+	return &rowraft.TooStaleError{
+		Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex, Age: p.age(), MaxAge: b.maxAge, Lag: p.lag, MaxLag: b.maxLag,
+	}
+}
+
+// maySpeak reports why this replica may not answer for its shard, leader or not.
+func (r *replica) maySpeak() error {
+	select {
+	case <-r.fenced:
+		return r.machine.Fenced()
+	default:
+		return r.undivided()
+	}
+}
+
+// leaderPoll is how often a probe that has no answer looks whether the leader is
+// another one by now.
+const leaderPoll = 50 * time.Millisecond
+
+// probe asks whoever leads the shard of r for an index that covers all that is
+// acknowledged.
+func (n *Node) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
+	leader, _, me := r.group.Leader()
+	switch {
+	case me:
+		index, err := r.group.ReadIndex(ctx)
+		return index, translate(r.shard, err)
+	case leader == "":
+		return 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d has no leader", r.shard)
+	}
+	m := n.sched.View().Map()
+	if m == nil {
+		return 0, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map yet")
+	}
+	node, ok := m.Node(leader)
+	if !ok {
+		return 0, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", leader)
+	}
+	conn, err := n.control.conn(node.Addr)
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// One that was stopped says nothing, and there soon is another one.
+	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(ctx, cancel, leader) })
+	defer watch.Stop()
+	reply, err := rowraftv1.NewAdminClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard), Cluster: string(m.Cluster)})
+	return rowraft.Index(reply.GetIndex()), err
+}
+
+// cancelWhenLedBy cancels ctx when another node than the given one is known to lead. It
+// returns when ctx ends.
+func (r *replica) cancelWhenLedBy(ctx context.Context, cancel context.CancelFunc, notBy rowraft.NodeID) {
+	t := time.NewTicker(leaderPoll)
+	defer t.Stop()
+	for ctx.Err() == nil {
+		if leader, _, _ := r.group.Leader(); leader != notBy && leader != "" {
+			cancel()
+			return
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ReadIndex proves that this server leads a shard.
+func (s *adminService) ReadIndex(ctx context.Context, req *rowraftv1.ReadIndexRequest) (*rowraftv1.ReadIndexReply, error) {
+	if have := s.n.identity.Identity().Cluster; req.Cluster != string(have) {
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "this server is of cluster %s, the call is for cluster %q", have, req.Cluster)
+	}
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.maySpeak(); err != nil {
+		return nil, err
+	}
+	index, err := r.group.ReadIndex(ctx)
+	if err != nil {
+		return nil, translate(r.shard, err)
+	}
+	return &rowraftv1.ReadIndexReply{Index: uint64(index)}, nil
+}

@@ -1,0 +1,151 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// boundedReads asks one server after the other, as a client that knows nothing of leaders.
+type boundedReads struct {
+	t     *testing.T
+	table rowraft.TableID
+	stubs []rowraftv1.TableClient
+}
+
+func (c *testCluster) boundedReads(table *client.Table) *boundedReads {
+	c.t.Helper()
+	r := &boundedReads{t: c.t.(*testing.T), table: table.Schema().ID}
+	for _, n := range c.nodes {
+		conn, err := bareDial(n.addr)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		c.t.Cleanup(func() { conn.Close() })
+		r.stubs = append(r.stubs, rowraftv1.NewTableClient(conn))
+	}
+	return r
+}
+
+// read returns the first weight of row 1 at one server.
+func (r *boundedReads) read(ctx context.Context, server int, req *rowraftv1.PullRequest) (float32, *rowraftv1.PullReply, error) {
+	seg := wire.Segment{Table: r.table, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
+	req.MapVersion, req.Mode = anyMapVersion, rowraftv1.ReadMode_READ_MODE_BOUNDED
+	req.Payload = segment(seg, []uint64{1}, nil)
+	reply, err := r.stubs[server].Pull(ctx, req)
+	if err != nil {
+		return 0, nil, rpc.FromStatus(err)
+	}
+	got, body, _, err := wire.ParseSegment(reply.Payload)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	values := make([]float32, got.Dim)
+	wire.GetFloats(values, got.DType, body.Values)
+	return values[0], reply, nil
+}
+
+// Every replica serves, and has all that was acknowledged before the age that it tells.
+func TestBoundedReadsOfAnyReplica(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	ctx := testContext(t)
+	cl := c.dial()
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := c.boundedReads(table)
+	var acked []time.Time // of push i+1
+	for push := range 60 {
+		if _, err := table.Push(ctx, []rowraft.Key{1}, []float32{-1, 0, 0, 0}); err != nil {
+			t.Fatal(err)
+		}
+		acked = append(acked, time.Now())
+		called := time.Now()
+		v, reply, err := reads.read(ctx, push%3, &rowraftv1.PullRequest{MaxAgeNs: uint64(10 * time.Second), MaxLag: 1000})
+		if err != nil {
+			t.Fatalf("server %d: %v", push%3, err)
+		}
+		if reply.AgeNs == 0 || reply.AgeNs > uint64(10*time.Second) {
+			t.Errorf("server %d tells an age of %d ns", push%3, reply.AgeNs)
+		}
+		from := called.Add(-time.Duration(reply.AgeNs))
+		want := 0
+		for _, at := range acked {
+			if at.Before(from) {
+				want++
+			}
+		}
+		if int(v) < want || int(v) > push+1 {
+			t.Errorf("server %d with an age of %v has %v pushes of %d, want %d at least", push%3, time.Duration(reply.AgeNs), v, push+1, want)
+		}
+		// A minimum is met whatever the age.
+		index := uint64(cl.Position().Shards[0])
+		if v, reply, err = reads.read(ctx, push%3, &rowraftv1.PullRequest{MaxAgeNs: uint64(time.Minute), MinIndex: index}); err != nil || int(v) != push+1 || reply.AppliedIndex < index {
+			t.Fatalf("server %d after push %d at index %d: %v, %v, %v", push%3, push+1, index, v, reply, err)
+		}
+	}
+}
+
+// Without a majority nobody can tell how old he is: what was proved before is served until
+// it is too old, and then nothing is.
+func TestBoundedReadsEndWithTheirBound(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	ctx := testContext(t)
+	table, err := c.dial().CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Push(ctx, []rowraft.Key{1}, []float32{-1, 0, 0, 0}); err != nil {
+		t.Fatal(err)
+	}
+	reads := c.boundedReads(table)
+	const maxAge = 5 * time.Second
+	ask := func() (float32, *rowraftv1.PullReply, error) {
+		return reads.read(ctx, 2, &rowraftv1.PullRequest{MaxAgeNs: uint64(maxAge)})
+	}
+	if _, _, err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	c.stopNode(0)
+	c.stopNode(1)
+	gone := time.Now()
+	for {
+		late := time.Since(gone) > maxAge
+		v, reply, err := ask()
+		if err == nil {
+			if late || v != 1 || reply.AgeNs > uint64(maxAge) {
+				t.Fatalf("%v after the majority went: %v pushes, age %d ns", time.Since(gone), v, reply.AgeNs)
+			}
+			continue
+		}
+		stale, ok := errors.AsType[*rowraft.TooStaleError](err)
+		if !ok || stale.MaxAge != maxAge || stale.Age <= maxAge {
+			t.Fatalf("refused with %v (%+v), want a TooStaleError that tells an age over %v", err, stale, maxAge)
+		}
+		break
+	}
+	if _, _, err := reads.read(ctx, 2, &rowraftv1.PullRequest{MaxAgeNs: uint64(time.Hour)}); err != nil {
+		t.Errorf("with a bound of an hour: %v", err)
+	}
+}
+
+// A probe is for the servers of one cluster: addresses are reused.
+func TestReadIndexIsForItsCluster(t *testing.T) {
+	r, _ := openRaw(t)
+	ctx := testContext(t)
+	if _, err := r.admin.ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Cluster: "another"}); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("a call for another cluster: %v, want CodeIdentity", err)
+	}
+	reply, err := r.admin.ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Cluster: string(r.m.Cluster)})
+	if err != nil || reply.Index == 0 {
+		t.Errorf("%v, %v, want an index", reply, err)
+	}
+}
