@@ -111,6 +111,16 @@ bench-snapshot: ## what a shard's snapshot costs those who push, against its bar
 bench-stragglers: build ## steps per second with one slow worker and without it, in modes sync, quorum and async (ARGS="--json", 1 minute)
 	$(BIN)/rowraft bench stragglers --shards 4 $(ARGS)
 
+N ?= 40
+
+.PHONY: bench-failover
+bench-failover: build-faults ## how long pushes wait for a new leader, against the bars: N=40 kills −9, transfers, disk stalls, 4 minutes (ARGS="--json")
+	$(BIN)/rowraft-faults bench failover --check --kills $(N) $(ARGS)
+
+.PHONY: bench-failover-smoke
+bench-failover-smoke: build-faults ## a few of each, held against no bar: shows that pushes and reads go on after all of them
+	$(BIN)/rowraft-faults bench failover --kills 2 --transfers 1 --stalls 1 --nodes 1
+
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh

@@ -43,6 +43,7 @@ stage fuzz fuzz FUZZTIME="${FUZZTIME:-3s}"
 stage demo demo
 stage chaos chaos
 stage bench-smoke bench-smoke
+stage failover bench-failover-smoke
 
 if [ "$(fingerprint)" != "$before" ]; then
 	echo "verify: a stage changed the workspace:" >&2

@@ -24,8 +24,8 @@ func newBenchCmd(g *globals) *cobra.Command {
 	var asJSON bool
 	var cpuProfile string
 	cmd := &cobra.Command{
-		Use:   "bench pull|push|restart|checkpoint|stragglers",
-		Short: "Measure pulls, pushes, restarts, checkpoints or slow workers, on a cluster or on servers of its own",
+		Use:   "bench pull|push|restart|checkpoint|stragglers|failover",
+		Short: "Measure pulls, pushes, restarts, checkpoints, slow workers or failovers, on a cluster or on servers of its own",
 		Long: `Measure the rate of pulls or pushes. Without --endpoints it starts its own servers as
 processes on loopback and removes them and their data afterwards; with --endpoints it
 creates a table named bench.… there and leaves it.
@@ -39,12 +39,16 @@ throughput one every 10 minutes costs.
 stragglers trains in modes sync, sync with a quorum of 0.75, and async, with one of four workers slowed 10 times, and
 without it; a step of the model is 50 ms of sleep. It measures each for --seconds and needs rowraft-trainer.
 
+failover disturbs its own servers under a light load: kill −9 of the leader, planned transfers, disks that hang (with
+bin/rowraft-faults), and kill −9 of a server that leads a third of 12 shards; it tells how long pushes waited, and how
+many bounded reads were served beside it all. Its --profile is fast unless told otherwise.
+
 Each connection sends one call of --batch distinct keys after the other. A push is
 counted when it is acknowledged: on the disks of a majority, and applied.`,
 		Example: `  rowraft bench pull --rows 1000000 --dim 16 --conns 4
   rowraft bench push --replicas 3 --optimizer adagrad --keys zipf --json`,
-		ValidArgs: []string{"pull", "push", "restart", "checkpoint", "stragglers"},
-		Args:      oneArg("pull, push, restart, checkpoint or stragglers"),
+		ValidArgs: []string{"pull", "push", "restart", "checkpoint", "stragglers", "failover"},
+		Args:      oneArg("pull, push, restart, checkpoint, stragglers or failover"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.op = args[0]
 			if !slices.Contains(cmd.ValidArgs, cfg.op) {
@@ -55,6 +59,9 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 					return err
 				}
 				cfg.endpoints, cfg.tls = g.endpoints, client.Options{TLS: g.tls}
+			}
+			if cfg.op == "failover" && !cmd.Flags().Changed("profile") {
+				cfg.profile = "fast"
 			}
 			stop, err := startProfile(cpuProfile)
 			if err != nil {
@@ -69,7 +76,11 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 			if asJSON {
 				format = formatJSON
 			}
-			return show(cmd.OutOrStdout(), format, r, func(w io.Writer, _ bool) error { return r.print(w) })
+			err = show(cmd.OutOrStdout(), format, r, func(w io.Writer, _ bool) error { return r.print(w) })
+			if f, ok := r.(*failoverResult); ok && cfg.failover.check && err == nil {
+				err = f.verdict()
+			}
+			return err
 		},
 	}
 	fl := cmd.Flags()
@@ -89,6 +100,11 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 	fl.StringVar(&cfg.backend, "log-backend", "wal", "log of the own servers: wal, rowlog or bolt")
 	fl.StringVar(&cfg.kill, "kill", "one", "restart: which own servers to kill, one or all")
 	fl.StringVar(&cfg.profile, "profile", "default", "timers of the own servers: fast, default or dense")
+	fl.IntVar(&cfg.failover.kills, "kills", 40, "failover: how often the leader is killed")
+	fl.IntVar(&cfg.failover.transfers, "transfers", 20, "failover: how often the lead is handed over")
+	fl.IntVar(&cfg.failover.stalls, "stalls", 6, "failover: how often the leader's disk hangs")
+	fl.IntVar(&cfg.failover.nodes, "nodes", 5, "failover: how often a server that leads a third of the shards is killed")
+	fl.BoolVar(&cfg.failover.check, "check", false, "failover: end with code 3 if a figure is above its bar")
 	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
 	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
 	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "", "write a CPU profile of the first own server, loading included, to this file")
@@ -106,6 +122,8 @@ func benchOp(ctx context.Context, cfg benchConfig, progress io.Writer) (printer,
 		return benchCheckpoint(ctx, cfg, progress)
 	case "stragglers":
 		return benchStragglers(ctx, cfg, progress)
+	case "failover":
+		return benchFailover(ctx, cfg, progress)
 	}
 	return bench(ctx, cfg, progress)
 }

@@ -45,6 +45,7 @@ type benchConfig struct {
 	backend   string
 	profile   string
 	kill      string // of a restart: "one" or "all"
+	failover  failoverConfig
 	// serverProfile is where a CPU profile of the first own server goes; "": none.
 	serverProfile string
 	tls           client.Options // its TLS files only

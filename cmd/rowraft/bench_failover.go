@@ -1,0 +1,299 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// What a failover may take; docs/ops promises it for profile fast and a light load.
+const (
+	killP50Bar     = 800 * time.Millisecond
+	killP90Bar     = 1300 * time.Millisecond
+	transferP90Bar = 500 * time.Millisecond
+	stallMaxBar    = 5 * time.Second
+	nodeMaxBar     = 3 * time.Second
+	readShareBar   = 0.999
+)
+
+const (
+	// failoverMaxAge is the bound of the reads that go on beside the faults; one that has
+	// no answer after failoverReadLimit counts as not served.
+	failoverMaxAge    = 10 * time.Second
+	failoverReadLimit = time.Second
+	// failoverNodeShards is how many shards there are when a server that leads a third of
+	// them is killed.
+	failoverNodeShards = 12
+)
+
+// failoverConfig is how often the benchmark does what.
+type failoverConfig struct {
+	kills, transfers, stalls, nodes int
+	check                           bool
+}
+
+// failoverResult is the JSON of `bench failover`; the field names are a contract.
+type failoverResult struct {
+	Schema string `json:"schema"`
+	Op     string `json:"op"`
+
+	// From the fault to the first acknowledged push that was begun after it, in the shard
+	// that the server led; of Nodes in the last of the shards that it led. Of Transfers the
+	// longest time without an acknowledgement.
+	Kills     *failoverTimes `json:"kills,omitempty"`
+	Transfers *failoverTimes `json:"transfers,omitempty"`
+	Stalls    *failoverTimes `json:"disk_stalls,omitempty"`
+	Nodes     *failoverTimes `json:"nodes,omitempty"`
+
+	Reads *failoverReads `json:"bounded_reads"`
+
+	Passed  bool     `json:"passed"`
+	Failed  []string `json:"failed,omitempty"`  // which bars
+	Skipped []string `json:"skipped,omitempty"` // what could not be measured, and why
+
+	// Gone are servers that ended by themselves beside the faults, such as for a disk that
+	// others on this machine kept busy. They were started again.
+	Gone int `json:"servers_gone"`
+
+	Replicas  int        `json:"replicas"`
+	Backend   string     `json:"log_backend"`
+	Profile   string     `json:"profile"`
+	Pushes    int64      `json:"pushes"`
+	Cores     int        `json:"cores"`
+	Processor string     `json:"cpu"`
+	Load      [2]float64 `json:"machine_load"` // 1 minute average before and after: the machine's others count
+	GoVersion string     `json:"go_version"`
+}
+
+// failoverTimes are those of one kind of fault, in seconds.
+type failoverTimes struct {
+	N   int       `json:"n"`
+	P50 float64   `json:"p50_seconds"`
+	P90 float64   `json:"p90_seconds"`
+	P99 float64   `json:"p99_seconds"`
+	Max float64   `json:"max_seconds"`
+	All []float64 `json:"all_seconds"` // in their order
+}
+
+func timesOf(all []time.Duration) *failoverTimes {
+	if len(all) == 0 {
+		return nil
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	at := func(p float64) float64 {
+		// The smallest that p of all do not exceed.
+		i := int(p*float64(len(sorted))+0.999999) - 1
+		return sorted[min(max(i, 0), len(sorted)-1)].Seconds()
+	}
+	t := &failoverTimes{N: len(all), P50: at(0.5), P90: at(0.9), P99: at(0.99), Max: at(1)}
+	for _, d := range all {
+		t.All = append(t.All, d.Seconds())
+	}
+	return t
+}
+
+// failoverReads are the bounded reads beside all faults.
+type failoverReads struct {
+	MaxAge  float64 `json:"max_age_seconds"`
+	Reads   int64   `json:"reads"`
+	Served  int64   `json:"served"`
+	Share   float64 `json:"served_share"`
+	Oldest  float64 `json:"oldest_seconds"`  // age of what was served
+	Slowest float64 `json:"slowest_seconds"` // of those that were served
+	Error   string  `json:"first_error,omitempty"`
+}
+
+// benchFailover disturbs clusters of its own under a light load.
+func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r *failoverResult, err error) {
+	f := cfg.failover
+	switch {
+	case len(cfg.endpoints) > 0:
+		return nil, usagef("bench failover kills servers: it takes none but its own")
+	case cfg.replicas != 3:
+		return nil, usagef("bench failover --replicas %d: want 3", cfg.replicas)
+	case f.kills < 0 || f.transfers < 0 || f.stalls < 0 || f.nodes < 0 || f.kills+f.transfers+f.stalls+f.nodes == 0:
+		return nil, usagef("--kills %d, --transfers %d, --stalls %d, --nodes %d: want 0 or more, and one of them", f.kills, f.transfers, f.stalls, f.nodes)
+	}
+	r = &failoverResult{
+		Schema: jsonSchema, Op: "failover", Replicas: cfg.replicas, Backend: cfg.backend, Profile: cfg.profile,
+		Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+	}
+	r.Load[0] = machineLoad()
+	reads := &readTally{}
+	if f.kills+f.transfers+f.stalls > 0 {
+		if err := r.oneShard(ctx, cfg, reads, progress); err != nil {
+			return nil, err
+		}
+	}
+	if f.nodes > 0 {
+		if err := r.manyShards(ctx, cfg, reads, progress); err != nil {
+			return nil, err
+		}
+	}
+	r.Reads = reads.result()
+	r.Load[1] = machineLoad()
+	r.judge()
+	return r, nil
+}
+
+// oneShard disturbs the leader of a cluster of one shard.
+func (r *failoverResult) oneShard(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (err error) {
+	cfg.shards = 1
+	d, err := newDisturber(ctx, cfg, reads, progress)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		r.Pushes += d.load.pushes.Load()
+		r.Gone += d.gone
+		err = errors.Join(err, d.close())
+	}()
+	f := cfg.failover
+	stalls := f.stalls
+	if stalls > 0 && setDiskStall == nil {
+		r.Skipped = append(r.Skipped, "disk stalls: this binary's servers have no disk faults; `make build-faults` builds bin/rowraft-faults")
+		stalls = 0
+	}
+	kills, err := d.repeat(ctx, "kill −9", f.kills, d.kill)
+	if err != nil {
+		return err
+	}
+	transfers, err := d.repeat(ctx, "transfer", f.transfers, d.transfer)
+	if err != nil {
+		return err
+	}
+	stalled, err := d.repeat(ctx, "disk stall", stalls, d.stall)
+	if err != nil {
+		return err
+	}
+	r.Kills, r.Transfers, r.Stalls = timesOf(kills), timesOf(transfers), timesOf(stalled)
+	return nil
+}
+
+// manyShards kills servers that lead a third of the shards.
+func (r *failoverResult) manyShards(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (err error) {
+	cfg.shards = failoverNodeShards
+	d, err := newDisturber(ctx, cfg, reads, progress)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		r.Pushes += d.load.pushes.Load()
+		r.Gone += d.gone
+		err = errors.Join(err, d.close())
+	}()
+	nodes, err := d.repeat(ctx, "kill −9 of a server that leads a third", cfg.failover.nodes, d.killNode)
+	if err != nil {
+		return err
+	}
+	r.Nodes = timesOf(nodes)
+	return nil
+}
+
+// judge holds the figures against their bars.
+func (r *failoverResult) judge() {
+	over := func(what string, t *failoverTimes, figure func(*failoverTimes) float64, bar time.Duration) {
+		if t != nil && figure(t) > bar.Seconds() {
+			r.Failed = append(r.Failed, fmt.Sprintf("%s: %.2f s, the bar is %.2f s", what, figure(t), bar.Seconds()))
+		}
+	}
+	p50 := func(t *failoverTimes) float64 { return t.P50 }
+	p90 := func(t *failoverTimes) float64 { return t.P90 }
+	most := func(t *failoverTimes) float64 { return t.Max }
+	over("kills, p50", r.Kills, p50, killP50Bar)
+	over("kills, p90", r.Kills, p90, killP90Bar)
+	over("transfers, p90", r.Transfers, p90, transferP90Bar)
+	over("disk stalls, max", r.Stalls, most, stallMaxBar)
+	over("servers that lead a third, max", r.Nodes, most, nodeMaxBar)
+	if r.Reads.Share < readShareBar {
+		r.Failed = append(r.Failed, fmt.Sprintf("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)", r.Reads.Share, readShareBar, r.Reads.Error))
+	}
+	r.Passed = len(r.Failed) == 0
+}
+
+// verdict is the error of a result that --check does not let pass.
+func (r *failoverResult) verdict() error {
+	if r.Passed {
+		return nil
+	}
+	return verdictError{fmt.Errorf("bench failover: %s", strings.Join(r.Failed, "; "))}
+}
+
+func (r *failoverResult) print(w io.Writer) error {
+	line := func(t *failoverTimes) string {
+		return fmt.Sprintf("p50 %.2f s, p90 %.2f s, p99 %.2f s, max %.2f s (n = %d)", t.P50, t.P90, t.P99, t.Max, t.N)
+	}
+	var pairs []string
+	for _, k := range []struct {
+		name string
+		t    *failoverTimes
+	}{{"kill −9", r.Kills}, {"transfer", r.Transfers}, {"disk stall", r.Stalls}, {"a third of " + plural(failoverNodeShards, "shard"), r.Nodes}} {
+		if k.t != nil {
+			pairs = append(pairs, k.name, line(k.t))
+		}
+	}
+	served := fmt.Sprintf("%s of %s bounded reads (%.4f %%), max age %.0f s; oldest %.2f s, slowest %.3f s",
+		count(uint64(r.Reads.Served)), count(uint64(r.Reads.Reads)), 100*r.Reads.Share, r.Reads.MaxAge, r.Reads.Oldest, r.Reads.Slowest)
+	verdict := "all bars are met"
+	if !r.Passed {
+		verdict = "ABOVE THE BAR: " + strings.Join(r.Failed, "; ")
+	}
+	pairs = append(pairs, "served", served, "verdict", verdict)
+	if r.Gone > 0 {
+		pairs = append(pairs, "gone", plural(r.Gone, "server")+" ended by themselves and were started again: the machine's disk is busy")
+	}
+	for _, s := range r.Skipped {
+		pairs = append(pairs, "skipped", s)
+	}
+	return facts(w, append(pairs,
+		"servers", fmt.Sprintf("%s, profile %s, log %s; %s acknowledged", plural(r.Replicas, "replica"), r.Profile, r.Backend, count(uint64(r.Pushes))+" pushes"),
+		"machine", fmt.Sprintf("%d cores, load %.1f before and %.1f after, %s, %s", r.Cores, r.Load[0], r.Load[1], r.Processor, r.GoVersion))...)
+}
+
+// machineLoad is the load average of a minute, 0 if the kernel does not tell.
+func machineLoad() (load float64) {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	if _, err := fmt.Sscan(string(b), &load); err != nil {
+		return 0
+	}
+	return load
+}
+
+// failoverCluster starts the servers that are disturbed, with disks that may be stalled.
+func failoverCluster(ctx context.Context, cfg benchConfig, dir string) (*localcluster.Cluster, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	opts := localcluster.Options{
+		Binary: self, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile,
+		Args: []string{"--log-level", "warn", "--disk-stall-limit", "0s"}, // that of the profile
+	}
+	if setDiskStall != nil {
+		opts.Env = append(opts.Env, "ROWRAFT_DISK_FAULTS="+localcluster.PerServer(dir, diskStallFile))
+	}
+	return localcluster.Start(ctx, opts)
+}
+
+// diskStallFile follows a server's name.
+const diskStallFile = ".disk.json"
+
+func stallFile(s *localcluster.Server) string {
+	return filepath.Join(filepath.Dir(s.DataDir), s.Name+diskStallFile)
+}
+
+// setDiskStall hangs all writes to the disk of servers that read the file, or lets them
+// go on. It is nil in builds without the tag rowraft_faults.
+var setDiskStall func(file string, hang bool) error
