@@ -34,8 +34,8 @@ type Attendance struct {
 
 	// Member is the trainer's membership of its job; nil if it entered none. While the
 	// call lives Beat is called about once a second, and what it returns keeps the
-	// member's lease. OnMembers is told of each new generation, OnStop once, when
-	// somebody stops the job. All may be nil; none may block.
+	// member's lease. OnMembers is told of each new generation from the member's first on,
+	// OnStop once, when somebody stops the job. All may be nil; none may block.
 	Member    *Member
 	Beat      func() Beat
 	OnMembers func(Members)
@@ -380,6 +380,9 @@ func (a *Attendance) beatEvery() time.Duration {
 func (a *Attendance) members(m *rowraftv1.AttendMembers) {
 	if a.OnMembers == nil {
 		return
+	}
+	if a.Member != nil && m.GetGeneration() < a.Member.Generation {
+		return // the shards do not have its own yet, and refuse it in this one
 	}
 	out := Members{Generation: m.GetGeneration(), FirstStep: int64(m.GetFirstStep())}
 	for _, r := range m.GetRanks() {

@@ -16,6 +16,7 @@ import (
 
 // jobView is what `rowraft job describe -o json` says of a job.
 type jobView struct {
+	Run        string `json:"run"`
 	State      string `json:"state"`
 	Training   int    `json:"training"`
 	Generation uint64 `json:"generation"`
@@ -31,6 +32,7 @@ type jobView struct {
 		Rank        int     `json:"rank"`
 		Worker      string  `json:"worker"`
 		State       string  `json:"state"`
+		Reason      string  `json:"reason"`
 		Incarnation uint64  `json:"incarnation"`
 		Step        *uint64 `json:"step"`
 	} `json:"members"`
@@ -68,6 +70,25 @@ func (v jobView) member(worker string) (state string, step uint64) {
 		}
 	}
 	return "", 0
+}
+
+// rank of a worker, −1 if it has none.
+func (v jobView) rank(worker string) int {
+	for _, m := range v.Members {
+		if m.Worker == worker {
+			return m.Rank
+		}
+	}
+	return -1
+}
+
+func (v jobView) incarnation(worker string) uint64 {
+	for _, m := range v.Members {
+		if m.Worker == worker {
+			return m.Incarnation
+		}
+	}
+	return 0
 }
 
 // TestWorkersComeAndGo: a worker is killed inside its training, the scheduler's leader

@@ -165,7 +165,9 @@ func launch(t testing.TB, cmd *exec.Cmd, env []string) *running {
 	t.Helper()
 	p := &running{cmd: cmd, ended: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Env = root, env
-	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	if p.cmd.Stderr = &p.stderr; p.cmd.Stdout == nil {
+		p.cmd.Stdout = &p.stdout
+	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	// Pdeathsig is tied to the thread that forks: keep it.
 	runtime.LockOSThread()

@@ -251,6 +251,43 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 	}
 }
 
+// A worker that joins is told of no generation before its own: it is no member of those
+// that the shards have until then.
+func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
+	s, _, c := served(t)
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
+	inShards := func(e *client.Entry) { e.InShards = true }
+	if _, err := enter(t, c, "first", 2, inShards); err != nil {
+		t.Fatal(err)
+	}
+	s.keepJobs(t.Context())
+	c = another(t, s)
+	joins, err := enter(t, c, "joins", 2, inShards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told, stopped := make(chan client.Members, 4), make(chan struct{})
+	at, err := c.Attend(t.Context(), client.Attendance{
+		Job: "ctr", Rank: 1, Trainers: 2, Member: joins, OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	// On the same call, behind what there was to tell when it began.
+	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+		t.Fatal(err)
+	}
+	<-stopped
+	if len(told) > 0 {
+		t.Errorf("a member of generation 2 is told of %+v", <-told)
+	}
+	s.keepJobs(t.Context())
+	if m := <-told; m.Generation != 2 || m.FirstStep != 14 || !slices.Equal(m.Ranks, []int{0, 1}) {
+		t.Errorf("told of %+v", m)
+	}
+}
+
 // While shards cannot be told that runs are over, a turn waits for one of them only.
 func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
 	s, _, _ := served(t)
