@@ -68,6 +68,11 @@ type Map struct {
 	Tables       []rowraft.Schema
 	Epoch        rowraft.TableEpoch
 
+	// What every member understands, so the newest that may be logged: in the shards and
+	// in the metadata group. 0: nobody has said.
+	ApplyVersion    uint16
+	MetadataVersion uint32
+
 	slots [rowraft.NumSlots]uint8 // slot → shard
 }
 

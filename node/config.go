@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler"
 )
 
 // Config is what a server is started with. Listener, PeerListener and DataDir
@@ -89,6 +90,9 @@ type Config struct {
 
 	// tamper changes what a replica applies; nil but in tests and canaries.
 	tamper func(r *replica, index rowraft.Index, entry []byte) []byte
+
+	// announce is what this server says that it understands; the truth, but in tests.
+	announce scheduler.Versions
 }
 
 // Info tells who a ready server is.
@@ -147,6 +151,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.ScrubBytesPerSecond == 0 {
 		c.ScrubBytesPerSecond = 16 << 20
+	}
+	if c.announce == (scheduler.Versions{}) {
+		c.announce = scheduler.OwnVersions()
 	}
 	if c.tamper == nil {
 		c.tamper = sabotage()

@@ -192,7 +192,10 @@ func (c *control) hear(ctx context.Context) {
 
 func (c *control) registerOnce(ctx context.Context) error {
 	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-		_, err := stub.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: string(c.cluster()), Node: rpc.NodeToProto(c.n.self)})
+		_, err := stub.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{
+			ClusterId: string(c.cluster()), Node: rpc.NodeToProto(c.n.self),
+			ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata,
+		})
 		return err
 	})
 }
@@ -200,12 +203,16 @@ func (c *control) registerOnce(ctx context.Context) error {
 func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().Cluster }
 
 func (c *control) heartbeat(ctx context.Context) error {
-	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus()}
+	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus(),
+		ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata}
 	if m := c.n.cluster.Load(); m != nil {
 		req.MapVersion = uint64(m.Version)
 	}
 	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-		_, err := stub.Heartbeat(ctx, req)
+		reply, err := stub.Heartbeat(ctx, req)
+		if err == nil {
+			c.n.heldBack.Store(reply.HeldBack)
+		}
 		return err
 	})
 }

@@ -49,7 +49,7 @@ func (n *Node) startReplicas(m *clustermap.Map, g *errgroup.Group) error {
 			if fenced, err := n.staysFenced(s.ID, r.ID); err != nil || fenced {
 				return err
 			}
-			rep, err := openReplica(n.store, m, s, r, segment, n.cfg.tamper, n.probe, n.log)
+			rep, err := n.openReplica(m, s, r, segment)
 			if err != nil {
 				return err
 			}

@@ -59,6 +59,7 @@ type Node struct {
 	began func() // stops the clock of Config.StartTimeout
 
 	cluster     atomic.Pointer[clustermap.Map] // that the replicas follow
+	heldBack    atomic.Value                   // string, for people: who keeps the cluster from newer entries
 	keptVersion rowraft.MapVersion             // on disk; of the goroutine that runs followMap
 
 	// heard is where other servers said that their Raft groups are (NodeID → host:port),

@@ -32,6 +32,8 @@ type replica struct {
 	fresh   *freshness
 	log     *slog.Logger
 
+	gateVersion func(rowraft.ShardID, uint16) error // of the server; nil: anything may be logged
+
 	// leading is the term this replica leads and in which it has applied all that
 	// earlier terms committed; 0 otherwise. Before that it must not judge
 	// sessions, tables or reads: it may not know them yet.
@@ -77,20 +79,16 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 	return s, nil
 }
 
-// prober asks the leader of a replica's shard for an index that covers all that is
-// acknowledged.
-type prober func(context.Context, *replica) (rowraft.Index, error)
-
 // openReplica starts the group of one shard as the map describes it.
-func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int, tamper func(*replica, rowraft.Index, []byte) []byte, probe prober, log *slog.Logger) (*replica, error) {
+func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int) (*replica, error) {
 	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID)})
 	if err != nil {
 		return nil, err
 	}
 	r := &replica{
-		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: tamper,
+		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: n.cfg.tamper, gateVersion: n.mayLog,
 		proof: prover{round: make(chan struct{}, 1)},
-		log:   log.With("shard", uint32(s.ID), "replica", string(self.ID)),
+		log:   n.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.steps = newSteps(r)
@@ -102,7 +100,7 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 			founders = append(founders, raftstore.Member{Replica: rep.ID, Node: rep.Node})
 		}
 	}
-	r.group, err = store.StartGroup(raftstore.GroupConfig{
+	r.group, err = n.store.StartGroup(raftstore.GroupConfig{
 		ID:        groupName(s.ID),
 		Replica:   self.ID,
 		Machine:   stateMachine{machine, r},
@@ -115,7 +113,7 @@ func openReplica(store *raftstore.Store, m *clustermap.Map, s clustermap.Shard, 
 		r.cancel()
 		return nil, errors.Join(fmt.Errorf("shard %d: %w", s.ID, err), machine.Close())
 	}
-	r.fresh = newFreshness(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return probe(ctx, r) }, r.group.AppliedIndex, r.group.WaitApplied)
+	r.fresh = newFreshness(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return n.probe(ctx, r) }, r.group.AppliedIndex, r.group.WaitApplied)
 	r.batch = newBatcher(r.group, r.header)
 	close(r.opened)
 	return r, nil
@@ -203,6 +201,10 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 	if err := r.mustServe(); err != nil {
 		return 0, false, err
 	}
+	if err := r.mayLog(p.Op.Version()); err != nil {
+		rpc.Pool.Release(p.Payload)
+		return 0, false, err
+	}
 	if err := r.gate.enter(ctx, p.Size()); err != nil {
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
@@ -263,6 +265,9 @@ func (r *replica) propose(ctx context.Context, entry []byte) (rowraft.Index, err
 
 // start is propose in two steps: it does not wait, what it returns does.
 func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, error) {
+	if err := r.mayLogEntry(entry); err != nil {
+		return func(context.Context) (rowraft.Index, error) { return 0, err }
+	}
 	f := r.group.Propose(entry)
 	return func(ctx context.Context) (rowraft.Index, error) {
 		a, err := r.answer(ctx, f)
@@ -275,6 +280,9 @@ func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, erro
 
 // proposeAny is propose with the whole answer, which may be a refusal.
 func (r *replica) proposeAny(ctx context.Context, entry []byte) (*shard.Applied, error) {
+	if err := r.mayLogEntry(entry); err != nil {
+		return nil, err
+	}
 	return r.answer(ctx, r.group.Propose(entry))
 }
 

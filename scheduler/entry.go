@@ -17,7 +17,7 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 7 // the newest that this binary reads
+	frameVersion  = 8 // the newest that this binary reads
 	frameBytes    = 16
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
@@ -63,6 +63,8 @@ func versionOf(m proto.Message) uint32 {
 		case *rowraftv1.MetaCommand_EnterJob, *rowraftv1.MetaCommand_LeaveJob, *rowraftv1.MetaCommand_TakePart, *rowraftv1.MetaCommand_EndPart, *rowraftv1.MetaCommand_StopJob,
 			*rowraftv1.MetaCommand_StartGeneration, *rowraftv1.MetaCommand_ForgetRun:
 			return 7
+		case *rowraftv1.MetaCommand_RaiseVersions:
+			return 8
 		case *rowraftv1.MetaCommand_StartMove, *rowraftv1.MetaCommand_AdvanceMove, *rowraftv1.MetaCommand_ForgetReplica:
 			return 2
 		case *rowraftv1.MetaCommand_BeginRestore, *rowraftv1.MetaCommand_Restore, *rowraftv1.MetaCommand_EndRestore:
@@ -72,6 +74,9 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
+		if m.GetMap().GetApplyVersion() > 0 || m.GetMap().GetMetadataVersion() > 0 {
+			return 8
+		}
 		if len(m.GetRuns()) > 0 || len(m.GetEndedRuns()) > 0 {
 			return 7
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // DefaultLease is how long a worker may be silent before it counts as dead.
@@ -37,6 +38,11 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	}
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
+	}
+	if q.GetInShards() {
+		if err := j.s.mayApply("job "+q.GetJob(), wire.JobVersion); err != nil {
+			return nil, err
+		}
 	}
 	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})

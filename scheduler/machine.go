@@ -136,6 +136,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.stopJob(c.StopJob)
 	case *rowraftv1.MetaCommand_StartGeneration:
 		return s.startGeneration(c.StartGeneration)
+	case *rowraftv1.MetaCommand_RaiseVersions:
+		return nil, s.raiseVersions(c.RaiseVersions)
 	case *rowraftv1.MetaCommand_ForgetRun:
 		s.forgetRun(c.ForgetRun.GetRun())
 		return nil, nil

@@ -77,10 +77,16 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 		if len(m.Servers()) < s.opts.Servers {
 			return nil
 		}
-		return s.makeShards(ctx, m)
+		if wait, err := s.awaitVersions(ctx, m); err != nil || wait {
+			return err
+		}
+		return s.makeShards(ctx, s.view.Map())
 	}
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
+	if _, err := s.raiseVersions(ctx, m); err != nil {
+		return err
+	}
 	if err := s.reconcileRestore(ctx, m); err != nil {
 		return err
 	}

@@ -123,6 +123,9 @@ type soft struct {
 	beats   map[rowraft.NodeID]beat
 	ensured map[ensuredKey]struct{}
 	ended   [][]byte // restores whose stages are gone; at most one per restore of this term
+
+	versions map[rowraft.NodeID]Versions // that servers have said
+	heldBack string                      // for people: who understands least; "" if all understand all
 }
 
 type beat struct {
@@ -238,6 +241,7 @@ func (s *Scheduler) startTerm(term rowraft.Term) {
 	s.soft.beats = make(map[rowraft.NodeID]beat)
 	s.soft.ensured = make(map[ensuredKey]struct{})
 	s.soft.ended = nil
+	s.soft.versions, s.soft.heldBack = make(map[rowraft.NodeID]Versions), ""
 }
 
 // addrOf returns the address of a node as the map or the founding knows it, ""
@@ -263,6 +267,9 @@ func (s *Scheduler) addrOf(id rowraft.NodeID) string {
 func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
 	l, _, err := s.leading()
 	if err != nil {
+		return nil, err
+	}
+	if err := s.mayLog(versionOf(c)); err != nil {
 		return nil, err
 	}
 	entry, err := encodeCommand(c)

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // Hello tells who answers.
@@ -63,6 +64,12 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err := s.checkMember(req.GetClusterId(), req.GetNode().GetId()); err != nil {
 		return nil, err
 	}
+	if _, _, err := s.leading(); err != nil {
+		return nil, err
+	}
+	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), nodeLabel(req.GetNode()), announced(req.GetApplyVersion(), req.GetMetadataVersion())); err != nil {
+		return nil, err
+	}
 	if err := s.putNode(ctx, req.GetNode()); err != nil {
 		return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
 	}
@@ -84,13 +91,18 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 	if m == nil {
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
 	}
-	if _, known := m.Node(id); !known {
+	n, known := m.Node(id)
+	if !known {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not registered", id)
+	}
+	if err := s.hear(id, nodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}), announced(req.GetApplyVersion(), req.GetMetadataVersion())); err != nil {
+		return nil, err
 	}
 	s.soft.mu.Lock()
 	s.soft.beats[id] = beat{at: time.Now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas()}
+	reply := &rowraftv1.HeartbeatReply{MapVersion: uint64(m.Version), HeldBack: s.soft.heldBack}
 	s.soft.mu.Unlock()
-	return &rowraftv1.HeartbeatReply{MapVersion: uint64(m.Version)}, nil
+	return reply, nil
 }
 
 // checkMember refuses servers of other clusters, and those of none.
@@ -130,6 +142,9 @@ func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableR
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "table %s: the cluster has no shards yet: %s", schema.Name, s.waitingFor())
+	}
+	if err := s.mayApply("table "+schema.Name, wire.SchemaVersion(&schema)); err != nil {
+		return nil, err
 	}
 	if _, hasDeadline := ctx.Deadline(); !hasDeadline {
 		var cancel context.CancelFunc

@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // fakeLog applies to one machine what is proposed, while it leads.
@@ -89,7 +90,9 @@ func (s *Scheduler) clusterID() string { return string(s.opts.Identity.Identity(
 
 func register(t *testing.T, s *Scheduler, id, addr string) {
 	t.Helper()
-	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: addr}})
+	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
+		ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: addr}, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +107,9 @@ func reconcile(t *testing.T, s *Scheduler) {
 
 func heartbeat(t *testing.T, s *Scheduler, id string, replicas ...*rowraftv1.ReplicaStatus) {
 	t.Helper()
-	if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, Replicas: replicas}); err != nil {
+	if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{
+		ClusterId: s.clusterID(), NodeId: id, Replicas: replicas, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion,
+	}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -8,6 +8,9 @@ import "github.com/rowraft/rowraft"
 const (
 	EntryVersion      = 3
 	PlainEntryVersion = 1
+
+	// UngatedVersion is what a binary knows that does not say what it knows.
+	UngatedVersion = 2
 )
 
 const (
@@ -52,7 +55,7 @@ func (op Op) Version() uint16 {
 	case OpDelete:
 		return 2
 	case OpClocked:
-		return jobVersion
+		return JobVersion
 	}
 	return PlainEntryVersion
 }

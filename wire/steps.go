@@ -16,7 +16,8 @@ const (
 const OpClocked Op = 4
 
 const (
-	jobVersion = 3
+	// JobVersion is the apply version of all that has to do with jobs.
+	JobVersion = 3
 
 	membershipFixed = 48
 	memberSize      = 16
@@ -73,7 +74,7 @@ func (m *Membership) Validate() error {
 
 // MembershipEntry returns the entry of m, which must be valid.
 func MembershipEntry(h EntryHeader, m *Membership) []byte {
-	h.Kind, h.Version, h.Parts = EntryMembership, jobVersion, 0
+	h.Kind, h.Version, h.Parts = EntryMembership, JobVersion, 0
 	b := make([]byte, EntryHeaderSize, EntryHeaderSize+membershipFixed+memberSize*len(m.Members))
 	PutEntryHeader(b, h)
 	b = append(b, m.Job[:]...)
@@ -92,7 +93,7 @@ func MembershipEntry(h EntryHeader, m *Membership) []byte {
 
 // ParseMembership reads the body of a membership entry with header h. Errors: CodeCorrupt.
 func ParseMembership(h EntryHeader, b []byte) (m Membership, err error) {
-	if len(b) < membershipFixed || h.Version < jobVersion || len(b) != membershipFixed+memberSize*int(le.Uint32(b[44:])) {
+	if len(b) < membershipFixed || h.Version < JobVersion || len(b) != membershipFixed+memberSize*int(le.Uint32(b[44:])) {
 		return m, rowraft.Errorf(rowraft.CodeCorrupt, "membership entry of apply version %d has %d bytes", h.Version, len(b))
 	}
 	m = Membership{
@@ -167,7 +168,7 @@ func (s *Step) Size() int {
 
 // AppendStepEntry appends the entry of s, which has a contributor.
 func AppendStepEntry(dst []byte, h EntryHeader, s *Step) []byte {
-	h.Kind, h.Version, h.Parts = EntryStep, jobVersion, 0
+	h.Kind, h.Version, h.Parts = EntryStep, JobVersion, 0
 	at := len(dst)
 	dst = append(dst, make([]byte, EntryHeaderSize)...)
 	PutEntryHeader(dst[at:], h)
@@ -198,7 +199,7 @@ func ParseStep(h EntryHeader, b []byte) (s Step, err error) {
 	corrupt := func() (Step, error) {
 		return s, rowraft.Errorf(rowraft.CodeCorrupt, "impossible step entry of apply version %d, %d bytes", h.Version, len(b))
 	}
-	if len(b) < stepFixed || h.Version < jobVersion {
+	if len(b) < stepFixed || h.Version < JobVersion {
 		return corrupt()
 	}
 	s = Step{

@@ -125,3 +125,8 @@ start = data(1, b"ctr") + data(2, run) + num(3, 3) + num(4, 41)
 open(os.path.join(here, "start_generation.entry"), "wb").write(frame(b"RRME", data(55, start), 7))
 open(os.path.join(here, "forget_run.entry"), "wb").write(frame(b"RRME", data(56, data(1, run)), 7))
 open(os.path.join(here, "ended_runs.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(51, run), 7))
+
+# Version 8: what all members understand. Fields 20 and 21 of a map.
+open(os.path.join(here, "raise_versions.entry"), "wb").write(frame(b"RRME", data(80, num(1, 3) + num(2, 8)), 8))
+cmap = data(1, b"c-1") + num(2, 2) + num(8, 1) + num(20, 3) + num(21, 8)
+open(os.path.join(here, "versions.snapshot"), "wb").write(frame(b"RRMS", num(1, 3) + data(2, cmap), 8))

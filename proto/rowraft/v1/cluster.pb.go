@@ -964,17 +964,20 @@ func (x *RemovedReplica) GetVersion() uint64 {
 }
 
 type Map struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
-	SlotsVersion  uint64                 `protobuf:"varint,3,opt,name=slots_version,json=slotsVersion,proto3" json:"slots_version,omitempty"`
-	Nodes         []*Node                `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	Shards        []*Shard               `protobuf:"bytes,5,rep,name=shards,proto3" json:"shards,omitempty"`
-	Slots         []byte                 `protobuf:"bytes,6,opt,name=slots,proto3" json:"slots,omitempty"` // 4096 bytes: slot → shard
-	Tables        []*TableSchema         `protobuf:"bytes,7,rep,name=tables,proto3" json:"tables,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"` // table epoch
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId    string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Version      uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	SlotsVersion uint64                 `protobuf:"varint,3,opt,name=slots_version,json=slotsVersion,proto3" json:"slots_version,omitempty"`
+	Nodes        []*Node                `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Shards       []*Shard               `protobuf:"bytes,5,rep,name=shards,proto3" json:"shards,omitempty"`
+	Slots        []byte                 `protobuf:"bytes,6,opt,name=slots,proto3" json:"slots,omitempty"` // 4096 bytes: slot → shard
+	Tables       []*TableSchema         `protobuf:"bytes,7,rep,name=tables,proto3" json:"tables,omitempty"`
+	Epoch        uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"` // table epoch
+	// What every member understands, and so the newest that may be logged; 0: 2 and 6.
+	ApplyVersion    uint32 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"`          // of entries of shards
+	MetadataVersion uint32 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"` // of entries of the metadata group
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Map) Reset() {
@@ -1059,6 +1062,20 @@ func (x *Map) GetTables() []*TableSchema {
 func (x *Map) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Map) GetApplyVersion() uint32 {
+	if x != nil {
+		return x.ApplyVersion
+	}
+	return 0
+}
+
+func (x *Map) GetMetadataVersion() uint32 {
+	if x != nil {
+		return x.MetadataVersion
 	}
 	return 0
 }
@@ -1229,11 +1246,14 @@ func (x *GetMapReply) GetLeaders() []*LeaderHint {
 }
 
 type RegisterNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Node          *Node                  `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Node      *Node                  `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// The newest that the server understands; 0: a binary that does not say, taken for 2 and 6.
+	ApplyVersion    uint32 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"`
+	MetadataVersion uint32 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RegisterNodeRequest) Reset() {
@@ -1278,6 +1298,20 @@ func (x *RegisterNodeRequest) GetNode() *Node {
 		return x.Node
 	}
 	return nil
+}
+
+func (x *RegisterNodeRequest) GetApplyVersion() uint32 {
+	if x != nil {
+		return x.ApplyVersion
+	}
+	return 0
+}
+
+func (x *RegisterNodeRequest) GetMetadataVersion() uint32 {
+	if x != nil {
+		return x.MetadataVersion
+	}
+	return 0
 }
 
 type RegisterNodeReply struct {
@@ -1702,13 +1736,15 @@ func (x *TableStats) GetCandidates() uint64 {
 }
 
 type HeartbeatRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	NodeId        string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	MapVersion    uint64                 `protobuf:"varint,3,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
-	Replicas      []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId       string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	NodeId          string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	MapVersion      uint64                 `protobuf:"varint,3,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Replicas        []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	ApplyVersion    uint32                 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"` // as in RegisterNodeRequest
+	MetadataVersion uint32                 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
@@ -1769,9 +1805,24 @@ func (x *HeartbeatRequest) GetReplicas() []*ReplicaStatus {
 	return nil
 }
 
+func (x *HeartbeatRequest) GetApplyVersion() uint32 {
+	if x != nil {
+		return x.ApplyVersion
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetMetadataVersion() uint32 {
+	if x != nil {
+		return x.MetadataVersion
+	}
+	return 0
+}
+
 type HeartbeatReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	HeldBack      string                 `protobuf:"bytes,20,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"` // for people: which server keeps the cluster from newer entries; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1811,6 +1862,13 @@ func (x *HeartbeatReply) GetMapVersion() uint64 {
 		return x.MapVersion
 	}
 	return 0
+}
+
+func (x *HeartbeatReply) GetHeldBack() string {
+	if x != nil {
+		return x.HeldBack
+	}
+	return ""
 }
 
 type DropTableRequest struct {
@@ -3076,7 +3134,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\achanges\x18\x05 \x01(\x04R\achanges\"Y\n" +
 	"\x0eRemovedReplica\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.rowraft.v1.ReplicaR\areplica\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\x04R\aversion\"\x93\x02\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"\xe3\x02\n" +
 	"\x03Map\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -3086,7 +3144,9 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x06shards\x18\x05 \x03(\v2\x11.rowraft.v1.ShardR\x06shards\x12\x14\n" +
 	"\x05slots\x18\x06 \x01(\fR\x05slots\x12/\n" +
 	"\x06tables\x18\a \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x12\x14\n" +
-	"\x05epoch\x18\b \x01(\x04R\x05epoch\"J\n" +
+	"\x05epoch\x18\b \x01(\x04R\x05epoch\x12#\n" +
+	"\rapply_version\x18\x14 \x01(\rR\fapplyVersion\x12)\n" +
+	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"J\n" +
 	"\n" +
 	"LeaderHint\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
@@ -3097,11 +3157,13 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\await_ns\x18\x02 \x01(\x04R\x06waitNs\"b\n" +
 	"\vGetMapReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x120\n" +
-	"\aleaders\x18\x02 \x03(\v2\x16.rowraft.v1.LeaderHintR\aleaders\"Z\n" +
+	"\aleaders\x18\x02 \x03(\v2\x16.rowraft.v1.LeaderHintR\aleaders\"\xaa\x01\n" +
 	"\x13RegisterNodeRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12$\n" +
-	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\"4\n" +
+	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12#\n" +
+	"\rapply_version\x18\x14 \x01(\rR\fapplyVersion\x12)\n" +
+	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"4\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\"\xec\x04\n" +
@@ -3150,17 +3212,20 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\xa2\x01\n" +
+	"candidates\"\xf2\x01\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vmap_version\x18\x03 \x01(\x04R\n" +
 	"mapVersion\x125\n" +
-	"\breplicas\x18\x04 \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\"1\n" +
+	"\breplicas\x18\x04 \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\x12#\n" +
+	"\rapply_version\x18\x14 \x01(\rR\fapplyVersion\x12)\n" +
+	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"N\n" +
 	"\x0eHeartbeatReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\"6\n" +
+	"mapVersion\x12\x1b\n" +
+	"\theld_back\x18\x14 \x01(\tR\bheldBack\"6\n" +
 	"\x10DropTableRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\"1\n" +

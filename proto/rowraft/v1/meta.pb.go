@@ -53,6 +53,7 @@ type MetaCommand struct {
 	//	*MetaCommand_StopJob
 	//	*MetaCommand_StartGeneration
 	//	*MetaCommand_ForgetRun
+	//	*MetaCommand_RaiseVersions
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -338,6 +339,15 @@ func (x *MetaCommand) GetForgetRun() *MetaForgetRun {
 	return nil
 }
 
+func (x *MetaCommand) GetRaiseVersions() *MetaRaiseVersions {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_RaiseVersions); ok {
+			return x.RaiseVersions
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -450,6 +460,10 @@ type MetaCommand_ForgetRun struct {
 	ForgetRun *MetaForgetRun `protobuf:"bytes,56,opt,name=forget_run,json=forgetRun,proto3,oneof"` // since version 7
 }
 
+type MetaCommand_RaiseVersions struct {
+	RaiseVersions *MetaRaiseVersions `protobuf:"bytes,80,opt,name=raise_versions,json=raiseVersions,proto3,oneof"` // since version 8
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -503,6 +517,8 @@ func (*MetaCommand_StopJob) isMetaCommand_Command() {}
 func (*MetaCommand_StartGeneration) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetRun) isMetaCommand_Command() {}
+
+func (*MetaCommand_RaiseVersions) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -849,6 +865,59 @@ func (*MetaIssueIncarnation) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{7}
 }
 
+// MetaRaiseVersions says what all members understand from now on.
+type MetaRaiseVersions struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ApplyVersion    uint32                 `protobuf:"varint,1,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"`
+	MetadataVersion uint32                 `protobuf:"varint,2,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *MetaRaiseVersions) Reset() {
+	*x = MetaRaiseVersions{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaRaiseVersions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaRaiseVersions) ProtoMessage() {}
+
+func (x *MetaRaiseVersions) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaRaiseVersions.ProtoReflect.Descriptor instead.
+func (*MetaRaiseVersions) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *MetaRaiseVersions) GetApplyVersion() uint32 {
+	if x != nil {
+		return x.ApplyVersion
+	}
+	return 0
+}
+
+func (x *MetaRaiseVersions) GetMetadataVersion() uint32 {
+	if x != nil {
+		return x.MetadataVersion
+	}
+	return 0
+}
+
 type MetaJoinJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -860,7 +929,7 @@ type MetaJoinJob struct {
 
 func (x *MetaJoinJob) Reset() {
 	*x = MetaJoinJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -872,7 +941,7 @@ func (x *MetaJoinJob) String() string {
 func (*MetaJoinJob) ProtoMessage() {}
 
 func (x *MetaJoinJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -885,7 +954,7 @@ func (x *MetaJoinJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJoinJob.ProtoReflect.Descriptor instead.
 func (*MetaJoinJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MetaJoinJob) GetJob() string {
@@ -922,7 +991,7 @@ type MetaStartMove struct {
 
 func (x *MetaStartMove) Reset() {
 	*x = MetaStartMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +1003,7 @@ func (x *MetaStartMove) String() string {
 func (*MetaStartMove) ProtoMessage() {}
 
 func (x *MetaStartMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +1016,7 @@ func (x *MetaStartMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartMove.ProtoReflect.Descriptor instead.
 func (*MetaStartMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MetaStartMove) GetShard() uint32 {
@@ -991,7 +1060,7 @@ type MetaAdvanceMove struct {
 
 func (x *MetaAdvanceMove) Reset() {
 	*x = MetaAdvanceMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1072,7 @@ func (x *MetaAdvanceMove) String() string {
 func (*MetaAdvanceMove) ProtoMessage() {}
 
 func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1085,7 @@ func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAdvanceMove.ProtoReflect.Descriptor instead.
 func (*MetaAdvanceMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MetaAdvanceMove) GetMoveId() uint64 {
@@ -1052,7 +1121,7 @@ type MetaForgetReplica struct {
 
 func (x *MetaForgetReplica) Reset() {
 	*x = MetaForgetReplica{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1064,7 +1133,7 @@ func (x *MetaForgetReplica) String() string {
 func (*MetaForgetReplica) ProtoMessage() {}
 
 func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1077,7 +1146,7 @@ func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetReplica.ProtoReflect.Descriptor instead.
 func (*MetaForgetReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MetaForgetReplica) GetShard() uint32 {
@@ -1105,7 +1174,7 @@ type MetaEnterJob struct {
 
 func (x *MetaEnterJob) Reset() {
 	*x = MetaEnterJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1186,7 @@ func (x *MetaEnterJob) String() string {
 func (*MetaEnterJob) ProtoMessage() {}
 
 func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1199,7 @@ func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEnterJob.ProtoReflect.Descriptor instead.
 func (*MetaEnterJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MetaEnterJob) GetRequest() *EnterRequest {
@@ -1160,7 +1229,7 @@ type MetaLeaveJob struct {
 
 func (x *MetaLeaveJob) Reset() {
 	*x = MetaLeaveJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1241,7 @@ func (x *MetaLeaveJob) String() string {
 func (*MetaLeaveJob) ProtoMessage() {}
 
 func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1254,7 @@ func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeaveJob.ProtoReflect.Descriptor instead.
 func (*MetaLeaveJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MetaLeaveJob) GetIdentity() *JobIdentity {
@@ -1226,7 +1295,7 @@ type MetaTakePart struct {
 
 func (x *MetaTakePart) Reset() {
 	*x = MetaTakePart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1307,7 @@ func (x *MetaTakePart) String() string {
 func (*MetaTakePart) ProtoMessage() {}
 
 func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1320,7 @@ func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTakePart.ProtoReflect.Descriptor instead.
 func (*MetaTakePart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MetaTakePart) GetIdentity() *JobIdentity {
@@ -1279,7 +1348,7 @@ type MetaEndPart struct {
 
 func (x *MetaEndPart) Reset() {
 	*x = MetaEndPart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1360,7 @@ func (x *MetaEndPart) String() string {
 func (*MetaEndPart) ProtoMessage() {}
 
 func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1373,7 @@ func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPart.ProtoReflect.Descriptor instead.
 func (*MetaEndPart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MetaEndPart) GetIdentity() *JobIdentity {
@@ -1338,7 +1407,7 @@ type MetaStopJob struct {
 
 func (x *MetaStopJob) Reset() {
 	*x = MetaStopJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1419,7 @@ func (x *MetaStopJob) String() string {
 func (*MetaStopJob) ProtoMessage() {}
 
 func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1432,7 @@ func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStopJob.ProtoReflect.Descriptor instead.
 func (*MetaStopJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MetaStopJob) GetJob() string {
@@ -1394,7 +1463,7 @@ type MetaStartGeneration struct {
 
 func (x *MetaStartGeneration) Reset() {
 	*x = MetaStartGeneration{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1475,7 @@ func (x *MetaStartGeneration) String() string {
 func (*MetaStartGeneration) ProtoMessage() {}
 
 func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1488,7 @@ func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartGeneration.ProtoReflect.Descriptor instead.
 func (*MetaStartGeneration) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MetaStartGeneration) GetJob() string {
@@ -1460,7 +1529,7 @@ type MetaForgetRun struct {
 
 func (x *MetaForgetRun) Reset() {
 	*x = MetaForgetRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1541,7 @@ func (x *MetaForgetRun) String() string {
 func (*MetaForgetRun) ProtoMessage() {}
 
 func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1554,7 @@ func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetRun.ProtoReflect.Descriptor instead.
 func (*MetaForgetRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaForgetRun) GetRun() []byte {
@@ -1524,7 +1593,7 @@ type MetaRun struct {
 
 func (x *MetaRun) Reset() {
 	*x = MetaRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1605,7 @@ func (x *MetaRun) String() string {
 func (*MetaRun) ProtoMessage() {}
 
 func (x *MetaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1618,7 @@ func (x *MetaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
 func (*MetaRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaRun) GetJob() string {
@@ -1697,7 +1766,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1778,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1791,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaJob) GetName() string {
@@ -1756,7 +1825,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1837,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1850,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -1822,7 +1891,7 @@ type MetaState struct {
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1903,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +1916,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -1966,7 +2035,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1978,7 +2047,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1991,7 +2060,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -2016,7 +2085,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2097,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2110,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -2091,7 +2160,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2103,7 +2172,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2116,7 +2185,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -2154,7 +2223,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2235,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2248,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -2230,7 +2299,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2311,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2324,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -2291,7 +2360,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2372,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2385,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -2353,7 +2422,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2434,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2447,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -2421,7 +2490,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2502,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2515,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -2474,7 +2543,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2555,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2568,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -2528,7 +2597,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2609,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2622,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -2579,7 +2648,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2660,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2673,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -2627,7 +2696,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2708,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2721,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -2689,7 +2758,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2701,7 +2770,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2714,7 +2783,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -2758,7 +2827,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2839,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2852,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -2812,7 +2881,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xa9\r\n" +
+	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xf1\r\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -2845,7 +2914,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\bstop_job\x186 \x01(\v2\x17.rowraft.v1.MetaStopJobH\x00R\astopJob\x12L\n" +
 	"\x10start_generation\x187 \x01(\v2\x1f.rowraft.v1.MetaStartGenerationH\x00R\x0fstartGeneration\x12:\n" +
 	"\n" +
-	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRunB\t\n" +
+	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12F\n" +
+	"\x0eraise_versions\x18P \x01(\v2\x1d.rowraft.v1.MetaRaiseVersionsH\x00R\rraiseVersionsB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -2866,7 +2936,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
 	"tableEpoch\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"\x16\n" +
-	"\x14MetaIssueIncarnation\"Q\n" +
+	"\x14MetaIssueIncarnation\"c\n" +
+	"\x11MetaRaiseVersions\x12#\n" +
+	"\rapply_version\x18\x01 \x01(\rR\fapplyVersion\x12)\n" +
+	"\x10metadata_version\x18\x02 \x01(\rR\x0fmetadataVersion\"Q\n" +
 	"\vMetaJoinJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x18\n" +
@@ -3046,7 +3119,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -3056,52 +3129,53 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaDropTable)(nil),        // 5: rowraft.v1.MetaDropTable
 	(*MetaDroppedTable)(nil),     // 6: rowraft.v1.MetaDroppedTable
 	(*MetaIssueIncarnation)(nil), // 7: rowraft.v1.MetaIssueIncarnation
-	(*MetaJoinJob)(nil),          // 8: rowraft.v1.MetaJoinJob
-	(*MetaStartMove)(nil),        // 9: rowraft.v1.MetaStartMove
-	(*MetaAdvanceMove)(nil),      // 10: rowraft.v1.MetaAdvanceMove
-	(*MetaForgetReplica)(nil),    // 11: rowraft.v1.MetaForgetReplica
-	(*MetaEnterJob)(nil),         // 12: rowraft.v1.MetaEnterJob
-	(*MetaLeaveJob)(nil),         // 13: rowraft.v1.MetaLeaveJob
-	(*MetaTakePart)(nil),         // 14: rowraft.v1.MetaTakePart
-	(*MetaEndPart)(nil),          // 15: rowraft.v1.MetaEndPart
-	(*MetaStopJob)(nil),          // 16: rowraft.v1.MetaStopJob
-	(*MetaStartGeneration)(nil),  // 17: rowraft.v1.MetaStartGeneration
-	(*MetaForgetRun)(nil),        // 18: rowraft.v1.MetaForgetRun
-	(*MetaRun)(nil),              // 19: rowraft.v1.MetaRun
-	(*MetaJob)(nil),              // 20: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 21: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 22: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 23: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 24: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 25: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 26: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 27: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 28: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 29: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 30: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 31: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 32: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 33: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 34: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 35: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 36: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 37: rowraft.v1.Node
-	(*Shard)(nil),                // 38: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 39: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 40: rowraft.v1.Replica
-	(MovePhase)(0),               // 41: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 42: rowraft.v1.EnterRequest
-	(*JobIdentity)(nil),          // 43: rowraft.v1.JobIdentity
-	(MemberState)(0),             // 44: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 45: rowraft.v1.PartReached
-	(*JobSetting)(nil),           // 46: rowraft.v1.JobSetting
-	(JobState)(0),                // 47: rowraft.v1.JobState
-	(*RunMember)(nil),            // 48: rowraft.v1.RunMember
-	(*JobData)(nil),              // 49: rowraft.v1.JobData
-	(*Map)(nil),                  // 50: rowraft.v1.Map
-	(*Move)(nil),                 // 51: rowraft.v1.Move
-	(*CheckpointPolicy)(nil),     // 52: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 53: rowraft.v1.PolicyRecord
+	(*MetaRaiseVersions)(nil),    // 8: rowraft.v1.MetaRaiseVersions
+	(*MetaJoinJob)(nil),          // 9: rowraft.v1.MetaJoinJob
+	(*MetaStartMove)(nil),        // 10: rowraft.v1.MetaStartMove
+	(*MetaAdvanceMove)(nil),      // 11: rowraft.v1.MetaAdvanceMove
+	(*MetaForgetReplica)(nil),    // 12: rowraft.v1.MetaForgetReplica
+	(*MetaEnterJob)(nil),         // 13: rowraft.v1.MetaEnterJob
+	(*MetaLeaveJob)(nil),         // 14: rowraft.v1.MetaLeaveJob
+	(*MetaTakePart)(nil),         // 15: rowraft.v1.MetaTakePart
+	(*MetaEndPart)(nil),          // 16: rowraft.v1.MetaEndPart
+	(*MetaStopJob)(nil),          // 17: rowraft.v1.MetaStopJob
+	(*MetaStartGeneration)(nil),  // 18: rowraft.v1.MetaStartGeneration
+	(*MetaForgetRun)(nil),        // 19: rowraft.v1.MetaForgetRun
+	(*MetaRun)(nil),              // 20: rowraft.v1.MetaRun
+	(*MetaJob)(nil),              // 21: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 22: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 23: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 24: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 25: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 26: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 27: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 28: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 29: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 30: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 31: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 32: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 33: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 34: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 35: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 36: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 37: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 38: rowraft.v1.Node
+	(*Shard)(nil),                // 39: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 40: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 41: rowraft.v1.Replica
+	(MovePhase)(0),               // 42: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 43: rowraft.v1.EnterRequest
+	(*JobIdentity)(nil),          // 44: rowraft.v1.JobIdentity
+	(MemberState)(0),             // 45: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 46: rowraft.v1.PartReached
+	(*JobSetting)(nil),           // 47: rowraft.v1.JobSetting
+	(JobState)(0),                // 48: rowraft.v1.JobState
+	(*RunMember)(nil),            // 49: rowraft.v1.RunMember
+	(*JobData)(nil),              // 50: rowraft.v1.JobData
+	(*Map)(nil),                  // 51: rowraft.v1.Map
+	(*Move)(nil),                 // 52: rowraft.v1.Move
+	(*CheckpointPolicy)(nil),     // 53: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 54: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3109,67 +3183,68 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	3,  // 2: rowraft.v1.MetaCommand.create_shards:type_name -> rowraft.v1.MetaCreateShards
 	4,  // 3: rowraft.v1.MetaCommand.create_table:type_name -> rowraft.v1.MetaCreateTable
 	7,  // 4: rowraft.v1.MetaCommand.issue_incarnation:type_name -> rowraft.v1.MetaIssueIncarnation
-	8,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
-	9,  // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
-	10, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
-	11, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	24, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	30, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	23, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	27, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	28, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	9,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
+	10, // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
+	11, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
+	12, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
+	25, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	31, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	24, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	28, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	29, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	32, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	33, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	34, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	35, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	36, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
-	12, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
-	13, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
-	14, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
-	15, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
-	16, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
-	17, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
-	18, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
-	37, // 27: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	38, // 28: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	39, // 29: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	40, // 30: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	41, // 31: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	41, // 32: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	42, // 33: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	43, // 34: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	44, // 35: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	45, // 36: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	43, // 37: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	43, // 38: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	46, // 39: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	47, // 40: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	48, // 41: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	49, // 42: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	21, // 43: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	50, // 44: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	20, // 45: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	51, // 46: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	51, // 47: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	24, // 48: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	25, // 49: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	26, // 50: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	31, // 51: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 52: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	19, // 53: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	39, // 54: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	29, // 55: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	25, // 56: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	26, // 57: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	52, // 58: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	53, // 59: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	52, // 60: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	61, // [61:61] is the sub-list for method output_type
-	61, // [61:61] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	33, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	34, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	35, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	36, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	37, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	13, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
+	14, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
+	15, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
+	16, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
+	17, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
+	18, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
+	19, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
+	8,  // 27: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
+	38, // 28: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	39, // 29: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	40, // 30: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	41, // 31: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	42, // 32: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	42, // 33: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	43, // 34: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	44, // 35: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	45, // 36: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	46, // 37: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	44, // 38: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	44, // 39: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	47, // 40: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	48, // 41: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	49, // 42: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	50, // 43: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	22, // 44: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	51, // 45: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	21, // 46: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	52, // 47: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	52, // 48: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	25, // 49: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	26, // 50: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	27, // 51: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	32, // 52: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 53: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	20, // 54: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	40, // 55: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	30, // 56: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	26, // 57: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	27, // 58: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	53, // 59: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	54, // 60: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	53, // 61: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -3208,6 +3283,7 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_StopJob)(nil),
 		(*MetaCommand_StartGeneration)(nil),
 		(*MetaCommand_ForgetRun)(nil),
+		(*MetaCommand_RaiseVersions)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3215,7 +3291,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
