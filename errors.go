@@ -39,13 +39,15 @@ const (
 	CodeStepClosed      // the step was closed without this gradient: go on with the step that is told; effect: none
 	CodeStaleGeneration // the job is at a later generation: take that; effect: none
 	CodeNotMember       // the worker, or this incarnation of it, is not of the job (any more): stop; effect: none
+
+	CodeDenied // who calls may not do that: another certificate; effect: none
 )
 
 var codeNames = [...]string{
 	"Unknown", "InvalidArgument", "TableNotFound", "TableExists", "NotLeader", "WrongShard",
 	"NoLeader", "Starting", "Closing", "TooStale", "Overloaded", "LeadershipLost", "Deadline",
 	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition", "Fenced",
-	"StepClosed", "StaleGeneration", "NotMember",
+	"StepClosed", "StaleGeneration", "NotMember", "Denied",
 }
 
 func (c Code) String() string {
@@ -183,3 +185,17 @@ func (e *OverloadedError) Error() string {
 }
 
 func (e *OverloadedError) Code() Code { return CodeOverloaded }
+
+// DeniedError reports that the certificate of who calls does not allow the call.
+// Nothing was applied.
+type DeniedError struct {
+	What string // that was refused: a call, a table, a session
+	Need string // the roles that may, as people read them
+	Have string // role and name of who asked
+}
+
+func (e *DeniedError) Error() string {
+	return fmt.Sprintf("%s needs the role %s; the certificate is of %s", e.What, e.Need, e.Have)
+}
+
+func (e *DeniedError) Code() Code { return CodeDenied }

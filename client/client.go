@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -34,7 +34,8 @@ type Options struct {
 
 	// ClientID names this client across restarts; zero: a random one. Of two
 	// clients with one id the later fences the earlier: in each shard from its first
-	// push there on, not before.
+	// push there on, not before. With certificates its first 8 bytes become those of
+	// this side's identity, whose sessions nobody else can use.
 	ClientID rowraft.ClientID
 
 	// DType is the type of numbers on the wire; zero: Float32. BFloat16 halves
@@ -61,7 +62,7 @@ type Options struct {
 // that resends it; all end in Close.
 type Client struct {
 	opts  Options
-	tls   *tls.Config
+	tls   *certs.Source
 	log   *slog.Logger
 	conns *connPool
 
@@ -130,10 +131,11 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	conf, err := opts.TLS.Client()
+	conf, err := opts.TLS.Open(opts.Logger)
 	if err != nil {
 		return nil, err
 	}
+	opts.ClientID = own(conf, opts.ClientID)
 	c := &Client{
 		opts:    opts,
 		tls:     conf,
@@ -149,6 +151,17 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		return nil, fmt.Errorf("connect to %v: %w", opts.Endpoints, err)
 	}
 	return c, c.spawn(c.watchMap)
+}
+
+// own makes an id one that servers take from the owner of a certificate
+// (docs/formats/certificate.md).
+func own(source *certs.Source, id rowraft.ClientID) rowraft.ClientID {
+	if source != nil {
+		me := source.Identity()
+		tag := me.Tag()
+		copy(id[:], tag[:])
+	}
+	return id
 }
 
 // errClosed is what calls get once Close has begun.

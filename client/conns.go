@@ -1,7 +1,6 @@
 package client
 
 import (
-	"crypto/tls"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -11,12 +10,13 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 // connPool keeps n connections per address and hands them out in turn.
 type connPool struct {
-	tls  *tls.Config
+	tls  *certs.Source
 	dial rpc.DialFunc
 	n    int
 
@@ -30,7 +30,7 @@ type addrConns struct {
 	conns []*grpc.ClientConn
 }
 
-func newConnPool(conf *tls.Config, dial rpc.DialFunc, n int) *connPool {
+func newConnPool(conf *certs.Source, dial rpc.DialFunc, n int) *connPool {
 	return &connPool{tls: conf, dial: dial, n: n, addrs: make(map[string]*addrConns)}
 }
 

@@ -148,7 +148,7 @@ func (c *Client) adopt(ctx context.Context, id rowraft.ClientID, inc rowraft.Inc
 	if c.session.inc != 0 {
 		return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
 	}
-	c.opts.ClientID, c.session.inc = id, inc
+	c.opts.ClientID, c.session.inc = own(c.tls, id), inc
 	return nil
 }
 

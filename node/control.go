@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"runtime"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -33,7 +33,7 @@ const registerRetry = 100 * time.Millisecond
 // reports, and, on servers without the metadata group, fetches the map.
 type control struct {
 	n   *Node
-	tls *tls.Config
+	tls *certs.Source
 
 	registered atomic.Bool // the scheduler has this server's present addresses
 
@@ -43,7 +43,7 @@ type control struct {
 	leader rowraft.NodeID // of the metadata group, as last told; "" if unknown
 }
 
-func newControl(n *Node, conf *tls.Config) *control {
+func newControl(n *Node, conf *certs.Source) *control {
 	return &control{n: n, tls: conf, conns: make(map[string]*grpc.ClientConn)}
 }
 

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -88,11 +88,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return err
 	}
-	serverTLS, err := cfg.TLS.Server()
-	if err != nil {
-		return err
-	}
-	clientTLS, err := cfg.TLS.Client()
+	source, err := openCerts(&cfg)
 	if err != nil {
 		return err
 	}
@@ -103,21 +99,21 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.identity.Close()) }()
-	if err := n.openScheduler(clientTLS); err != nil {
+	if err := n.openScheduler(source); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.sched.Close()) }()
 
 	// The services answer from here on: servers find each other by Hello.
-	served := n.serve(serverTLS)
-	stopOps := n.serveOps(serverTLS)
+	served := n.serve(source)
+	stopOps := n.serveOps(source)
 	defer func() { err = errors.Join(err, stopOps()) }()
 	defer func() { err = errors.Join(err, n.stopServing()) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go n.watchFatal(ctx, served, cancel)
 	defer n.limitStart(cancel)()
-	return stopCause(ctx, n.run(ctx, serverTLS, clientTLS))
+	return stopCause(ctx, n.run(ctx, source))
 }
 
 // watchFatal ends ctx when the server must not go on.
@@ -154,7 +150,7 @@ func (n *Node) fail(err error) {
 	}
 }
 
-func (n *Node) openScheduler(conf *tls.Config) (err error) {
+func (n *Node) openScheduler(source *certs.Source) (err error) {
 	n.self = clustermap.Node{
 		ID: n.identity.Identity().Node, Name: n.cfg.Name, Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise,
 		Scheduler: n.cfg.WithScheduler, NoShards: n.cfg.SchedulerOnly,
@@ -163,13 +159,13 @@ func (n *Node) openScheduler(conf *tls.Config) (err error) {
 	n.sched, err = scheduler.New(scheduler.Options{
 		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
 		Exact: n.cfg.Exact, Workers: n.cfg.Workers,
-		TLS: conf, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
+		TLS: source, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err
 }
 
 // run joins the cluster and follows its map until ctx ends.
-func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err error) {
+func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	if err := checkLogDir(n.cfg.FS, n.cfg.DataDir, n.identity.Identity().Cluster); err != nil {
 		return err
 	}
@@ -178,7 +174,7 @@ func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err e
 		return err
 	}
 	n.log.Info("belongs to cluster", "cluster", string(id.Cluster))
-	if err := n.openStore(id, serverTLS, clientTLS); err != nil {
+	if err := n.openStore(id, source); err != nil {
 		return err
 	}
 	var wg sync.WaitGroup
@@ -203,7 +199,7 @@ func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err e
 	if kept != nil {
 		wg.Go(func() { n.followKept(ctx, kept, grace) })
 	}
-	n.control = newControl(n, clientTLS)
+	n.control = newControl(n, source)
 	defer func() { err = errors.Join(err, n.control.close()) }()
 	if !id.Founder() {
 		wg.Go(func() { n.control.followMap(ctx) })
@@ -215,19 +211,16 @@ func (n *Node) run(ctx context.Context, serverTLS, clientTLS *tls.Config) (err e
 	return n.followMap(ctx)
 }
 
-func (n *Node) openStore(id identity.Identity, serverTLS, clientTLS *tls.Config) (err error) {
+func (n *Node) openStore(id identity.Identity, source *certs.Source) (err error) {
 	profile, err := profileOf(n.cfg.Profile)
 	if err != nil {
 		return err
 	}
-	l := n.cfg.PeerListener
-	if serverTLS != nil {
-		l = tls.NewListener(l, serverTLS)
-	}
+	l, dial := peerTLS(n.cfg.PeerListener, source)
 	n.store, err = raftstore.Open(raftstore.Options{
 		FS:  n.cfg.FS,
 		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: id.Cluster, Node: id.Node,
-		Listener: l, DialTLS: clientTLS, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
+		Listener: l, DialTLS: dial, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
 		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit, DiskReserveBytes: n.cfg.DiskReserveBytes,
 		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, SnapshotMaxBytes: n.cfg.SnapshotMaxBytes, TrailingLogBytes: n.cfg.TrailingLogBytes,
 		SnapshotSendBytesPerSecond: n.cfg.SnapshotSendBytesPerSecond,
@@ -403,8 +396,8 @@ func (n *Node) closeReplicas() error {
 }
 
 // serve starts the gRPC services; the channel gives the error if they end early.
-func (n *Node) serve(conf *tls.Config) <-chan error {
-	n.grpc = grpc.NewServer(append(rpc.ServerOptions(conf), grpc.ChainUnaryInterceptor(n.endLongPolls), grpc.ChainStreamInterceptor(n.endAttendance))...)
+func (n *Node) serve(source *certs.Source) <-chan error {
+	n.grpc = grpc.NewServer(append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.endLongPolls), grpc.ChainStreamInterceptor(n.endAttendance))...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
 	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
@@ -418,6 +411,9 @@ func (n *Node) serve(conf *tls.Config) <-chan error {
 	healthpb.RegisterHealthServer(n.grpc, n.health)
 	served := make(chan error, 1)
 	go func() { served <- n.grpc.Serve(n.cfg.Listener) }()
+	if source == nil {
+		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; this server serves loopback addresses only")
+	}
 	n.log.Info("Server listening on "+n.self.Addr, "peer", n.self.PeerAddr, "insecure", n.cfg.Insecure)
 	return served
 }

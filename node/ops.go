@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/rowraft/rowraft/internal/certs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -27,16 +29,17 @@ const (
 
 // serveOps serves the ops port: /metrics, /livez, /readyz and /debug/pprof. The function
 // it returns ends it.
-func (n *Node) serveOps(conf *tls.Config) (stop func() error) {
+func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 	if n.cfg.OpsListener == nil {
 		return func() error { return nil }
 	}
 	l := n.cfg.OpsListener
-	if conf != nil {
-		l = tls.NewListener(l, conf)
+	if source != nil {
+		l = tls.NewListener(l, source.Server())
 	}
 	srv := &http.Server{
-		Handler: n.opsHandler(), ReadTimeout: opsReadTimeout, WriteTimeout: opsWriteTimeout, IdleTimeout: opsWriteTimeout, MaxHeaderBytes: opsHeaderBytes,
+		Handler: opsRoles(n.opsHandler()), ReadTimeout: opsReadTimeout, WriteTimeout: opsWriteTimeout, IdleTimeout: opsWriteTimeout, MaxHeaderBytes: opsHeaderBytes,
+		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug), // who knocks is no error of ours
 	}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()

@@ -31,6 +31,9 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	if err != nil {
 		return nil, err
 	}
+	if err := r.mayTouch(ctx, req.Payload); err != nil {
+		return nil, err
+	}
 	var got pulled
 	switch minIndex := rowraft.Index(req.MinIndex); req.Mode {
 	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:

@@ -62,8 +62,17 @@ func (s *tableService) numbered(ctx context.Context, op wire.Op, req numberedReq
 	if err != nil {
 		return nil, 0, false, err
 	}
-	client, err := clientID(req.GetClientId())
+	client, err := clientID(ctx, req.GetClientId())
 	if err != nil {
+		return nil, 0, false, err
+	}
+	segments := payload
+	if op == wire.OpClocked {
+		if _, segments, err = wire.ParseClock(payload); err != nil {
+			return nil, 0, false, err
+		}
+	}
+	if err := r.mayTouch(ctx, segments); err != nil {
 		return nil, 0, false, err
 	}
 	index, dup, err := r.push(ctx, wire.Part{
@@ -77,11 +86,13 @@ func (s *tableService) numbered(ctx context.Context, op wire.Op, req numberedReq
 	return r, index, dup, err
 }
 
-func clientID(b []byte) (id rowraft.ClientID, err error) {
+// clientID reads the id of who pushes, which must be one of the caller's.
+func clientID(ctx context.Context, b []byte) (id rowraft.ClientID, err error) {
 	if len(b) != len(id) {
 		return id, rowraft.Errorf(rowraft.CodeInvalidArgument, "client id of %d bytes, want %d", len(b), len(id))
 	}
-	return rowraft.ClientID(b), nil
+	id = rowraft.ClientID(b)
+	return id, rpc.CallerOf(ctx).CheckClient(id)
 }
 
 func (s *tableService) OpenSession(ctx context.Context, req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
@@ -89,7 +100,7 @@ func (s *tableService) OpenSession(ctx context.Context, req *rowraftv1.OpenSessi
 	if err != nil {
 		return nil, err
 	}
-	client, err := clientID(req.ClientId)
+	client, err := clientID(ctx, req.ClientId)
 	if err != nil {
 		return nil, err
 	}

@@ -2,94 +2,54 @@ package node
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
+	"crypto/tls"
 	"net/http"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
-// authority signs certificates for loopback.
-type authority struct {
-	t    testing.TB
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+// lab makes certificates of one cluster in a directory of the test.
+type lab struct {
+	t  testing.TB
+	ca *certs.CA
 }
 
-func newAuthority(t testing.TB) *authority {
-	a := &authority{t: t, dir: t.TempDir()}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+func newLab(t testing.TB) *lab {
+	t.Helper()
+	ca, err := certs.NewCA(filepath.Join(t.TempDir(), "ca"), "lab", time.Hour)
+	if err != nil {
+		t.Fatal(err)
 	}
-	a.cert, a.key = a.sign("ca", template, nil, nil)
-	return a
+	return &lab{t, ca}
 }
 
-// files makes a certificate for both sides of a connection.
-func (a *authority) files() rpc.TLSFiles {
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "member"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	a.sign("member", template, a.cert, a.key)
-	path := func(name string) string { return filepath.Join(a.dir, name) }
-	return rpc.TLSFiles{Cert: path("member.pem"), Key: path("member.key"), CA: path("ca.pem")}
+// files makes the certificate of somebody on loopback.
+func (l *lab) files(role certs.Role, name string, tables ...string) rpc.TLSFiles {
+	l.t.Helper()
+	return l.request(certs.Request{Identity: certs.Identity{Role: role, Name: name, Tables: tables}, Hosts: []string{"127.0.0.1"}, Valid: 50 * time.Minute})
 }
 
-// sign writes name.pem and name.key; without a parent the certificate signs itself.
-func (a *authority) sign(name string, template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+func (l *lab) request(r certs.Request) rpc.TLSFiles {
+	l.t.Helper()
+	files, err := l.ca.Issue(filepath.Join(l.t.TempDir(), r.Name), r)
 	if err != nil {
-		a.t.Fatal(err)
+		l.t.Fatal(err)
 	}
-	if parent == nil {
-		parent, signer = template, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	for file, block := range map[string]*pem.Block{
-		name + ".pem": {Type: "CERTIFICATE", Bytes: der},
-		name + ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER},
-	} {
-		if err := os.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
-			a.t.Fatal(err)
-		}
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return cert, key
+	return files
 }
 
 // TestTLSOnBothPorts runs a cluster with certificates; clients without one of
 // the same CA get nothing.
 func TestTLSOnBothPorts(t *testing.T) {
-	files := newAuthority(t).files()
-	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, files })
+	lab := newLab(t)
+	server, files := lab.files(certs.Node, "n1"), lab.files(certs.Admin, "ann")
+	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, server })
 	ctx := testContext(t)
 	var endpoints []string
 	for _, n := range c.nodes {
@@ -107,7 +67,7 @@ func TestTLSOnBothPorts(t *testing.T) {
 	if _, err := table.Push(ctx, []rowraft.Key{7}, []float32{-1, -1, -1, -1}); err != nil {
 		t.Fatal(err)
 	}
-	for name, tls := range map[string]rpc.TLSFiles{"plaintext": {}, "another CA": newAuthority(t).files()} {
+	for name, tls := range map[string]rpc.TLSFiles{"plaintext": {}, "another CA": newLab(t).files(certs.Admin, "ann")} {
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		if stranger, err := client.Dial(short, client.Options{Endpoints: endpoints, TLS: tls}); err == nil {
 			stranger.Close()
@@ -125,9 +85,13 @@ func TestTLSOnBothPorts(t *testing.T) {
 
 // opsWith asks for the metrics with certificates.
 func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
-	conf, err := files.Client()
+	source, err := files.Open(nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	var conf *tls.Config
+	if source != nil {
+		conf = source.Client(certs.Node)
 	}
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf}, Timeout: 30 * time.Second}
 	scheme := "https"
@@ -142,9 +106,9 @@ func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
 }
 
 func TestTLSFilesGoTogether(t *testing.T) {
-	files := newAuthority(t).files()
+	files := newLab(t).files(certs.Node, "n1")
 	for _, bad := range []rpc.TLSFiles{{Cert: files.Cert}, {Cert: files.Cert, Key: files.Key}, {Cert: files.CA, Key: files.Key, CA: files.CA}, {Cert: files.Cert, Key: files.Key, CA: files.Key}} {
-		if _, err := bad.Server(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		if _, err := bad.Open(nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%+v: %v, want CodeInvalidArgument", bad, err)
 		}
 	}

@@ -87,9 +87,9 @@ type Options struct {
 
 	// Listener is the one peer port, plain or TLS. The store closes it.
 	Listener net.Listener
-	// DialTLS encrypts outgoing connections; nil means plain TCP. An empty
-	// ServerName is set to the host that is dialled.
-	DialTLS *tls.Config
+	// DialTLS, called for each outgoing connection, encrypts it; nil means plain TCP.
+	// An empty ServerName is set to the host that is dialled.
+	DialTLS func() *tls.Config
 	// Dial opens a connection to a peer's address, below TLS; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Authorize decides, after the preamble, whether conn may speak for the node

@@ -322,7 +322,7 @@ func (l *streamLayer) dial(address raft.ServerAddress, timeout time.Duration, sp
 func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string, to rowraft.NodeID, speak channel) error {
 	o := l.port.opts
 	if o.DialTLS != nil {
-		conf := o.DialTLS.Clone()
+		conf := o.DialTLS().Clone()
 		if conf.ServerName == "" {
 			name, _, err := net.SplitHostPort(host)
 			if err != nil {

@@ -224,7 +224,7 @@ func TestClusterOverTLS(t *testing.T) {
 	cert, pool := selfSigned(t)
 	c := startedCluster(t, 3, func(o *Options) {
 		o.Listener = tls.NewListener(o.Listener, &tls.Config{Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert})
-		o.DialTLS = &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool}
+		o.DialTLS = func() *tls.Config { return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool} }
 	})
 	c.converged(c.propose("secret"))
 	addr, _ := c.resolve(c.nodes[0].id)

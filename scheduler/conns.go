@@ -1,19 +1,19 @@
 package scheduler
 
 import (
-	"crypto/tls"
 	"errors"
 	"sync"
 
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 // conns keeps one connection per address. Safe for concurrent use.
 type conns struct {
-	tls  *tls.Config
+	tls  *certs.Source
 	dial rpc.DialFunc
 
 	mu     sync.Mutex
@@ -21,7 +21,7 @@ type conns struct {
 	closed bool
 }
 
-func newConns(conf *tls.Config, dial rpc.DialFunc) *conns {
+func newConns(conf *certs.Source, dial rpc.DialFunc) *conns {
 	return &conns{tls: conf, dial: dial, byAddr: make(map[string]*grpc.ClientConn)}
 }
 

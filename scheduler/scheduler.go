@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -66,7 +66,7 @@ type Options struct {
 	Shards   int             // of a new cluster; 0: DefaultShards
 	Exact    bool            // refuse servers beyond Servers
 	Workers  int             // that every job has; 0: any number
-	TLS      *tls.Config     // for calls to other servers; nil is plaintext
+	TLS      *certs.Source   // for calls to other servers; nil is plaintext
 	// Dial opens connections to other servers; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 

@@ -136,6 +136,9 @@ func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableR
 	if err := schema.Validate(); err != nil {
 		return nil, err
 	}
+	if err := rpc.CallerOf(ctx).CheckTable(schema.Name); err != nil {
+		return nil, err
+	}
 	if _, _, err := s.leading(); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/trainer/average"
 	"github.com/rowraft/rowraft/trainer/models"
@@ -170,6 +171,9 @@ func (h *hybrid) open(ctx context.Context) error {
 	return err
 }
 
+// averagers are who trainers take numbers from.
+var averagers = []certs.Role{certs.Trainer, certs.Admin}
+
 // network opens this trainer's port and says how to reach the others.
 func (a *AverageConfig) network(rank int) (net.Listener, func(context.Context, string) (net.Conn, error), error) {
 	l := a.listener
@@ -182,18 +186,15 @@ func (a *AverageConfig) network(rank int) (net.Listener, func(context.Context, s
 	if a.TLS.IsZero() {
 		return l, nil, nil
 	}
-	server, err := a.TLS.Server()
-	if err == nil {
-		var conf *tls.Config
-		if conf, err = a.TLS.Client(); err == nil {
-			dialer := &tls.Dialer{Config: conf}
-			return tls.NewListener(l, server), func(ctx context.Context, address string) (net.Conn, error) {
-				return dialer.DialContext(ctx, "tcp", address)
-			}, nil
-		}
+	source, err := a.TLS.Open(nil)
+	if err != nil {
+		l.Close()
+		return nil, nil, err
 	}
-	l.Close()
-	return nil, nil, err
+	return tls.NewListener(l, source.Server(averagers...)), func(ctx context.Context, address string) (net.Conn, error) {
+		dialer := &tls.Dialer{Config: source.Client(averagers...)}
+		return dialer.DialContext(ctx, "tcp", address)
+	}, nil
 }
 
 // close ends the averaging. If training went to its end, the others are told, and

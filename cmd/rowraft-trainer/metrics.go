@@ -68,19 +68,16 @@ func listenMetrics(addr string, files *rpc.TLSFiles) (*metrics, error) {
 	if addr == "" {
 		return nil, nil
 	}
-	var conf *tls.Config
-	if !files.IsZero() {
-		var err error
-		if conf, err = files.Server(); err != nil {
-			return nil, err
-		}
+	source, err := files.Open(nil)
+	if err != nil {
+		return nil, err
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--metrics-listen %s: %w", addr, err)}
 	}
-	if conf != nil {
-		l = tls.NewListener(l, conf)
+	if source != nil {
+		l = tls.NewListener(l, source.Server())
 	} else if err := rpc.CheckInsecure(l.Addr()); err != nil {
 		l.Close()
 		return nil, usageError{fmt.Errorf("--metrics-listen %s: without certificates it serves loopback addresses only: give --cert, --key and --cacert", addr)}

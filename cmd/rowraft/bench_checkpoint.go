@@ -206,7 +206,7 @@ func (b *checkpointBench) checkpoint(ctx context.Context) error {
 }
 
 func (b *checkpointBench) checkpointAt(ctx context.Context, addr string) (err error) {
-	conf, err := b.cfg.tls.TLS.Client()
+	conf, err := b.cfg.tls.TLS.Open(nil)
 	if err != nil {
 		return err
 	}

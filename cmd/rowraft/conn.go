@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -20,7 +20,7 @@ const helloTimeout = 2 * time.Second
 
 // cluster reaches the leader of the metadata group through any server.
 type cluster struct {
-	tls       *tls.Config
+	tls       *certs.Source
 	endpoints []string // as given, then those the servers told of
 	conns     map[string]*grpc.ClientConn
 }
@@ -36,15 +36,15 @@ func (g *globals) connect() (*cluster, error) {
 	return &cluster{tls: conf, endpoints: slices.Clone(g.endpoints), conns: make(map[string]*grpc.ClientConn)}, nil
 }
 
-// clientTLS is the TLS configuration of calls; nil is plaintext.
-func (g *globals) clientTLS() (*tls.Config, error) {
+// clientTLS are the certificates of calls; nil is plaintext.
+func (g *globals) clientTLS() (*certs.Source, error) {
 	switch {
 	case g.insecure && !g.tls.IsZero():
 		return nil, usagef("both certificates and --insecure are given: want one of them")
 	case !g.insecure && g.tls.IsZero():
 		return nil, usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it")
 	}
-	return g.tls.Client()
+	return g.tls.Open(nil)
 }
 
 func (c *cluster) close() error {

@@ -54,7 +54,7 @@ type replicaCount struct{ Same, All int }
 // Nothing writes any more, so all come to the same index.
 func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (replicaCount, error) {
 	var n replicaCount
-	conf, err := tls.Client()
+	conf, err := tls.Open(nil)
 	if err != nil {
 		return n, err
 	}

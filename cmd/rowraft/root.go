@@ -19,6 +19,7 @@ type globals struct {
 	timeout   time.Duration
 	tls       rpc.TLSFiles
 	insecure  bool
+	certs     string // directory of a lab's certificates
 }
 
 const (
@@ -38,6 +39,7 @@ var commands = []func(*globals) *cobra.Command{
 	newLogCmd,
 	newCheckpointCmd,
 	newJobCmd,
+	newCertCmd,
 	newBenchCmd,
 	newDemoCmd,
 	newVersionCmd,
@@ -59,7 +61,10 @@ Every flag can also be given as an environment variable: --endpoints is ROWRAFT_
 			if err := fromEnvironment(cmd.Flags()); err != nil {
 				return err
 			}
-			return checkFormat(g.output)
+			if err := checkFormat(g.output); err != nil {
+				return err
+			}
+			return g.useCerts(cmd)
 		},
 	}
 	f := root.PersistentFlags()
@@ -69,6 +74,7 @@ Every flag can also be given as an environment variable: --endpoints is ROWRAFT_
 	f.StringVar(&g.tls.Cert, "cert", "", "certificate of this side, a PEM file")
 	f.StringVar(&g.tls.Key, "key", "", "private key of the certificate, a PEM file")
 	f.StringVar(&g.tls.CA, "cacert", "", "certificate of the CA that signed the other side's, a PEM file")
+	f.StringVar(&g.certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as `rowraft cert lab` makes it; instead of the three above")
 	f.BoolVar(&g.insecure, "insecure", false, "plaintext instead of TLS; a server then serves loopback addresses only")
 	root.SetFlagErrorFunc(flagError)
 	for _, newCmd := range commands {

@@ -44,6 +44,8 @@ var grpcCodes = map[rowraft.Code]codes.Code{
 	rowraft.CodeStepClosed:      codes.FailedPrecondition,
 	rowraft.CodeStaleGeneration: codes.FailedPrecondition,
 	rowraft.CodeNotMember:       codes.FailedPrecondition,
+
+	rowraft.CodeDenied: codes.PermissionDenied,
 }
 
 // Detail turns an error into the message that carries all of it.
@@ -67,6 +69,9 @@ func Detail(err error) *rowraftv1.ErrorDetail {
 	}
 	if e, ok := errors.AsType[*rowraft.StaleGenerationError](err); ok {
 		d.Shard, d.HaveVersion, d.WantVersion, d.NextStep = uint32(e.Shard), uint64(e.Have), uint64(e.Want), uint64(e.Next)
+	}
+	if e, ok := errors.AsType[*rowraft.DeniedError](err); ok {
+		d.What, d.Need, d.Have = e.What, e.Need, e.Have
 	}
 	return d
 }
@@ -110,6 +115,8 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 		inner = &rowraft.StepClosedError{Shard: rowraft.ShardID(d.Shard), Step: rowraft.Step(d.Step), Next: rowraft.Step(d.NextStep), Unsure: d.Unsure}
 	case rowraft.CodeStaleGeneration:
 		inner = &rowraft.StaleGenerationError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.Generation(d.HaveVersion), Want: rowraft.Generation(d.WantVersion), Next: rowraft.Step(d.NextStep)}
+	case rowraft.CodeDenied:
+		inner = &rowraft.DeniedError{What: d.What, Need: d.Need, Have: d.Have}
 	default:
 		return rowraft.Errorf(code, "%s", d.Message)
 	}

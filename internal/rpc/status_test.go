@@ -38,6 +38,10 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 	if !ok || *sg != (rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9}) {
 		t.Errorf("what StaleGeneration tells was lost: %+v", sg)
 	}
+	de, ok := errors.AsType[*rowraft.DeniedError](FromStatus(ToStatus(&rowraft.DeniedError{What: "Push", Need: "trainer", Have: "reader r"})))
+	if !ok || *de != (rowraft.DeniedError{What: "Push", Need: "trainer", Have: "reader r"}) {
+		t.Errorf("what Denied tells was lost: %+v", de)
+	}
 	nl, ok := errors.AsType[*rowraft.NotLeaderError](FromStatus(ToStatus(fmt.Errorf("x: %w", &rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}))))
 	if !ok || *nl != (rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}) {
 		t.Errorf("the hint of NotLeader was lost: %+v", nl)
@@ -60,7 +64,7 @@ func TestForeignStatusMayHaveBeenApplied(t *testing.T) {
 }
 
 func TestEveryCodeHasAStatus(t *testing.T) {
-	for c := rowraft.CodeInvalidArgument; c <= rowraft.CodeNotMember; c++ {
+	for c := rowraft.CodeInvalidArgument; c <= rowraft.CodeDenied; c++ {
 		if _, ok := grpcCodes[c]; !ok {
 			t.Errorf("code %v has no gRPC status", c)
 		}

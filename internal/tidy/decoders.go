@@ -28,6 +28,7 @@ var decoders = map[string]string{
 	"client.scan.take":                    "client.FuzzScanReply",
 	"cmd/rowraft.fromFile":                "cmd/rowraft.FuzzServerFile",
 	"e2e/history.Decode":                  "e2e/history.FuzzDecode",
+	"internal/certs.ParseIdentity":        "internal/certs.FuzzParseIdentity",
 	"internal/identity.decode":            "internal/identity.FuzzDecode",
 	"internal/rpc.FromDetail":             "internal/rpc.FuzzErrorDetail",
 	"internal/rpc.FromStatus":             "internal/rpc.FuzzErrorDetail",
@@ -116,6 +117,7 @@ var decoders = map[string]string{
 
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
+	"internal/certs.readPEM":           "a file of the operator, through encoding/pem",
 	"checkpoint.partCheck.block":       "its bytes are those that Reader has checked",
 	"checkpoint.merge.block":           "likewise",
 	"trainer/average.jobFloats":        "an id, its own or 16 bytes of a frame",

@@ -1737,6 +1737,9 @@ type ErrorDetail struct {
 	MaxAgeNs      uint64                 `protobuf:"varint,15,opt,name=max_age_ns,json=maxAgeNs,proto3" json:"max_age_ns,omitempty"`             // TooStale: that the read allowed; 0: it asked for an index only
 	Lag           uint64                 `protobuf:"varint,16,opt,name=lag,proto3" json:"lag,omitempty"`                                         // TooStale: entries
 	MaxLag        uint64                 `protobuf:"varint,17,opt,name=max_lag,json=maxLag,proto3" json:"max_lag,omitempty"`                     // TooStale: that the read allowed; 0: any
+	What          string                 `protobuf:"bytes,30,opt,name=what,proto3" json:"what,omitempty"`                                        // Denied: the call, table or session that was refused
+	Need          string                 `protobuf:"bytes,31,opt,name=need,proto3" json:"need,omitempty"`                                        // Denied: roles that may
+	Have          string                 `protobuf:"bytes,32,opt,name=have,proto3" json:"have,omitempty"`                                        // Denied: role and name of who asked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1888,6 +1891,27 @@ func (x *ErrorDetail) GetMaxLag() uint64 {
 		return x.MaxLag
 	}
 	return 0
+}
+
+func (x *ErrorDetail) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *ErrorDetail) GetNeed() string {
+	if x != nil {
+		return x.Need
+	}
+	return ""
+}
+
+func (x *ErrorDetail) GetHave() string {
+	if x != nil {
+		return x.Have
+	}
+	return ""
 }
 
 var File_rowraft_v1_table_proto protoreflect.FileDescriptor
@@ -2043,7 +2067,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x10OpenSessionReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
-	"tableEpoch\"\xc4\x03\n" +
+	"tableEpoch\"\x80\x04\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -2063,7 +2087,10 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"max_age_ns\x18\x0f \x01(\x04R\bmaxAgeNs\x12\x10\n" +
 	"\x03lag\x18\x10 \x01(\x04R\x03lag\x12\x17\n" +
-	"\amax_lag\x18\x11 \x01(\x04R\x06maxLag*n\n" +
+	"\amax_lag\x18\x11 \x01(\x04R\x06maxLag\x12\x12\n" +
+	"\x04what\x18\x1e \x01(\tR\x04what\x12\x12\n" +
+	"\x04need\x18\x1f \x01(\tR\x04need\x12\x12\n" +
+	"\x04have\x18  \x01(\tR\x04have*n\n" +
 	"\bReadMode\x12\x19\n" +
 	"\x15READ_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10READ_MODE_LEADER\x10\x01\x12\x1a\n" +

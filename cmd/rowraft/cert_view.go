@@ -1,0 +1,66 @@
+package main
+
+import (
+	"crypto/x509"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+
+	"github.com/rowraft/rowraft/internal/certs"
+)
+
+// certView is a certificate as people and programs see it.
+type certView struct {
+	Schema  string    `json:"schema"`
+	File    string    `json:"file"`
+	Cluster string    `json:"cluster"`
+	Role    string    `json:"role"` // "ca" of a CA, "" of one without identity
+	Name    string    `json:"name"`
+	Tables  []string  `json:"tables"`
+	Hosts   []string  `json:"hosts"`
+	Serial  string    `json:"serial"`
+	Begins  time.Time `json:"begins"`
+	Expires time.Time `json:"expires"`
+}
+
+func viewOf(cert *x509.Certificate, file string) certView {
+	v := certView{
+		Schema: jsonSchema, File: file, Name: cert.Subject.CommonName, Tables: []string{}, Hosts: append([]string{}, cert.DNSNames...),
+		Serial: fmt.Sprintf("%x", cert.SerialNumber), Begins: cert.NotBefore.UTC(), Expires: cert.NotAfter.UTC(),
+	}
+	for _, ip := range cert.IPAddresses {
+		v.Hosts = append(v.Hosts, ip.String())
+	}
+	if cert.IsCA {
+		v.Role, v.Cluster = "ca", certs.ClusterOfCA(cert)
+	} else if id, err := certs.Of(cert); err == nil {
+		v.Role, v.Cluster, v.Name, v.Tables = string(id.Role), id.Cluster, id.Name, append(v.Tables, id.Tables...)
+	}
+	return v
+}
+
+func (v *certView) expired() bool { return time.Now().After(v.Expires) }
+
+func printCerts(w io.Writer, all []certView) error {
+	t := newTable(w, []string{"FILE", "CLUSTER", "ROLE", "NAME", "TABLES", "HOSTS", "EXPIRES"})
+	for _, v := range all {
+		left := time.Until(v.Expires)
+		expires := fmt.Sprintf("%s (in %s)", v.Expires.Format(time.DateOnly), plural(int(left/day), "day"))
+		if v.expired() {
+			expires = v.Expires.Format(time.DateOnly) + " (EXPIRED)"
+		}
+		t.AppendRow(table.Row{v.File, dash(v.Cluster), dash(v.Role), v.Name, dash(strings.Join(v.Tables, ",")), dash(strings.Join(v.Hosts, ",")), expires})
+	}
+	t.Render()
+	return nil
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,206 @@
+package certs
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// caName are the files of a CA in its directory, without their endings.
+const caName = "ca"
+
+// backdate lets machines whose clocks are behind take a new certificate.
+const backdate = 5 * time.Minute
+
+// CA signs certificates of one cluster.
+type CA struct {
+	Cluster string
+	Cert    *x509.Certificate
+
+	dir string
+	key *ecdsa.PrivateKey
+}
+
+// NewCA makes the CA of a cluster and writes ca.pem and ca.key into dir, which is
+// created.
+//
+// Errors: CodeAlreadyExists if one of the files is there.
+func NewCA(dir, cluster string, valid time.Duration) (*CA, error) {
+	if !clusterName.MatchString(cluster) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "name of a cluster %q: want up to 63 of a-z, 0-9 and -", cluster)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("directory of the CA: %w", err)
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "rowraft CA of " + cluster}, URIs: []*url.URL{{Scheme: scheme, Host: cluster, Path: "/ca"}},
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	ca := &CA{Cluster: cluster, dir: dir}
+	var err error
+	ca.Cert, ca.key, err = sign(filepath.Join(dir, caName), template, nil, nil, valid)
+	return ca, err
+}
+
+// OpenCA reads the CA of dir.
+func OpenCA(dir string) (*CA, error) {
+	cert, err := ReadCertificate(filepath.Join(dir, caName+".pem"))
+	if err != nil {
+		return nil, err
+	}
+	ca := &CA{Cert: cert, dir: dir}
+	if ca.Cluster = ClusterOfCA(cert); ca.Cluster == "" {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was not made by `rowraft cert ca`: it names no cluster", filepath.Join(dir, caName+".pem"))
+	}
+	path := filepath.Join(dir, caName+".key")
+	block, err := readPEM(path)
+	if err != nil {
+		return nil, err
+	}
+	if ca.key, err = x509.ParseECPrivateKey(block.Bytes); err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "key %s: %w", path, err)
+	}
+	return ca, nil
+}
+
+// ClusterOfCA is the cluster that the certificate of a CA names; "": none.
+func ClusterOfCA(cert *x509.Certificate) string {
+	for _, u := range cert.URIs {
+		if u.Scheme == scheme && u.Path == "/ca" {
+			return u.Host
+		}
+	}
+	return ""
+}
+
+// Request is what a certificate is asked for.
+type Request struct {
+	Identity
+	Hosts []string // names and addresses at which its owner listens
+	Valid time.Duration
+	// NotBefore; zero: now.
+	NotBefore time.Time
+}
+
+// Issue makes a certificate and writes base.pem and base.key, which are 0600. The
+// cluster of the request is that of the CA unless it names another.
+//
+// Errors: CodeAlreadyExists if one of the files is there; CodeInvalidArgument.
+func (ca *CA) Issue(base string, r Request) (Files, error) {
+	if r.Cluster == "" {
+		r.Cluster = ca.Cluster
+	}
+	if err := r.Check(); err != nil {
+		return Files{}, err
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: r.Name}, URIs: []*url.URL{r.uri()}, NotBefore: r.NotBefore,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	for _, h := range r.Hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, h)
+		}
+	}
+	if len(r.Hosts) > 0 {
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	}
+	if _, _, err := sign(base, template, ca.Cert, ca.key, r.Valid); err != nil {
+		return Files{}, err
+	}
+	return Files{Cert: base + ".pem", Key: base + ".key", CA: filepath.Join(ca.dir, caName+".pem")}, nil
+}
+
+// sign fills template in, signs it, by itself without a parent, and writes it with a new key.
+func sign(base string, template, parent *x509.Certificate, signer *ecdsa.PrivateKey, valid time.Duration) (*x509.Certificate, *ecdsa.PrivateKey, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a key: %w", err)
+	}
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
+		return nil, nil, fmt.Errorf("make a serial number: %w", err)
+	}
+	if template.NotBefore.IsZero() {
+		template.NotBefore = time.Now()
+	}
+	template.NotAfter = template.NotBefore.Add(valid)
+	template.NotBefore = template.NotBefore.Add(-backdate)
+	if parent == nil {
+		parent, signer = template, key
+	} else if template.NotAfter.After(parent.NotAfter) {
+		return nil, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "valid until %s, longer than the CA, which is until %s", template.NotAfter.Format(time.DateOnly), parent.NotAfter.Format(time.DateOnly))
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	if err != nil {
+		return nil, nil, fmt.Errorf("sign: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read back what was signed: %w", err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode the key: %w", err)
+	}
+	// The key first: without it there is no certificate that anybody could use.
+	if err := write(base+".key", "EC PRIVATE KEY", keyDER); err != nil {
+		return nil, nil, err
+	}
+	if err := write(base+".pem", "CERTIFICATE", der); err != nil {
+		return nil, nil, errors.Join(err, os.Remove(base+".key"))
+	}
+	return cert, key, nil
+}
+
+// write makes a file that only its owner reads; one that is there stays as it is.
+func write(path, kind string, der []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s exists and is not overwritten: remove it, or choose another place", path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return errors.Join(pem.Encode(f, &pem.Block{Type: kind, Bytes: der}), f.Sync(), f.Close())
+}
+
+// ReadCertificate reads the first certificate of a PEM file.
+func ReadCertificate(path string) (*x509.Certificate, error) {
+	block, err := readPEM(path)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "certificate %s: %w", path, err)
+	}
+	return cert, nil
+}
+
+func readPEM(path string) (*pem.Block, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "read %s: %w", path, err)
+	}
+	block, _ := pem.Decode(raw)
+	if block == nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s holds no PEM", path)
+	}
+	return block, nil
+}

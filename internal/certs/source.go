@@ -1,0 +1,188 @@
+package certs
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+// Files are paths of PEM files: this side's certificate and key, and the CA of the
+// other side's. All empty means plaintext, which only loopback addresses may use.
+type Files struct{ Cert, Key, CA string }
+
+func (f Files) IsZero() bool { return f == Files{} }
+
+// Open reads the files; nil for plaintext.
+//
+// Errors: CodeInvalidArgument.
+func (f Files) Open(log *slog.Logger) (*Source, error) {
+	if f.IsZero() {
+		return nil, nil
+	}
+	if f.Cert == "" || f.Key == "" || f.CA == "" {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "TLS needs all of --cert, --key and --cacert")
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	s := &Source{files: f, log: log}
+	s.seen = s.stamp()
+	var err error
+	s.now, err = f.load()
+	return s, err
+}
+
+// Source holds what the files held last that was whole. Safe for concurrent use.
+type Source struct {
+	files Files
+	log   *slog.Logger
+
+	mu   sync.Mutex
+	seen stamp // of the files that were looked at last
+	now  *material
+}
+
+// material is what a handshake needs.
+type material struct {
+	cert tls.Certificate
+	pool *x509.CertPool
+	id   Identity
+}
+
+// stamp tells whether files have changed.
+type stamp [3]struct {
+	size int64
+	time time.Time
+}
+
+func (s *Source) stamp() (out stamp) {
+	for i, path := range []string{s.files.Cert, s.files.Key, s.files.CA} {
+		if info, err := os.Stat(path); err == nil { // of one that is not there, zeros
+			out[i].size, out[i].time = info.Size(), info.ModTime()
+		}
+	}
+	return out
+}
+
+func (f Files) load() (*material, error) {
+	bad := func(format string, args ...any) (*material, error) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
+	}
+	m := &material{pool: x509.NewCertPool()}
+	var err error
+	if m.cert, err = tls.LoadX509KeyPair(f.Cert, f.Key); err != nil {
+		return bad("certificate %s with key %s: %w", f.Cert, f.Key, err)
+	}
+	pem, err := os.ReadFile(f.CA)
+	if err != nil {
+		return bad("CA certificate: %w", err)
+	}
+	if !m.pool.AppendCertsFromPEM(pem) {
+		return bad("CA certificate %s holds no PEM certificate", f.CA)
+	}
+	if m.id, err = Of(m.cert.Leaf); err != nil {
+		return bad("certificate %s: %w", f.Cert, err)
+	}
+	return m, nil
+}
+
+// current looks whether the files have changed and returns what holds now.
+func (s *Source) current() *material {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stamp := s.stamp()
+	if stamp == s.seen {
+		return s.now
+	}
+	s.seen = stamp
+	next, err := s.files.load()
+	switch {
+	case err != nil:
+	case next.id.Cluster != s.now.id.Cluster || next.id.Role != s.now.id.Role:
+		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "it is of %s in cluster %s, this process began as %s in %s: restart it to change that", &next.id, next.id.Cluster, &s.now.id, s.now.id.Cluster)
+	case time.Now().After(next.cert.Leaf.NotAfter):
+		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "it has expired at %s", next.cert.Leaf.NotAfter.Format(time.RFC3339))
+	}
+	if err != nil {
+		s.log.Error("the new certificate is not used, the old one stays", "cert", s.files.Cert, "err", err)
+		return s.now
+	}
+	s.now = next
+	s.log.Info("certificate reloaded", "cert", s.files.Cert, "identity", next.id.String(), "expires", next.cert.Leaf.NotAfter)
+	return next
+}
+
+// Identity is who this side is.
+func (s *Source) Identity() Identity { return s.current().id }
+
+// NotAfter is when this side's certificate expires.
+func (s *Source) NotAfter() time.Time { return s.current().cert.Leaf.NotAfter }
+
+// Server is the configuration of a listener that lets in the roles of its own cluster,
+// all if none is named. It follows the files.
+func (s *Source) Server(accept ...Role) *tls.Config {
+	conf := s.server(accept)
+	conf.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.server(accept), nil }
+	return conf
+}
+
+func (s *Source) server(accept []Role) *tls.Config {
+	m := s.current()
+	conf := m.config(accept)
+	conf.ClientCAs, conf.ClientAuth = m.pool, tls.RequireAndVerifyClientCert
+	return conf
+}
+
+// Client is the configuration of one dial, to somebody who has one of the roles.
+func (s *Source) Client(expect ...Role) *tls.Config {
+	m := s.current()
+	conf := m.config(expect)
+	conf.RootCAs = m.pool
+	return conf
+}
+
+func (m *material) config(others []Role) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{m.cert}, SessionTicketsDisabled: true,
+		VerifyConnection: func(cs tls.ConnectionState) error { return m.verify(cs, others) },
+	}
+}
+
+// verify looks at who the other side is; its chain, its dates and its host have been.
+func (m *material) verify(cs tls.ConnectionState, others []Role) error {
+	if len(cs.PeerCertificates) == 0 {
+		return rowraft.Errorf(rowraft.CodeDenied, "the other side has no certificate")
+	}
+	id, err := Of(cs.PeerCertificates[0])
+	switch {
+	case err != nil:
+		return err
+	case id.Cluster != m.id.Cluster:
+		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s is of cluster %s, not of %s", &id, id.Cluster, m.id.Cluster)
+	case len(others) > 0 && !slices.Contains(others, id.Role):
+		return rowraft.Errorf(rowraft.CodeDenied, "the certificate is of %s: want a %s here", &id, Join(others))
+	}
+	return nil
+}
+
+// Join names roles for a person.
+func Join(roles []Role) string {
+	out := ""
+	for i, r := range roles {
+		switch {
+		case i == 0:
+		case i == len(roles)-1:
+			out += " or "
+		default:
+			out += ", "
+		}
+		out += string(r)
+	}
+	return out
+}

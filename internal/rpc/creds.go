@@ -1,0 +1,54 @@
+package rpc
+
+import (
+	"context"
+	"net"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rowraft/rowraft/internal/certs"
+)
+
+// authInfo is what a server knows of a connection.
+type authInfo struct {
+	credentials.TLSInfo
+	caller Caller
+}
+
+// transport is TLS whose certificates are those of the files at each handshake. The
+// clients that a server lets in are of its cluster; the server that a client talks to
+// is a node of it.
+type transport struct {
+	credentials.TransportCredentials // for what has no handshake
+	source                           *certs.Source
+}
+
+// transportOf returns the credentials of a side; nil is plaintext.
+func transportOf(s *certs.Source) credentials.TransportCredentials {
+	if s == nil {
+		return insecure.NewCredentials()
+	}
+	return &transport{credentials.NewTLS(s.Client(certs.Node)), s}
+}
+
+func (t *transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return credentials.NewTLS(t.source.Client(certs.Node)).ClientHandshake(ctx, authority, conn)
+}
+
+func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secure, info, err := credentials.NewTLS(t.source.Server()).ServerHandshake(conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	tlsInfo := info.(credentials.TLSInfo)
+	leaf := tlsInfo.State.PeerCertificates[0]
+	id, err := certs.Of(leaf)
+	if err != nil { // the handshake has read it
+		secure.Close()
+		return nil, nil, err
+	}
+	return secure, &authInfo{tlsInfo, Caller{id, leaf.NotAfter}}, nil
+}
+
+func (t *transport) Clone() credentials.TransportCredentials { return transportOf(t.source) }

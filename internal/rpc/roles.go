@@ -1,0 +1,178 @@
+package rpc
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
+)
+
+// Who may call what. Within a call, a trainer and a reader touch their tables only
+// (Caller.May); an admin, who may call everything that is not between servers, is in
+// each list so that it can be read by itself.
+var (
+	anybody   = []certs.Role{certs.Admin, certs.Operator, certs.Trainer, certs.Reader, certs.Node}
+	readers   = []certs.Role{certs.Admin, certs.Trainer, certs.Reader}
+	trainers  = []certs.Role{certs.Admin, certs.Trainer}
+	operators = []certs.Role{certs.Admin, certs.Operator}
+	runs      = []certs.Role{certs.Admin, certs.Operator, certs.Trainer}
+	watchers  = []certs.Role{certs.Admin, certs.Operator, certs.Node}
+	admins    = []certs.Role{certs.Admin}
+	servers   = []certs.Role{certs.Node}
+)
+
+// roles says who may make each call of each service. A call that is not here is
+// refused to everybody, and fails TestEveryCallDeclaresItsRoles.
+var roles = map[string][]certs.Role{
+	"/rowraft.v1.Table/Pull":        readers,
+	"/rowraft.v1.Table/PullStream":  readers,
+	"/rowraft.v1.Table/Scan":        readers,
+	"/rowraft.v1.Table/Push":        trainers,
+	"/rowraft.v1.Table/PushStream":  trainers,
+	"/rowraft.v1.Table/Assign":      trainers,
+	"/rowraft.v1.Table/Delete":      trainers,
+	"/rowraft.v1.Table/PushStep":    trainers,
+	"/rowraft.v1.Table/WaitClock":   trainers,
+	"/rowraft.v1.Table/OpenSession": trainers,
+
+	"/rowraft.v1.Cluster/Hello":            anybody,
+	"/rowraft.v1.Cluster/GetMap":           anybody,
+	"/rowraft.v1.Cluster/Status":           anybody,
+	"/rowraft.v1.Cluster/RegisterNode":     servers,
+	"/rowraft.v1.Cluster/Heartbeat":        servers,
+	"/rowraft.v1.Cluster/CreateTable":      trainers,
+	"/rowraft.v1.Cluster/DropTable":        admins,
+	"/rowraft.v1.Cluster/IssueIncarnation": trainers,
+	"/rowraft.v1.Cluster/JoinJob":          trainers,
+	"/rowraft.v1.Cluster/MoveReplica":      operators,
+	"/rowraft.v1.Cluster/CancelMove":       operators,
+
+	"/rowraft.v1.Admin/EnsureTable":    servers,
+	"/rowraft.v1.Admin/DropShardTable": servers,
+	"/rowraft.v1.Admin/EnsureJob":      servers,
+	"/rowraft.v1.Admin/EndJob":         servers,
+	"/rowraft.v1.Admin/ChangeMembers":  servers,
+	"/rowraft.v1.Admin/ReadIndex":      servers,
+	"/rowraft.v1.Admin/JobState":       watchers,
+	"/rowraft.v1.Admin/NodeStatus":     watchers,
+	"/rowraft.v1.Admin/Digest":         watchers,
+	"/rowraft.v1.Admin/NotedDigest":    watchers,
+	"/rowraft.v1.Admin/Prove":          watchers,
+	"/rowraft.v1.Admin/Members":        watchers,
+	"/rowraft.v1.Admin/TransferLeader": watchers,
+
+	"/rowraft.v1.Checkpoints/CreateCheckpoint":  operators,
+	"/rowraft.v1.Checkpoints/RestoreCheckpoint": admins,
+	"/rowraft.v1.Checkpoints/Attend":            trainers,
+	"/rowraft.v1.Checkpoints/SetPolicy":         runs, // a job may have one
+	"/rowraft.v1.Checkpoints/DeletePolicy":      runs,
+	"/rowraft.v1.Checkpoints/ListPolicies":      runs,
+	"/rowraft.v1.Checkpoints/RunPolicy":         operators,
+
+	"/rowraft.v1.Parts/WritePart":        servers,
+	"/rowraft.v1.Parts/RestorePart":      servers,
+	"/rowraft.v1.ShardSweeps/SweepSlots": servers,
+	"/rowraft.v1.Sweeps/ShrinkTable":     operators,
+
+	"/rowraft.v1.Jobs/Enter":       trainers,
+	"/rowraft.v1.Jobs/Leave":       trainers,
+	"/rowraft.v1.Jobs/Renew":       trainers,
+	"/rowraft.v1.Jobs/NextPart":    trainers,
+	"/rowraft.v1.Jobs/EndPart":     trainers,
+	"/rowraft.v1.Jobs/ListJobs":    anybody,
+	"/rowraft.v1.Jobs/DescribeJob": anybody,
+	"/rowraft.v1.Jobs/StopJob":     runs,
+
+	"/grpc.health.v1.Health/Check": anybody,
+	"/grpc.health.v1.Health/Watch": anybody,
+	"/grpc.health.v1.Health/List":  anybody,
+}
+
+// RolesOf lists who may make a call, by its full name; nil: nobody.
+func RolesOf(method string) []certs.Role { return slices.Clone(roles[method]) }
+
+// Caller is who makes a call. Everything is allowed to a nil one: it is this process,
+// or the port is plaintext and so of loopback.
+type Caller struct {
+	certs.Identity
+	expires time.Time
+}
+
+// CallerOf returns who makes the call of ctx.
+func CallerOf(ctx context.Context) *Caller {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil
+	}
+	info, ok := p.AuthInfo.(*authInfo)
+	if !ok {
+		return nil
+	}
+	return &info.caller
+}
+
+// Limited reports whether the caller may touch some tables only.
+func (c *Caller) Limited() bool { return c != nil && !c.Everything() }
+
+// CheckTable refuses a table that is not the caller's, with a *rowraft.DeniedError.
+func (c *Caller) CheckTable(name string) error {
+	if c == nil || c.May(name) {
+		return nil
+	}
+	return &rowraft.DeniedError{
+		What: "table " + name, Need: string(certs.Admin) + " or " + string(c.Role) + " with this table",
+		Have: c.String() + " with the tables " + strings.Join(c.Tables, ", "),
+	}
+}
+
+// CheckClient refuses a client id that is not the caller's: another identity cannot
+// push in its sessions.
+func (c *Caller) CheckClient(id rowraft.ClientID) error {
+	if c == nil {
+		return nil
+	}
+	if tag := c.Tag(); [len(tag)]byte(id[:len(tag)]) != tag {
+		return &rowraft.DeniedError{What: "a session of another identity", Need: "and name that opened it", Have: c.String()}
+	}
+	return nil
+}
+
+// authorize refuses a call that the caller's role does not have.
+func authorize(ctx context.Context, method string) error {
+	c := CallerOf(ctx)
+	if c == nil {
+		return nil
+	}
+	may := roles[method]
+	switch {
+	case !slices.Contains(may, c.Role):
+		need := certs.Join(may)
+		if len(may) == 0 {
+			need = "of nobody"
+		}
+		return &rowraft.DeniedError{What: strings.TrimPrefix(method, "/rowraft.v1."), Need: need, Have: c.String()}
+	case time.Now().After(c.expires): // since the handshake
+		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s expired at %s", c.String(), c.expires.Format(time.RFC3339))
+	}
+	return nil
+}
+
+func unaryRoles(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	if err := authorize(ctx, info.FullMethod); err != nil {
+		return nil, err
+	}
+	return h(ctx, req)
+}
+
+func streamRoles(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	if err := authorize(s.Context(), info.FullMethod); err != nil {
+		return err
+	}
+	return h(srv, s)
+}

@@ -1,0 +1,55 @@
+package rpc
+
+import (
+	"slices"
+	"testing"
+
+	_ "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/rowraft/rowraft/internal/certs"
+)
+
+// methods are the full names of all calls that servers answer.
+func methods() (out []string) {
+	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		if p := f.Package(); p != "rowraft.v1" && p != "grpc.health.v1" {
+			return true
+		}
+		for i := range f.Services().Len() {
+			s := f.Services().Get(i)
+			for j := range s.Methods().Len() {
+				out = append(out, "/"+string(s.FullName())+"/"+string(s.Methods().Get(j).Name()))
+			}
+		}
+		return true
+	})
+	return out
+}
+
+// TestEveryCallDeclaresItsRoles: a call that nobody thought about is nobody's.
+func TestEveryCallDeclaresItsRoles(t *testing.T) {
+	all := methods()
+	if len(all) < 50 {
+		t.Fatalf("only %d calls found: %v", len(all), all)
+	}
+	for _, m := range all {
+		if len(roles[m]) == 0 {
+			t.Errorf("%s declares no role: add it to internal/rpc/roles.go", m)
+		}
+	}
+	for m, who := range roles {
+		if !slices.Contains(all, m) {
+			t.Errorf("%s has roles, but no service has the call", m)
+		}
+		for _, r := range who {
+			if !slices.Contains(certs.Roles, r) {
+				t.Errorf("%s: there is no role %q", m, r)
+			}
+		}
+		if onlyServers := len(who) == 1 && who[0] == certs.Node; !onlyServers && !slices.Contains(who, certs.Admin) {
+			t.Errorf("%s: an admin may not: %v", m, who)
+		}
+	}
+}
