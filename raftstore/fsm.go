@@ -179,9 +179,6 @@ func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
 	}
 	var w io.Writer = sink
 	if s.yield != nil {
-		if k, ok := sink.(*watchedSink); ok {
-			s.yield.settle = k.settles()
-		}
 		w = &yieldingWriter{w: sink, yield: s.yield}
 	}
 	_, err := s.snap.WriteTo(w)

@@ -93,7 +93,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	if err != nil {
 		return nil, err
 	}
-	g.watch = &snapshotWatch{snapshotStore: g.snaps, limit: s.opts.WedgeTimeout / 2, want: func() {
+	g.watch = &snapshotWatch{snapshotStore: g.snaps, took: g.noteSnapshot, limit: s.opts.WedgeTimeout / 2, want: func() {
 		if g.glog.started.Load() { // a start may find none
 			g.snapWanted.Store(true)
 		}

@@ -42,14 +42,14 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 		return nil, errors.Join(err, vfs.RemoveAll(s.disk, tmp))
 	}
 	k := &snapshotSink{
-		store: s, tmp: tmp, f: f, buf: make([]byte, snapChunkHead, snapChunkHead+snapChunkBytes),
+		store: s, tmp: tmp, f: f, out: vfs.NewStream(f), buf: make([]byte, snapChunkHead, snapChunkHead+snapChunkBytes),
 		meta: snapMeta{Raft: raft.SnapshotMeta{
 			Version: version, ID: id, Index: index, Term: term,
 			Configuration: configuration, ConfigurationIndex: configurationIndex,
 		}},
 	}
 	header := snapDataHeader(snapVersion, index, term)
-	if _, err := f.Write(header[:]); err != nil {
+	if _, err := k.out.Write(header[:]); err != nil {
 		return nil, errors.Join(err, k.Cancel())
 	}
 	return k, nil
@@ -61,13 +61,11 @@ type snapshotSink struct {
 	store *snapshotStore
 	tmp   string
 	f     vfs.File
-	buf   []byte // chunk header, then payload
+	out   *vfs.Stream // to f
+	buf   []byte      // chunk header, then payload
 	meta  snapMeta
 	done  bool
 	err   error // first failure; Close repeats it
-
-	patient                bool  // somebody else calls settle
-	size, flushed, settled int64 // bytes of f: written, sent to the disk, there
 }
 
 func (k *snapshotSink) ID() string { return k.meta.Raft.ID }
@@ -98,44 +96,13 @@ func (k *snapshotSink) flushChunk() error {
 	m := &k.meta
 	binary.LittleEndian.PutUint32(k.buf, uint32(len(payload)))
 	binary.LittleEndian.PutUint32(k.buf[4:], chunkCRC(m.Raft.Index, m.Raft.Term, m.Chunks, payload))
-	if _, err := k.f.Write(k.buf); err != nil {
+	if _, err := k.out.Write(k.buf); err != nil {
 		return err
 	}
 	m.Chunks++
 	m.Raft.Size += int64(len(payload))
-	k.size += int64(len(k.buf))
 	k.buf = k.buf[:snapChunkHead]
-	if k.patient {
-		return nil
-	}
-	return k.settle()
-}
-
-// snapFlushBytes are sent to the disk at a time.
-const snapFlushBytes = 1 << 20
-
-// settle sends what was written on its way to the disk, and waits for what was sent
-// before. If all were left to the Sync at the end, an fsync of the log would wait behind
-// all of it.
-func (k *snapshotSink) settle() error {
-	f, ok := k.f.(vfs.Flusher)
-	if !ok || k.err != nil || k.size-k.flushed < snapFlushBytes {
-		return k.err
-	}
-	if k.settled < k.flushed {
-		k.err = f.Flush(k.settled, k.flushed, true)
-	}
-	if k.err == nil {
-		k.err = f.Flush(k.flushed, k.size, false)
-	}
-	k.settled, k.flushed = k.flushed, k.size
-	return k.err
-}
-
-// settles leaves it to the caller when to settle.
-func (k *snapshotSink) settles() func() error {
-	k.patient = true
-	return k.settle
+	return nil
 }
 
 // Close makes the snapshot durable and visible, in this order: data, meta, the
@@ -161,6 +128,9 @@ func (k *snapshotSink) Close() error {
 
 func (k *snapshotSink) commit() error {
 	if err := k.flushChunk(); err != nil {
+		return err
+	}
+	if err := k.out.Finish(); err != nil {
 		return err
 	}
 	if err := k.f.Sync(); err != nil {

@@ -19,7 +19,8 @@ import (
 type snapshotWatch struct {
 	*snapshotStore
 	limit time.Duration
-	want  func() // asks for a new snapshot
+	want  func()                   // asks for a new snapshot
+	took  func(*raft.SnapshotMeta) // one is on disk: taken here, or sent by the leader
 
 	mu          sync.Mutex
 	first, last time.Time // of failures with no success and no longer pause between
@@ -55,7 +56,7 @@ func (w *snapshotWatch) Create(version raft.SnapshotVersion, index, term uint64,
 	if err != nil {
 		return nil, err
 	}
-	return &watchedSink{k, w}, nil
+	return &watchedSink{k.(*snapshotSink), w}, nil
 }
 
 func (w *snapshotWatch) failed(err error) {
@@ -108,22 +109,15 @@ func (r *watchedReader) Read(p []byte) (int, error) {
 }
 
 type watchedSink struct {
-	raft.SnapshotSink
+	*snapshotSink
 	watch *snapshotWatch
 }
 
-// settles is that of the sink, or nil.
-func (k *watchedSink) settles() func() error {
-	if s, ok := k.SnapshotSink.(*snapshotSink); ok {
-		return s.settles()
-	}
-	return nil
-}
-
 func (k *watchedSink) Close() error {
-	err := k.SnapshotSink.Close()
+	err := k.snapshotSink.Close()
 	if err == nil {
 		k.watch.succeeded()
+		k.watch.took(&k.meta.Raft)
 	}
 	return err
 }

@@ -118,8 +118,11 @@ func (g *Group) snapshotEvery() int64 {
 	return min(max(minSnapshotEvery, g.snapshotBytes.Load()), o.SnapshotMaxBytes)
 }
 
-// noteSnapshot notes the newest snapshot of this replica.
+// noteSnapshot notes a snapshot of this replica, if it is the newest.
 func (g *Group) noteSnapshot(m *raft.SnapshotMeta) {
+	if m.Index < g.snapshotAt.Load() {
+		return
+	}
 	g.snapshotAt.Store(m.Index)
 	g.snapshotBytes.Store(m.Size)
 }
@@ -152,7 +155,6 @@ func (n *instance) snapshot() error {
 		return err
 	}
 	if len(list) > 0 {
-		g.noteSnapshot(list[0])
 		g.glog.raise(list[0].Index, list[0].Term)
 	}
 	return nil

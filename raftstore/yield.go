@@ -38,7 +38,6 @@ type yield struct {
 	log     func() int64 // applied since the snapshot began
 	writing func() bool  // a log of this node is being written
 	hurry   func() bool  // it must not wait at all
-	settle  func() error // sends to the disk what was written; may be nil
 
 	written int64
 	next    int64 // where the next look is
@@ -67,23 +66,16 @@ func (g *Group) newYield(s Snapshot, index uint64) *yield {
 }
 
 // wrote counts n bytes and waits if it may.
-//
-// Errors: that of settle.
-func (y *yield) wrote(n int) error {
+func (y *yield) wrote(n int) {
 	y.written += int64(n)
 	runtime.Gosched() // raft's goroutines would wait for a whole time slice
 	if y.written < y.next {
-		return nil
+		return
 	}
 	y.next = y.written + yieldBytes
 	if log := y.log(); y.due(log) {
 		y.seen = log
-		return nil
-	}
-	if y.settle != nil {
-		if err := y.settle(); err != nil {
-			return err
-		}
+		return
 	}
 	for waited := time.Duration(0); waited < yieldMost; waited += yieldStep {
 		log := y.log()
@@ -94,7 +86,6 @@ func (y *yield) wrote(n int) error {
 		}
 		time.Sleep(yieldStep)
 	}
-	return nil
 }
 
 // due reports whether the snapshot must go on, now that so much log was applied.
@@ -115,8 +106,6 @@ type yieldingWriter struct {
 
 func (w *yieldingWriter) Write(p []byte) (int, error) {
 	n, err := w.w.Write(p)
-	if err == nil {
-		err = w.yield.wrote(n)
-	}
+	w.yield.wrote(n)
 	return n, err
 }

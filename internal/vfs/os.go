@@ -88,13 +88,4 @@ func (f osFile) Allocate(size int64) error {
 	return nil
 }
 
-// Flush implements Flusher. Where the system or the file system has no such call, all
-// is left to Sync.
-func (f osFile) Flush(from, to int64, wait bool) error {
-	err := flush(f.File, from, to, wait)
-	switch {
-	case err == nil, errors.Is(err, errors.ErrUnsupported), errors.Is(err, syscall.EINVAL), errors.Is(err, syscall.ESPIPE):
-		return nil
-	}
-	return &fs.PathError{Op: "flush", Path: f.Name(), Err: err}
-}
+func (f osFile) direct(on bool) bool { return direct(f.File, on) }

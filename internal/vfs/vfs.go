@@ -52,15 +52,6 @@ type File interface {
 	Allocate(size int64) error
 }
 
-// Flusher is a file that can go to the disk piece by piece. A large file that is only
-// synced at its end goes there at once, and every other Sync waits behind it.
-type Flusher interface {
-	// Flush begins to write the content between two offsets, or with wait returns when
-	// that is written. It makes nothing durable; an error means that Sync may not
-	// report what went wrong.
-	Flush(from, to int64, wait bool) error
-}
-
 // LogWaiter is a disk that can be late before a write to a log begins, while the
 // writer holds no lock. In virtual time (testing/synctest) a disk must not be late
 // in the middle of it: time stands still while anybody waits for the log's lock.

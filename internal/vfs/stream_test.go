@@ -1,0 +1,108 @@
+package vfs
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"unsafe"
+)
+
+// streamed writes content to f in pieces of all sizes.
+func streamed(f File, content []byte) error {
+	s, r := NewStream(f), rand.New(rand.NewPCG(1, 2))
+	for rest := content; len(rest) > 0; {
+		n := min(len(rest), 1+r.IntN(700_000))
+		if _, err := s.Write(rest[:n]); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return s.Finish()
+}
+
+func streamSizes() []int {
+	return []int{0, 1, directBlock, streamBytes - 1, streamBytes, streamBytes + 1, 3*streamBytes + 77}
+}
+
+func randomContent(n int) []byte {
+	b := make([]byte, n)
+	r := rand.New(rand.NewPCG(3, uint64(n)))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+func TestStreamWritesAllOfIt(t *testing.T) {
+	for name, disk := range map[string]FS{"os": OS, "memory": NewMem()} {
+		dir := "/"
+		if name == "os" {
+			dir = t.TempDir()
+		}
+		for _, size := range streamSizes() {
+			path, content := filepath.Join(dir, "f"), randomContent(size)
+			f, err := disk.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(streamed(f, content), f.Sync(), f.Close()); err != nil {
+				t.Fatalf("%s, %d bytes: %v", name, size, err)
+			}
+			if got, err := ReadFile(disk, path); err != nil || !bytes.Equal(got, content) {
+				t.Errorf("%s, %d bytes: read %d back, equal %v, %v", name, size, len(got), bytes.Equal(got, content), err)
+			}
+		}
+	}
+}
+
+// strictFile refuses, while it is direct, what such a file may refuse.
+type strictFile struct {
+	File
+	on      bool
+	content []byte
+	refuses bool  // all that is direct
+	fail    error // of the second write
+	writes  int
+}
+
+func (f *strictFile) direct(on bool) bool {
+	f.on = on
+	return on
+}
+
+func (f *strictFile) Write(p []byte) (int, error) {
+	if f.writes++; f.writes == 2 && f.fail != nil {
+		return 0, f.fail
+	}
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
+	if f.on && (f.refuses || (uintptr(len(f.content))|uintptr(len(p))|at)%directBlock != 0) {
+		return 0, syscall.EINVAL
+	}
+	f.content = slices.Concat(f.content, p)
+	return len(p), nil
+}
+
+// TestStreamPastTheCache: whole blocks go past it, the end does not, and a file system
+// that takes no such writes gets others.
+func TestStreamPastTheCache(t *testing.T) {
+	for _, refuses := range []bool{false, true} {
+		for _, size := range streamSizes() {
+			f, content := &strictFile{refuses: refuses}, randomContent(size)
+			if err := streamed(f, content); err != nil || !bytes.Equal(f.content, content) {
+				t.Fatalf("refuses %v, %d bytes: %d were written, %v", refuses, size, len(f.content), err)
+			}
+			if want := size/streamBytes + 1; !refuses && f.writes != want {
+				t.Errorf("%d bytes: %d writes, want %d: one failed and was repeated", size, f.writes, want)
+			}
+		}
+	}
+	bad := &strictFile{fail: errors.New("bad disk")}
+	if err := streamed(bad, randomContent(3*streamBytes)); !errors.Is(err, bad.fail) {
+		t.Errorf("a disk that fails: %v", err)
+	}
+}
