@@ -30,7 +30,13 @@ type Attendance struct {
 	// Pause stops the training at its next batch boundary, where every push is
 	// acknowledged, until Release is called. Called on goroutines of the client, one
 	// at a time, also after the training is over: then it gives the last state.
-	Pause func(ctx context.Context) (*Paused, error)
+	//
+	// Trainers that wait for each other must stand at one boundary. Such a one Announces;
+	// it goes no further than the first boundary at which it could stand, gives that to
+	// agree, and stands at the one that agree returns. It may fail with ErrNotNow. agree is
+	// nil if the scheduler asks nobody.
+	Pause     func(ctx context.Context, agree Agree) (*Paused, error)
+	Announces bool
 
 	// Member is the trainer's membership of its job; nil if it entered none. While the
 	// call lives Beat is called about once a second, and what it returns keeps the
@@ -42,13 +48,21 @@ type Attendance struct {
 	OnStop    func()
 }
 
+// Agree tells the job's other trainers the first boundary at which this one could stand,
+// and returns the greatest of any of them.
+type Agree func(ctx context.Context, boundary int64) (target int64, err error)
+
+// ErrNotNow says that a trainer cannot stand still now, and goes on; another pause may do.
+var ErrNotNow = errors.New("the trainer cannot stand still now")
+
 // Paused is a trainer that stands still.
 type Paused struct {
-	Step    int64
-	Size    int64                 // bytes that Write writes
-	Parts   []PartReached         // of the data, that it has
-	Write   func(io.Writer) error // the state; called after Release, beside the training
-	Release func()
+	Step     int64
+	Boundary int64                 // at which it stands; 0 if it has not announced any
+	Size     int64                 // bytes that Write writes
+	Parts    []PartReached         // of the data, that it has
+	Write    func(io.Writer) error // the state; called after Release, beside the training
+	Release  func()
 }
 
 // Parking is what a trainer asks for when it is done.
@@ -247,13 +261,14 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	t.mu.Unlock()
 	hello := &rowraftv1.AttendHello{
 		Job: t.a.Job, Rank: uint32(t.a.Rank), Trainers: uint32(t.a.Trainers), Instance: t.instance[:], Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
+		Announces: t.a.Announces,
 	}
 	if t.a.Member != nil {
 		hello.Member = t.a.Member.identity
 	}
 	// An error of Send says nothing; that of Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
-	call := &attendCall{t: t, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), welcomed: welcomed}
+	call := &attendCall{t: t, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
 	broken := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -264,31 +279,17 @@ func (t *Attending) call(addr string, welcomed func()) error {
 
 // attendCall is one call. Its goroutine owns what is not a channel.
 type attendCall struct {
-	t        *Attending
-	stream   grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
-	ctx      context.Context
-	end      context.CancelFunc
-	replies  chan *rowraftv1.AttendReply
-	reached  chan reached
-	welcomed func()
+	t         *Attending
+	stream    grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+	ctx       context.Context
+	end       context.CancelFunc
+	replies   chan *rowraftv1.AttendReply
+	announced chan announced
+	reached   chan reached
+	welcomed  func()
 
 	pausing *pausing // nil: it trains
 	parked  bool     // it was said
-}
-
-// pausing is a pause from the time that it was asked for.
-type pausing struct {
-	id     uint64
-	begun  time.Time
-	cancel context.CancelFunc
-	at     *Paused // nil until it is reached
-}
-
-// reached is the end of a call of Pause.
-type reached struct {
-	of  *pausing
-	at  *Paused
-	err error
 }
 
 // receive hands on what the scheduler says, and ends the call when it is silent.
@@ -340,7 +341,9 @@ func (c *attendCall) serve(broken <-chan error) error {
 				c.t.mu.Unlock()
 				c.welcomed()
 			case *rowraftv1.AttendReply_Pause:
-				c.pause(&wg, step.Pause.GetId())
+				c.pause(&wg, step.Pause)
+			case *rowraftv1.AttendReply_Target:
+				c.target(step.Target)
 			case *rowraftv1.AttendReply_Release:
 				if err := c.release(step.Release); err != nil {
 					return err
@@ -360,6 +363,12 @@ func (c *attendCall) serve(broken <-chan error) error {
 		case <-beats.C:
 			if welcome && c.t.a.Member != nil {
 				c.beat()
+			}
+		case a := <-c.announced:
+			if a.of == c.pausing {
+				c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Announced{Announced: &rowraftv1.AttendAnnounced{
+					Id: a.of.id, Boundary: uint64(a.boundary),
+				}}})
 			}
 		case r := <-c.reached:
 			c.paused(r)
@@ -409,107 +418,4 @@ func (c *attendCall) sayPark() {
 		c.parked = true
 		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Park{Park: park}})
 	}
-}
-
-// goOn ends the pause, reached or not.
-func (c *attendCall) goOn() {
-	p := c.pausing
-	if p == nil {
-		return
-	}
-	c.pausing = nil
-	p.cancel()
-	if p.at != nil {
-		p.at.Release()
-	}
-}
-
-// pause begins one. What was before it is over.
-func (c *attendCall) pause(wg *sync.WaitGroup, id uint64) {
-	c.goOn()
-	ctx, cancel := context.WithCancel(c.ctx)
-	p := &pausing{id: id, begun: time.Now(), cancel: cancel}
-	c.pausing = p
-	wg.Go(func() {
-		at, err := c.t.a.Pause(ctx)
-		select {
-		case c.reached <- reached{p, at, err}:
-		case <-c.ctx.Done():
-			if err == nil {
-				at.Release()
-			}
-		}
-	})
-}
-
-// paused tells the scheduler of a boundary that was reached.
-func (c *attendCall) paused(r reached) {
-	switch {
-	case r.of != c.pausing: // it was given up meanwhile
-		if r.err == nil {
-			r.at.Release()
-		}
-	case c.ctx.Err() != nil: // the call is over, and nobody asks any more
-	case r.err != nil:
-		c.goOn()
-		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Failed{Failed: &rowraftv1.AttendFailed{Id: r.of.id, Reason: r.err.Error()}}})
-	default:
-		c.pausing.at = r.at
-		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{
-			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size), Parts: reachedToProto(r.at.Parts, true),
-		}}})
-	}
-}
-
-// release lets the trainer go on, and sends its state if the scheduler wants it.
-func (c *attendCall) release(r *rowraftv1.AttendRelease) error {
-	p := c.pausing
-	if p == nil || p.id != r.GetId() {
-		return nil
-	}
-	c.goOn()
-	if p.at == nil || !r.GetSend() {
-		return nil
-	}
-	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{
-		Id: p.id, Held: true, PausedNs: uint64(time.Since(p.begun)),
-	}}})
-	w := &stateWriter{stream: c.stream, id: p.id}
-	if err := p.at.Write(w); err != nil {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
-	}
-	return w.end()
-}
-
-// stateWriter cuts a state into messages.
-type stateWriter struct {
-	stream grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
-	id     uint64
-	buf    []byte
-}
-
-func (w *stateWriter) Write(b []byte) (n int, err error) {
-	for n < len(b) {
-		k := min(len(b)-n, stateChunk-len(w.buf))
-		w.buf = append(w.buf, b[n:n+k]...)
-		if n += k; len(w.buf) == stateChunk {
-			if err := w.flush(false); err != nil {
-				return n, err
-			}
-		}
-	}
-	return n, nil
-}
-
-func (w *stateWriter) flush(last bool) error {
-	err := w.stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_State{State: &rowraftv1.AttendState{Id: w.id, Content: w.buf, Last: last}}})
-	w.buf = nil // gRPC may still be reading it
-	return err
-}
-
-func (w *stateWriter) end() error {
-	if err := w.flush(true); err != nil {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
-	}
-	return nil
 }

@@ -48,12 +48,13 @@ func newAttendance() *attendance {
 
 // attendee is one trainer on its call.
 type attendee struct {
-	id       trainerID
-	trainers uint32 // of its job
-	instance []byte
-	member   *rowraftv1.JobIdentity // nil: it entered no job
-	gone     chan struct{}          // closed when the call is over
-	replaced chan struct{}          // closed when another process comes in its place
+	id        trainerID
+	trainers  uint32 // of its job
+	announces bool   // it waits for others of its job
+	instance  []byte
+	member    *rowraftv1.JobIdentity // nil: it entered no job
+	gone      chan struct{}          // closed when the call is over
+	replaced  chan struct{}          // closed when another process comes in its place
 
 	send struct {
 		sync.Mutex
@@ -136,7 +137,7 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a trainer says who it is before anything else")
 	}
 	a := &attendee{
-		id: trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), instance: hello.GetInstance(),
+		id: trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), announces: hello.GetAnnounces(), instance: hello.GetInstance(),
 		member: hello.GetMember(), gone: make(chan struct{}), replaced: make(chan struct{}),
 	}
 	if err := c.s.welcomeMember(stream.Context(), a); err != nil {

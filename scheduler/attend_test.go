@@ -56,9 +56,12 @@ type fakeTrainer struct {
 	hold     chan struct{} // not nil: Pause waits for it
 	asked    chan struct{} // gets one for each Pause
 	standing int
+	boundary int64 // not 0: it announces this one
+	stands   int64 // not 0: the boundary at which it stands, whatever was agreed
+	told     int64 // what was agreed
 }
 
-func (f *fakeTrainer) pause(ctx context.Context) (*client.Paused, error) {
+func (f *fakeTrainer) pause(ctx context.Context, agree client.Agree) (*client.Paused, error) {
 	f.asked <- struct{}{}
 	if f.hold != nil {
 		select {
@@ -67,13 +70,23 @@ func (f *fakeTrainer) pause(ctx context.Context) (*client.Paused, error) {
 			return nil, ctx.Err()
 		}
 	}
+	target := int64(0)
+	if f.boundary != 0 {
+		var err error
+		if target, err = agree(ctx, f.boundary); err != nil {
+			return nil, err
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.told = target; f.stands != 0 {
+		target = f.stands
+	}
 	if f.fail != nil {
 		return nil, f.fail
 	}
 	f.standing++
-	return &client.Paused{Step: f.step, Size: int64(len(f.content)), Release: func() {
+	return &client.Paused{Step: f.step, Boundary: target, Size: int64(len(f.content)), Release: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.standing--
@@ -83,7 +96,7 @@ func (f *fakeTrainer) pause(ctx context.Context) (*client.Paused, error) {
 	}}, nil
 }
 
-func (f *fakeTrainer) stands() bool {
+func (f *fakeTrainer) isStill() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.standing > 0
@@ -96,7 +109,7 @@ func attend(t *testing.T, c *client.Client, job string, rank, trainers int, chan
 		change(f)
 	}
 	var err error
-	if f.Attending, err = c.Attend(t.Context(), client.Attendance{Job: job, Rank: rank, Trainers: trainers, Pause: f.pause}); err != nil {
+	if f.Attending, err = c.Attend(t.Context(), client.Attendance{Job: job, Rank: rank, Trainers: trainers, Pause: f.pause, Announces: f.boundary != 0}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Close)
@@ -113,7 +126,7 @@ func TestTrainersStandStillForACut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, f := range list {
-		if !f.stands() {
+		if !f.isStill() {
 			t.Errorf("trainer %d does not stand still", i)
 		}
 	}
@@ -121,7 +134,7 @@ func TestTrainersStandStillForACut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, f := range list {
-		if f.stands() {
+		if f.isStill() {
 			t.Errorf("trainer %d does not go on", i)
 		}
 	}
@@ -174,7 +187,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 			if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
 				t.Errorf("%v, want Precondition that names the trainer", err)
 			}
-			for f.stands() { // it is told to go on, and not waited for
+			for f.isStill() { // it is told to go on, and not waited for
 				if t.Context().Err() != nil {
 					t.Fatal("it stands still for ever")
 				}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,9 @@ const (
 	absentPatience = 6 * time.Second
 	// pausePatience is how long a trainer may take to its next batch boundary.
 	pausePatience = 30 * time.Second
+	// announcePatience is how long one may take to say how far it is, which needs no
+	// boundary.
+	announcePatience = 5 * time.Second
 	// releasePatience is how long its answer may take after that.
 	releasePatience = 5 * time.Second
 )
@@ -43,6 +47,9 @@ type paused struct {
 	done chan struct{} // closed when nobody takes from in any more
 	once sync.Once
 
+	together    bool   // it has announced a boundary
+	boundary    uint64 // that it has announced, then the one at which it stands
+	stands      bool
 	step, bytes uint64
 	pausedFor   time.Duration
 	blob        checkpoint.Blob
@@ -60,6 +67,8 @@ func (p *paused) take(req *rowraftv1.AttendRequest) {
 		id = step.Released.GetId()
 	case *rowraftv1.AttendRequest_State:
 		id = step.State.GetId()
+	case *rowraftv1.AttendRequest_Announced:
+		id = step.Announced.GetId()
 	}
 	if id != p.id {
 		return
@@ -77,7 +86,9 @@ func (p *paused) end() { p.once.Do(func() { close(p.done) }) }
 func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
 	select {
 	case req := <-p.in:
-		if f := req.GetFailed(); f != nil {
+		if f := req.GetFailed(); f.GetAgain() {
+			return nil, rowraft.Errorf(rowraft.CodeNoLeader, "%s: %s", p.a.id, f.GetReason())
+		} else if f != nil {
 			return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s has no state to give: %s", p.a.id, f.GetReason())
 		}
 		return req, nil
@@ -89,7 +100,8 @@ func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
 }
 
 // pauseTrainers brings every trainer of the jobs that train to its next batch
-// boundary. job is one of them that must be there.
+// boundary, and those of a job who wait for each other to the same one. job is one of
+// them that must be there.
 //
 // It fails if one of them is not there or does not answer, unless skip is set: then
 // the cut goes on without it, and it is the caller's to know that its job cannot go on
@@ -111,23 +123,121 @@ func (s *Scheduler) pauseTrainers(ctx context.Context, job string, skip bool) (*
 	}
 	wait, cancel := context.WithTimeout(ctx, pausePatience)
 	defer cancel()
-	if err := m.each(func(p *paused) error { return p.stop(wait) }); err != nil {
+	if err := m.stop(wait); err != nil {
 		m.letGo()
 		return nil, err
 	}
 	return m, nil
 }
 
-// stop tells the trainer to pause, and returns when it has.
-func (p *paused) stop(ctx context.Context) error {
-	if err := p.a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id}}}); err != nil {
+// stop returns when all trainers stand.
+func (m *muster) stop(ctx context.Context) error {
+	barriers := make(map[string]*barrier)
+	for _, p := range m.members {
+		if p.a.announces {
+			if barriers[p.a.id.job] == nil {
+				barriers[p.a.id.job] = &barrier{all: make(chan struct{})}
+			}
+			barriers[p.a.id.job].left++
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	err := m.each(func(p *paused) error {
+		err := p.stop(ctx, barriers[p.a.id.job])
+		if err != nil && !m.skip {
+			cancel() // nobody need wait for the others, who may wait for this one
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, p := range m.members {
+		if b := barriers[p.a.id.job]; p.together && p.boundary != b.target {
+			return rowraft.Errorf(rowraft.CodeNoLeader, "%s stands at boundary %d, others of its job at %d", p.a.id, p.boundary, b.target)
+		}
+	}
+	return nil
+}
+
+// barrier is where the trainers of a job agree on a boundary.
+type barrier struct {
+	all chan struct{} // closed when everybody has said something, or will not
+
+	mu     sync.Mutex
+	left   int
+	target uint64
+}
+
+// say takes what one of them has announced, 0 if it has not.
+func (b *barrier) say(boundary uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.target = max(b.target, boundary)
+	if b.left--; b.left == 0 {
+		close(b.all)
+	}
+}
+
+// stop tells the trainer to pause, and returns when it has. b is nil if it waits for no
+// others.
+func (p *paused) stop(ctx context.Context, b *barrier) error {
+	err := p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id, Announce: p.a.announces}}})
+	if err == nil && p.a.announces {
+		err = p.announce(ctx)
+		b.say(p.boundary)
+		if err == nil && p.together {
+			err = p.follow(ctx, b)
+		}
+	}
+	for err == nil && !p.stands {
+		err = p.hear(ctx)
+	}
+	return err
+}
+
+func (p *paused) tell(r *rowraftv1.AttendReply) error {
+	if err := p.a.tell(r); err != nil {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone: %w", p.a.id, err)
 	}
+	return nil
+}
+
+// announce hears how far the trainer is; one whose training is over stands already.
+func (p *paused) announce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, announcePatience)
+	defer cancel()
+	return p.hear(ctx)
+}
+
+// follow tells the trainer where all of its job stand, once that is known.
+func (p *paused) follow(ctx context.Context, b *barrier) error {
+	select {
+	case <-b.all:
+	case <-p.a.gone:
+		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone", p.a.id)
+	case <-ctx.Done():
+		return rowraft.Errorf(rowraft.CodeDeadline, "the trainers of job %s do not agree where to stand: %w", p.a.id.job, ctx.Err())
+	}
+	return p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Target{Target: &rowraftv1.AttendTarget{Id: p.id, Boundary: b.target}}})
+}
+
+// hear takes one answer to a pause.
+func (p *paused) hear(ctx context.Context) error {
 	req, err := p.next(ctx)
 	if err != nil {
 		return err
 	}
-	p.step, p.bytes = req.GetPaused().GetStep(), req.GetPaused().GetBytes()
+	if a := req.GetAnnounced(); a != nil {
+		p.together, p.boundary = true, a.GetBoundary()
+		return nil
+	}
+	at := req.GetPaused()
+	p.stands, p.step, p.bytes = true, at.GetStep(), at.GetBytes()
+	if p.together {
+		p.boundary = at.GetBoundary()
+	}
 	return nil
 }
 
@@ -185,6 +295,9 @@ func (p *paused) goOn(send bool) error {
 func (m *muster) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, releasePatience)
 	defer cancel()
+	if a := m.newcomer(); a != nil && !m.skip { // what it has pushed may be in the cut, and its state is not
+		return rowraft.Errorf(rowraft.CodeNoLeader, "%s began during the cut", a.id)
+	}
 	return m.each(func(p *paused) error {
 		if err := p.goOn(true); err != nil {
 			return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone: %w", p.a.id, err)
@@ -199,6 +312,16 @@ func (m *muster) release(ctx context.Context) error {
 		p.pausedFor = time.Duration(req.GetReleased().GetPausedNs())
 		return nil
 	})
+}
+
+// newcomer returns a trainer that is there and not of the muster, or nil.
+func (m *muster) newcomer() *attendee {
+	for _, a := range m.s.attendance.list() {
+		if !slices.ContainsFunc(m.members, func(p *paused) bool { return p.a == a }) {
+			return a
+		}
+	}
+	return nil
 }
 
 // store writes the states of the trainers, which send them now, beside the rows.

@@ -101,7 +101,7 @@ func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.A
 // attend is Attend that calls onStop when somebody stops the job, and onMembers when
 // its members change; both may be nil.
 func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
-	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor}
+	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.gate.pace.per > 0}
 	if j.cfg.member != nil {
 		a.Member, a.Beat = j.cfg.member, j.beat
 		a.OnMembers = func(m client.Members) {
@@ -129,15 +129,20 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop fun
 }
 
 // pauseFor is Pause as a client calls it.
-func (j *Job) pauseFor(ctx context.Context) (*client.Paused, error) {
-	s, release, err := j.Pause(ctx)
+func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused, error) {
+	p, release, err := j.pause(ctx, agree)
 	if err != nil {
 		return nil, err
 	}
-	return &client.Paused{Step: s.Step, Size: s.Size(), Parts: j.parts.reached(), Release: release, Write: func(w io.Writer) error {
+	s := p.state
+	out := &client.Paused{Step: s.Step, Size: s.Size(), Parts: j.parts.reached(), Release: release, Write: func(w io.Writer) error {
 		_, err := s.WriteTo(w)
 		return err
-	}}, nil
+	}}
+	if p.together {
+		out.Boundary = p.at
+	}
+	return out, nil
 }
 
 // RunOn is Run on a cluster: it goes on from s unless that is nil, takes part in the

@@ -51,6 +51,8 @@ func (c *Config) validateHybrid() error {
 		return nil
 	case c.Mode != Async && c.Mode != Sync:
 		return invalid("parameters at the trainers in mode %s: want %s or %s", c.Mode, Async, Sync)
+	case c.Mode == Sync && (c.Quorum < 1 || c.Deadline > 0):
+		return invalid("parameters at the trainers with quorum %v and deadline %v: every step averages over all trainers, so it waits for all", c.Quorum, c.Deadline)
 	case c.Mode == Sync && a.Every != 0:
 		return invalid("average: every %d in mode %s, which averages the gradients of every step", a.Every, Sync)
 	case a.Every < 0:
@@ -82,6 +84,7 @@ type hybrid struct {
 	state   []float32 // rows × the rule's
 	grads   []float32 // scratch, as weights
 	steps   int
+	rounds  int64 // of averaging, that the trainers have done
 	members *average.Feed
 	group   *average.Group  // nil for one trainer, and outside of train
 	ctx     context.Context // of train
@@ -99,6 +102,9 @@ func newHybrid(j *Job) (*hybrid, error) {
 	}
 	if len(h.params) == 0 {
 		return nil, nil
+	}
+	if j.cfg.Mode == Async && j.cfg.Trainers > 1 {
+		j.gate.pace.per = int64(j.cfg.Average.every())
 	}
 	o, err := j.cfg.Dense.optimizer()
 	if err != nil {
@@ -235,11 +241,14 @@ func (h *hybrid) learn(w *work) error {
 	if !w.empty {
 		h.update(w.step)
 	}
-	if h.steps%h.j.cfg.Average.every() != 0 {
-		return nil
+	every := h.j.cfg.Average.every()
+	if h.steps%every == 0 {
+		if _, err := h.average(h.weights); err != nil {
+			return err
+		}
 	}
-	_, err := h.average(h.weights)
-	return err
+	h.j.gate.did(h.rounds*int64(every) + int64(h.steps%every))
+	return nil
 }
 
 // average replaces values by their mean over the trainers.
@@ -253,6 +262,7 @@ func (h *hybrid) average(values []float32) (behind bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("average with the other trainers: %w", err)
 	}
+	h.rounds = int64(r.Round)
 	if r.Behind {
 		h.j.note("took over the dense weights of another trainer, before round %d", r.Round)
 	}
@@ -296,9 +306,14 @@ func (h *hybrid) tensors() (out []state.Tensor) {
 }
 
 // resume takes them back, and returns how many there were.
-func (h *hybrid) resume(tensors []state.Tensor) (int, error) {
+func (h *hybrid) resume(s *state.State) (int, error) {
 	if h == nil {
 		return 0, nil
+	}
+	tensors := s.Tensors
+	h.steps = int(s.Step) // the next average is due when it would have been
+	if h.j.cfg.Mode == Async {
+		h.j.gate.reach(s.Step % int64(h.j.cfg.Average.every()))
 	}
 	var all []float32
 	for _, k := range []state.Kind{state.Weights, state.OptimizerState} {

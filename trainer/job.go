@@ -238,7 +238,9 @@ func (j *Job) train(ctx context.Context) error {
 	if err := j.way.settle(pushes); err != nil || ctx.Err() != nil {
 		return err
 	}
-	return j.way.end(pushes)
+	return j.way.end(pushes, func() (bool, error) {
+		return j.begin(ctx, func(p *pause) error { return j.boundary(ctx, pushes, p) })
+	})
 }
 
 func (j *Job) epochs() int {
@@ -251,12 +253,10 @@ func (j *Job) epochs() int {
 // trainInStep does one thing after another: staleness 0.
 func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	w := j.newWork()
-	for ctx.Err() == nil {
-		if p := j.gate.wanted(); p != nil {
-			if err := j.boundary(ctx, pushes, p); err != nil {
-				return err
-			}
-			continue
+	stand := func(p *pause) error { return j.boundary(ctx, pushes, p) }
+	for {
+		if ok, err := j.begin(ctx, stand); !ok {
+			return err
 		}
 		err := j.read(src, w)
 		switch {
@@ -267,7 +267,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		case err != nil:
 			return err
 		}
-		if err := j.pull(ctx, w, func(p *pause) error { return j.boundary(ctx, pushes, p) }); err != nil {
+		if err := j.pull(ctx, w, stand); err != nil {
 			return stopped(ctx, err)
 		}
 		push, err := j.compute(w)
@@ -283,7 +283,6 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 			return err
 		}
 	}
-	return nil
 }
 
 // trainAhead reads and pulls the next batch while the model runs, and pushes
@@ -350,13 +349,8 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 		stand := func(p *pause) error {
 			return j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) })
 		}
-		for p := j.gate.wanted(); p != nil && ctx.Err() == nil; p = j.gate.wanted() {
-			if err := stand(p); err != nil {
-				return err
-			}
-		}
-		if ctx.Err() != nil {
-			return nil // what was asked for its state stays in it
+		if ok, err := j.begin(ctx, stand); !ok {
+			return err // if nil, ctx has ended: what was asked for its state stays in it
 		}
 		switch err := j.read(src, w); {
 		case err == errNotYet:
@@ -404,7 +398,12 @@ func stopped(ctx context.Context, err error) error {
 }
 
 // read fills w with the next batch, or returns io.EOF.
-func (j *Job) read(src feed, w *work) error {
+func (j *Job) read(src feed, w *work) (err error) {
+	defer func() {
+		if err != nil {
+			j.gate.back()
+		}
+	}()
 	if j.steps > 0 && src.count() >= j.steps || j.way.over() {
 		return io.EOF
 	}

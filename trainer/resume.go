@@ -80,6 +80,9 @@ func (j *Job) state(ended bool) *state.State {
 		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch, Offset: j.at.offset}},
 		Place:     placeOf(j.at.place),
 	}
+	if sync, ok := j.way.(*inStep); ok {
+		s.JobStep = j.before.jobStep + sync.step() - 1
+	}
 	if j.parts != nil { // the job's, which the checkpoint has once
 		s.Positions = nil
 	}
@@ -119,7 +122,7 @@ func (j *Job) Resume(s *state.State) error {
 		}
 		initial = append(initial, s.Tensors[i].Values...)
 	}
-	kept, err := j.hybrid.resume(s.Tensors)
+	kept, err := j.hybrid.resume(s)
 	if err != nil {
 		return err
 	}
@@ -131,7 +134,10 @@ func (j *Job) Resume(s *state.State) error {
 		j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset, resumePlace(s.Place)}
 	}
 	j.step, j.examples = s.Step, s.Examples
-	j.before = counters{step: s.Step, examples: s.Examples}
+	j.before = counters{step: s.Step, examples: s.Examples, jobStep: s.JobStep}
+	if j.cfg.Mode == Sync && s.JobStep == 0 { // of a format that has none: all had done as many
+		j.before.jobStep = s.Step
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.mu.sent, j.mu.acknowledged, j.mu.skipped = s.Acknowledged, s.Acknowledged, s.Skipped
@@ -139,7 +145,7 @@ func (j *Job) Resume(s *state.State) error {
 }
 
 // counters are what had been done before this process.
-type counters struct{ step, examples int64 }
+type counters struct{ step, examples, jobStep int64 }
 
 // sameEssence names the first field in which two configurations differ.
 func sameEssence(was, is []byte) error {

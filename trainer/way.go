@@ -18,8 +18,9 @@ type way interface {
 	push(ctx context.Context, w *work) error
 	// settle returns when the tables have all that was pushed. No push is under way.
 	settle(ctx context.Context) error
-	// end is called after that when this worker has no batches left.
-	end(ctx context.Context) error
+	// end is called after that when this worker has no batches left. It calls begin before
+	// each step that it takes without one, and ends if that says no.
+	end(ctx context.Context, begin func() (bool, error)) error
 	// over reports that the job wants no more batches of this worker, if it has any.
 	over() bool
 	// empties reports that a batch without gradients must be pushed all the same, since
@@ -43,6 +44,9 @@ func (j *Job) newWay() (way, error) {
 			tables = alone{j.tables}
 		}
 		if j.cfg.Mode == Sync {
+			if j.cfg.Trainers > 1 {
+				j.gate.pace.per = 1
+			}
 			return newInStep(j, tables), nil
 		}
 		return newBounded(j, tables), nil
@@ -74,7 +78,7 @@ func (d *direct) push(ctx context.Context, w *work) error {
 
 func (d *direct) settle(context.Context) error { return nil }
 
-func (d *direct) end(context.Context) error { return nil }
+func (d *direct) end(context.Context, func() (bool, error)) error { return nil }
 
 func (d *direct) over() bool { return false }
 

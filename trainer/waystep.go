@@ -6,6 +6,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/rowraft/rowraft/client"
 )
 
 // turn lets the pushes of batches happen one after the other, in the order of their numbers,
@@ -60,6 +62,7 @@ func (s *inStep) start(step int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next = max(s.next, step)
+	s.j.gate.reach(s.next - 1)
 }
 
 // push implements way. A batch that has nothing to push is an empty part: the others
@@ -74,11 +77,20 @@ func (s *inStep) push(ctx context.Context, w *work) (err error) {
 		sent = s.j.sending(1)
 	}
 	if s.over() { // since the batch was read
+		s.j.gate.did(0)
 		s.j.late(w, "the job is over")
 		return nil
 	}
 	step := s.step()
-	s.j.setRates(w.segs, s.j.before.step+step) // those of the others
+	if p := s.j.gate.beyond(ctx, step); p != nil { // this worker was late, and has batches too many
+		if s.j.cfg.Quorum < 1 || s.j.cfg.Deadline > 0 {
+			s.j.gate.did(0)
+			s.j.late(w, fmt.Sprintf("it is for step %d, and the job stands still behind step %d for a checkpoint", step, p.limit))
+			return nil
+		}
+		s.j.gate.refuse(p, fmt.Errorf("%w: steps up to %d were closed without it", client.ErrNotNow, step-1))
+	}
+	s.j.setRates(w.segs, s.j.before.jobStep+step) // those of the others
 	answer, err := s.pushStep(ctx, step, w.segs)
 	switch {
 	case err != nil:
@@ -109,7 +121,8 @@ func (s *inStep) pushStep(ctx context.Context, step int64, segs []Segment) (Step
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next = max(answer.Next, step+1)
-	s.j.reached(s.next - 1)
+	s.j.gate.did(s.next - 1)
+	s.j.reached(s.j.before.jobStep + s.next - 1)
 	return answer, nil
 }
 
@@ -120,14 +133,17 @@ func (s *inStep) last() int64 {
 	for rank := range s.j.cfg.Trainers {
 		most = max(most, s.j.cfg.stepsOf(rank, s.j.set.TrainSize()))
 	}
-	return max(most-s.j.before.step, 0)
+	return max(most-s.j.before.jobStep, 0)
 }
 
 // end implements way: the others may have batches left, and wait for an empty part.
-func (s *inStep) end(ctx context.Context) error {
+func (s *inStep) end(ctx context.Context, begin func() (bool, error)) error {
 	last := s.last()
 	for step := s.step(); step <= last; step = s.step() {
-		if _, err := s.pushStep(ctx, step, nil); err != nil {
+		if ok, err := begin(); !ok {
+			return err
+		}
+		if _, err := s.pushStep(ctx, s.step(), nil); err != nil {
 			return s.j.fail(fmt.Errorf("empty part of step %d: %w", step, err))
 		}
 	}
@@ -224,7 +240,7 @@ func (b *bounded) slowest() uint64 {
 }
 
 func (b *bounded) await(ctx context.Context, want uint64) error {
-	poll, cancel := context.WithTimeout(ctx, clockPoll)
+	poll, cancel := b.j.gate.untilAsked(ctx, clockPoll)
 	defer cancel()
 	slowest, err := b.tables.WaitClock(poll, want)
 	if err != nil && (ctx.Err() != nil || poll.Err() == nil) {
@@ -263,7 +279,7 @@ func (b *bounded) fail(w *work, err error) error {
 }
 
 // end implements way: nobody need wait for this worker any more.
-func (b *bounded) end(ctx context.Context) error {
+func (b *bounded) end(ctx context.Context, _ func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, b.j.cfg.Patience)
 	defer cancel()
 	if err := b.tables.PushClock(ctx, math.MaxUint64, nil); err != nil {

@@ -66,7 +66,7 @@ func (m *worker) PushStep(ctx context.Context, step int64, segs []Segment) (Step
 		m.parts[step][m.rank] = slices.Clone(segs)
 		m.closeLocked(ctx)
 	}
-	stop := context.AfterFunc(ctx, m.change.Broadcast)
+	stop := context.AfterFunc(ctx, m.wake)
 	defer stop()
 	for step > m.closed {
 		if ctx.Err() != nil {
@@ -127,6 +127,13 @@ func (m *team) closeLocked(ctx context.Context) {
 	}
 }
 
+// wake has everybody who waits look again.
+func (m *team) wake() {
+	m.mu.Lock() // who has looked, and not begun to wait, would miss it
+	defer m.mu.Unlock()
+	m.change.Broadcast()
+}
+
 func (m *worker) PushClock(ctx context.Context, clock uint64, segs []Segment) error {
 	if m.before != nil {
 		if err := m.before("clock", int64(clock)); err != nil {
@@ -147,7 +154,7 @@ func (m *worker) PushClock(ctx context.Context, clock uint64, segs []Segment) er
 }
 
 func (m *worker) WaitClock(ctx context.Context, atLeast uint64) (uint64, error) {
-	stop := context.AfterFunc(ctx, m.change.Broadcast)
+	stop := context.AfterFunc(ctx, m.wake)
 	defer stop()
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -117,7 +117,7 @@ type checkpointBench struct {
 	result  checkpointResult
 }
 
-func (b *checkpointBench) pause(context.Context) (*client.Paused, error) {
+func (b *checkpointBench) pause(context.Context, client.Agree) (*client.Paused, error) {
 	b.gate.Lock()
 	return &client.Paused{Size: 1, Release: b.gate.Unlock, Write: func(w io.Writer) error {
 		_, err := w.Write([]byte{0})

@@ -67,6 +67,15 @@ func Read(src io.Reader) (*State, error) {
 			return nil, err
 		}
 	}
+	if s.JobStep != 0 { // it was announced
+		b, err := r.take(8)
+		if err != nil {
+			return nil, err
+		}
+		if s.JobStep = int64(le.Uint64(b)); s.JobStep < 1 {
+			return nil, corrupt("step %d of the job", s.JobStep)
+		}
+	}
 	for range tensors {
 		t, err := r.tensor()
 		if err != nil {
@@ -118,8 +127,8 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	}
 	flags, job, config := le.Uint16(b[10:]), le.Uint32(b[56:]), le.Uint32(b[60:])
 	positions, tensors = le.Uint32(b[20:]), le.Uint32(b[64:])
-	hasPlace := flags&flagPlace != 0
-	if flags&^(flagEnded|flagPlace) != 0 || hasPlace != (le.Uint16(b[8:]) == 2) || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
+	hasPlace, hasStep := flags&flagPlace != 0, flags&flagJobStep != 0
+	if flags&^(flagEnded|flagPlace|flagJobStep) != 0 || le.Uint16(b[8:]) != oldest(hasPlace, hasStep) || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
 		return nil, 0, 0, corrupt("flags %x, %d and %d bytes of text, %d positions, %d tensors", flags, job, config, positions, tensors)
 	}
 	s = &State{
@@ -129,12 +138,26 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	if hasPlace {
 		s.Place = new(Place)
 	}
+	if hasStep {
+		s.JobStep = 1 // until it is read
+	}
 	text, err := r.take(int(job + config))
 	if err != nil {
 		return nil, 0, 0, err
 	}
 	s.Job, s.Config = string(text[:job]), text[job:]
 	return s, positions, tensors, nil
+}
+
+// oldest is the format of a state with these.
+func oldest(place, jobStep bool) uint16 {
+	switch {
+	case jobStep:
+		return 3
+	case place:
+		return 2
+	}
+	return 1
 }
 
 func (r *reader) place(p *Place) error {

@@ -12,13 +12,14 @@ import (
 )
 
 // Version is the newest format that this binary writes and reads.
-const Version = 2
+const Version = 3
 
 const (
 	magic       = "ROWTRAIN"
 	headerBytes = 72
 	flagEnded   = 1
 	flagPlace   = 2 // from format 2 on
+	flagJobStep = 4 // from format 3 on
 	placeBytes  = 32
 
 	maxPlace     = 1024 // bytes of a name
@@ -40,8 +41,9 @@ var (
 type State struct {
 	Job            string
 	Rank, Trainers int
-	Ended          bool // the trainer had done all that it was to do
-	Step           int64
+	Ended          bool  // the trainer had done all that it was to do
+	Step           int64 // batches of this trainer
+	JobStep        int64 // steps of the job that are closed, where trainers keep step; 0: there are none
 	Examples       int64
 	Skipped        int64 // batches
 	Acknowledged   int64 // pushes
@@ -92,6 +94,9 @@ func (s *State) Size() int64 {
 	if s.Place != nil {
 		n += placeBytes + len(s.Place.Name)
 	}
+	if s.JobStep > 0 {
+		n += 8
+	}
 	for _, t := range s.Tensors {
 		n += 8 + 8*len(t.Shape) + len(t.Name) + 4*len(t.Values)
 	}
@@ -122,6 +127,9 @@ func (s *State) WriteTo(dst io.Writer) (int64, error) {
 		head = le.AppendUint32(head, 0)
 		head = append(head, p.Name...)
 	}
+	if s.JobStep > 0 {
+		head = le.AppendUint64(head, uint64(s.JobStep))
+	}
 	if _, err := w.Write(head); err != nil {
 		return 0, err
 	}
@@ -137,15 +145,18 @@ func (s *State) WriteTo(dst io.Writer) (int64, error) {
 }
 
 func (s *State) header() []byte {
-	version, flags := uint16(1), uint16(0)
+	flags := uint16(0)
 	if s.Ended {
 		flags = flagEnded
 	}
-	if s.Place != nil { // who knows format 1 only reads all else
-		version, flags = 2, flags|flagPlace
+	if s.Place != nil {
+		flags |= flagPlace
+	}
+	if s.JobStep > 0 {
+		flags |= flagJobStep
 	}
 	b := append(make([]byte, 0, headerBytes+len(s.Job)+len(s.Config)+24*len(s.Positions)), magic...)
-	b = le.AppendUint16(b, version)
+	b = le.AppendUint16(b, oldest(s.Place != nil, s.JobStep > 0)) // who knows that one only reads all else
 	b = le.AppendUint16(b, flags)
 	b = le.AppendUint32(b, uint32(s.Rank))
 	b = le.AppendUint32(b, uint32(s.Trainers))
@@ -194,7 +205,7 @@ func (s *State) check() error {
 		return fmt.Errorf("a job's name of %d bytes, want 1 to %d", len(s.Job), maxJob)
 	case len(s.Config) > maxConfig || len(s.Positions) > maxPositions || len(s.Tensors) > maxTensors:
 		return fmt.Errorf("%d bytes of configuration, %d positions, %d tensors", len(s.Config), len(s.Positions), len(s.Tensors))
-	case s.Step < 0 || s.Examples < 0 || s.Skipped < 0 || s.Acknowledged < 0 || s.Skipped > s.Step:
+	case s.Step < 0 || s.JobStep < 0 || s.Examples < 0 || s.Skipped < 0 || s.Acknowledged < 0 || s.Skipped > s.Step:
 		return fmt.Errorf("%d steps, %d examples, %d batches skipped, %d pushes", s.Step, s.Examples, s.Skipped, s.Acknowledged)
 	}
 	for _, p := range s.Positions {

@@ -37,6 +37,14 @@ func goldenPlace() *State {
 	}
 }
 
+// goldenStep is what it says of trainers that keep step.
+func goldenStep() *State {
+	return &State{
+		Job: "ctr", Rank: 1, Trainers: 2, Step: 41, JobStep: 43, Examples: 20992, Acknowledged: 40,
+		Config: []byte(`{"batch":512}`), Positions: []Position{{Part: 1, Parts: 2, Offset: 20992}},
+	}
+}
+
 func goldenBytes(t testing.TB) []byte { return goldenFile(t, "state.hex") }
 
 func goldenFile(t testing.TB, name string) []byte {
@@ -66,7 +74,7 @@ func encode(t testing.TB, s *State) []byte {
 }
 
 func TestGoldenBytes(t *testing.T) {
-	for name, s := range map[string]*State{"state.hex": golden(), "place.hex": goldenPlace()} {
+	for name, s := range map[string]*State{"state.hex": golden(), "place.hex": goldenPlace(), "step.hex": goldenStep()} {
 		want := goldenFile(t, name)
 		if got := encode(t, s); !bytes.Equal(got, want) {
 			t.Errorf("%s: written:\n%x\nwant, from the page:\n%x", name, got, want)
@@ -104,7 +112,7 @@ func TestLargeTensorsSurvive(t *testing.T) {
 }
 
 func TestEveryChangedByteIsFound(t *testing.T) {
-	for _, name := range []string{"state.hex", "place.hex"} {
+	for _, name := range []string{"state.hex", "place.hex", "step.hex"} {
 		t.Run(name, func(t *testing.T) { everyChangedByteIsFound(t, goldenFile(t, name)) })
 	}
 }

@@ -699,6 +699,7 @@ type AttendRequest struct {
 	//	*AttendRequest_State
 	//	*AttendRequest_Park
 	//	*AttendRequest_Beat
+	//	*AttendRequest_Announced
 	Step          isAttendRequest_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -804,6 +805,15 @@ func (x *AttendRequest) GetBeat() *WorkerBeat {
 	return nil
 }
 
+func (x *AttendRequest) GetAnnounced() *AttendAnnounced {
+	if x != nil {
+		if x, ok := x.Step.(*AttendRequest_Announced); ok {
+			return x.Announced
+		}
+	}
+	return nil
+}
+
 type isAttendRequest_Step interface {
 	isAttendRequest_Step()
 }
@@ -836,6 +846,10 @@ type AttendRequest_Beat struct {
 	Beat *WorkerBeat `protobuf:"bytes,7,opt,name=beat,proto3,oneof"`
 }
 
+type AttendRequest_Announced struct {
+	Announced *AttendAnnounced `protobuf:"bytes,8,opt,name=announced,proto3,oneof"`
+}
+
 func (*AttendRequest_Hello) isAttendRequest_Step() {}
 
 func (*AttendRequest_Paused) isAttendRequest_Step() {}
@@ -850,6 +864,8 @@ func (*AttendRequest_Park) isAttendRequest_Step() {}
 
 func (*AttendRequest_Beat) isAttendRequest_Step() {}
 
+func (*AttendRequest_Announced) isAttendRequest_Step() {}
+
 type AttendHello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -859,6 +875,7 @@ type AttendHello struct {
 	Checkpoint    string                 `protobuf:"bytes,5,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
 	TableEpoch    uint64                 `protobuf:"varint,6,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // that it trains in, as it was told before; 0: it begins
 	Member        *JobIdentity           `protobuf:"bytes,7,opt,name=member,proto3" json:"member,omitempty"`                            // of the run that it entered; unset: it entered none
+	Announces     bool                   `protobuf:"varint,8,opt,name=announces,proto3" json:"announces,omitempty"`                     // it waits for others of its job: asked to, it announces before it pauses
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -942,14 +959,22 @@ func (x *AttendHello) GetMember() *JobIdentity {
 	return nil
 }
 
+func (x *AttendHello) GetAnnounces() bool {
+	if x != nil {
+		return x.Announces
+	}
+	return false
+}
+
 // AttendPaused says that nothing is under way: all that was read is trained and
 // acknowledged.
 type AttendPaused struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
 	Step          uint64                 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // of the state that it would send
-	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`  // that it has, and how far it is
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`       // of the state that it would send
+	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`        // that it has, and how far it is
+	Boundary      uint64                 `protobuf:"varint,5,opt,name=boundary,proto3" json:"boundary,omitempty"` // at which it stands, of those that it announces; unset in one that has announced none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1012,18 +1037,81 @@ func (x *AttendPaused) GetParts() []*PartReached {
 	return nil
 }
 
+func (x *AttendPaused) GetBoundary() uint64 {
+	if x != nil {
+		return x.Boundary
+	}
+	return 0
+}
+
+// AttendAnnounced says how far a trainer is that waits for others of its job: it goes
+// no further until it is told a target, or to go on. Boundaries are counted alike by
+// all trainers of a job: steps of the job, or rounds of averaging.
+type AttendAnnounced struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`             // of the pause
+	Boundary      uint64                 `protobuf:"varint,2,opt,name=boundary,proto3" json:"boundary,omitempty"` // the first at which it could stand
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendAnnounced) Reset() {
+	*x = AttendAnnounced{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendAnnounced) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendAnnounced) ProtoMessage() {}
+
+func (x *AttendAnnounced) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendAnnounced.ProtoReflect.Descriptor instead.
+func (*AttendAnnounced) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *AttendAnnounced) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendAnnounced) GetBoundary() uint64 {
+	if x != nil {
+		return x.Boundary
+	}
+	return 0
+}
+
 // AttendFailed says that there is no state to give: the run has failed.
 type AttendFailed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Again         bool                   `protobuf:"varint,3,opt,name=again,proto3" json:"again,omitempty"` // the run goes on: another pause may do
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttendFailed) Reset() {
 	*x = AttendFailed{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1123,7 @@ func (x *AttendFailed) String() string {
 func (*AttendFailed) ProtoMessage() {}
 
 func (x *AttendFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1136,7 @@ func (x *AttendFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendFailed.ProtoReflect.Descriptor instead.
 func (*AttendFailed) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AttendFailed) GetId() uint64 {
@@ -1065,6 +1153,13 @@ func (x *AttendFailed) GetReason() string {
 	return ""
 }
 
+func (x *AttendFailed) GetAgain() bool {
+	if x != nil {
+		return x.Again
+	}
+	return false
+}
+
 // AttendReleased answers release.
 type AttendReleased struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1077,7 +1172,7 @@ type AttendReleased struct {
 
 func (x *AttendReleased) Reset() {
 	*x = AttendReleased{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1184,7 @@ func (x *AttendReleased) String() string {
 func (*AttendReleased) ProtoMessage() {}
 
 func (x *AttendReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1197,7 @@ func (x *AttendReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendReleased.ProtoReflect.Descriptor instead.
 func (*AttendReleased) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AttendReleased) GetId() uint64 {
@@ -1138,7 +1233,7 @@ type AttendState struct {
 
 func (x *AttendState) Reset() {
 	*x = AttendState{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1245,7 @@ func (x *AttendState) String() string {
 func (*AttendState) ProtoMessage() {}
 
 func (x *AttendState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1258,7 @@ func (x *AttendState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendState.ProtoReflect.Descriptor instead.
 func (*AttendState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AttendState) GetId() uint64 {
@@ -1199,7 +1294,7 @@ type AttendPark struct {
 
 func (x *AttendPark) Reset() {
 	*x = AttendPark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1306,7 @@ func (x *AttendPark) String() string {
 func (*AttendPark) ProtoMessage() {}
 
 func (x *AttendPark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1319,7 @@ func (x *AttendPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPark.ProtoReflect.Descriptor instead.
 func (*AttendPark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AttendPark) GetEnded() bool {
@@ -1259,6 +1354,7 @@ type AttendReply struct {
 	//	*AttendReply_Beat
 	//	*AttendReply_Members
 	//	*AttendReply_Stop
+	//	*AttendReply_Target
 	Step          isAttendReply_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1266,7 +1362,7 @@ type AttendReply struct {
 
 func (x *AttendReply) Reset() {
 	*x = AttendReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1374,7 @@ func (x *AttendReply) String() string {
 func (*AttendReply) ProtoMessage() {}
 
 func (x *AttendReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1387,7 @@ func (x *AttendReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendReply.ProtoReflect.Descriptor instead.
 func (*AttendReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AttendReply) GetStep() isAttendReply_Step {
@@ -1364,6 +1460,15 @@ func (x *AttendReply) GetStop() *AttendStop {
 	return nil
 }
 
+func (x *AttendReply) GetTarget() *AttendTarget {
+	if x != nil {
+		if x, ok := x.Step.(*AttendReply_Target); ok {
+			return x.Target
+		}
+	}
+	return nil
+}
+
 type isAttendReply_Step interface {
 	isAttendReply_Step()
 }
@@ -1396,6 +1501,10 @@ type AttendReply_Stop struct {
 	Stop *AttendStop `protobuf:"bytes,7,opt,name=stop,proto3,oneof"`
 }
 
+type AttendReply_Target struct {
+	Target *AttendTarget `protobuf:"bytes,8,opt,name=target,proto3,oneof"`
+}
+
 func (*AttendReply_Welcome) isAttendReply_Step() {}
 
 func (*AttendReply_Pause) isAttendReply_Step() {}
@@ -1410,6 +1519,8 @@ func (*AttendReply_Members) isAttendReply_Step() {}
 
 func (*AttendReply_Stop) isAttendReply_Step() {}
 
+func (*AttendReply_Target) isAttendReply_Step() {}
+
 // AttendBeat says twice a second that the scheduler is there.
 type AttendBeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1419,7 +1530,7 @@ type AttendBeat struct {
 
 func (x *AttendBeat) Reset() {
 	*x = AttendBeat{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1542,7 @@ func (x *AttendBeat) String() string {
 func (*AttendBeat) ProtoMessage() {}
 
 func (x *AttendBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1555,7 @@ func (x *AttendBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendBeat.ProtoReflect.Descriptor instead.
 func (*AttendBeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
 }
 
 // AttendMembers says who trains in the job, whenever that has changed and all
@@ -1460,7 +1571,7 @@ type AttendMembers struct {
 
 func (x *AttendMembers) Reset() {
 	*x = AttendMembers{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1583,7 @@ func (x *AttendMembers) String() string {
 func (*AttendMembers) ProtoMessage() {}
 
 func (x *AttendMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1596,7 @@ func (x *AttendMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendMembers.ProtoReflect.Descriptor instead.
 func (*AttendMembers) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AttendMembers) GetGeneration() uint64 {
@@ -1518,7 +1629,7 @@ type AttendStop struct {
 
 func (x *AttendStop) Reset() {
 	*x = AttendStop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1641,7 @@ func (x *AttendStop) String() string {
 func (*AttendStop) ProtoMessage() {}
 
 func (x *AttendStop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1654,7 @@ func (x *AttendStop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendStop.ProtoReflect.Descriptor instead.
 func (*AttendStop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 type AttendWelcome struct {
@@ -1560,7 +1671,7 @@ type AttendWelcome struct {
 
 func (x *AttendWelcome) Reset() {
 	*x = AttendWelcome{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1683,7 @@ func (x *AttendWelcome) String() string {
 func (*AttendWelcome) ProtoMessage() {}
 
 func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1696,7 @@ func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendWelcome.ProtoReflect.Descriptor instead.
 func (*AttendWelcome) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AttendWelcome) GetTableEpoch() uint64 {
@@ -1619,13 +1730,14 @@ func (x *AttendWelcome) GetRestoredName() string {
 type AttendPause struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Announce      bool                   `protobuf:"varint,2,opt,name=announce,proto3" json:"announce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttendPause) Reset() {
 	*x = AttendPause{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1637,7 +1749,7 @@ func (x *AttendPause) String() string {
 func (*AttendPause) ProtoMessage() {}
 
 func (x *AttendPause) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1650,12 +1762,73 @@ func (x *AttendPause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPause.ProtoReflect.Descriptor instead.
 func (*AttendPause) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttendPause) GetId() uint64 {
 	if x != nil {
 		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendPause) GetAnnounce() bool {
+	if x != nil {
+		return x.Announce
+	}
+	return false
+}
+
+// AttendTarget answers announced: the greatest boundary that a trainer of the job has
+// announced, which all can reach, as nobody stands before it.
+type AttendTarget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
+	Boundary      uint64                 `protobuf:"varint,2,opt,name=boundary,proto3" json:"boundary,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendTarget) Reset() {
+	*x = AttendTarget{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendTarget) ProtoMessage() {}
+
+func (x *AttendTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendTarget.ProtoReflect.Descriptor instead.
+func (*AttendTarget) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *AttendTarget) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AttendTarget) GetBoundary() uint64 {
+	if x != nil {
+		return x.Boundary
 	}
 	return 0
 }
@@ -1671,7 +1844,7 @@ type AttendRelease struct {
 
 func (x *AttendRelease) Reset() {
 	*x = AttendRelease{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1856,7 @@ func (x *AttendRelease) String() string {
 func (*AttendRelease) ProtoMessage() {}
 
 func (x *AttendRelease) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1869,7 @@ func (x *AttendRelease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRelease.ProtoReflect.Descriptor instead.
 func (*AttendRelease) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AttendRelease) GetId() uint64 {
@@ -1724,7 +1897,7 @@ type AttendLeave struct {
 
 func (x *AttendLeave) Reset() {
 	*x = AttendLeave{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +1909,7 @@ func (x *AttendLeave) String() string {
 func (*AttendLeave) ProtoMessage() {}
 
 func (x *AttendLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +1922,7 @@ func (x *AttendLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendLeave.ProtoReflect.Descriptor instead.
 func (*AttendLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AttendLeave) GetCheckpoint() string {
@@ -1780,7 +1953,7 @@ type AttendedTrainer struct {
 
 func (x *AttendedTrainer) Reset() {
 	*x = AttendedTrainer{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1965,7 @@ func (x *AttendedTrainer) String() string {
 func (*AttendedTrainer) ProtoMessage() {}
 
 func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1978,7 @@ func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendedTrainer.ProtoReflect.Descriptor instead.
 func (*AttendedTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AttendedTrainer) GetJob() string {
@@ -1861,7 +2034,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +2046,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +2059,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateCheckpointRequest) GetDestination() string {
@@ -1949,7 +2122,7 @@ type CheckpointBlob struct {
 
 func (x *CheckpointBlob) Reset() {
 	*x = CheckpointBlob{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2134,7 @@ func (x *CheckpointBlob) String() string {
 func (*CheckpointBlob) ProtoMessage() {}
 
 func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2147,7 @@ func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointBlob.ProtoReflect.Descriptor instead.
 func (*CheckpointBlob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CheckpointBlob) GetName() string {
@@ -2006,7 +2179,7 @@ type CreateCheckpointReply struct {
 
 func (x *CreateCheckpointReply) Reset() {
 	*x = CreateCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2191,7 @@ func (x *CreateCheckpointReply) String() string {
 func (*CreateCheckpointReply) ProtoMessage() {}
 
 func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2204,7 @@ func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointReply.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateCheckpointReply) GetName() string {
@@ -2097,7 +2270,7 @@ type WritePartRequest struct {
 
 func (x *WritePartRequest) Reset() {
 	*x = WritePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2282,7 @@ func (x *WritePartRequest) String() string {
 func (*WritePartRequest) ProtoMessage() {}
 
 func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2295,7 @@ func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartRequest.ProtoReflect.Descriptor instead.
 func (*WritePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WritePartRequest) GetStep() isWritePartRequest_Step {
@@ -2196,7 +2369,7 @@ type WritePartPrepare struct {
 
 func (x *WritePartPrepare) Reset() {
 	*x = WritePartPrepare{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2208,7 +2381,7 @@ func (x *WritePartPrepare) String() string {
 func (*WritePartPrepare) ProtoMessage() {}
 
 func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2221,7 +2394,7 @@ func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepare.ProtoReflect.Descriptor instead.
 func (*WritePartPrepare) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WritePartPrepare) GetShard() uint32 {
@@ -2277,7 +2450,7 @@ type WritePartHold struct {
 
 func (x *WritePartHold) Reset() {
 	*x = WritePartHold{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2462,7 @@ func (x *WritePartHold) String() string {
 func (*WritePartHold) ProtoMessage() {}
 
 func (x *WritePartHold) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2475,7 @@ func (x *WritePartHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHold.ProtoReflect.Descriptor instead.
 func (*WritePartHold) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WritePartHold) GetLeaseNs() uint64 {
@@ -2321,7 +2494,7 @@ type WritePartMark struct {
 
 func (x *WritePartMark) Reset() {
 	*x = WritePartMark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2333,7 +2506,7 @@ func (x *WritePartMark) String() string {
 func (*WritePartMark) ProtoMessage() {}
 
 func (x *WritePartMark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2346,7 +2519,7 @@ func (x *WritePartMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMark.ProtoReflect.Descriptor instead.
 func (*WritePartMark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
 }
 
 type WritePartReply struct {
@@ -2365,7 +2538,7 @@ type WritePartReply struct {
 
 func (x *WritePartReply) Reset() {
 	*x = WritePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2550,7 @@ func (x *WritePartReply) String() string {
 func (*WritePartReply) ProtoMessage() {}
 
 func (x *WritePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2563,7 @@ func (x *WritePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartReply.ProtoReflect.Descriptor instead.
 func (*WritePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WritePartReply) GetStep() isWritePartReply_Step {
@@ -2488,7 +2661,7 @@ type WritePartPrepared struct {
 
 func (x *WritePartPrepared) Reset() {
 	*x = WritePartPrepared{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2673,7 @@ func (x *WritePartPrepared) String() string {
 func (*WritePartPrepared) ProtoMessage() {}
 
 func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2686,7 @@ func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepared.ProtoReflect.Descriptor instead.
 func (*WritePartPrepared) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WritePartPrepared) GetTableEpoch() uint64 {
@@ -2531,7 +2704,7 @@ type WritePartHeld struct {
 
 func (x *WritePartHeld) Reset() {
 	*x = WritePartHeld{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2543,7 +2716,7 @@ func (x *WritePartHeld) String() string {
 func (*WritePartHeld) ProtoMessage() {}
 
 func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2556,7 +2729,7 @@ func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHeld.ProtoReflect.Descriptor instead.
 func (*WritePartHeld) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
 }
 
 type WritePartMarked struct {
@@ -2570,7 +2743,7 @@ type WritePartMarked struct {
 
 func (x *WritePartMarked) Reset() {
 	*x = WritePartMarked{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2755,7 @@ func (x *WritePartMarked) String() string {
 func (*WritePartMarked) ProtoMessage() {}
 
 func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2768,7 @@ func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMarked.ProtoReflect.Descriptor instead.
 func (*WritePartMarked) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WritePartMarked) GetAppliedIndex() uint64 {
@@ -2628,7 +2801,7 @@ type WritePartProgress struct {
 
 func (x *WritePartProgress) Reset() {
 	*x = WritePartProgress{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2813,7 @@ func (x *WritePartProgress) String() string {
 func (*WritePartProgress) ProtoMessage() {}
 
 func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2826,7 @@ func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartProgress.ProtoReflect.Descriptor instead.
 func (*WritePartProgress) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WritePartProgress) GetBytes() uint64 {
@@ -2677,7 +2850,7 @@ type WritePartDone struct {
 
 func (x *WritePartDone) Reset() {
 	*x = WritePartDone{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2862,7 @@ func (x *WritePartDone) String() string {
 func (*WritePartDone) ProtoMessage() {}
 
 func (x *WritePartDone) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2702,7 +2875,7 @@ func (x *WritePartDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartDone.ProtoReflect.Descriptor instead.
 func (*WritePartDone) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WritePartDone) GetRows() uint64 {
@@ -2758,7 +2931,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2943,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2956,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CheckpointFile) GetName() string {
@@ -2819,7 +2992,7 @@ type PartTable struct {
 
 func (x *PartTable) Reset() {
 	*x = PartTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +3004,7 @@ func (x *PartTable) String() string {
 func (*PartTable) ProtoMessage() {}
 
 func (x *PartTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +3017,7 @@ func (x *PartTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartTable.ProtoReflect.Descriptor instead.
 func (*PartTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PartTable) GetTable() *TableSchema {
@@ -2888,7 +3061,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3073,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3086,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RestoreCheckpointRequest) GetDestination() string {
@@ -2965,7 +3138,7 @@ type RestoreCheckpointReply struct {
 
 func (x *RestoreCheckpointReply) Reset() {
 	*x = RestoreCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2977,7 +3150,7 @@ func (x *RestoreCheckpointReply) String() string {
 func (*RestoreCheckpointReply) ProtoMessage() {}
 
 func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2990,7 +3163,7 @@ func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointReply.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RestoreCheckpointReply) GetPhase() string {
@@ -3050,7 +3223,7 @@ type RestoredTable struct {
 
 func (x *RestoredTable) Reset() {
 	*x = RestoredTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3062,7 +3235,7 @@ func (x *RestoredTable) String() string {
 func (*RestoredTable) ProtoMessage() {}
 
 func (x *RestoredTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3248,7 @@ func (x *RestoredTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
 func (*RestoredTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RestoredTable) GetName() string {
@@ -3131,7 +3304,7 @@ type RestoredShard struct {
 
 func (x *RestoredShard) Reset() {
 	*x = RestoredShard{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3316,7 @@ func (x *RestoredShard) String() string {
 func (*RestoredShard) ProtoMessage() {}
 
 func (x *RestoredShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3329,7 @@ func (x *RestoredShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
 func (*RestoredShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RestoredShard) GetShard() uint32 {
@@ -3198,7 +3371,7 @@ type RestorePartRequest struct {
 
 func (x *RestorePartRequest) Reset() {
 	*x = RestorePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3383,7 @@ func (x *RestorePartRequest) String() string {
 func (*RestorePartRequest) ProtoMessage() {}
 
 func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3396,7 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
 func (*RestorePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RestorePartRequest) GetShard() uint32 {
@@ -3338,7 +3511,7 @@ type RestorePartBegin struct {
 
 func (x *RestorePartBegin) Reset() {
 	*x = RestorePartBegin{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3523,7 @@ func (x *RestorePartBegin) String() string {
 func (*RestorePartBegin) ProtoMessage() {}
 
 func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3536,7 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
 func (*RestorePartBegin) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RestorePartBegin) GetTableEpoch() uint64 {
@@ -3398,7 +3571,7 @@ type RestorePartRows struct {
 
 func (x *RestorePartRows) Reset() {
 	*x = RestorePartRows{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3410,7 +3583,7 @@ func (x *RestorePartRows) String() string {
 func (*RestorePartRows) ProtoMessage() {}
 
 func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3423,7 +3596,7 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
 func (*RestorePartRows) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RestorePartRows) GetSeq() uint64 {
@@ -3453,7 +3626,7 @@ type RestorePartClose struct {
 
 func (x *RestorePartClose) Reset() {
 	*x = RestorePartClose{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3638,7 @@ func (x *RestorePartClose) String() string {
 func (*RestorePartClose) ProtoMessage() {}
 
 func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3651,7 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
 func (*RestorePartClose) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RestorePartClose) GetTableEpoch() uint64 {
@@ -3517,7 +3690,7 @@ type RestorePartDrop struct {
 
 func (x *RestorePartDrop) Reset() {
 	*x = RestorePartDrop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3702,7 @@ func (x *RestorePartDrop) String() string {
 func (*RestorePartDrop) ProtoMessage() {}
 
 func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3715,7 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
 func (*RestorePartDrop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
 }
 
 // RestorePartLook changes nothing.
@@ -3554,7 +3727,7 @@ type RestorePartLook struct {
 
 func (x *RestorePartLook) Reset() {
 	*x = RestorePartLook{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3739,7 @@ func (x *RestorePartLook) String() string {
 func (*RestorePartLook) ProtoMessage() {}
 
 func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3752,7 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
 func (*RestorePartLook) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{54}
 }
 
 type RestorePartReply struct {
@@ -3599,7 +3772,7 @@ type RestorePartReply struct {
 
 func (x *RestorePartReply) Reset() {
 	*x = RestorePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3784,7 @@ func (x *RestorePartReply) String() string {
 func (*RestorePartReply) ProtoMessage() {}
 
 func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3797,7 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
 func (*RestorePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RestorePartReply) GetTableEpoch() uint64 {
@@ -3738,7 +3911,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x11DeletePolicyReply\x120\n" +
 	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"B\n" +
 	"\x0eRunPolicyReply\x120\n" +
-	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\xf7\x02\n" +
+	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\xb4\x03\n" +
 	"\rAttendRequest\x12/\n" +
 	"\x05hello\x18\x01 \x01(\v2\x17.rowraft.v1.AttendHelloH\x00R\x05hello\x122\n" +
 	"\x06paused\x18\x02 \x01(\v2\x18.rowraft.v1.AttendPausedH\x00R\x06paused\x122\n" +
@@ -3746,8 +3919,9 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\breleased\x18\x04 \x01(\v2\x1a.rowraft.v1.AttendReleasedH\x00R\breleased\x12/\n" +
 	"\x05state\x18\x05 \x01(\v2\x17.rowraft.v1.AttendStateH\x00R\x05state\x12,\n" +
 	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04park\x12,\n" +
-	"\x04beat\x18\a \x01(\v2\x16.rowraft.v1.WorkerBeatH\x00R\x04beatB\x06\n" +
-	"\x04step\"\xdd\x01\n" +
+	"\x04beat\x18\a \x01(\v2\x16.rowraft.v1.WorkerBeatH\x00R\x04beat\x12;\n" +
+	"\tannounced\x18\b \x01(\v2\x1b.rowraft.v1.AttendAnnouncedH\x00R\tannouncedB\x06\n" +
+	"\x04step\"\xfb\x01\n" +
 	"\vAttendHello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
@@ -3758,15 +3932,21 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"checkpoint\x12\x1f\n" +
 	"\vtable_epoch\x18\x06 \x01(\x04R\n" +
 	"tableEpoch\x12/\n" +
-	"\x06member\x18\a \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\"w\n" +
+	"\x06member\x18\a \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\x12\x1c\n" +
+	"\tannounces\x18\b \x01(\bR\tannounces\"\x93\x01\n" +
 	"\fAttendPaused\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12-\n" +
-	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"6\n" +
+	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\x12\x1a\n" +
+	"\bboundary\x18\x05 \x01(\x04R\bboundary\"=\n" +
+	"\x0fAttendAnnounced\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
+	"\bboundary\x18\x02 \x01(\x04R\bboundary\"L\n" +
 	"\fAttendFailed\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"Q\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05again\x18\x03 \x01(\bR\x05again\"Q\n" +
 	"\x0eAttendReleased\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\bR\x04held\x12\x1b\n" +
@@ -3780,7 +3960,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05ended\x18\x01 \x01(\bR\x05ended\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1f\n" +
 	"\vskip_absent\x18\x03 \x01(\bR\n" +
-	"skipAbsent\"\xf8\x02\n" +
+	"skipAbsent\"\xac\x03\n" +
 	"\vAttendReply\x125\n" +
 	"\awelcome\x18\x01 \x01(\v2\x19.rowraft.v1.AttendWelcomeH\x00R\awelcome\x12/\n" +
 	"\x05pause\x18\x02 \x01(\v2\x17.rowraft.v1.AttendPauseH\x00R\x05pause\x125\n" +
@@ -3788,7 +3968,8 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05leave\x18\x04 \x01(\v2\x17.rowraft.v1.AttendLeaveH\x00R\x05leave\x12,\n" +
 	"\x04beat\x18\x05 \x01(\v2\x16.rowraft.v1.AttendBeatH\x00R\x04beat\x125\n" +
 	"\amembers\x18\x06 \x01(\v2\x19.rowraft.v1.AttendMembersH\x00R\amembers\x12,\n" +
-	"\x04stop\x18\a \x01(\v2\x16.rowraft.v1.AttendStopH\x00R\x04stopB\x06\n" +
+	"\x04stop\x18\a \x01(\v2\x16.rowraft.v1.AttendStopH\x00R\x04stop\x122\n" +
+	"\x06target\x18\b \x01(\v2\x18.rowraft.v1.AttendTargetH\x00R\x06targetB\x06\n" +
 	"\x04step\"\f\n" +
 	"\n" +
 	"AttendBeat\"d\n" +
@@ -3807,9 +3988,13 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vrestored_id\x18\x02 \x01(\tR\n" +
 	"restoredId\x121\n" +
 	"\x14restored_destination\x18\x03 \x01(\tR\x13restoredDestination\x12#\n" +
-	"\rrestored_name\x18\x04 \x01(\tR\frestoredName\"\x1d\n" +
+	"\rrestored_name\x18\x04 \x01(\tR\frestoredName\"9\n" +
 	"\vAttendPause\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\"3\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
+	"\bannounce\x18\x02 \x01(\bR\bannounce\":\n" +
+	"\fAttendTarget\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
+	"\bboundary\x18\x02 \x01(\x04R\bboundary\"3\n" +
 	"\rAttendRelease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04send\x18\x02 \x01(\bR\x04send\"C\n" +
@@ -3983,7 +4168,7 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*CheckpointPolicy)(nil),         // 0: rowraft.v1.CheckpointPolicy
 	(*PolicyRecord)(nil),             // 1: rowraft.v1.PolicyRecord
@@ -4000,49 +4185,51 @@ var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*AttendRequest)(nil),            // 12: rowraft.v1.AttendRequest
 	(*AttendHello)(nil),              // 13: rowraft.v1.AttendHello
 	(*AttendPaused)(nil),             // 14: rowraft.v1.AttendPaused
-	(*AttendFailed)(nil),             // 15: rowraft.v1.AttendFailed
-	(*AttendReleased)(nil),           // 16: rowraft.v1.AttendReleased
-	(*AttendState)(nil),              // 17: rowraft.v1.AttendState
-	(*AttendPark)(nil),               // 18: rowraft.v1.AttendPark
-	(*AttendReply)(nil),              // 19: rowraft.v1.AttendReply
-	(*AttendBeat)(nil),               // 20: rowraft.v1.AttendBeat
-	(*AttendMembers)(nil),            // 21: rowraft.v1.AttendMembers
-	(*AttendStop)(nil),               // 22: rowraft.v1.AttendStop
-	(*AttendWelcome)(nil),            // 23: rowraft.v1.AttendWelcome
-	(*AttendPause)(nil),              // 24: rowraft.v1.AttendPause
-	(*AttendRelease)(nil),            // 25: rowraft.v1.AttendRelease
-	(*AttendLeave)(nil),              // 26: rowraft.v1.AttendLeave
-	(*AttendedTrainer)(nil),          // 27: rowraft.v1.AttendedTrainer
-	(*CreateCheckpointRequest)(nil),  // 28: rowraft.v1.CreateCheckpointRequest
-	(*CheckpointBlob)(nil),           // 29: rowraft.v1.CheckpointBlob
-	(*CreateCheckpointReply)(nil),    // 30: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),         // 31: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),         // 32: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),            // 33: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),            // 34: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),           // 35: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),        // 36: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),            // 37: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),          // 38: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),        // 39: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),            // 40: rowraft.v1.WritePartDone
-	(*CheckpointFile)(nil),           // 41: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),                // 42: rowraft.v1.PartTable
-	(*RestoreCheckpointRequest)(nil), // 43: rowraft.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointReply)(nil),   // 44: rowraft.v1.RestoreCheckpointReply
-	(*RestoredTable)(nil),            // 45: rowraft.v1.RestoredTable
-	(*RestoredShard)(nil),            // 46: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 47: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 48: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 49: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 50: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 51: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 52: rowraft.v1.RestorePartLook
-	(*RestorePartReply)(nil),         // 53: rowraft.v1.RestorePartReply
-	(*WorkerBeat)(nil),               // 54: rowraft.v1.WorkerBeat
-	(*JobIdentity)(nil),              // 55: rowraft.v1.JobIdentity
-	(*PartReached)(nil),              // 56: rowraft.v1.PartReached
-	(*TableSchema)(nil),              // 57: rowraft.v1.TableSchema
+	(*AttendAnnounced)(nil),          // 15: rowraft.v1.AttendAnnounced
+	(*AttendFailed)(nil),             // 16: rowraft.v1.AttendFailed
+	(*AttendReleased)(nil),           // 17: rowraft.v1.AttendReleased
+	(*AttendState)(nil),              // 18: rowraft.v1.AttendState
+	(*AttendPark)(nil),               // 19: rowraft.v1.AttendPark
+	(*AttendReply)(nil),              // 20: rowraft.v1.AttendReply
+	(*AttendBeat)(nil),               // 21: rowraft.v1.AttendBeat
+	(*AttendMembers)(nil),            // 22: rowraft.v1.AttendMembers
+	(*AttendStop)(nil),               // 23: rowraft.v1.AttendStop
+	(*AttendWelcome)(nil),            // 24: rowraft.v1.AttendWelcome
+	(*AttendPause)(nil),              // 25: rowraft.v1.AttendPause
+	(*AttendTarget)(nil),             // 26: rowraft.v1.AttendTarget
+	(*AttendRelease)(nil),            // 27: rowraft.v1.AttendRelease
+	(*AttendLeave)(nil),              // 28: rowraft.v1.AttendLeave
+	(*AttendedTrainer)(nil),          // 29: rowraft.v1.AttendedTrainer
+	(*CreateCheckpointRequest)(nil),  // 30: rowraft.v1.CreateCheckpointRequest
+	(*CheckpointBlob)(nil),           // 31: rowraft.v1.CheckpointBlob
+	(*CreateCheckpointReply)(nil),    // 32: rowraft.v1.CreateCheckpointReply
+	(*WritePartRequest)(nil),         // 33: rowraft.v1.WritePartRequest
+	(*WritePartPrepare)(nil),         // 34: rowraft.v1.WritePartPrepare
+	(*WritePartHold)(nil),            // 35: rowraft.v1.WritePartHold
+	(*WritePartMark)(nil),            // 36: rowraft.v1.WritePartMark
+	(*WritePartReply)(nil),           // 37: rowraft.v1.WritePartReply
+	(*WritePartPrepared)(nil),        // 38: rowraft.v1.WritePartPrepared
+	(*WritePartHeld)(nil),            // 39: rowraft.v1.WritePartHeld
+	(*WritePartMarked)(nil),          // 40: rowraft.v1.WritePartMarked
+	(*WritePartProgress)(nil),        // 41: rowraft.v1.WritePartProgress
+	(*WritePartDone)(nil),            // 42: rowraft.v1.WritePartDone
+	(*CheckpointFile)(nil),           // 43: rowraft.v1.CheckpointFile
+	(*PartTable)(nil),                // 44: rowraft.v1.PartTable
+	(*RestoreCheckpointRequest)(nil), // 45: rowraft.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointReply)(nil),   // 46: rowraft.v1.RestoreCheckpointReply
+	(*RestoredTable)(nil),            // 47: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 48: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 49: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 50: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 51: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 52: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 53: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 54: rowraft.v1.RestorePartLook
+	(*RestorePartReply)(nil),         // 55: rowraft.v1.RestorePartReply
+	(*WorkerBeat)(nil),               // 56: rowraft.v1.WorkerBeat
+	(*JobIdentity)(nil),              // 57: rowraft.v1.JobIdentity
+	(*PartReached)(nil),              // 58: rowraft.v1.PartReached
+	(*TableSchema)(nil),              // 59: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	2,  // 0: rowraft.v1.PolicyRecord.made:type_name -> rowraft.v1.PolicyCheckpoint
@@ -4055,65 +4242,67 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	3,  // 7: rowraft.v1.RunPolicyReply.policy:type_name -> rowraft.v1.PolicyStatus
 	13, // 8: rowraft.v1.AttendRequest.hello:type_name -> rowraft.v1.AttendHello
 	14, // 9: rowraft.v1.AttendRequest.paused:type_name -> rowraft.v1.AttendPaused
-	15, // 10: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
-	16, // 11: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
-	17, // 12: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
-	18, // 13: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
-	54, // 14: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
-	55, // 15: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
-	56, // 16: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
-	23, // 17: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
-	24, // 18: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
-	25, // 19: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
-	26, // 20: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
-	20, // 21: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
-	21, // 22: rowraft.v1.AttendReply.members:type_name -> rowraft.v1.AttendMembers
-	22, // 23: rowraft.v1.AttendReply.stop:type_name -> rowraft.v1.AttendStop
-	29, // 24: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
-	27, // 25: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
-	32, // 26: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	33, // 27: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	34, // 28: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	36, // 29: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	37, // 30: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	38, // 31: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	39, // 32: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	40, // 33: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	41, // 34: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	41, // 35: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	42, // 36: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	57, // 37: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	45, // 38: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	46, // 39: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	48, // 40: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	49, // 41: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	50, // 42: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	51, // 43: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	52, // 44: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	57, // 45: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	28, // 46: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	43, // 47: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	12, // 48: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
-	4,  // 49: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
-	5,  // 50: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
-	7,  // 51: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
-	8,  // 52: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
-	31, // 53: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	47, // 54: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	30, // 55: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	44, // 56: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	19, // 57: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	9,  // 58: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
-	6,  // 59: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
-	10, // 60: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
-	11, // 61: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
-	35, // 62: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	53, // 63: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	55, // [55:64] is the sub-list for method output_type
-	46, // [46:55] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	16, // 10: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
+	17, // 11: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
+	18, // 12: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
+	19, // 13: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
+	56, // 14: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
+	15, // 15: rowraft.v1.AttendRequest.announced:type_name -> rowraft.v1.AttendAnnounced
+	57, // 16: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
+	58, // 17: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
+	24, // 18: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
+	25, // 19: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
+	27, // 20: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
+	28, // 21: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
+	21, // 22: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
+	22, // 23: rowraft.v1.AttendReply.members:type_name -> rowraft.v1.AttendMembers
+	23, // 24: rowraft.v1.AttendReply.stop:type_name -> rowraft.v1.AttendStop
+	26, // 25: rowraft.v1.AttendReply.target:type_name -> rowraft.v1.AttendTarget
+	31, // 26: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
+	29, // 27: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
+	34, // 28: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
+	35, // 29: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
+	36, // 30: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
+	38, // 31: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
+	39, // 32: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
+	40, // 33: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
+	41, // 34: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
+	42, // 35: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
+	43, // 36: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
+	43, // 37: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
+	44, // 38: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
+	59, // 39: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	47, // 40: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	48, // 41: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	50, // 42: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	51, // 43: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	52, // 44: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	53, // 45: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	54, // 46: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	59, // 47: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	30, // 48: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	45, // 49: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	12, // 50: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	4,  // 51: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
+	5,  // 52: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
+	7,  // 53: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
+	8,  // 54: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
+	33, // 55: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	49, // 56: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	32, // 57: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	46, // 58: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	20, // 59: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	9,  // 60: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
+	6,  // 61: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	10, // 62: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
+	11, // 63: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
+	37, // 64: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	55, // 65: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	57, // [57:66] is the sub-list for method output_type
+	48, // [48:57] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -4131,8 +4320,9 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendRequest_State)(nil),
 		(*AttendRequest_Park)(nil),
 		(*AttendRequest_Beat)(nil),
+		(*AttendRequest_Announced)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[19].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[20].OneofWrappers = []any{
 		(*AttendReply_Welcome)(nil),
 		(*AttendReply_Pause)(nil),
 		(*AttendReply_Release)(nil),
@@ -4140,20 +4330,21 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendReply_Beat)(nil),
 		(*AttendReply_Members)(nil),
 		(*AttendReply_Stop)(nil),
+		(*AttendReply_Target)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[31].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[33].OneofWrappers = []any{
 		(*WritePartRequest_Prepare)(nil),
 		(*WritePartRequest_Hold)(nil),
 		(*WritePartRequest_Mark)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[35].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[37].OneofWrappers = []any{
 		(*WritePartReply_Prepared)(nil),
 		(*WritePartReply_Held)(nil),
 		(*WritePartReply_Marked)(nil),
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[47].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[49].OneofWrappers = []any{
 		(*RestorePartRequest_Begin)(nil),
 		(*RestorePartRequest_Rows)(nil),
 		(*RestorePartRequest_Close)(nil),
@@ -4166,7 +4357,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   54,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

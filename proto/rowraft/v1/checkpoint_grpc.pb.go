@@ -48,6 +48,8 @@ type CheckpointsClient interface {
 	// says who it is and is welcomed. When a checkpoint is cut it is told to pause,
 	// answers paused, or failed, at its next batch boundary, is told to go on, answers
 	// whether it has stood still until then, and sends its state if it was asked to.
+	// One that waits for others of its job may be asked to announce: then it answers
+	// announced at once, is told a target, and pauses there.
 	// At its end it parks, answers pauses as before, and is told when it may leave. When
 	// the stream ends it trains on.
 	Attend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttendRequest, AttendReply], error)
@@ -180,6 +182,8 @@ type CheckpointsServer interface {
 	// says who it is and is welcomed. When a checkpoint is cut it is told to pause,
 	// answers paused, or failed, at its next batch boundary, is told to go on, answers
 	// whether it has stood still until then, and sends its state if it was asked to.
+	// One that waits for others of its job may be asked to announce: then it answers
+	// announced at once, is told a target, and pauses there.
 	// At its end it parks, answers pauses as before, and is told when it may leave. When
 	// the stream ends it trains on.
 	Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error

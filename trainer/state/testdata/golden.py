@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes state.hex and place.hex by hand from docs/formats/trainer-state.md: own CRC, no code of the project."""
+"""Writes state.hex, place.hex and step.hex by hand from docs/formats/trainer-state.md: own CRC, no code of the project."""
 import os, struct
 
 def crc32c(b):
@@ -38,5 +38,16 @@ place = struct.pack("<QQIIII", 90000, 3500, 256, 0x01020304, len(name), 0) + nam
 body = head + job + config + position + place
 body += struct.pack("<I", crc32c(body))
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "place.hex"), "w") as f:
+    for i in range(0, len(body), 24):
+        f.write(body[i:i + 24].hex(" ") + "\n")
+
+# Format 3: steps of the job, and no place; one position, no tensors.
+head = b"ROWTRAIN" + struct.pack("<HHIII", 3, 4, 1, 2, 1)
+head += struct.pack("<QQQQ", 41, 20992, 0, 40)
+head += struct.pack("<III", len(job), len(config), 0)
+head += struct.pack("<I", crc32c(head))
+body = head + job + config + struct.pack("<IIQQ", 1, 2, 0, 20992) + struct.pack("<Q", 43)
+body += struct.pack("<I", crc32c(body))
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "step.hex"), "w") as f:
     for i in range(0, len(body), 24):
         f.write(body[i:i + 24].hex(" ") + "\n")

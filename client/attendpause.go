@@ -1,0 +1,169 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// pausing is a pause from the time that it was asked for.
+type pausing struct {
+	id     uint64
+	begun  time.Time
+	cancel context.CancelFunc
+	target chan int64 // capacity 1: the boundary that was agreed on
+	at     *Paused    // nil until it is reached
+}
+
+// announced is what a trainer says to a pause.
+type announced struct {
+	of       *pausing
+	boundary int64
+}
+
+// reached is the end of a call of Pause.
+type reached struct {
+	of  *pausing
+	at  *Paused
+	err error
+}
+
+// goOn ends the pause, reached or not.
+func (c *attendCall) goOn() {
+	p := c.pausing
+	if p == nil {
+		return
+	}
+	c.pausing = nil
+	p.cancel()
+	if p.at != nil {
+		p.at.Release()
+	}
+}
+
+// pause begins one. What was before it is over.
+func (c *attendCall) pause(wg *sync.WaitGroup, q *rowraftv1.AttendPause) {
+	c.goOn()
+	ctx, cancel := context.WithCancel(c.ctx)
+	p := &pausing{id: q.GetId(), begun: time.Now(), cancel: cancel, target: make(chan int64, 1)}
+	c.pausing = p
+	var agree Agree
+	if q.GetAnnounce() {
+		agree = func(ctx context.Context, boundary int64) (int64, error) { return c.agree(ctx, p, boundary) }
+	}
+	wg.Go(func() {
+		at, err := c.t.a.Pause(ctx, agree)
+		select {
+		case c.reached <- reached{p, at, err}:
+		case <-c.ctx.Done():
+			if err == nil {
+				at.Release()
+			}
+		}
+	})
+}
+
+// agree is [Agree], called while p is under way.
+func (c *attendCall) agree(ctx context.Context, p *pausing, boundary int64) (int64, error) {
+	select {
+	case c.announced <- announced{p, boundary}:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	select {
+	case target := <-p.target:
+		return target, nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// target passes on what was agreed.
+func (c *attendCall) target(t *rowraftv1.AttendTarget) {
+	if p := c.pausing; p != nil && p.id == t.GetId() {
+		select {
+		case p.target <- int64(t.GetBoundary()):
+		default: // it was told before
+		}
+	}
+}
+
+// paused tells the scheduler of a boundary that was reached.
+func (c *attendCall) paused(r reached) {
+	switch {
+	case r.of != c.pausing: // it was given up meanwhile
+		if r.err == nil {
+			r.at.Release()
+		}
+	case c.ctx.Err() != nil: // the call is over, and nobody asks any more
+	case r.err != nil:
+		c.goOn()
+		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Failed{Failed: &rowraftv1.AttendFailed{
+			Id: r.of.id, Reason: r.err.Error(), Again: errors.Is(r.err, ErrNotNow),
+		}}})
+	default:
+		c.pausing.at = r.at
+		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{
+			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size), Parts: reachedToProto(r.at.Parts, true), Boundary: uint64(r.at.Boundary),
+		}}})
+	}
+}
+
+// release lets the trainer go on, and sends its state if the scheduler wants it.
+func (c *attendCall) release(r *rowraftv1.AttendRelease) error {
+	p := c.pausing
+	if p == nil || p.id != r.GetId() {
+		return nil
+	}
+	c.goOn()
+	if p.at == nil || !r.GetSend() {
+		return nil
+	}
+	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{
+		Id: p.id, Held: true, PausedNs: uint64(time.Since(p.begun)),
+	}}})
+	w := &stateWriter{stream: c.stream, id: p.id}
+	if err := p.at.Write(w); err != nil {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
+	}
+	return w.end()
+}
+
+// stateWriter cuts a state into messages.
+type stateWriter struct {
+	stream grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+	id     uint64
+	buf    []byte
+}
+
+func (w *stateWriter) Write(b []byte) (n int, err error) {
+	for n < len(b) {
+		k := min(len(b)-n, stateChunk-len(w.buf))
+		w.buf = append(w.buf, b[n:n+k]...)
+		if n += k; len(w.buf) == stateChunk {
+			if err := w.flush(false); err != nil {
+				return n, err
+			}
+		}
+	}
+	return n, nil
+}
+
+func (w *stateWriter) flush(last bool) error {
+	err := w.stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_State{State: &rowraftv1.AttendState{Id: w.id, Content: w.buf, Last: last}}})
+	w.buf = nil // gRPC may still be reading it
+	return err
+}
+
+func (w *stateWriter) end() error {
+	if err := w.flush(true); err != nil {
+		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package scheduler
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+)
+
+func announcing(boundary int64) func(*fakeTrainer) {
+	return func(f *fakeTrainer) { f.boundary = boundary }
+}
+
+// Trainers that wait for each other stand at the greatest boundary that one of their job
+// has announced; another job's have their own, and who waits for nobody has none.
+func TestTrainersOfAJobAgreeWhereToStand(t *testing.T) {
+	s, _, c := served(t)
+	list := []*fakeTrainer{
+		attend(t, c, "a", 0, 3, announcing(5)), attend(t, c, "a", 1, 3, announcing(9)), attend(t, c, "a", 2, 3, announcing(7)),
+		attend(t, c, "b", 0, 1, announcing(2)), attend(t, c, "c", 0, 1, nil),
+	}
+	m, err := s.pauseTrainers(t.Context(), "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int64{9, 9, 9, 2, 0} {
+		f := list[i]
+		if f.mu.Lock(); f.told != want || f.standing != 1 {
+			t.Errorf("trainer %d: it was told %d, want %d; stands %d times", i, f.told, want, f.standing)
+		}
+		f.mu.Unlock()
+	}
+	if err := m.release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	m.end()
+}
+
+// One that dies while the others wait for its word, one that cannot stand now, or one that
+// stands elsewhere ends the pause at once, with an error after which it is tried again;
+// the others go on.
+func TestAPauseEndsWithOneOfItsTrainers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*fakeTrainer)
+		during func(*fakeTrainer)
+		want   string
+	}{
+		"it dies before it has announced": {
+			change: func(f *fakeTrainer) { f.boundary, f.hold = 7, make(chan struct{}) },
+			during: func(f *fakeTrainer) { <-f.asked; f.Close() },
+			want:   "trainer 1 of job a has gone",
+		},
+		"the others are ahead of it": {
+			change: func(f *fakeTrainer) { f.boundary, f.fail = 7, fmt.Errorf("%w: too late", client.ErrNotNow) },
+			want:   "trainer 1 of job a: the trainer cannot stand still now: too late",
+		},
+		"it stands elsewhere": {
+			change: func(f *fakeTrainer) { f.boundary, f.stands = 7, 11 },
+			want:   "stands at boundary 11",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _, c := served(t)
+			first := attend(t, c, "a", 0, 2, announcing(5))
+			f := attend(t, c, "a", 1, 2, tc.change)
+			if tc.during != nil {
+				go tc.during(f)
+			}
+			_, err := s.pauseTrainers(t.Context(), "", false)
+			if rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), tc.want) {
+				t.Errorf("%v, want NoLeader and %q", err, tc.want)
+			}
+			for first.isStill() { // it is told to go on, and not waited for
+				if t.Context().Err() != nil {
+					t.Fatal("it stands still for ever")
+				}
+			}
+		})
+	}
+}
+
+// A trainer that begins while the others stand may push what is in the cut, and its state
+// is not.
+func TestATrainerThatComesDuringTheCut(t *testing.T) {
+	s, _, c := served(t)
+	attend(t, c, "a", 0, 1, nil)
+	m, err := s.pauseTrainers(t.Context(), "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	attend(t, c, "b", 0, 1, nil)
+	if err := m.release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job b began") {
+		t.Errorf("released: %v, though a trainer has come", err)
+	}
+	m.letGo()
+}
