@@ -12,8 +12,10 @@ type Tally struct {
 	Acked   int `json:"acked"`
 	Refused int `json:"refused"`
 	Unknown int `json:"unknown"`
-	Pulls   int `json:"pulls"`  // that returned values
-	Faults  int `json:"faults"` // acts of the nemesis
+	Pulls   int `json:"pulls"`   // that returned values
+	Bounded int `json:"bounded"` // of those, on any replica
+	TooOld  int `json:"too_old"` // bounded pulls that no replica could answer
+	Faults  int `json:"faults"`  // acts of the nemesis
 
 	AckedAdditions int64 `json:"acked_additions"`
 	FinalReads     int   `json:"final_reads"` // rows read in final phases, again and again
@@ -28,8 +30,8 @@ type Tally struct {
 }
 
 func (t Tally) String() string {
-	return fmt.Sprintf("%d pushes acknowledged, %d refused, %d unknown; %d pulls; %d faults; %d additions lost, %d doubled, %d rows unread at the end",
-		t.Acked, t.Refused, t.Unknown, t.Pulls, t.Faults, t.Lost, t.Doubled, t.UnreadRows)
+	return fmt.Sprintf("%d pushes acknowledged, %d refused, %d unknown; %d pulls, %d of them bounded beside %d for which no replica was new enough; %d faults; %d additions lost, %d doubled, %d rows unread at the end",
+		t.Acked, t.Refused, t.Unknown, t.Pulls, t.Bounded, t.TooOld, t.Faults, t.Lost, t.Doubled, t.UnreadRows)
 }
 
 // Count counts the ops of a history, and compares what was acknowledged with what
@@ -45,6 +47,11 @@ func Count(ops []history.Op) Tally {
 		case history.Pull:
 			if op.Outcome == history.OK {
 				t.Pulls++
+			}
+			if op.Mode == ModeBounded && op.Outcome == history.OK {
+				t.Bounded++
+			} else if op.Mode == ModeBounded {
+				t.TooOld++
 			}
 			for _, v := range op.Values {
 				dims = max(dims, len(v))

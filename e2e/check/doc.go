@@ -23,6 +23,10 @@
 //     (ARCHITECTURE.md, one-way door 10). Nothing else: a deposed leader may
 //     answer, so two reads of one client may run backwards, and pushes of other
 //     clients may be missing however long ago they were acknowledged.
+//   - in mode "bounded" one that it had at some time before the return and that
+//     contains all pushes acknowledged before the call less the age that the reply
+//     claims, which is at most the age that was allowed; and, if it asked for them
+//     (Own), those of the same client acknowledged before the call.
 //
 // A client is one session for the whole history: one that loses its session goes
 // on under another number. "Before" is strict: what returns in the nanosecond in
@@ -39,12 +43,14 @@
 //	monotonic  (b) a linearizable read is nowhere less than a read, of any mode,
 //	                that returned before its call
 //	acked      (c) v[c] ≥ pushes of c acknowledged before the call; of a leader read
-//	                only for c = the reading client
+//	                only for c = the reading client; of a bounded one before the call
+//	                less its age
 //	issued     (c) v[c] ≤ pushes of c called before the return, refused ones left out
 //	order      (d) what contains a push contains all pushes acknowledged before
 //	                that push was called
 //	final          after the phase "final" (faults healed, one leader per shard,
-//	                clients quiet) a read of any mode is the acknowledged set
+//	                clients quiet) a read of any mode but bounded is the acknowledged set
+//	bound          a bounded read claims no more than the age and lag that it was allowed
 //	history        the history itself is malformed, so the proof does not hold
 //
 // The rules are necessary: each follows from the promise directly. They are also
@@ -59,7 +65,7 @@
 //   - two reads: y is less than a read that returned before its call: (b).
 //
 // A leader read may stand before what returned before its call, except its own
-// client's pushes, so only for those does it obey "acked", and it is never the y
+// client's pushes, and a bounded one before what returned within its age, so only for those does it obey "acked", and it is never the y
 // of (b). That a read which contains p is no less than any read finished before
 // p was called needs no rule: were it less, that read too would contain p by (a),
 // against (c).

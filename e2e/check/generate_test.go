@@ -15,6 +15,7 @@ type shape struct {
 	ops              int // of each client and reader
 	push             float64
 	leader           float64 // share of pulls in mode leader
+	bounded          float64 // share of the others in mode bounded
 	refused, unknown float64 // shares of pushes
 	refusedPulls     float64
 	grain            int64 // times are multiples of it, so that many are equal
@@ -27,7 +28,7 @@ type shape struct {
 func random(rng *rand.Rand) shape {
 	s := shape{
 		clients: 1 + rng.IntN(5), readers: rng.IntN(4), rows: 1 + rng.IntN(4), ops: 5 + rng.IntN(25),
-		push: 0.3 + 0.5*rng.Float64(), leader: []float64{0, 0.5, 1}[rng.IntN(3)], refused: 0.1 * float64(rng.IntN(3)),
+		push: 0.3 + 0.5*rng.Float64(), leader: []float64{0, 0.5, 1}[rng.IntN(3)], bounded: []float64{0, 0.5, 1}[rng.IntN(3)], refused: 0.1 * float64(rng.IntN(3)),
 		refusedPulls: 0.05, grain: []int64{1, 10, 100}[rng.IntN(3)], long: 20 + rng.Int64N(500), leaderFinal: rng.IntN(3) == 0,
 	}
 	s.perOp = 1 + rng.IntN(s.rows)
@@ -52,7 +53,8 @@ const never = 1 << 62
 
 // good returns a history that keeps the promise: additions and linearizable reads
 // at a point within their call, leader reads of any older state that has their
-// client's acknowledged pushes.
+// client's acknowledged pushes, and bounded reads of any older state, with the age that it
+// takes.
 func good(rng *rand.Rand, s shape) []history.Op {
 	g := generator{rng: rng, shape: s, row: make([][]applied, s.rows)}
 	for c := range s.clients + s.readers {
@@ -111,6 +113,9 @@ func (g *generator) call(c int, t int64) int64 {
 		op.Mode = ModeLinearizable
 		if g.rng.Float64() < g.leader {
 			op.Mode = ModeLeader
+		} else if g.rng.Float64() < g.bounded {
+			op.Mode = ModeBounded
+			op.Own = g.rng.IntN(2) == 0
 		}
 		op.Values = make([][]int64, len(op.Rows))
 	}
@@ -171,9 +176,9 @@ func (g *generator) fill(r int, looks []look) {
 		pos, _ := slices.BinarySearchFunc(row, point, func(a applied, t int64) int {
 			return cmp.Or(cmp.Compare(a.time, t), cmp.Compare(a.tie, tie))
 		})
-		if op.Mode == ModeLeader && op.Call <= g.end {
+		if op.Mode != ModeLinearizable && op.Call <= g.end {
 			least := 0
-			if op.Client < g.clients {
+			if op.Client < g.clients && hasOwn(op) {
 				mine := own[op.Client]
 				n, _ := slices.BinarySearchFunc(mine, op.Call, func(a applied, t int64) int { return cmp.Compare(a.time, t) })
 				for ; n > 0 && least == 0; n-- {
@@ -187,6 +192,12 @@ func (g *generator) fill(r int, looks []look) {
 			} else {
 				pos -= g.rng.IntN(pos - least + 1)
 			}
+		}
+		if op.Mode == ModeBounded {
+			for _, a := range row[pos:] {
+				op.Age = max(op.Age, op.Call-a.acked)
+			}
+			op.MaxAge = op.Age + g.rng.Int64N(10)
 		}
 		looks[i].pos = pos
 	}

@@ -102,7 +102,7 @@ func (m *mutator) outside(t target) bool {
 		if n > m.issued(t.row, c, t.op.Return) {
 			return true
 		}
-		if n < m.acked(t.row, c, t.op.Call) && (t.linearizable() || t.end || t.op.Client == c) {
+		if n < m.acked(t.row, c, since(t.op)) || n < m.acked(t.row, c, t.op.Call) && (t.end || hasOwn(t.op) && t.op.Client == c) {
 			return true
 		}
 	}
@@ -208,7 +208,7 @@ var mutations = []mutation{
 	{"a leader read lacks its own client's push", RuleAcked, func(m *mutator) bool {
 		return m.each(func(t target, c int) bool {
 			a := m.acked(t.row, c, t.op.Call)
-			if t.op.Client != c || t.linearizable() || a == 0 {
+			if t.op.Client != c || !hasOwn(t.op) || a == 0 {
 				return false
 			}
 			t.v[c] = a - 1
@@ -242,7 +242,7 @@ var mutations = []mutation{
 	}},
 	{"a read shows a push without one acknowledged before its call", RuleOrder, func(m *mutator) bool {
 		return m.each(func(t target, c int) bool {
-			if t.linearizable() || t.end || t.op.Client == c {
+			if t.op.Mode != ModeLeader || t.end || t.op.Client == c {
 				return false
 			}
 			for d, n := range t.v {
@@ -372,7 +372,7 @@ var mutations = []mutation{
 	}},
 	{"a stale leader read is called linearizable", "", func(m *mutator) bool {
 		for _, t := range m.reads() {
-			if t.linearizable() || t.end {
+			if t.op.Mode != ModeLeader || t.end {
 				continue
 			}
 			t.op.Mode = ModeLinearizable
@@ -380,6 +380,29 @@ var mutations = []mutation{
 				return true
 			}
 			t.op.Mode = ModeLeader
+		}
+		return false
+	}},
+	{"a bounded read claims to be younger than it is", RuleAcked, func(m *mutator) bool {
+		for _, t := range m.reads() {
+			if t.op.Mode != ModeBounded || t.op.Age == 0 {
+				continue
+			}
+			old := t.op.Age
+			t.op.Age = m.rng.Int64N(old)
+			if m.outside(t) {
+				return true
+			}
+			t.op.Age = old
+		}
+		return false
+	}},
+	{"a bounded read is older than it may be", RuleBound, func(m *mutator) bool {
+		for _, t := range m.reads() {
+			if t.op.Mode == ModeBounded {
+				t.op.MaxAge = t.op.Age - 1
+				return true
+			}
 		}
 		return false
 	}},

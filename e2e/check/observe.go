@@ -113,6 +113,19 @@ type Reply struct {
 	Call   int64        `json:"call_ns"`
 	Return int64        `json:"return_ns"`
 	Index  uint64       `json:"index"`
+
+	// Of a bounded pull: what it claims.
+	Age int64  `json:"age_ns,omitempty"`
+	Lag uint64 `json:"lag,omitempty"`
+}
+
+// since is the moment such that the reply promises the indices of all replies before it, but
+// for Lag.
+func (r *Reply) since() int64 {
+	if r.Mode == ModeBounded {
+		return r.Call - r.Age
+	}
+	return r.Call
 }
 
 // Replies lists the indices that the ops of a history carry.
@@ -124,7 +137,7 @@ func Replies(ops []history.Op) []Reply {
 			continue
 		}
 		for _, shard := range slices.Sorted(maps.Keys(op.Index)) {
-			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: op.Kind, Mode: op.Mode, Call: op.Call, Return: op.Return, Index: op.Index[shard]})
+			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: op.Kind, Mode: op.Mode, Call: op.Call, Return: op.Return, Index: op.Index[shard], Age: op.Age, Lag: op.Lag})
 		}
 	}
 	return out
@@ -134,23 +147,24 @@ func Replies(ops []history.Op) []Reply {
 // reply carries was committed and applied, so a linearizable read called later, of
 // any client, waits for a read index no smaller. A leader read is called with the
 // index of its client's last acknowledged push as minimum, and owes no more: two
-// leader reads of one client may run backwards. Ops of a violation are positions
+// leader reads of one client may run backwards. A bounded read has what had been told
+// before its call less the age that it claims, or lacks as many entries as it claims. Ops of a violation are positions
 // in replies; indices of different table epochs are not comparable, so call it for
 // each epoch.
 func Mono(replies []Reply) []Violation {
 	var f findings
-	byCall, byReturn := make([]int, len(replies)), make([]int, len(replies))
+	bySince, byReturn := make([]int, len(replies)), make([]int, len(replies))
 	for i := range replies {
-		byCall[i], byReturn[i] = i, i
+		bySince[i], byReturn[i] = i, i
 	}
-	slices.SortStableFunc(byCall, func(a, b int) int { return cmp.Compare(replies[a].Call, replies[b].Call) })
+	slices.SortStableFunc(bySince, func(a, b int) int { return cmp.Compare(replies[a].since(), replies[b].since()) })
 	slices.SortStableFunc(byReturn, func(a, b int) int { return cmp.Compare(replies[a].Return, replies[b].Return) })
 	type session struct{ client, shard int }
 	best := make(map[int]int)      // by shard: the reply with the largest index so far
 	acked := make(map[session]int) // the same of a client's pushes
-	for _, i := range byCall {
-		r := replies[i]
-		for len(byReturn) > 0 && replies[byReturn[0]].Return < r.Call {
+	for _, i := range bySince {
+		r := &replies[i]
+		for len(byReturn) > 0 && replies[byReturn[0]].Return < r.since() {
 			j := byReturn[0]
 			byReturn = byReturn[1:]
 			keep(best, replies[j].Shard, j, replies)
@@ -162,17 +176,26 @@ func Mono(replies []Reply) []Violation {
 			continue
 		}
 		j, ok := acked[session{r.Client, r.Shard}]
-		if r.Mode == ModeLinearizable {
+		if r.Mode != ModeLeader {
 			j, ok = best[r.Shard]
 		}
-		if ok && r.Index < replies[j].Index {
-			b := replies[j]
-			f.list = append(f.list, Violation{Rule: RuleIndex, Row: -1, Ops: []int{j, i}, Text: fmt.Sprintf(
-				"shard %d: the %s read of client %d, called at %s, shows index %d, after the reply to a %s of client %d with index %d at %s",
-				r.Shard, r.Mode, r.Client, at(r.Call), r.Index, b.Kind, b.Client, b.Index, at(b.Return))})
+		if ok && r.Index+r.Lag < replies[j].Index {
+			f.list = append(f.list, behind(replies, j, i))
 		}
 	}
 	return f.list
+}
+
+// behind is the violation that reply i has less than reply j.
+func behind(replies []Reply, j, i int) Violation {
+	r, b := &replies[i], &replies[j]
+	claim := ""
+	if r.Mode == ModeBounded {
+		claim = fmt.Sprintf(" and claims an age of %s and a lag of %d", at(r.Age), r.Lag)
+	}
+	return Violation{Rule: RuleIndex, Row: -1, Ops: []int{j, i}, Text: fmt.Sprintf(
+		"shard %d: the %s read of client %d, called at %s, shows index %d%s, after the reply to a %s of client %d with index %d at %s",
+		r.Shard, r.Mode, r.Client, at(r.Call), r.Index, claim, b.Kind, b.Client, b.Index, at(b.Return))}
 }
 
 // keep sets m[k] to j if reply j has a larger index than the one there.

@@ -60,10 +60,15 @@ func TestDigests(t *testing.T) {
 func TestMono(t *testing.T) {
 	const lin, lead = ModeLinearizable, ModeLeader
 	pull := func(client int, mode string, call int64, index uint64) Reply {
-		return Reply{client, 1, history.Pull, mode, call, call + 1, index}
+		return Reply{Client: client, Shard: 1, Kind: history.Pull, Mode: mode, Call: call, Return: call + 1, Index: index}
 	}
 	push := func(client int, call int64, index uint64) Reply {
-		return Reply{client, 1, history.Push, "", call, call + 1, index}
+		return Reply{Client: client, Shard: 1, Kind: history.Push, Call: call, Return: call + 1, Index: index}
+	}
+	bounded := func(call, age int64, index, lag uint64) Reply {
+		r := pull(7, ModeBounded, call, index)
+		r.Age, r.Lag = age, lag
+		return r
 	}
 	for _, tc := range []struct {
 		name    string
@@ -79,7 +84,13 @@ func TestMono(t *testing.T) {
 		{"a leader read has its own pushes", []Reply{push(0, 1, 9), pull(0, lead, 3, 8)},
 			[]string{"index: shard 1: the leader read of client 0, called at 3ns, shows index 8, after the reply to a push of client 0 with index 9 at 2ns"}},
 		{"and not those of others", []Reply{push(1, 1, 9), pull(0, lead, 3, 8)}, nil},
-		{"shards have their own indices", []Reply{{0, 2, history.Pull, lin, 1, 2, 9}, pull(0, lin, 3, 8)}, nil},
+		{"shards have their own indices", []Reply{{Shard: 2, Kind: history.Pull, Mode: lin, Call: 1, Return: 2, Index: 9}, pull(0, lin, 3, 8)}, nil},
+		{"a bounded read may lack what was told within its age", []Reply{push(0, 10, 9), bounded(20, 9, 8, 0)}, nil},
+		{"or as many entries as it claims", []Reply{push(0, 10, 9), bounded(20, 5, 8, 1)}, nil},
+		{"and nothing else", []Reply{push(0, 10, 9), pull(3, lead, 12, 8), bounded(20, 8, 8, 0)},
+			[]string{"index: shard 1: the bounded read of client 7, called at 20ns, shows index 8 and claims an age of 8ns and a lag of 0, after the reply to a push of client 0 with index 9 at 11ns"}},
+		{"an old bounded read is no excuse for the next", []Reply{push(0, 10, 9), bounded(40, 39, 8, 0), bounded(30, 1, 8, 0)},
+			[]string{"index: shard 1: the bounded read of client 7, called at 30ns, shows index 8 and claims an age of 1ns and a lag of 0, after the reply to a push of client 0 with index 9 at 11ns"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := texts(Mono(tc.replies)); !slices.Equal(got, tc.want) {

@@ -46,7 +46,7 @@ const maxWindow = 5000
 
 // Porcupine asks a general linearizability checker for an order of the ops that
 // explains every read, row by row. It shares no rule with Vec: the model is a
-// vector, a push adds one to it, a read must equal it. A leader read may stand
+// vector, a push adds one to it, a read must equal it. A leader read, or a bounded one, may stand
 // anywhere before its return, that is, from the call of the last push that it
 // contains to the return of the first that it lacks; so these become its bounds
 // (with none, the search would not end). That it shows its client's own pushes is
@@ -98,7 +98,7 @@ func (s *search) row(i int) {
 	refs = slices.DeleteFunc(refs, func(r ref) bool { return s.x.ops[r.op].Outcome == history.Refused })
 	s.times(refs)
 	for _, r := range refs {
-		if op := &s.x.ops[r.op]; op.Kind == history.Pull && op.Mode == ModeLeader {
+		if op := &s.x.ops[r.op]; op.Kind == history.Pull && hasOwn(op) {
 			s.ownPushes(row, int(r.op), op.Values[r.at])
 		}
 	}
@@ -198,12 +198,12 @@ func (s *search) cut(refs []ref, from int) window {
 			s.out.Skipped++
 		default:
 			v := op.Values[r.at][:s.clients]
-			if op.Mode == ModeLeader && older(v, w.base) {
+			if op.Mode != ModeLinearizable && older(v, w.base) {
 				s.out.Skipped++
 				continue
 			}
 			call, ret := op.Call, op.Return
-			if op.Mode == ModeLeader {
+			if op.Mode != ModeLinearizable {
 				call, ret = s.bounds(v, op.Return)
 			}
 			w.pull(int(r.op), pack(v), call, ret)
@@ -287,7 +287,7 @@ func (s *search) ownPushes(row, i int, v []int64) {
 	if have := v[op.Client]; have < int64(own) {
 		s.out.Illegal = append(s.out.Illegal, Violation{
 			Rule: RulePorcupine, Row: row, Ops: []int{i},
-			Text: fmt.Sprintf("row %d: op %d, a leader read of client %d, shows %d of its own pushes, %d were acknowledged", row, i, op.Client, have, own),
+			Text: fmt.Sprintf("row %d: op %d, a %s read of client %d, shows %d of its own pushes, %d were acknowledged", row, i, op.Mode, op.Client, have, own),
 		})
 	}
 }

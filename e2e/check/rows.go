@@ -9,11 +9,27 @@ import (
 	"github.com/rowraft/rowraft/e2e/history"
 )
 
-// ModeLinearizable and ModeLeader are the values of history.Op.Mode.
+// The values of history.Op.Mode.
 const (
 	ModeLinearizable = "linearizable"
 	ModeLeader       = "leader"
+	ModeBounded      = "bounded"
 )
+
+// since is the moment such that a read promises all that was acknowledged before it, by
+// anybody.
+func since(op *history.Op) int64 {
+	switch op.Mode {
+	case ModeLinearizable:
+		return op.Call
+	case ModeBounded:
+		return op.Call - op.Age
+	}
+	return math.MinInt64
+}
+
+// hasOwn says that a read promises what its client was told of its own pushes.
+func hasOwn(op *history.Op) bool { return op.Mode == ModeLeader || op.Own }
 
 // PhaseFinal is the phase from which on reads must show the acknowledged set. The
 // harness begins it when all faults are healed, each shard has one leader that its
@@ -49,6 +65,11 @@ func newIndex(ops []history.Op, clients int, f *findings) *index {
 		}
 		if op.Kind == history.Pull && op.Outcome != history.OK {
 			continue
+		}
+		if op.Mode == ModeBounded && (op.Age < 0 || op.Age > op.MaxAge || op.MaxLag > 0 && op.Lag > op.MaxLag) {
+			f.add(RuleBound, -1, func() string {
+				return fmt.Sprintf("op %d, a bounded read of client %d, allowed an age of %s and a lag of %d, and was answered with %s and %d", i, op.Client, at(op.MaxAge), op.MaxLag, at(op.Age), op.Lag)
+			}, i)
 		}
 		use[i] = true
 		for _, row := range op.Rows {
@@ -105,7 +126,9 @@ func malformed(op *history.Op, clients int) string {
 	if op.Outcome != history.OK {
 		return ""
 	}
-	if op.Mode != ModeLinearizable && op.Mode != ModeLeader {
+	switch op.Mode {
+	case ModeLinearizable, ModeLeader, ModeBounded:
+	default:
 		return fmt.Sprintf("mode %q", op.Mode)
 	}
 	if len(op.Values) != len(op.Rows) {
@@ -156,7 +179,7 @@ func finalReads(ops []history.Op) []bool {
 			}
 			return 1
 		})
-		out[i] = j > 0 && op.Return <= spans[j-1].to
+		out[i] = j > 0 && op.Return <= spans[j-1].to && op.Mode != ModeBounded
 	}
 	return out
 }

@@ -45,6 +45,8 @@ type event struct {
 type read struct {
 	op           int32
 	call, ret    int64
+	since        int64 // what was acknowledged before is promised
+	own          bool  // and what its client was told of its own pushes
 	linearizable bool
 	final        bool
 	client       int
@@ -80,7 +82,7 @@ func (r *rowCheck) load(i int) {
 		op := &r.x.ops[ref.op]
 		if op.Kind == history.Pull {
 			v := op.Values[ref.at]
-			rd := read{op: ref.op, call: op.Call, ret: op.Return, linearizable: op.Mode == ModeLinearizable,
+			rd := read{op: ref.op, call: op.Call, ret: op.Return, since: since(op), own: hasOwn(op), linearizable: op.Mode == ModeLinearizable,
 				final: r.x.final[ref.op], client: op.Client, v: v}
 			for _, n := range v[:r.clients] {
 				rd.sum += n
@@ -134,7 +136,7 @@ func (r *rowCheck) bounds(rd *read) {
 			continue
 		}
 		first := acked[n] // that the read must lack
-		if first.time < rd.call && (rd.linearizable || rd.final || rd.client == c) {
+		if first.time < rd.since || first.time < rd.call && (rd.final || rd.own && rd.client == c) {
 			r.tooFew(rd, c, first)
 		} else if first.time < last.time {
 			r.f.add(RuleOrder, r.row, func() string {
@@ -190,8 +192,12 @@ func (r *rowCheck) tooFew(rd *read, c int, first event) {
 		acked, _ := slices.BinarySearchFunc(r.acked[c], rd.call, func(e event, t int64) int {
 			return cmp.Compare(e.time, t)
 		})
-		return fmt.Sprintf("%s shows %d pushes of client %d, of which %d had been acknowledged, op %d at %s",
+		s := fmt.Sprintf("%s shows %d pushes of client %d, of which %d had been acknowledged, op %d at %s",
 			r.name(rd), rd.v[c], c, acked, first.op, at(first.time))
+		if op := &r.x.ops[rd.op]; op.Mode == ModeBounded {
+			s += fmt.Sprintf(", and claims an age of %s", at(op.Age))
+		}
+		return s
 	}, int(first.op), int(rd.op))
 }
 
@@ -261,10 +267,7 @@ func (r *rowCheck) chain() {
 
 // name says which read is meant.
 func (r *rowCheck) name(rd *read) string {
-	mode := ModeLeader
-	if rd.linearizable {
-		mode = ModeLinearizable
-	}
+	mode := r.x.ops[rd.op].Mode
 	if rd.final {
 		mode = "final " + mode
 	}

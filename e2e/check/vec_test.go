@@ -48,7 +48,7 @@ func TestGoodHistoriesHaveNoViolation(t *testing.T) {
 			modes[op.Mode]++
 		}
 	}
-	if modes[ModeLeader] < 1000 || modes[ModeLinearizable] < 1000 {
+	if modes[ModeLeader] < 1000 || modes[ModeLinearizable] < 1000 || modes[ModeBounded] < 1000 {
 		t.Errorf("reads by mode: %v: too few to mean something", modes)
 	}
 }

@@ -19,6 +19,7 @@ const (
 	RuleIssued    Rule = "issued"
 	RuleOrder     Rule = "order"
 	RuleFinal     Rule = "final"
+	RuleBound     Rule = "bound"
 
 	RulePorcupine Rule = "porcupine" // no order of the window's ops explains what was read
 	RuleLeader    Rule = "leader"    // two replicas led one shard in one term

@@ -40,7 +40,15 @@ type Op struct {
 
 	// Values of a pull: Values[i][c] is row Rows[i] in dimension c, in counts.
 	Values [][]int64 `json:"values,omitempty"`
-	Mode   string    `json:"mode,omitempty"` // of a pull: "leader" or "linearizable"
+	Mode   string    `json:"mode,omitempty"` // of a pull: "leader", "linearizable" or "bounded"
+
+	// Of a bounded pull: the age and lag that were claimed and that were allowed (0: any lag),
+	// and whether it asked for all that its client had been told of its own pushes.
+	Age    int64  `json:"age_ns,omitempty"`
+	MaxAge int64  `json:"max_age_ns,omitempty"`
+	Lag    uint64 `json:"lag,omitempty"`
+	MaxLag uint64 `json:"max_lag,omitempty"`
+	Own    bool   `json:"own,omitempty"`
 
 	// Index is, by shard, the applied index that a pull shows or at which an
 	// acknowledged push is visible.

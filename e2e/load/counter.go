@@ -74,21 +74,40 @@ func (c *Counter) count(counts []int64, rows []int) {
 
 // Pull reads rows as counts: out[i][d] is row rows[i] in dimension d.
 func (c *Counter) Pull(ctx context.Context, rows []int, linearizable bool) (out [][]int64, err error) {
+	how := client.Read{}
+	if linearizable {
+		how.Mode = client.Linearizable
+	}
+	return c.read(ctx, rows, how, false)
+}
+
+// PullBounded is Pull on any replica; with own it asks for this counter's own pushes, too.
+//
+// Errors: CodeTooStale when no replica could prove that it is so new.
+func (c *Counter) PullBounded(ctx context.Context, rows []int, maxAge time.Duration, maxLag uint64, own bool) (out [][]int64, err error) {
+	how := client.Read{Mode: client.Bounded, MaxAge: maxAge, MaxLag: maxLag}
+	if own {
+		how.AtLeast = c.c.Position()
+	}
+	return c.read(ctx, rows, how, own)
+}
+
+var modes = map[client.ReadMode]string{client.Leader: "leader", client.Linearizable: "linearizable", client.Bounded: "bounded"}
+
+func (c *Counter) read(ctx context.Context, rows []int, how client.Read, own bool) (out [][]int64, err error) {
 	l := c.l
 	keys, dims := make([]rowraft.Key, len(rows)), l.Dims()
 	for i, r := range rows {
 		keys[i] = l.keys[r]
 	}
 	values := make([]float32, len(rows)*dims)
-	op := history.Op{Kind: history.Pull, Client: c.Number, Rows: rows, Mode: "leader", Outcome: history.OK, Call: l.opts.Recorder.Now()}
-	applied := make(map[rowraft.ShardID]rowraft.Index)
-	seg := client.Segment{Table: c.table, Keys: keys, Values: values, Applied: applied}
-	if linearizable {
-		op.Mode = "linearizable"
-		err = c.c.PullLinearizable(ctx, seg)
-	} else {
-		err = c.c.Pull(ctx, seg)
+	op := history.Op{
+		Kind: history.Pull, Client: c.Number, Rows: rows, Mode: modes[how.Mode], Outcome: history.OK,
+		MaxAge: int64(how.MaxAge), MaxLag: how.MaxLag, Own: own, Call: l.opts.Recorder.Now(),
 	}
+	applied := make(map[rowraft.ShardID]rowraft.Index)
+	met, err := c.c.PullWith(ctx, how, client.Segment{Table: c.table, Keys: keys, Values: values, Applied: applied})
+	op.Age, op.Lag = int64(met.Age), met.Lag
 	op.Return = l.opts.Recorder.Now()
 	if err != nil {
 		op.Outcome, op.Error = history.Refused, err.Error()

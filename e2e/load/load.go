@@ -263,11 +263,13 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 		}
 		rows := l.pick(w.rng)
 		var err error
-		switch w.rng.IntN(6) {
+		switch w.rng.IntN(7) {
 		case 0:
 			_, err = w.Pull(l.stuck, rows, false)
 		case 1:
 			_, err = w.Pull(l.stuck, rows, true)
+		case 2:
+			err = l.readBounded(w, rows)
 		default:
 			_, err = w.Push(l.stuck, rows)
 		}
@@ -282,6 +284,18 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 			<-pace
 		}
 	}
+}
+
+// readBounded reads on any replica. Faults may last longer than any age that a replica can
+// prove, so a refusal is no problem.
+func (l *Load) readBounded(w *worker, rows []int) error {
+	maxAge := []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}[w.rng.IntN(3)]
+	maxLag := []uint64{0, 100}[w.rng.IntN(2)]
+	_, err := w.PullBounded(l.stuck, rows, maxAge, maxLag, w.rng.IntN(2) == 0)
+	if rowraft.CodeOf(err) == rowraft.CodeTooStale {
+		return nil
+	}
+	return err
 }
 
 // pick chooses one row, or up to half of all.
