@@ -238,8 +238,10 @@ type ClockResult struct {
 
 // PushClock applies gradients at once, as Push does, and with them the worker's clock
 // and how far it has read: exactly once, in the log of the job's clock shard, with the
-// last of the push's rows there. Without gradients it only sets the clock. A clock never
-// falls; 2^64−1 says that the worker has read all of its data.
+// last of the push's rows there. That part is sent when all others are acknowledged, so
+// whoever sees the clock finds all rows of the push, in every shard. Without gradients
+// it only sets the clock. A clock never falls; 2^64−1 says that the worker has read all
+// of its data.
 //
 // Errors: those of Push; CodeNotMember, CodeNotFound as PushStep.
 func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs ...Segment) (ClockResult, error) {
@@ -257,9 +259,22 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 		return ClockResult{}, err
 	}
 	clocked := j.clocked(&parts, &c)
-	ack, err := j.c.sendParts(ctx, parts)
+	before := slices.DeleteFunc(parts, func(p *part) bool { return p == clocked })
+	ack, err := j.c.sendParts(ctx, before)
 	if err != nil {
-		return ClockResult{Ack: ack}, err // clocked may still be under way
+		rpc.Pool.Release(clocked.payload) // it was not sent
+		return ClockResult{}, err
+	}
+	last, err := j.c.sendParts(ctx, []*part{clocked})
+	if err != nil && len(before) > 0 && !rowraft.CodeOf(err).MaybeApplied() {
+		err = rowraft.Errorf(rowraft.CodeUnknown, "%d of %d parts were applied, the one with the clock was refused: %w", len(before), len(before)+1, err)
+	}
+	if err != nil {
+		return ClockResult{}, err // clocked may still be under way
+	}
+	ack.Parts += last.Parts
+	for shard, index := range last.Index {
+		ack.Index[shard] = max(ack.Index[shard], index)
 	}
 	return ClockResult{Ack: ack, Slowest: clocked.slowest}, nil
 }

@@ -228,3 +228,40 @@ func TestAClockRidesOnAPush(t *testing.T) {
 		t.Errorf("data parts that do not ascend: %v", err)
 	}
 }
+
+// Whoever sees a clock finds the rows of its push in every shard: the part with the clock
+// is sent when the others are acknowledged, and not at all if one is refused.
+func TestAClockWaitsForTheOtherParts(t *testing.T) {
+	clocked := make(chan struct{}, 1)
+	var refuse error
+	s := &fakeServer{push: func(_ context.Context, req *rowraftv1.PushRequest) error {
+		if req.Clocked {
+			clocked <- struct{}{}
+			return nil
+		}
+		select {
+		case <-clocked:
+			t.Error("the clock was sent before the rows in another shard were acknowledged")
+		case <-time.After(100 * time.Millisecond): // sent beside them it would be here
+		}
+		return refuse
+	}}
+	s.serve(t, 2)
+	c, table := s.dial(t, nil)
+	j, err := c.Job(JobOptions{ID: testJob, Generation: 3, Rank: 1, Incarnation: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := j.clockShard()
+	seg := Segment{Table: table, Keys: []rowraft.Key{s.keyOf(table, home), s.keyOf(table, 1-home)}, Values: []float32{1, 1, 1, 1}}
+	slices.Sort(seg.Keys)
+	r, err := j.PushClock(patience(t), 9, nil, seg)
+	if err != nil || r.Parts != 2 || len(r.Index) != 2 || len(clocked) != 1 {
+		t.Errorf("%+v, %v, and the clock was sent %d times", r, err, len(clocked))
+	}
+	<-clocked
+	refuse = rowraft.Errorf(rowraft.CodeInvalidArgument, "x")
+	if _, err := j.PushClock(patience(t), 10, nil, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || len(clocked) != 0 {
+		t.Errorf("%v, and the clock was sent %d times", err, len(clocked))
+	}
+}

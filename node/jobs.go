@@ -180,8 +180,9 @@ func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowra
 	if r.machine.HasMembership(w) && (epoch == 0 || epoch == r.machine.Epoch()) {
 		return r.machine.AppliedIndex(), nil
 	}
-	if plan, err := r.machine.JobPlan(w.Job); err == nil && plan.Generation >= w.Generation {
-		return r.logMembership(ctx, w, epoch) // it is refused there, and closes no step
+	// What would be refused is not logged: whoever drives it tries again and again.
+	if err := r.machine.CheckMembership(w); err != nil {
+		return 0, err
 	}
 	return r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) { return r.logMembership(ctx, w, epoch) })
 }
@@ -206,6 +207,10 @@ func (s *adminService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest)
 	if _, err := r.machine.JobPlan(job); err == nil {
 		w := &wire.Membership{Job: job}
 		index, err = r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
+			// A call that comes late must not end the job of those who have come since.
+			if plan, err := r.machine.JobPlan(job); err == nil && req.Generation != 0 && uint64(plan.Generation) > req.Generation {
+				return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard, job[:4], plan.Generation, req.Generation)
+			}
 			return r.logMembership(ctx, w, rowraft.TableEpoch(req.TableEpoch))
 		})
 		if err != nil {

@@ -43,6 +43,9 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 		if err := j.s.mayApply("job "+q.GetJob(), wire.JobVersion); err != nil {
 			return nil, err
 		}
+		if err := j.s.roomInShards(q.GetJob()); err != nil {
+			return nil, err
+		}
 	}
 	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})

@@ -2,12 +2,14 @@ package scheduler
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -320,5 +322,67 @@ func TestAPausedSchedulerLosesNobody(t *testing.T) {
 	w.stoodStill(50 * time.Minute)
 	if silence, _ := w.silent(3); silence > 11*time.Minute || silence < 9*time.Minute {
 		t.Errorf("after 50 of 60 minutes of standing still the worker was silent for %v", silence)
+	}
+}
+
+// The shards forget a run when nobody trains in it, once a generation, and learn of it
+// again when somebody does.
+func TestARunIsPutToRestOnce(t *testing.T) {
+	s, _, c := served(t)
+	var done []uint64
+	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
+	s.generations.drive = func(context.Context, *rowraftv1.MetaRun) (uint64, error) { return 1, nil }
+	s.generations.rest = func(_ context.Context, r *rowraftv1.MetaRun) error {
+		if refuse == nil {
+			done = append(done, r.GetGeneration())
+		}
+		return refuse
+	}
+	inShards := func(e *client.Entry) { e.InShards, e.Workers = true, 1 }
+	m, err := enter(t, c, "w", 1, inShards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.keepJobs(t.Context())
+	if err := m.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	s.keepJobs(t.Context())
+	refuse = nil
+	for range 3 {
+		s.keepJobs(t.Context())
+	}
+	if !slices.Equal(done, []uint64{2}) {
+		t.Errorf("put to rest in generations %d, want 2 alone", done)
+	}
+	if m, err = enter(t, another(t, s), "w", 1, inShards); err != nil {
+		t.Fatal(err)
+	}
+	s.keepJobs(t.Context())
+	if err := m.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	s.keepJobs(t.Context())
+	if !slices.Equal(done, []uint64{2, 4}) {
+		t.Errorf("put to rest in generations %d, want 2 and 4", done)
+	}
+}
+
+// A job that the shards have no place for is refused at the door, and says what to do.
+func TestTooManyJobsInShards(t *testing.T) {
+	s, _, c := served(t)
+	for i := range checkpoint.MaxJobs {
+		q := cmdEnter("w", byte(i), nil)
+		q.GetEnterJob().Request.Job, q.GetEnterJob().Request.InShards = fmt.Sprint("job", i), true
+		if _, err := s.propose(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inShards := func(e *client.Entry) { e.InShards = true }
+	if _, err := enter(t, c, "w", 1, inShards); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "rowraft job stop") {
+		t.Errorf("job %d in the shards: %v, want a refusal that says what to do", checkpoint.MaxJobs+1, err)
+	}
+	if _, err := enter(t, another(t, s), "w", 1, nil); err != nil {
+		t.Errorf("a job that needs no place: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -74,6 +75,7 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 			break // the others wait for the same shards, and leases for this turn
 		}
 	}
+	s.restRuns(ctx)
 	s.attendance.mu.Lock()
 	s.attendance.changeLocked() // each call looks whether it has to tell its trainer
 	s.attendance.mu.Unlock()
@@ -109,13 +111,16 @@ type generations struct {
 	drive func(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error)
 	// end has every shard forget a run.
 	end func(ctx context.Context, run []byte) error
+	// rest has every shard forget a run that nobody trains in, for now.
+	rest   func(ctx context.Context, r *rowraftv1.MetaRun) error
+	rested map[string]uint64 // generation that is at rest, by run
 }
 
 func (g *generations) startTerm(term rowraft.Term) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.term != term || g.list == nil {
-		g.term, g.list = term, make(map[string]generation)
+		g.term, g.list, g.rested = term, make(map[string]generation), make(map[string]uint64)
 	}
 }
 
@@ -133,6 +138,64 @@ func (s *Scheduler) endInShards(ctx context.Context, run []byte) error {
 		return err
 	}
 	return s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}})
+}
+
+// restsAtOnce is how many runs are put to rest in a turn, which leases wait for.
+const restsAtOnce = 8
+
+// restRuns has the shards forget runs that nobody trains in.
+func (s *Scheduler) restRuns(ctx context.Context) {
+	n := 0
+	for _, r := range s.machine.allRuns() {
+		if !r.GetInShards() || r.GetGeneration() == 0 || r.GetState() == rowraftv1.JobState_JOB_STATE_DONE || len(trainingRanks(r)) > 0 || s.generations.rests(r) {
+			continue
+		}
+		if n++; n > restsAtOnce {
+			return
+		}
+		if err := s.rest(ctx, r); err != nil {
+			if ctx.Err() == nil {
+				s.logger.Debug("a run that nobody trains in is not forgotten by all shards yet", "job", r.GetJob(), "err", err)
+			}
+			return // the others wait for the same shards
+		}
+	}
+}
+
+func (g *generations) rests(r *rowraftv1.MetaRun) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.rested[string(r.GetRun())] == r.GetGeneration()
+}
+
+func (s *Scheduler) rest(ctx context.Context, r *rowraftv1.MetaRun) error {
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	if err := s.generations.rest(ctx, r); err != nil {
+		return err
+	}
+	s.generations.mu.Lock()
+	defer s.generations.mu.Unlock()
+	s.generations.rested[string(r.GetRun())] = r.GetGeneration()
+	return nil
+}
+
+// roomInShards refuses a job that the shards could not take in: they keep those that
+// somebody trains in.
+func (s *Scheduler) roomInShards(job string) error {
+	others := 0
+	for _, r := range s.machine.allRuns() {
+		if r.GetJob() == job && len(trainingRanks(r)) > 0 {
+			return nil
+		}
+		if r.GetInShards() && len(trainingRanks(r)) > 0 {
+			others++
+		}
+	}
+	if others < checkpoint.MaxJobs {
+		return nil
+	}
+	return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %d jobs train in step or with clocks, as many as the shards keep: stop one with `rowraft job stop`, or wait until one ends (`rowraft job list` shows them)", job, others)
 }
 
 // driveGeneration makes the present generation of a run known: first to the shards,

@@ -40,10 +40,7 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 		if err != nil {
 			return 0, err
 		}
-		r, err = proposeFor[*rowraftv1.MetaRun](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{
-			Job: r.GetJob(), Run: r.GetRun(), Generation: r.GetGeneration(), FirstStep: first,
-		}}})
-		if err != nil {
+		if r, err = s.startGeneration(ctx, r, first); err != nil {
 			return 0, err
 		}
 	}
@@ -63,6 +60,14 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 		})
 		return err
 	})
+}
+
+// startGeneration logs the first step of a run's present generation and returns the run
+// with the one that counts.
+func (s *Scheduler) startGeneration(ctx context.Context, r *rowraftv1.MetaRun, first uint64) (*rowraftv1.MetaRun, error) {
+	return proposeFor[*rowraftv1.MetaRun](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{
+		Job: r.GetJob(), Run: r.GetRun(), Generation: r.GetGeneration(), FirstStep: first,
+	}}})
 }
 
 // quorumOf is the number of members that are at least that share of n; 0: all.
@@ -92,14 +97,33 @@ func (s *Scheduler) beyondOpenSteps(ctx context.Context, r *rowraftv1.MetaRun) (
 	return first, err
 }
 
+// restMembers has every shard forget a run that nobody trains in, after it has logged
+// with which step it goes on: so who comes back finds neither steps nor clocks of those
+// who are gone, and a run that nobody goes on with holds nothing.
+func (s *Scheduler) restMembers(ctx context.Context, r *rowraftv1.MetaRun) error {
+	if r.GetStarted() != r.GetGeneration() {
+		first, err := s.beyondOpenSteps(ctx, r)
+		if err != nil {
+			return err
+		}
+		if _, err := s.startGeneration(ctx, r, first); err != nil {
+			return err
+		}
+	}
+	return s.endUpTo(ctx, r.GetRun(), r.GetGeneration())
+}
+
 // endMembers has every shard forget a run.
-func (s *Scheduler) endMembers(ctx context.Context, run []byte) error {
+func (s *Scheduler) endMembers(ctx context.Context, run []byte) error { return s.endUpTo(ctx, run, 0) }
+
+// endUpTo has every shard forget a run, unless it is past a generation; 0: any.
+func (s *Scheduler) endUpTo(ctx context.Context, run []byte, generation uint64) error {
 	epoch := uint64(0)
 	if m := s.view.Map(); m != nil {
 		epoch = uint64(m.Epoch)
 	}
 	return s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.AdminClient) error {
-		_, err := admin.EndJob(ctx, &rowraftv1.EndJobRequest{Shard: uint32(shard), TableEpoch: epoch, Job: run})
+		_, err := admin.EndJob(ctx, &rowraftv1.EndJobRequest{Shard: uint32(shard), TableEpoch: epoch, Job: run, Generation: generation})
 		return err
 	})
 }

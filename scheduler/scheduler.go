@@ -168,6 +168,7 @@ func New(opts Options) (*Scheduler, error) {
 	}
 	s.hello = s.helloTo
 	s.generations.drive, s.generations.end = s.driveMembers, s.endMembers
+	s.generations.rest = s.restMembers
 	s.checkpoints, s.jobs = &Checkpoints{s: s}, &Jobs{s: s}
 	return s, nil
 }

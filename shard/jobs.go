@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -104,28 +105,47 @@ func (m *Machine) applyMembership(h wire.EntryHeader, body []byte, a *Applied) e
 	return m.change(h, a, func(st *state, _ uint64) (error, error) { return st.setMembership(m.shard, &w), nil })
 }
 
+// CheckMembership reports why w would be refused. Safe for concurrent use.
+func (m *Machine) CheckMembership(w *wire.Membership) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	_, j := m.mu.jobs.find(w.Job)
+	return m.mu.checkMembership(m.shard, j, w)
+}
+
+// checkMembership refuses what cannot be the next membership of j, nil for a new job.
+func (st *state) checkMembership(shard rowraft.ShardID, j *checkpoint.Job, w *wire.Membership) error {
+	switch {
+	case len(w.Members) == 0:
+	case j == nil && len(st.jobs) >= checkpoint.MaxJobs:
+		return &rowraft.OverloadedError{What: fmt.Sprintf("shard %d keeps %d jobs that train in step or with clocks, as many as it can", shard, checkpoint.MaxJobs), RetryAfter: time.Minute}
+	case j == nil:
+	case j.Generation > w.Generation:
+		return &rowraft.StaleGenerationError{Shard: shard, Have: w.Generation, Want: j.Generation, Next: j.LastClosed + 1}
+	case j.Generation == w.Generation && !sameMembership(j, w):
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "shard %d: generation %d of job %x has other members, or another rule", shard, w.Generation, w.Job[:4])
+	}
+	return nil
+}
+
 func (st *state) setMembership(shard rowraft.ShardID, w *wire.Membership) error {
 	at, j := st.jobs.find(w.Job)
+	if err := st.checkMembership(shard, j, w); err != nil {
+		return err
+	}
 	switch {
 	case len(w.Members) == 0:
 		if j != nil {
 			st.jobs = slices.Delete(st.jobs, at, at+1)
 		}
 		return nil
-	case j == nil && len(st.jobs) >= checkpoint.MaxJobs:
-		return &rowraft.OverloadedError{What: "the shard knows as many jobs as it can", RetryAfter: time.Minute}
 	case j == nil:
 		j = &checkpoint.Job{ID: w.Job}
 		if st.privateJobs != nil {
 			st.privateJobs[j] = true
 		}
 		st.jobs = slices.Insert(st.jobs, at, j)
-	case j.Generation > w.Generation:
-		return &rowraft.StaleGenerationError{Shard: shard, Have: w.Generation, Want: j.Generation, Next: j.LastClosed + 1}
 	case j.Generation == w.Generation:
-		if !sameMembership(j, w) {
-			return rowraft.Errorf(rowraft.CodeAlreadyExists, "shard %d: generation %d of job %x has other members, or another rule", shard, w.Generation, w.Job[:4])
-		}
 		return nil
 	}
 	j = st.ownJob(at)

@@ -1230,6 +1230,7 @@ type EndJobRequest struct {
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
 	Job           []byte                 `protobuf:"bytes,3,opt,name=job,proto3" json:"job,omitempty"`
+	Generation    uint64                 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"` // a later one is not ended; 0: any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1283,6 +1284,13 @@ func (x *EndJobRequest) GetJob() []byte {
 		return x.Job
 	}
 	return nil
+}
+
+func (x *EndJobRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
 }
 
 type EndJobReply struct {
@@ -1945,12 +1953,15 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x0eEnsureJobReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vlast_closed\x18\x02 \x01(\x04R\n" +
-	"lastClosed\"X\n" +
+	"lastClosed\"x\n" +
 	"\rEndJobRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
 	"tableEpoch\x12\x10\n" +
-	"\x03job\x18\x03 \x01(\fR\x03job\"2\n" +
+	"\x03job\x18\x03 \x01(\fR\x03job\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\x04R\n" +
+	"generation\"2\n" +
 	"\vEndJobReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"9\n" +
 	"\x0fJobStateRequest\x12\x14\n" +
