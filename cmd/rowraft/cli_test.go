@@ -69,7 +69,7 @@ func (f *fakeCluster) CancelMove(_ context.Context, req *rowraftv1.CancelMoveReq
 	return &rowraftv1.CancelMoveReply{Move: f.status.Moves[0].Move}, nil
 }
 
-func start(t *testing.T, f *fakeCluster) string {
+func start(t *testing.T, f *fakeCluster, more ...func(*grpc.Server)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -78,6 +78,9 @@ func start(t *testing.T, f *fakeCluster) string {
 	f.addr = l.Addr().String()
 	g := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(g, f)
+	for _, register := range more {
+		register(g)
+	}
 	done := make(chan error, 1)
 	go func() { done <- g.Serve(l) }()
 	t.Cleanup(func() { g.Stop(); <-done })
@@ -205,19 +208,7 @@ func TestGoldenOutput(t *testing.T) {
 			if got.code != exitDone || got.errout != "" {
 				t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
 			}
-			file := filepath.Join("testdata", name+".txt")
-			if *update {
-				if err := os.WriteFile(file, []byte(got.out), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.out != string(want) {
-				t.Errorf("got\n%s\nwant\n%s", got.out, want)
-			}
+			golden(t, name, got.out)
 		})
 	}
 }
