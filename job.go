@@ -22,6 +22,13 @@ const MaxRanks = 1024
 // DataPart names one share of a job's data, higher for shares that are handed out later.
 type DataPart uint64
 
+// ReadParts are the two data parts under which a shard keeps how far the part of this number was
+// read: up to where every shard has applied it, and up to where this one has. Numbers count
+// the parts of all epochs, from 0.
+func ReadParts(number uint64) (acknowledged, applied DataPart) {
+	return DataPart(2 * number), DataPart(2*number + 1)
+}
+
 // Position is how far a data part was read, in its reader's unit.
 type Position struct {
 	Part   DataPart

@@ -16,6 +16,13 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
+// ErrJobDone says that the job's run was done by the other workers after this one had been lost:
+// there is nothing to train.
+var ErrJobDone = errors.New("the job is done; the others have read this worker's share since it was lost")
+
+// enterRevision is that of the rules of entering (proto/rowraft/v1/jobs.proto).
+const enterRevision = 1
+
 // Entry is what a worker says when it enters a job.
 type Entry struct {
 	Job      string
@@ -39,6 +46,21 @@ type Entry struct {
 type PartPlan struct {
 	Examples, PartExamples int64
 	Epochs                 int64 // 0: no end
+	// ByRank deals the parts out in turn, so that who reads what does not depend on who asks
+	// first; only those of a worker that does not train go to whoever asks.
+	ByRank bool
+	// InLog says that the workers' pushes carry what [Part.Reached] gives: where a worker that has gone was
+	// is asked of the shards.
+	InLog bool
+}
+
+func (p *PartPlan) toProto() *rowraftv1.JobData {
+	return &rowraftv1.JobData{Examples: uint64(p.Examples), PartExamples: uint64(p.PartExamples), Epochs: uint64(p.Epochs), ByRank: p.ByRank, InLog: p.InLog}
+}
+
+// number counts the parts of all epochs.
+func (p *PartPlan) number(epoch, part int64) uint64 {
+	return uint64(epoch*((p.Examples+p.PartExamples-1)/p.PartExamples) + part)
 }
 
 // Member is a worker's membership of a job's run. Safe for concurrent use.
@@ -66,12 +88,12 @@ type Member struct {
 // with both values, or if there are too many; CodeAlreadyExists if the rank is that of
 // another worker who trains; CodePrecondition while the job is being stopped.
 func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
-	m := &Member{c: c, lease: e.Lease, inShards: e.InShards}
+	m, over := &Member{c: c, lease: e.Lease, inShards: e.InShards}, false
 	_, _ = rand.Read(m.instance[:]) // never fails (crypto/rand)
 	q := &rowraftv1.EnterRequest{
 		Job: e.Job, Worker: e.Worker, Instance: m.instance[:], Workers: uint32(e.Workers), LeaseNs: uint64(e.Lease), Gather: e.Gather,
 		InShards: e.InShards, Quorum: e.Quorum, DeadlineNs: uint64(e.Deadline), Restart: e.Restart, Checkpoint: e.Checkpoint,
-		Data: &rowraftv1.JobData{Examples: uint64(e.Parts.Examples), PartExamples: uint64(e.Parts.PartExamples), Epochs: uint64(e.Parts.Epochs)},
+		Data: e.Parts.toProto(), Revision: enterRevision,
 	}
 	for name, value := range e.Settings {
 		q.Settings = append(q.Settings, &rowraftv1.JobSetting{Name: name, Value: value})
@@ -86,11 +108,15 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 		}
 		d := reply.GetData()
 		m.identity, m.Generation, m.Began = reply.GetIdentity(), reply.GetGeneration(), reply.GetBegan()
-		m.Parts = PartPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs())}
+		m.Parts = PartPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs()), d.GetByRank(), d.GetInLog()}
+		over = reply.GetDone()
 		return nil
 	})
 	if err != nil {
 		return nil, err
+	}
+	if over {
+		return nil, fmt.Errorf("worker %s of job %s: %w", e.Worker, e.Job, ErrJobDone)
 	}
 	if err := c.adopt(ctx, memberClient(m.identity), m.Incarnation()); err != nil {
 		return nil, err
@@ -186,6 +212,13 @@ type Part struct {
 	Epoch, Part int64
 	From, To    int64 // numbers of its first example and of the one behind its last
 	Offset      int64 // of its examples that are trained already
+}
+
+// Reached is what a push carries that takes a worker's reading of p, the part of a plan, to
+// an example, when all up to another one is acknowledged.
+func (p *Part) Reached(plan *PartPlan, acknowledged, applied int64) [2]rowraft.Position {
+	a, b := rowraft.ReadParts(plan.number(p.Epoch, p.Part))
+	return [2]rowraft.Position{{Part: a, Offset: uint64(acknowledged)}, {Part: b, Offset: uint64(applied)}}
 }
 
 // ErrNoParts says that every part of the data is read.

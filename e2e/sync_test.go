@@ -150,7 +150,7 @@ func (a averaged) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Sc
 	return a.recorder.EnsureTable(ctx, s)
 }
 
-func (a averaged) PushStep(ctx context.Context, step int64, segs []trainer.Segment) (trainer.StepAnswer, error) {
+func (a averaged) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []trainer.Segment) (trainer.StepAnswer, error) {
 	a.lock.Lock()
 	a.parts[a.rank], a.here = segs, a.here+1
 	closed := a.closed
@@ -191,7 +191,7 @@ func (a *averager) apply(ctx context.Context) error {
 	return a.Push(ctx, out)
 }
 
-func (a averaged) PushClock(context.Context, uint64, []trainer.Segment) error {
+func (a averaged) PushClock(context.Context, uint64, []rowraft.Position, []trainer.Segment) error {
 	panic("no worker in step has a clock")
 }
 

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
@@ -46,6 +47,9 @@ func checkData(d *rowraftv1.JobData) error {
 	}
 	for i, p := range d.GetOpen() {
 		from, to := partRange(d, p.GetPart())
+		if p.GetUnsettled() != 0 && (p.GetIncarnation() != 0 || !d.GetInLog()) {
+			return fmt.Errorf("part %d of epoch %d is somebody's, and unsettled", p.GetPart(), p.GetEpoch())
+		}
 		if comparePart(p, next) >= 0 || p.GetPart() >= parts(d) || p.GetOffset() > to-from || i > 0 && comparePart(d.GetOpen()[i-1], p) >= 0 {
 			return fmt.Errorf("part %d of epoch %d, read up to %d, is open", p.GetPart(), p.GetEpoch(), p.GetOffset())
 		}
@@ -66,7 +70,7 @@ type taken struct {
 	from, to   uint64
 }
 
-// takePart gives a member a part: first one that came back, then the next one.
+// takePart gives a member a part.
 func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 	old, i, err := s.trainingMember(c.GetIdentity())
 	if err != nil {
@@ -88,26 +92,52 @@ func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 		}
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for part number %d and has had %d", old.GetJob(), c.GetIdentity().GetRank(), c.GetTake(), had)
 	}
-	back := slices.IndexFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() == 0 })
-	if back < 0 && exhausted(old.GetData()) {
-		others := slices.ContainsFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != id })
-		return &taken{wait: others, done: !others}, nil
-	}
 	r := proto.CloneOf(old)
 	d, m := r.GetData(), r.Members[i]
-	if back < 0 {
-		d.Open = append(d.Open, &rowraftv1.JobPart{Epoch: d.GetEpoch(), Part: d.GetPart()})
-		if back = len(d.Open) - 1; d.GetPart()+1 < parts(d) {
+	p := freePart(r, m.GetRank())
+	if p == nil {
+		others := slices.ContainsFunc(d.GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != id })
+		return &taken{wait: others, done: !others}, nil
+	}
+	m.Taken++
+	p.Incarnation, p.Take = id, m.GetTaken()
+	s.putRun(r)
+	return answer(d, p), nil
+}
+
+// freePart is the part that a member is to read next: the lowest that is open and
+// nobody's, else the next one, which is open then; nil if there is none for it.
+func freePart(r *rowraftv1.MetaRun, rank uint32) *rowraftv1.JobPart {
+	d := r.GetData()
+	for _, p := range d.GetOpen() {
+		if p.GetIncarnation() == 0 && p.GetUnsettled() == 0 && isFor(r, p, rank) {
+			return p
+		}
+	}
+	for !exhausted(d) {
+		p := &rowraftv1.JobPart{Epoch: d.GetEpoch(), Part: d.GetPart()}
+		d.Open = append(d.Open, p)
+		if d.GetPart()+1 < parts(d) {
 			d.Part++
 		} else {
 			d.Epoch, d.Part = d.GetEpoch()+1, 0
 		}
+		if isFor(r, p, rank) {
+			return p
+		}
 	}
-	m.Taken++
-	p := d.Open[back]
-	p.Incarnation, p.Take = id, m.GetTaken()
-	s.putRun(r)
-	return answer(d, p), nil
+	return nil
+}
+
+// isFor says whether a rank may have a part: any, unless they are dealt by rank and the
+// one that it was dealt to trains. So who reads what does not depend on who asks first, as long as all train.
+func isFor(r *rowraftv1.MetaRun, p *rowraftv1.JobPart, rank uint32) bool {
+	if !r.GetData().GetByRank() {
+		return true
+	}
+	owner := uint32((p.GetEpoch()*parts(r.GetData()) + p.GetPart()) % uint64(r.GetWorkers()))
+	i, found := memberAt(r, owner)
+	return owner == rank || !found || !training(r.GetMembers()[i])
 }
 
 // endPart notes that a part was read to its end. One that the member does not have,
@@ -130,7 +160,8 @@ func (s *state) endPart(c *rowraftv1.MetaEndPart) error {
 }
 
 // giveBack opens the parts of a member that has gone to others, from where it is known
-// to have got, and counts what will be read again.
+// to have got, and counts what will be read again; where the shards know that, it is for
+// settleParts to do.
 func giveBack(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.PartReached) {
 	for i := 0; incarnation != 0 && i < len(d.GetOpen()); i++ {
 		p := d.Open[i]
@@ -148,6 +179,10 @@ func giveBack(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.Par
 				exact = at.GetExact()
 			}
 		}
+		if d.GetInLog() {
+			p.Unsettled = incarnation
+			continue
+		}
 		d.AgainKnown += read - p.GetOffset()
 		if exact {
 			d.AgainMost += read - p.GetOffset()
@@ -155,4 +190,49 @@ func giveBack(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.Par
 			d.AgainMost += size - p.GetOffset()
 		}
 	}
+}
+
+// settleParts opens parts to others from where the shards know that they were read, and
+// counts what will be read again.
+func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
+	old := s.run(c.GetJob())
+	if old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) {
+		return nil // it is over
+	}
+	r := proto.CloneOf(old)
+	d := r.GetData()
+	for _, at := range c.GetParts() {
+		i := slices.IndexFunc(d.GetOpen(), func(p *rowraftv1.JobPart) bool {
+			return p.GetEpoch() == at.GetEpoch() && p.GetPart() == at.GetPart() && p.GetUnsettled() == at.GetIncarnation()
+		})
+		if i < 0 || at.GetIncarnation() == 0 {
+			continue // it is settled
+		}
+		p := d.Open[i]
+		from, to := partRange(d, p.GetPart())
+		size := to - from
+		p.Unsettled = 0
+		p.Offset = min(max(p.GetOffset(), at.GetAcknowledged()), size)
+		if at.GetUnknown() {
+			d.AgainMost += size - p.GetOffset()
+			continue
+		}
+		again := min(max(at.GetApplied(), p.GetOffset()), size) - p.GetOffset()
+		d.AgainKnown, d.AgainMost = d.GetAgainKnown()+again, d.GetAgainMost()+again
+	}
+	s.putRun(r)
+	return nil
+}
+
+// mustWait says whether take_part would tell a member to wait.
+func (m *machine) mustWait(q *rowraftv1.NextPartRequest) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, i, err := m.state.trainingMember(q.GetIdentity())
+	if err != nil || q.GetTake() != r.GetMembers()[i].GetTaken()+1 {
+		return false
+	}
+	r = proto.CloneOf(r)
+	others := slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != q.GetIdentity().GetIncarnation() })
+	return others && freePart(r, q.GetIdentity().GetRank()) == nil
 }

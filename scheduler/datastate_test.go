@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -15,6 +16,10 @@ func cmdTake(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
 
 func cmdEndPart(id *rowraftv1.JobIdentity, p *rowraftv1.JobPart) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: id, Epoch: p.GetEpoch(), Part: p.GetPart()}}}
+}
+
+func cmdSettle(run []byte, parts ...*rowraftv1.PartSettled) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleParts{SettleParts: &rowraftv1.MetaSettleParts{Job: "ctr", Run: run, Parts: parts}}}
 }
 
 func divided(examples, part, epochs uint64) func(*rowraftv1.EnterRequest) {
@@ -96,20 +101,27 @@ func TestPartsOfTheStoppedGoOn(t *testing.T) {
 }
 
 // Whoever dies, and whatever was known of it: each example of each epoch is read to its
-// end at least once, and how many were read again lies within what the run says.
+// end at least once, and how many were read again lies within what the run says; where the
+// shards know what was read, it is that.
 func TestEpochsAreCovered(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
+		byRank, inLog := rapid.Bool().Draw(t, "by rank"), rapid.Bool().Draw(t, "in the log")
 		a := newApplier(t)
 		a.do(cmdInit("c"))
 		examples, size, epochs := rapid.IntRange(1, 60).Draw(t, "examples"), rapid.IntRange(1, 25).Draw(t, "size"), rapid.IntRange(1, 3).Draw(t, "epochs")
-		plan := divided(uint64(examples), uint64(size), uint64(epochs))
+		plan := func(q *rowraftv1.EnterRequest) {
+			divided(uint64(examples), uint64(size), uint64(epochs))(q)
+			q.Data.ByRank, q.Data.InLog = byRank, inLog
+		}
 		type worker struct {
 			id    *rowraftv1.JobIdentity
 			had   uint64
 			part  *taken // nil: none
 			at    uint64 // next example of the part
 			acked uint64 // reported
+			told  uint64 // acknowledged, as its last push says
 		}
+		var gone []*rowraftv1.PartSettled // what the shards know of the dead
 		acked, read := make([][]int, epochs), make([][]int, epochs)
 		for e := range acked {
 			acked[e], read[e] = make([]int, examples), make([]int, examples)
@@ -123,6 +135,14 @@ func TestEpochsAreCovered(t *testing.T) {
 			}
 			i := rapid.IntRange(0, 1).Draw(t, "worker")
 			w := workers[i]
+			if inLog && rapid.IntRange(0, 3).Draw(t, "the shards are asked") == 0 {
+				settle := cmdSettle(a.m.runOf("ctr").GetRun(), gone...)
+				a.ok(settle)
+				if rapid.Bool().Draw(t, "twice") {
+					a.ok(settle)
+				}
+				gone = nil
+			}
 			switch dies := instance < 20 && rapid.IntRange(0, 14).Draw(t, "dies") == 0; {
 			case w == nil:
 				instance++
@@ -133,6 +153,11 @@ func TestEpochsAreCovered(t *testing.T) {
 				if w.part != nil && rapid.Bool().Draw(t, "known") {
 					back := rapid.Uint64Range(0, w.at-w.acked).Draw(t, "unreported")
 					reached = append(reached, &rowraftv1.PartReached{Epoch: w.part.part.GetEpoch(), Part: w.part.part.GetPart(), Acknowledged: w.acked, Read: w.at - back})
+				}
+				if w.part != nil {
+					gone = append(gone, &rowraftv1.PartSettled{
+						Epoch: w.part.part.GetEpoch(), Part: w.part.part.GetPart(), Incarnation: w.id.GetIncarnation(), Acknowledged: w.told, Applied: w.at,
+					})
 				}
 				if rapid.Bool().Draw(t, "followed at once") { // by a process of its name
 					instance++
@@ -145,7 +170,8 @@ func TestEpochsAreCovered(t *testing.T) {
 				got := a.take(w.id, w.had+1)
 				if over = got.done; !got.done && !got.wait {
 					w.had++
-					w.part, w.at, w.acked = got, got.part.GetOffset(), got.part.GetOffset()
+					at := got.part.GetOffset()
+					w.part, w.at, w.acked, w.told = got, at, at, at
 				}
 			case w.part.from+w.at == w.part.to:
 				for x := w.part.from + w.acked; x < w.part.to; x++ {
@@ -156,6 +182,7 @@ func TestEpochsAreCovered(t *testing.T) {
 			default:
 				read[w.part.part.GetEpoch()][w.part.from+w.at]++
 				w.at++
+				w.told = w.acked
 				if rapid.Bool().Draw(t, "acknowledged") {
 					for x := w.part.from + w.acked; x < w.part.from+w.at; x++ {
 						acked[w.part.part.GetEpoch()][x]++
@@ -175,6 +202,86 @@ func TestEpochsAreCovered(t *testing.T) {
 		}
 		if d := a.m.runOf("ctr").GetData(); again < d.GetAgainKnown() || again > d.GetAgainMost() {
 			t.Fatalf("%d examples were read again, the run says %d to %d", again, d.GetAgainKnown(), d.GetAgainMost())
+		} else if inLog && d.GetAgainKnown() != d.GetAgainMost() {
+			t.Fatalf("%d examples were read again, the run says %d to %d, and the shards knew", again, d.GetAgainKnown(), d.GetAgainMost())
 		}
 	})
+}
+
+// Parts that are dealt by rank are read by the same workers whoever asks first; those of
+// a worker that does not train by whoever asks.
+func TestPartsAreDealtByRank(t *testing.T) {
+	plan := func(q *rowraftv1.EnterRequest) {
+		divided(50, 10, 2)(q)
+		q.Data.ByRank = true
+	}
+	whose := func(order []int) (had [2][]uint64) {
+		a := newApplier(t)
+		a.do(cmdInit("c"))
+		ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity}
+		for _, i := range order {
+			p := a.take(ids[i], uint64(len(had[i])+1))
+			if p.part == nil {
+				t.Fatalf("%v: worker %d is told %+v", order, i, p)
+			}
+			had[i] = append(had[i], 10*p.part.GetEpoch()+p.part.GetPart())
+			a.ok(cmdEndPart(ids[i], p.part))
+		}
+		if last := a.take(ids[1], 6); !last.done {
+			t.Errorf("%v: at the end it is told %+v", order, last)
+		}
+		return had
+	}
+	want := [2][]uint64{{0, 2, 4, 11, 13}, {1, 3, 10, 12, 14}}
+	for _, order := range [][]int{{0, 1, 0, 1, 0, 1, 0, 1, 0, 1}, {1, 1, 1, 0, 0, 1, 0, 1, 0, 0}, {0, 0, 0, 0, 0, 1, 1, 1, 1, 1}} {
+		if got := whose(order); !slices.Equal(got[0], want[0]) || !slices.Equal(got[1], want[1]) {
+			t.Errorf("asking in the order %v they have %v, want %v", order, got, want)
+		}
+	}
+
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
+	if p := a.take(two, 1); p.part.GetPart() != 1 {
+		t.Fatalf("rank 1 has %v", p.part)
+	}
+	a.ok(cmdLeaveJob(one, lost))
+	if p := a.take(two, 2); p.part.GetPart() != 0 {
+		t.Errorf("without rank 0, rank 1 has %v", p.part)
+	}
+}
+
+// What a worker that is gone has read is given to nobody before the shards were asked, and
+// it is read from where they say.
+func TestPartsAreSettledFirst(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	plan := func(q *rowraftv1.EnterRequest) {
+		divided(100, 100, 1)(q)
+		q.Data.InLog = true
+	}
+	one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
+	a.take(one, 1)
+	a.ok(cmdLeaveJob(one, lost, &rowraftv1.PartReached{Acknowledged: 20, Read: 30}))
+	if w := a.take(two, 1); !w.wait {
+		t.Fatalf("before it is settled it is told %+v", w)
+	}
+	at := &rowraftv1.PartSettled{Incarnation: one.GetIncarnation() + 100, Acknowledged: 90, Applied: 90}
+	a.ok(cmdSettle(one.GetRun(), at)) // of somebody else
+	if w := a.take(two, 1); !w.wait {
+		t.Fatalf("with another one settled it is told %+v", w)
+	}
+	at.Incarnation, at.Acknowledged, at.Applied = one.GetIncarnation(), 48, 64
+	a.ok(cmdSettle(one.GetRun(), at))
+	if p := a.take(two, 1); p.part.GetOffset() != 48 {
+		t.Errorf("it goes on at %v, want 48", p.part)
+	}
+	if d := a.m.runOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
+		t.Errorf("read again: %d to %d, want 16", d.GetAgainKnown(), d.GetAgainMost())
+	}
+	a.ok(cmdLeaveJob(two, lost))
+	a.ok(cmdSettle(two.GetRun(), &rowraftv1.PartSettled{Incarnation: two.GetIncarnation(), Unknown: true}))
+	if d := a.m.runOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16+52 {
+		t.Errorf("read again: %d to %d, want 16 to 68", d.GetAgainKnown(), d.GetAgainMost())
+	}
 }

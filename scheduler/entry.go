@@ -17,8 +17,9 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 8 // the newest that this binary reads
+	frameVersion  = 9 // the newest that this binary reads
 	frameBytes    = 16
+	dealtFrame    = 9 // from which on jobs deal their data by rank, and ask the shards how far it was read
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
 	maxSnapshotBytes = 1 << 30
@@ -47,6 +48,9 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 func versionOf(m proto.Message) uint32 {
 	switch m := m.(type) {
 	case *rowraftv1.MetaCommand:
+		if m.GetSettleParts() != nil || entersAnew(m.GetEnterJob()) {
+			return dealtFrame
+		}
 		if m.GetPutNode().GetNode().GetNoShards() || laterOptimizer(m.GetCreateTable().GetTable()) || laterOptimizer(m.GetRestore().GetTables()...) {
 			return 6
 		}
@@ -74,6 +78,9 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
+		if slices.ContainsFunc(m.GetRuns(), func(r *rowraftv1.MetaRun) bool { return r.GetGathering() || later(r.GetData()) }) {
+			return dealtFrame
+		}
 		if m.GetMap().GetApplyVersion() > 0 || m.GetMap().GetMetadataVersion() > 0 {
 			return 8
 		}
@@ -98,6 +105,14 @@ func versionOf(m proto.Message) uint32 {
 	}
 	return 1
 }
+
+// entersAnew reports whether a worker enters under a rule of version 9.
+func entersAnew(c *rowraftv1.MetaEnterJob) bool {
+	return c.GetRequest().GetRevision() > 0 || later(c.GetRequest().GetData())
+}
+
+// later reports whether data is divided by a rule of version 9.
+func later(d *rowraftv1.JobData) bool { return d.GetByRank() || d.GetInLog() }
 
 // anyExtended reports whether a table has a property of version 4.
 func anyExtended(tables ...*rowraftv1.TableSchema) bool {

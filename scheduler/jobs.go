@@ -47,10 +47,16 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 			return nil, err
 		}
 	}
+	if rowraft.CodeOf(j.s.mayLog(dealtFrame)) == rowraft.CodeVersionTooNew { // beside members that know nothing of it
+		q.Revision, q.Data = 0, &rowraftv1.JobData{Examples: q.GetData().GetExamples(), PartExamples: q.GetData().GetPartExamples(), Epochs: q.GetData().GetEpochs()}
+	}
 	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
 	if err != nil {
 		return nil, err
+	}
+	if e.done {
+		return &rowraftv1.EnterReply{Done: true}, nil
 	}
 	id := e.identity
 	j.s.workers.renew(id)
@@ -98,6 +104,12 @@ func (j *Jobs) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraftv1
 
 // NextPart gives a member a part of the data.
 func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*rowraftv1.NextPartReply, error) {
+	if _, err := j.s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	if j.s.machine.mustWait(q) { // and asks again: that need not be logged
+		return &rowraftv1.NextPartReply{Wait: true}, nil
+	}
 	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: q.GetIdentity(), Take: q.GetTake()}}})
 	if err != nil {
 		return nil, err

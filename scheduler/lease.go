@@ -69,6 +69,11 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 			s.logger.Warn("the members of a job are not known to all shards yet; trying again", "job", r.GetJob(), "generation", r.GetGeneration(), "err", err)
 		}
 	}
+	for _, r := range s.machine.allRuns() {
+		if err := s.settleParts(ctx, r); err != nil && ctx.Err() == nil {
+			s.logger.Warn("how far a worker was in its data is not known yet; trying again", "job", r.GetJob(), "err", err)
+		}
+	}
 	for _, run := range s.machine.endedRuns() {
 		if err := s.endInShards(ctx, run); err != nil && ctx.Err() == nil {
 			s.logger.Debug("a run that is over is not forgotten by all shards yet", "err", err)
@@ -109,6 +114,8 @@ type generations struct {
 	// drive makes a generation known to every shard and returns its first step; nil
 	// where no shard needs it.
 	drive func(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error)
+	// positions asks how far a run's data was read; full says that some of it may be forgotten.
+	positions func(ctx context.Context, run []byte) (read map[rowraft.DataPart]uint64, full bool, err error)
 	// end has every shard forget a run.
 	end func(ctx context.Context, run []byte) error
 	// rest has every shard forget a run that nobody trains in, for now.
@@ -147,7 +154,7 @@ const restsAtOnce = 8
 func (s *Scheduler) restRuns(ctx context.Context) {
 	n := 0
 	for _, r := range s.machine.allRuns() {
-		if !r.GetInShards() || r.GetGeneration() == 0 || r.GetState() == rowraftv1.JobState_JOB_STATE_DONE || len(trainingRanks(r)) > 0 || s.generations.rests(r) {
+		if !r.GetInShards() || r.GetGeneration() == 0 || r.GetState() == rowraftv1.JobState_JOB_STATE_DONE || len(trainingRanks(r)) > 0 || unsettled(r) || s.generations.rests(r) {
 			continue
 		}
 		if n++; n > restsAtOnce {
@@ -201,7 +208,7 @@ func (s *Scheduler) roomInShards(job string) error {
 // driveGeneration makes the present generation of a run known: first to the shards,
 // then to whoever asks for it.
 func (s *Scheduler) driveGeneration(ctx context.Context, r *rowraftv1.MetaRun) error {
-	if r.GetGeneration() == 0 || s.generations.of(r.GetRun()).number >= r.GetGeneration() {
+	if r.GetGeneration() == 0 || r.GetGathering() || s.generations.of(r.GetRun()).number >= r.GetGeneration() {
 		return nil
 	}
 	g := generation{number: r.GetGeneration(), ranks: trainingRanks(r)}

@@ -132,6 +132,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return s.takePart(c.TakePart)
 	case *rowraftv1.MetaCommand_EndPart:
 		return nil, s.endPart(c.EndPart)
+	case *rowraftv1.MetaCommand_SettleParts:
+		return nil, s.settleParts(c.SettleParts)
 	case *rowraftv1.MetaCommand_StopJob:
 		return nil, s.stopJob(c.StopJob)
 	case *rowraftv1.MetaCommand_StartGeneration:

@@ -75,6 +75,7 @@ type entered struct {
 	generation uint64
 	began      bool
 	data       *rowraftv1.JobData
+	done       bool // the run ended without it, and it is no member
 }
 
 // enterJob makes a worker a member of the job's run, or begins one with it.
@@ -84,6 +85,9 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 		return nil, err
 	}
 	old := s.run(q.GetJob())
+	if s.endedWithout(old, q) {
+		return &entered{done: true}, nil
+	}
 	begins := s.beginsRun(old, q)
 	r := proto.CloneOf(old)
 	if begins {
@@ -105,6 +109,9 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(s.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING,
 		}
+		if q.GetRevision() >= 1 && r.GetGather() && r.GetState() == rowraftv1.JobState_JOB_STATE_STOPPED {
+			r.Gathering = true
+		}
 		r.Members[at] = m
 		r.State, r.Reason, r.Stopping = rowraftv1.JobState_JOB_STATE_RUNNING, "", false
 		nextGeneration(r)
@@ -113,7 +120,8 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 		s.endRun(old)
 	}
 	s.putRun(r)
-	return &entered{&rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}, r.GetGeneration(), begins, r.GetData()}, nil
+	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
+	return &entered{identity: id, generation: r.GetGeneration(), began: begins, data: r.GetData()}, nil
 }
 
 func checkEnter(c *rowraftv1.MetaEnterJob) error {
@@ -179,6 +187,28 @@ func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool 
 	})
 }
 
+// endedWithout says whether the run is done, and who enters was a member that was lost, or
+// failed, before: others have done its share.
+func (s *state) endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool {
+	if q.GetRevision() < 1 || r.GetState() != rowraftv1.JobState_JOB_STATE_DONE || r.GetTableEpoch() != uint64(s.cluster.Epoch) || agrees(r, q) != nil ||
+		q.GetCheckpoint() != "" && q.GetCheckpoint() != r.GetCheckpoint() {
+		return false
+	}
+	at := slices.IndexFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool { return m.GetWorker() == q.GetWorker() })
+	if at < 0 && q.GetWantRank() > 0 {
+		i, found := memberAt(r, q.GetWantRank()-1)
+		if !found {
+			return false
+		}
+		at = i
+	}
+	if at < 0 {
+		return false
+	}
+	st := r.GetMembers()[at].GetState()
+	return st == rowraftv1.MemberState_MEMBER_STATE_LOST || st == rowraftv1.MemberState_MEMBER_STATE_FAILED
+}
+
 func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
 	q := c.GetRequest()
 	data := proto.CloneOf(q.GetData())
@@ -186,7 +216,7 @@ func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
 		data = &rowraftv1.JobData{}
 	}
 	for _, p := range data.GetOpen() {
-		p.Incarnation, p.Take = 0, 0
+		p.Incarnation, p.Take, p.Unsettled = 0, 0, 0
 	}
 	return &rowraftv1.MetaRun{
 		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(), LeaseNs: q.GetLeaseNs(),
@@ -268,8 +298,21 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 		q.GetJob(), r.GetWorkers(), q.GetWorker(), r.GetWorkers()+1)
 }
 
-// nextGeneration counts a change of members, once all that are to gather have.
+// nextGeneration counts a change of members, once all that are to gather have. Where a
+// stopped run goes on, those that have ended need not.
 func nextGeneration(r *rowraftv1.MetaRun) {
+	if r.GetGathering() {
+		left := 0
+		for _, m := range r.GetMembers() {
+			if m.GetState() == rowraftv1.MemberState_MEMBER_STATE_ENDED {
+				left++
+			}
+		}
+		if len(trainingRanks(r))+left < int(r.GetWorkers()) {
+			return
+		}
+		r.Gathering = false
+	}
 	if r.GetGeneration() > 0 || !r.GetGather() || len(trainingRanks(r)) == int(r.GetWorkers()) {
 		r.Generation++
 	}

@@ -357,6 +357,11 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		"enter_job": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
 			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2},
 		}}}},
+		"enter_dealt": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
+			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 1,
+			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
+		}}}},
+		"settle_parts": cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9}, &rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
 		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
 			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
 		}}},
@@ -386,15 +391,14 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 	if err := b.Restore(bytes.NewReader(over)); err != nil || len(b.endedRuns()) != 1 || !bytes.Equal(b.endedRuns()[0], run) || !bytes.Equal(snapshotBytes(t, b), over) {
 		t.Errorf("ended runs: %x, %v", b.endedRuns(), err)
 	}
-	snap, err := os.ReadFile(filepath.Join("testdata", "runs.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := newMachine(NewView())
-	if err := m.Restore(bytes.NewReader(snap)); err != nil {
-		t.Fatal(err)
-	}
-	want := &rowraftv1.MetaRun{
+	wantRunOf(t, "dealt.snapshot", &rowraftv1.MetaRun{
+		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, Gathering: true,
+		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1}},
+		Data: &rowraftv1.JobData{
+			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true, Open: []*rowraftv1.JobPart{{Offset: 7, Unsettled: 5}},
+		},
+	})
+	wantRunOf(t, "runs.snapshot", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Settings: settings, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
 		Members: []*rowraftv1.RunMember{
 			{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1},
@@ -402,6 +406,19 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		},
 		Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 2, AgainKnown: 3, AgainMost: 93,
 			Open: []*rowraftv1.JobPart{{Offset: 7}, {Part: 1, Incarnation: 6, Take: 1}}},
+	})
+}
+
+// wantRunOf reads a snapshot, wants that of job ctr in it, and the same bytes again.
+func wantRunOf(t *testing.T, name string, want *rowraftv1.MetaRun) {
+	t.Helper()
+	snap, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(NewView())
+	if err := m.Restore(bytes.NewReader(snap)); err != nil {
+		t.Fatal(err)
 	}
 	if got := m.runOf("ctr"); !proto.Equal(got, want) {
 		t.Errorf("read: %v, want %v", got, want)
@@ -409,4 +426,74 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 	if got := snapshotBytes(t, m); !bytes.Equal(got, snap) {
 		t.Errorf("written again: %x, want %x", got, snap)
 	}
+}
+
+// A worker that was lost and comes when the others have done its share is told so; one that
+// ended, or that has other settings, begins the job again.
+func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	plan := func(q *rowraftv1.EnterRequest) {
+		divided(10, 10, 1)(q)
+		q.Revision = 1
+	}
+	one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
+	a.ok(cmdLeaveJob(one, lost))
+	p := a.take(two, 1)
+	a.ok(cmdEndPart(two, p.part))
+	a.ok(cmdLeaveJob(two, ended))
+	a.wantJob(done, 4)
+	for name, change := range map[string]func(*rowraftv1.EnterRequest){
+		"by its name": plan,
+		"by its rank": func(q *rowraftv1.EnterRequest) { plan(q); q.Worker, q.WantRank = "another", 1 },
+	} {
+		if e := a.enter(cmdEnter("a", 3, change)); !e.done || e.identity != nil {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+	a.wantJob(done, 4)
+	for name, c := range map[string]*rowraftv1.MetaCommand{
+		"who ended":            cmdEnter("b", 4, plan),
+		"another batch":        cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
+		"from a checkpoint":    cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Checkpoint = "x" }),
+		"of an earlier binary": cmdEnter("a", 4, divided(10, 10, 1)),
+	} {
+		before := a.m.state.runs
+		if e := a.enter(c); e.done || !e.began {
+			t.Errorf("%s: %+v", name, e)
+		}
+		a.m.state.runs = before
+	}
+}
+
+// A stopped job whose workers gather goes on when they are all there again, but for who
+// has ended.
+func TestAStoppedJobGathersAgain(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	gathers := func(q *rowraftv1.EnterRequest) { q.Gather, q.Revision = true, 1 }
+	one, two := a.enter(cmdEnter("a", 1, gathers)).identity, a.enter(cmdEnter("b", 2, gathers)).identity
+	a.wantJob(running, 1, 0, 1)
+	a.ok(cmdStopJob(one.GetRun()))
+	a.ok(cmdLeaveJob(one, stopped))
+	a.ok(cmdLeaveJob(two, stopped))
+	a.wantJob(jobStopped, 3)
+	one = a.enter(cmdEnter("a", 3, gathers)).identity
+	a.wantJob(running, 3, 0)
+	if again := newMachine(NewView()); again.Restore(bytes.NewReader(snapshotBytes(t, a.m))) != nil || !again.runOf("ctr").GetGathering() {
+		t.Error("a snapshot does not hold that the job gathers")
+	}
+	a.ok(cmdLeaveJob(one, lost)) // on its way
+	a.wantJob(jobFailed, 3)
+	a.enter(cmdEnter("a", 4, gathers))
+	two = a.enter(cmdEnter("b", 5, gathers)).identity
+	a.wantJob(running, 4, 0, 1)
+	a.ok(cmdLeaveJob(two, ended)) // from here on who comes counts at once
+	a.wantJob(running, 5, 0)
+	one = a.enter(cmdEnter("a", 6, gathers)).identity
+	a.wantJob(running, 6, 0)
+	a.ok(cmdStopJob(one.GetRun()))
+	a.ok(cmdLeaveJob(one, stopped))
+	a.enter(cmdEnter("a", 7, gathers))
+	a.wantJob(running, 8, 0)
 }

@@ -167,7 +167,7 @@ func New(opts Options) (*Scheduler, error) {
 		attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
-	s.generations.drive, s.generations.end = s.driveMembers, s.endMembers
+	s.generations.drive, s.generations.positions, s.generations.end = s.driveMembers, s.positionsOf, s.endMembers
 	s.generations.rest = s.restMembers
 	s.checkpoints, s.jobs = &Checkpoints{s: s}, &Jobs{s: s}
 	return s, nil

@@ -22,6 +22,7 @@ type work struct {
 	flat  []float32     // dense weights
 
 	stale      int64 // steps that the weights lag, at most
+	idle       bool  // no batch: others have the data that is left, and this worker keeps step
 	empty      bool  // it has no gradients
 	result     models.Result
 	denseGrads []float32 // rows of the dense table

@@ -29,13 +29,13 @@ type Config struct {
 	// 0: none, and nothing is pulled ahead; runs are then bit-reproducible.
 	InFlight int    `yaml:"in_flight"`
 	Seed     uint64 `yaml:"seed"`
-	// Rank of Trainers: this trainer reads every Trainers-th example. A nil rank
+	// Rank of Trainers: without Parts this trainer reads every Trainers-th example. A nil rank
 	// is asked of the scheduler if there are several trainers.
 	Rank     *int `yaml:"rank"`
 	Trainers int  `yaml:"trainers"`
 	// Parts: the scheduler gives the data out in parts, and what a dead trainer had to another
-	// one; else each reads its own share. Default: if there are several trainers whose ranks
-	// are the scheduler's, in mode async, and no checkpoints: they do not hold the position.
+	// one; else each reads its own share. Default: if there are several trainers, bounded data that can be
+	// read from any place, and no checkpoints: they do not hold the position.
 	Parts    *bool         `yaml:"parts"`
 	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others go on without it; 0: 10 s
 	Batch    int           `yaml:"batch"`

@@ -51,7 +51,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		e.Parts = c.partPlan(set.TrainSize())
 		e.Settings["epochs"] = fmt.Sprint(e.Parts.Epochs)
 	}
-	if c.Mode == Sync || c.Mode == SSP {
+	if c.inShards() {
 		e.InShards, e.Gather, e.Deadline = true, true, c.Deadline
 		if c.Mode == Sync {
 			e.Quorum = c.Quorum

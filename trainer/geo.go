@@ -33,10 +33,11 @@ type geo struct {
 	all   sync.WaitGroup
 
 	mu      sync.Mutex
-	batches int64  // pushed since the last round began
-	sending int64  // that the round which runs sends
-	now     uint64 // rounds begun, plus 1
-	tick    uint64 // calls of pull and push
+	batches int64   // pushed since the last round began
+	sending int64   // that the round which runs sends
+	pieces  []piece // of the data, of those batches that no round has sent
+	now     uint64  // rounds begun, plus 1
+	tick    uint64  // calls of pull and push
 }
 
 // geoTable is the copy of one table. Its fields are under geo.mu, but for those that say so.
@@ -271,6 +272,7 @@ func (g *geo) push(ctx context.Context, w *work) error {
 		t.trainLocked(s)
 		if s == &w.segs[0] {
 			g.batches++
+			g.pieces = append(g.pieces, w.piece)
 			due = g.batches >= g.every
 		}
 	})

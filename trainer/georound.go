@@ -24,12 +24,17 @@ func (g *geo) sendAndRead(ctx context.Context) error {
 	if err := g.j.failed(); err != nil {
 		return err
 	}
-	deltas, batches := g.take()
+	deltas, batches, pieces := g.take()
 	if len(deltas) == 0 {
 		return nil
 	}
 	if err := g.send(ctx, deltas, batches); err != nil {
 		return err
+	}
+	for _, at := range pieces {
+		if err := g.j.covered(ctx, at); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
 	defer cancel()
@@ -40,8 +45,9 @@ func (g *geo) sendAndRead(ctx context.Context) error {
 	return nil
 }
 
-// take lists, by table and key, what the tables do not know, and begins the next interval.
-func (g *geo) take() (deltas []Segment, batches int64) {
+// take lists, by table and key, what the tables do not know, with the pieces of the data that it
+// comes from, and begins the next interval.
+func (g *geo) take() (deltas []Segment, batches int64, pieces []piece) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, t := range g.tables {
@@ -50,9 +56,10 @@ func (g *geo) take() (deltas []Segment, batches int64) {
 		}
 	}
 	batches, g.batches = g.batches, 0
+	pieces, g.pieces = g.pieces, nil
 	g.sending = batches
 	g.now++
-	return deltas, batches
+	return deltas, batches, pieces
 }
 
 func (t *geoTable) takeLocked() Segment {
@@ -105,6 +112,9 @@ func (g *geo) merge(segs []Segment) {
 		}
 	}
 }
+
+// rest implements way: others may wait for what this worker has not sent.
+func (g *geo) rest(ctx context.Context) error { return g.runRound(ctx) }
 
 // settle implements way: a last round sends what is left.
 func (g *geo) settle(ctx context.Context) error { return g.runRound(ctx) }

@@ -227,8 +227,10 @@ func (h *hybrid) learn(w *work) error {
 	if h == nil {
 		return nil
 	}
-	if h.take(h.grads, w.result.ParamGrads); w.empty {
+	if w.empty {
 		clear(h.grads)
+	} else {
+		h.take(h.grads, w.result.ParamGrads)
 	}
 	h.steps++
 	if h.j.cfg.Mode == Sync {

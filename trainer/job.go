@@ -93,7 +93,7 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 		f.OnNote(func(text string) { j.note("%s", text) })
 	}
 	if cfg.parted {
-		j.parts = &dataParts{set: j.set, giver: cfg.member, patience: cfg.Patience}
+		j.parts = &dataParts{set: j.set, giver: cfg.member, patience: cfg.Patience, plan: cfg.member.Parts}
 	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
 	if err := j.openModel(); err != nil {
@@ -101,6 +101,9 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 	}
 	if err := j.openTables(ctx); err != nil {
 		return nil, err
+	}
+	if j.parts != nil { // else nobody waits for who has nothing to read
+		j.parts.keepStep = cfg.inShards() || j.hybrid != nil && cfg.Trainers > 1
 	}
 	j.way, err = j.newWay()
 	return j, err
@@ -263,6 +266,9 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		case err == io.EOF:
 			return nil
 		case err == errNotYet:
+			if err := j.way.rest(pushes); err != nil {
+				return err
+			}
 			continue
 		case err != nil:
 			return err
@@ -277,7 +283,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		if push {
 			err = j.push(pushes, w)
 		} else {
-			err = j.covered(pushes, w)
+			err = j.covered(pushes, w.piece)
 		}
 		if err != nil {
 			return err
@@ -310,7 +316,7 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src feed) error {
 			return err
 		}
 		if !push {
-			if err := j.covered(pushes, w); err != nil {
+			if err := j.covered(pushes, w.piece); err != nil {
 				return err
 			}
 			free <- w
@@ -355,6 +361,9 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 		switch err := j.read(src, w); {
 		case err == errNotYet:
 			free <- w
+			if err := j.way.rest(pushes); err != nil {
+				return err
+			}
 			continue
 		case err != nil:
 			return err
@@ -410,6 +419,9 @@ func (j *Job) read(src feed, w *work) (err error) {
 	if err := src.next(w); err != nil {
 		return j.noneYet(err)
 	}
+	if w.idle {
+		return nil
+	}
 	w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
 	return nil
 }
@@ -417,7 +429,10 @@ func (j *Job) read(src feed, w *work) (err error) {
 // pull fills w with the weights. While it waits for other workers it calls stand if
 // somebody wants the state.
 func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error {
-	w.segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
+	w.segs = nil
+	if !w.idle {
+		w.segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
+	}
 	for {
 		err := j.pullOnce(ctx, w)
 		if err != errBoundary {
@@ -446,6 +461,9 @@ func (j *Job) pullOnce(ctx context.Context, w *work) error {
 
 // compute runs the model on w and tells whether there is anything to push.
 func (j *Job) compute(w *work) (push bool, err error) {
+	if w.idle {
+		return j.keepStep(w)
+	}
 	j.meter.move()
 	defer j.meter.stand()
 	j.layout.weights(w.flat, w.delta)

@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // feed is where the loop's batches come from. It is used by one goroutine.
@@ -36,26 +39,31 @@ const partsPerTrainer = 8
 func (c *Config) partPlan(examples int64) client.PartPlan {
 	share := (examples + int64(c.Trainers)*partsPerTrainer - 1) / (int64(c.Trainers) * partsPerTrainer)
 	batch := int64(c.Batch)
-	p := client.PartPlan{Examples: examples, PartExamples: (share + batch - 1) / batch * batch, Epochs: int64(c.Epochs)}
+	p := client.PartPlan{
+		Examples: examples, PartExamples: (share + batch - 1) / batch * batch, Epochs: int64(c.Epochs),
+		ByRank: c.Mode == Sync && c.Quorum == 1 && c.Deadline == 0, InLog: c.inShards(),
+	}
 	if c.Epochs == 0 && c.Steps == 0 {
 		p.Epochs = 1
 	}
 	return p
 }
 
+// inShards says whether every shard knows the job's workers.
+func (c *Config) inShards() bool { return c.Mode == Sync || c.Mode == SSP }
+
 // wantsParts says whether the scheduler divides the data of the job. Each trainer reads
-// its own share where checkpoints are to hold its position, where that is what makes runs equal, where a trainer that waits for a
-// part would hold up the others, and where the data has no numbers.
+// its own share where checkpoints are to hold its position, and where the data has no numbers.
 func (c *Config) wantsParts(set data.Set) (bool, error) {
 	_, ranger := set.(data.Ranger)
-	able := ranger && set.TrainSize() > 0 && c.Mode == Async
+	able := ranger && set.TrainSize() > 0
 	switch {
 	case c.Parts == nil:
-		return able && c.Trainers > 1 && c.Rank == nil && c.Resume == "" && c.Checkpoint == CheckpointConfig{}, nil
+		return able && c.Trainers > 1 && c.Resume == "" && c.Checkpoint == CheckpointConfig{}, nil
 	case *c.Parts && c.Resume != "":
 		return false, invalid("parts: checkpoints hold no position in data that the scheduler divides, so nothing can be resumed from them; use parts: false")
 	case *c.Parts && !able:
-		return false, invalid("parts: %s in mode %s cannot be divided by the scheduler: that wants a bounded data set that can be read from any place, and mode async", set.Name(), c.Mode)
+		return false, invalid("parts: %s cannot be divided by the scheduler: that wants a bounded data set that can be read from any place", set.Name())
 	}
 	return *c.Parts, nil
 }
@@ -66,22 +74,30 @@ type partGiver interface {
 	EndPart(ctx context.Context, p client.Part) error
 }
 
-// partPoll is how long a feed waits for a part that others have before the loop may do
-// something else.
-const partPoll = 200 * time.Millisecond
+const (
+	// partPoll is how long a feed waits for a part that others have before the loop may do
+	// something else.
+	partPoll = 200 * time.Millisecond
+	// askAgain is how long a trainer that keeps step does not ask again.
+	askAgain = 25 * time.Millisecond
+)
 
 // dataParts reads the parts of the data that the scheduler gives to this trainer, and
 // tells it of those that are trained.
 type dataParts struct {
 	set      data.Set
 	giver    partGiver
+	plan     client.PartPlan
 	ctx      context.Context // of the run
 	patience time.Duration
+	keepStep bool // while others have what is left there are idle batches: somebody waits for this trainer's
 
 	// Of the goroutine that reads.
 	src     data.Source // of the last part taken; nil between parts
 	taken   int64
 	batches int64
+	told    time.Time // that others have what is left
+	after   position
 
 	mu   sync.Mutex
 	held []*heldPart // in the order they were taken; the last may still be read
@@ -113,7 +129,13 @@ func (d *dataParts) close() {
 func (d *dataParts) next(w *work) error {
 	for {
 		for d.src == nil {
-			if err := d.take(); err != nil {
+			err := d.take()
+			if err == errNotYet && d.keepStep && d.ctx.Err() == nil {
+				d.batches++
+				w.idle, w.piece, w.step, w.after = true, piece{}, d.batches, d.after
+				return nil
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -130,19 +152,26 @@ func (d *dataParts) next(w *work) error {
 		w.piece = piece{p, p.read, p.read + int64(w.data.N)}
 		p.read = w.piece.to
 		d.mu.Unlock()
-		w.step = d.batches
+		d.after = position{epoch: p.Epoch}
+		w.idle, w.step, w.after = false, d.batches, d.after
 		return nil
 	}
 }
 
 // take asks for a part and opens it, unless nothing is left of it.
 func (d *dataParts) take() error {
+	if d.keepStep && time.Since(d.told) < askAgain {
+		return errNotYet
+	}
 	ctx, cancel := context.WithTimeout(d.ctx, d.patience)
 	defer cancel()
 	p, err := d.giver.NextPart(ctx, d.taken+1)
 	switch {
 	case errors.Is(err, client.ErrNoParts):
 		return io.EOF
+	case errors.Is(err, client.ErrPartsHeld) && d.keepStep:
+		d.told = time.Now()
+		return errNotYet
 	case errors.Is(err, client.ErrPartsHeld):
 		select {
 		case <-time.After(partPoll):
@@ -219,13 +248,48 @@ func (j *Job) feed(ctx context.Context) feed {
 	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step, at: j.at}
 }
 
-// covered notes that w is trained and acknowledged, or was skipped for good.
-func (j *Job) covered(ctx context.Context, w *work) error {
+// covered notes that a batch is trained and acknowledged, or will never be: it was skipped,
+// or its step was closed without it.
+func (j *Job) covered(ctx context.Context, at piece) error {
 	if j.parts == nil {
 		return nil
 	}
-	if err := j.parts.covered(ctx, w.piece); err != nil {
-		return j.fail(fmt.Errorf("step %d: %w", w.step, err))
+	if err := j.parts.covered(ctx, at); err != nil {
+		return j.fail(fmt.Errorf("end a part of the data: %w", err))
 	}
 	return nil
+}
+
+// positions are what the push of a batch says of the parts that this trainer has: how far
+// each is acknowledged, and to where the batch takes its own. A trainer that dies is followed
+// from there.
+func (d *dataParts) positions(at piece) (out []rowraft.Position) {
+	if d == nil || !d.plan.InLog {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.held {
+		both := p.Reached(&d.plan, p.acked, at.to)
+		if p != at.part {
+			out = append(out, both[0])
+			continue
+		}
+		out = append(out, both[:]...)
+	}
+	slices.SortFunc(out, func(a, b rowraft.Position) int { return cmp.Compare(a.Part, b.Part) })
+	return out[:min(len(out), wire.MaxPushPositions)]
+}
+
+// keepStep takes part in a step without a batch.
+func (j *Job) keepStep(w *work) (push bool, err error) {
+	w.empty = true
+	if err := j.hybrid.learn(w); err != nil {
+		return false, fmt.Errorf("step %d: %w", w.step, err)
+	}
+	j.step++
+	if push = j.way.empties(); !push {
+		j.meter.end()
+	}
+	return push, nil
 }

@@ -20,10 +20,7 @@ func (j *Job) push(ctx context.Context, w *work) error {
 		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
 	}
 	j.setRates(w.segs, w.step)
-	if err := j.way.push(ctx, w); err != nil {
-		return err
-	}
-	return j.covered(ctx, w)
+	return j.way.push(ctx, w)
 }
 
 // failed returns the error of the first push that failed.

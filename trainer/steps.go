@@ -12,10 +12,11 @@ type Stepper interface {
 	Tables
 	// PushStep gives this worker's gradients to a step of the job, from 1, and returns
 	// when it is closed everywhere, as the mean of those who contributed. Without segments
-	// it contributes zeros.
-	PushStep(ctx context.Context, step int64, segs []Segment) (StepAnswer, error)
-	// PushClock applies gradients at once and raises this worker's clock, which never falls.
-	PushClock(ctx context.Context, clock uint64, segs []Segment) error
+	// it contributes zeros. read are positions in the data that the job's clock shard is to keep.
+	PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error)
+	// PushClock applies gradients at once and raises this worker's clock, which never falls;
+	// read as PushStep.
+	PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []Segment) error
 	// WaitClock waits until the slowest worker's clock is at least so high, or ctx ends,
 	// and returns it as it is then.
 	WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error)
@@ -48,7 +49,7 @@ func (c *Cluster) member() (*client.Job, error) {
 }
 
 // PushStep implements [Stepper].
-func (c *Cluster) PushStep(ctx context.Context, step int64, segs []Segment) (StepAnswer, error) {
+func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error) {
 	job, err := c.member()
 	if err != nil {
 		return StepAnswer{}, err
@@ -57,12 +58,12 @@ func (c *Cluster) PushStep(ctx context.Context, step int64, segs []Segment) (Ste
 	if err != nil {
 		return StepAnswer{}, err
 	}
-	r, err := job.PushStep(ctx, rowraft.Step(step), nil, s...)
+	r, err := job.PushStep(ctx, rowraft.Step(step), read, s...)
 	return StepAnswer{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}, err
 }
 
 // PushClock implements [Stepper].
-func (c *Cluster) PushClock(ctx context.Context, clock uint64, segs []Segment) error {
+func (c *Cluster) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []Segment) error {
 	job, err := c.member()
 	if err != nil {
 		return err
@@ -71,7 +72,7 @@ func (c *Cluster) PushClock(ctx context.Context, clock uint64, segs []Segment) e
 	if err != nil {
 		return err
 	}
-	_, err = job.PushClock(ctx, clock, nil, s...)
+	_, err = job.PushClock(ctx, clock, read, s...)
 	return err
 }
 
@@ -87,11 +88,11 @@ func (c *Cluster) WaitClock(ctx context.Context, atLeast uint64) (uint64, error)
 // alone is a Stepper for the only worker of a job: nobody is ahead or behind.
 type alone struct{ Tables }
 
-func (a alone) PushStep(ctx context.Context, step int64, segs []Segment) (StepAnswer, error) {
+func (a alone) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepAnswer, error) {
 	return StepAnswer{Next: step + 1}, a.Push(ctx, segs)
 }
 
-func (a alone) PushClock(ctx context.Context, _ uint64, segs []Segment) error {
+func (a alone) PushClock(ctx context.Context, _ uint64, _ []rowraft.Position, segs []Segment) error {
 	return a.Push(ctx, segs)
 }
 

@@ -14,8 +14,11 @@ type way interface {
 	// w.stale. It may return errBoundary: a boundary may be here, and then it is to be called again.
 	pull(ctx context.Context, w *work) error
 	// push takes over the gradients in w.segs, and returns when w may be used again. What
-	// it sends, and what came of that, it tells with [Job.sending] and [Job.answered].
+	// it sends, and what came of that, it tells with [Job.sending] and [Job.answered], and with
+	// [Job.covered] when the tables have it, or never will.
 	push(ctx context.Context, w *work) error
+	// rest is called now and then while this worker has nothing to read. Pushes may be under way.
+	rest(ctx context.Context) error
 	// settle returns when the tables have all that was pushed. No push is under way.
 	settle(ctx context.Context) error
 	// end is called after that when this worker has no batches left. It calls begin before
@@ -62,6 +65,9 @@ type direct struct{ j *Job }
 
 func (d *direct) pull(ctx context.Context, w *work) error {
 	w.stale = d.j.meter.behind(w.step - 1 - d.j.before.step)
+	if w.idle {
+		return nil
+	}
 	return d.j.tables.Pull(ctx, w.segs)
 }
 
@@ -73,8 +79,13 @@ func (d *direct) push(ctx context.Context, w *work) error {
 	if err != nil {
 		err = fmt.Errorf("step %d: push %d rows: %w", w.step, rowsOf(w.segs), err)
 	}
-	return d.j.answered(sent, 1, err)
+	if err := d.j.answered(sent, 1, err); err != nil {
+		return err
+	}
+	return d.j.covered(ctx, w.piece)
 }
+
+func (d *direct) rest(context.Context) error { return nil }
 
 func (d *direct) settle(context.Context) error { return nil }
 

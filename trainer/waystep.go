@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 )
 
@@ -86,12 +87,12 @@ func (s *inStep) push(ctx context.Context, w *work) (err error) {
 		if s.j.cfg.Quorum < 1 || s.j.cfg.Deadline > 0 {
 			s.j.gate.did(0)
 			s.j.late(w, fmt.Sprintf("it is for step %d, and the job stands still behind step %d for a checkpoint", step, p.limit))
-			return nil
+			return s.j.covered(ctx, w.piece)
 		}
 		s.j.gate.refuse(p, fmt.Errorf("%w: steps up to %d were closed without it", client.ErrNotNow, step-1))
 	}
 	s.j.setRates(w.segs, s.j.before.jobStep+step) // those of the others
-	answer, err := s.pushStep(ctx, step, w.segs)
+	answer, err := s.pushStep(ctx, step, s.j.parts.positions(w.piece), w.segs)
 	switch {
 	case err != nil:
 		return s.j.answered(sent, 1, fmt.Errorf("batch %d: push %d rows: %w", w.step, rowsOf(w.segs), err))
@@ -101,7 +102,7 @@ func (s *inStep) push(ctx context.Context, w *work) (err error) {
 	default:
 		_ = s.j.answered(sent, 1, nil)
 	}
-	return nil
+	return s.j.covered(ctx, w.piece)
 }
 
 // step is the step of the job that comes next.
@@ -111,10 +112,10 @@ func (s *inStep) step() int64 {
 	return s.next
 }
 
-func (s *inStep) pushStep(ctx context.Context, step int64, segs []Segment) (StepAnswer, error) {
+func (s *inStep) pushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.j.cfg.Patience)
 	defer cancel()
-	answer, err := s.tables.PushStep(ctx, step, segs)
+	answer, err := s.tables.PushStep(ctx, step, read, segs)
 	if err != nil {
 		return answer, err
 	}
@@ -127,9 +128,13 @@ func (s *inStep) pushStep(ctx context.Context, step int64, segs []Segment) (Step
 }
 
 // last is the step with which the job ends: when the worker who has the most batches
-// has none left. 0: not known.
+// has none left. 0: not known, as where the data is handed out: then nobody ends before all is
+// trained, and who has none left does empty steps.
 func (s *inStep) last() int64 {
 	most := int64(0)
+	if s.j.cfg.parted {
+		return max(s.j.cfg.Steps-s.j.before.jobStep, 0)
+	}
 	for rank := range s.j.cfg.Trainers {
 		most = max(most, s.j.cfg.stepsOf(rank, s.j.set.TrainSize()))
 	}
@@ -143,7 +148,7 @@ func (s *inStep) end(ctx context.Context, begin func() (bool, error)) error {
 		if ok, err := begin(); !ok {
 			return err
 		}
-		if _, err := s.pushStep(ctx, s.step(), nil); err != nil {
+		if _, err := s.pushStep(ctx, s.step(), nil, nil); err != nil {
 			return s.j.fail(fmt.Errorf("empty part of step %d: %w", step, err))
 		}
 	}
@@ -261,14 +266,20 @@ func (b *bounded) push(ctx context.Context, w *work) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.j.cfg.Patience)
 	defer cancel()
 	if w.empty {
-		return b.fail(w, b.tables.PushClock(ctx, b.clock(w.step), nil))
+		if err := b.fail(w, b.tables.PushClock(ctx, b.clock(w.step), b.j.parts.positions(w.piece), nil)); err != nil {
+			return err
+		}
+		return b.j.covered(ctx, w.piece)
 	}
 	sent := b.j.sending(1)
-	err = b.tables.PushClock(ctx, b.clock(w.step), w.segs)
+	err = b.tables.PushClock(ctx, b.clock(w.step), b.j.parts.positions(w.piece), w.segs)
 	if err != nil {
 		err = fmt.Errorf("step %d: push %d rows: %w", w.step, rowsOf(w.segs), err)
 	}
-	return b.j.answered(sent, 1, err)
+	if err := b.j.answered(sent, 1, err); err != nil {
+		return err
+	}
+	return b.j.covered(ctx, w.piece)
 }
 
 func (b *bounded) fail(w *work, err error) error {
@@ -282,7 +293,7 @@ func (b *bounded) fail(w *work, err error) error {
 func (b *bounded) end(ctx context.Context, _ func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, b.j.cfg.Patience)
 	defer cancel()
-	if err := b.tables.PushClock(ctx, math.MaxUint64, nil); err != nil {
+	if err := b.tables.PushClock(ctx, math.MaxUint64, nil, nil); err != nil {
 		return b.j.fail(fmt.Errorf("push the last clock: %w", err))
 	}
 	return nil

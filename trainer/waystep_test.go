@@ -51,7 +51,7 @@ func (m *worker) Pull(ctx context.Context, segs []Segment) error {
 	return err
 }
 
-func (m *worker) PushStep(ctx context.Context, step int64, segs []Segment) (StepAnswer, error) {
+func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error) {
 	if m.before != nil {
 		if err := m.before("step", step); err != nil {
 			return StepAnswer{}, err
@@ -65,6 +65,7 @@ func (m *worker) PushStep(ctx context.Context, step int64, segs []Segment) (Step
 		}
 		m.parts[step][m.rank] = slices.Clone(segs)
 		m.closeLocked(ctx)
+		m.change.Broadcast() // a test may wait for a part
 	}
 	stop := context.AfterFunc(ctx, m.wake)
 	defer stop()
@@ -134,7 +135,7 @@ func (m *team) wake() {
 	m.change.Broadcast()
 }
 
-func (m *worker) PushClock(ctx context.Context, clock uint64, segs []Segment) error {
+func (m *worker) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []Segment) error {
 	if m.before != nil {
 		if err := m.before("clock", int64(clock)); err != nil {
 			return err

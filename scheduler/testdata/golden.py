@@ -130,3 +130,15 @@ open(os.path.join(here, "ended_runs.snapshot"), "wb").write(frame(b"RRMS", num(1
 open(os.path.join(here, "raise_versions.entry"), "wb").write(frame(b"RRME", data(80, num(1, 3) + num(2, 8)), 8))
 cmap = data(1, b"c-1") + num(2, 2) + num(8, 1) + num(20, 3) + num(21, 8)
 open(os.path.join(here, "versions.snapshot"), "wb").write(frame(b"RRMS", num(1, 3) + data(2, cmap), 8))
+
+# Version 9: the run's data is dealt by rank and what was read is in the shards; part 0, read up to 7, was that of incarnation 5, of which the
+# shards are to be asked; the run was stopped, and gathers.
+enter = enter[:-len(num(8, 10 * 10**9) + data(7, plan))] + data(7, plan + num(9, 1) + num(10, 1)) + num(8, 10 * 10**9) + num(15, 1)
+open(os.path.join(here, "enter_dealt.entry"), "wb").write(frame(b"RRME", data(50, data(1, enter) + data(2, run)), 9))
+at = num(3, 5) + num(4, 7) + num(5, 9)  # epoch 0 and part 0 are left out
+unknown = num(2, 1) + num(3, 6) + num(6, 1)
+open(os.path.join(here, "settle_parts.entry"), "wb").write(frame(b"RRME", data(57, data(1, b"ctr") + data(2, run) + data(3, at) + data(3, unknown)), 9))
+state = (data(1, b"ctr") + data(2, run) + num(3, 2) + num(5, 3) + num(7, 10 * 10**9) + num(8, 1)
+         + num(12, 1) + data(13, lost) + data(14, plan + num(5, 1) + data(6, num(3, 7) + num(6, 5)) + num(9, 1) + num(10, 1)) + num(20, 1))
+cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
+open(os.path.join(here, "dealt.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(50, state), 9))

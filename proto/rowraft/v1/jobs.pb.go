@@ -291,8 +291,13 @@ type JobData struct {
 	Part         uint64                 `protobuf:"varint,5,opt,name=part,proto3" json:"part,omitempty"`     // its number
 	Open         []*JobPart             `protobuf:"bytes,6,rep,name=open,proto3" json:"open,omitempty"`      // given and not ended, by epoch and part
 	// Examples that were given again after a worker had, or may have, read them.
-	AgainKnown    uint64 `protobuf:"varint,7,opt,name=again_known,json=againKnown,proto3" json:"again_known,omitempty"` // at least so many were read before
-	AgainMost     uint64 `protobuf:"varint,8,opt,name=again_most,json=againMost,proto3" json:"again_most,omitempty"`    // at most
+	AgainKnown uint64 `protobuf:"varint,7,opt,name=again_known,json=againKnown,proto3" json:"again_known,omitempty"` // at least so many were read before
+	AgainMost  uint64 `protobuf:"varint,8,opt,name=again_most,json=againMost,proto3" json:"again_most,omitempty"`    // at most
+	// Part p of epoch e is for the rank that (e * parts + p) modulo workers is, while it trains.
+	ByRank bool `protobuf:"varint,9,opt,name=by_rank,json=byRank,proto3" json:"by_rank,omitempty"`
+	// The workers' pushes carry their positions into the shards: what one that has gone had is
+	// given again when the shards have said how far it was.
+	InLog         bool `protobuf:"varint,10,opt,name=in_log,json=inLog,proto3" json:"in_log,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -383,6 +388,20 @@ func (x *JobData) GetAgainMost() uint64 {
 	return 0
 }
 
+func (x *JobData) GetByRank() bool {
+	if x != nil {
+		return x.ByRank
+	}
+	return false
+}
+
+func (x *JobData) GetInLog() bool {
+	if x != nil {
+		return x.InLog
+	}
+	return false
+}
+
 // JobPart is a part that was given to a worker, or is to be given again.
 type JobPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -391,6 +410,7 @@ type JobPart struct {
 	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`           // of its examples trained and acknowledged
 	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of who has it; 0: nobody
 	Take          uint64                 `protobuf:"varint,5,opt,name=take,proto3" json:"take,omitempty"`               // which of those that it was given, from 1
+	Unsettled     uint64                 `protobuf:"varint,6,opt,name=unsettled,proto3" json:"unsettled,omitempty"`     // incarnation of who had it, and of which the shards are to be asked; 0: nobody's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -460,6 +480,98 @@ func (x *JobPart) GetTake() uint64 {
 	return 0
 }
 
+func (x *JobPart) GetUnsettled() uint64 {
+	if x != nil {
+		return x.Unsettled
+	}
+	return 0
+}
+
+// PartSettled is how far a worker that has gone was in a part, as the shards know it.
+type PartSettled struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Part          uint64                 `protobuf:"varint,2,opt,name=part,proto3" json:"part,omitempty"`
+	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`   // of the worker
+	Acknowledged  uint64                 `protobuf:"varint,4,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // examples of it, without a gap, that every shard has applied
+	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`           // examples of it that were applied, or may have been in some shard
+	Unknown       bool                   `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`           // the shards do not know
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartSettled) Reset() {
+	*x = PartSettled{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartSettled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartSettled) ProtoMessage() {}
+
+func (x *PartSettled) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartSettled.ProtoReflect.Descriptor instead.
+func (*PartSettled) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PartSettled) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PartSettled) GetPart() uint64 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *PartSettled) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *PartSettled) GetAcknowledged() uint64 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *PartSettled) GetApplied() uint64 {
+	if x != nil {
+		return x.Applied
+	}
+	return 0
+}
+
+func (x *PartSettled) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
 // JobIdentity says which member of which run calls.
 type JobIdentity struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -473,7 +585,7 @@ type JobIdentity struct {
 
 func (x *JobIdentity) Reset() {
 	*x = JobIdentity{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -485,7 +597,7 @@ func (x *JobIdentity) String() string {
 func (*JobIdentity) ProtoMessage() {}
 
 func (x *JobIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -498,7 +610,7 @@ func (x *JobIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobIdentity.ProtoReflect.Descriptor instead.
 func (*JobIdentity) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *JobIdentity) GetJob() string {
@@ -530,28 +642,31 @@ func (x *JobIdentity) GetIncarnation() uint64 {
 }
 
 type EnterRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Worker        string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
-	Instance      []byte                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
-	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected; all must agree
-	Settings      []*JobSetting          `protobuf:"bytes,5,rep,name=settings,proto3" json:"settings,omitempty"`                  // by name
-	WantRank      uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
-	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, part_examples, epochs
-	LeaseNs       uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
-	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // nobody begins before all workers are there
-	Restart       bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
-	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
-	InShards      bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`       // every shard must know the members, for steps and clocks
-	Quorum        float64                `protobuf:"fixed64,13,opt,name=quorum,proto3" json:"quorum,omitempty"`                          // share of the members that closes a step; 0 and 1: all
-	DeadlineNs    uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Job        string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Worker     string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
+	Instance   []byte                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	Workers    uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected; all must agree
+	Settings   []*JobSetting          `protobuf:"bytes,5,rep,name=settings,proto3" json:"settings,omitempty"`                  // by name
+	WantRank   uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
+	Data       *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, part_examples, epochs
+	LeaseNs    uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	Gather     bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // nobody begins before all workers are there
+	Restart    bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
+	Checkpoint string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
+	InShards   bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`       // every shard must know the members, for steps and clocks
+	Quorum     float64                `protobuf:"fixed64,13,opt,name=quorum,proto3" json:"quorum,omitempty"`                          // share of the members that closes a step; 0 and 1: all
+	DeadlineNs uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
+	// 1: it waits for all workers also where a stopped run goes on, and is told if the run
+	// from which it was lost is done.
+	Revision      uint32 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EnterRequest) Reset() {
 	*x = EnterRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +678,7 @@ func (x *EnterRequest) String() string {
 func (*EnterRequest) ProtoMessage() {}
 
 func (x *EnterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +691,7 @@ func (x *EnterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnterRequest.ProtoReflect.Descriptor instead.
 func (*EnterRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EnterRequest) GetJob() string {
@@ -677,19 +792,27 @@ func (x *EnterRequest) GetDeadlineNs() uint64 {
 	return 0
 }
 
+func (x *EnterRequest) GetRevision() uint32 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type EnterReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // 0: not all workers are there
 	Began         bool                   `protobuf:"varint,3,opt,name=began,proto3" json:"began,omitempty"`           // the run began with it
 	Data          *JobData               `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`              // as the run has it
+	Done          bool                   `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`             // the run is over, which ended without this worker: it is no member, and nothing is left to do
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EnterReply) Reset() {
 	*x = EnterReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +824,7 @@ func (x *EnterReply) String() string {
 func (*EnterReply) ProtoMessage() {}
 
 func (x *EnterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +837,7 @@ func (x *EnterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnterReply.ProtoReflect.Descriptor instead.
 func (*EnterReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EnterReply) GetIdentity() *JobIdentity {
@@ -745,6 +868,13 @@ func (x *EnterReply) GetData() *JobData {
 	return nil
 }
 
+func (x *EnterReply) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 type LeaveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
@@ -757,7 +887,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +899,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +912,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LeaveRequest) GetIdentity() *JobIdentity {
@@ -821,7 +951,7 @@ type LeaveReply struct {
 
 func (x *LeaveReply) Reset() {
 	*x = LeaveReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +963,7 @@ func (x *LeaveReply) String() string {
 func (*LeaveReply) ProtoMessage() {}
 
 func (x *LeaveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +976,7 @@ func (x *LeaveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveReply.ProtoReflect.Descriptor instead.
 func (*LeaveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{9}
 }
 
 type RenewRequest struct {
@@ -858,7 +988,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +1000,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1013,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RenewRequest) GetIdentity() *JobIdentity {
@@ -901,7 +1031,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1043,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1056,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{11}
 }
 
 // PartReached is how far a worker is in a part that it has.
@@ -943,7 +1073,7 @@ type PartReached struct {
 
 func (x *PartReached) Reset() {
 	*x = PartReached{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1085,7 @@ func (x *PartReached) String() string {
 func (*PartReached) ProtoMessage() {}
 
 func (x *PartReached) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1098,7 @@ func (x *PartReached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartReached.ProtoReflect.Descriptor instead.
 func (*PartReached) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PartReached) GetEpoch() uint64 {
@@ -1016,7 +1146,7 @@ type NextPartRequest struct {
 
 func (x *NextPartRequest) Reset() {
 	*x = NextPartRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1158,7 @@ func (x *NextPartRequest) String() string {
 func (*NextPartRequest) ProtoMessage() {}
 
 func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1171,7 @@ func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextPartRequest.ProtoReflect.Descriptor instead.
 func (*NextPartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NextPartRequest) GetIdentity() *JobIdentity {
@@ -1073,7 +1203,7 @@ type NextPartReply struct {
 
 func (x *NextPartReply) Reset() {
 	*x = NextPartReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1215,7 @@ func (x *NextPartReply) String() string {
 func (*NextPartReply) ProtoMessage() {}
 
 func (x *NextPartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1228,7 @@ func (x *NextPartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextPartReply.ProtoReflect.Descriptor instead.
 func (*NextPartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NextPartReply) GetWait() bool {
@@ -1161,7 +1291,7 @@ type EndPartRequest struct {
 
 func (x *EndPartRequest) Reset() {
 	*x = EndPartRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1303,7 @@ func (x *EndPartRequest) String() string {
 func (*EndPartRequest) ProtoMessage() {}
 
 func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1316,7 @@ func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndPartRequest.ProtoReflect.Descriptor instead.
 func (*EndPartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EndPartRequest) GetIdentity() *JobIdentity {
@@ -1218,7 +1348,7 @@ type EndPartReply struct {
 
 func (x *EndPartReply) Reset() {
 	*x = EndPartReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1360,7 @@ func (x *EndPartReply) String() string {
 func (*EndPartReply) ProtoMessage() {}
 
 func (x *EndPartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1373,7 @@ func (x *EndPartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndPartReply.ProtoReflect.Descriptor instead.
 func (*EndPartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{16}
 }
 
 // WorkerBeat is what a worker says of itself, about once a second. Numbers that it
@@ -1267,7 +1397,7 @@ type WorkerBeat struct {
 
 func (x *WorkerBeat) Reset() {
 	*x = WorkerBeat{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1409,7 @@ func (x *WorkerBeat) String() string {
 func (*WorkerBeat) ProtoMessage() {}
 
 func (x *WorkerBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1422,7 @@ func (x *WorkerBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerBeat.ProtoReflect.Descriptor instead.
 func (*WorkerBeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WorkerBeat) GetStep() uint64 {
@@ -1380,7 +1510,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1522,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1535,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{18}
 }
 
 type ListJobsReply struct {
@@ -1417,7 +1547,7 @@ type ListJobsReply struct {
 
 func (x *ListJobsReply) Reset() {
 	*x = ListJobsReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1559,7 @@ func (x *ListJobsReply) String() string {
 func (*ListJobsReply) ProtoMessage() {}
 
 func (x *ListJobsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1572,7 @@ func (x *ListJobsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsReply.ProtoReflect.Descriptor instead.
 func (*ListJobsReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListJobsReply) GetJobs() []*JobInfo {
@@ -1461,7 +1591,7 @@ type DescribeJobRequest struct {
 
 func (x *DescribeJobRequest) Reset() {
 	*x = DescribeJobRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1603,7 @@ func (x *DescribeJobRequest) String() string {
 func (*DescribeJobRequest) ProtoMessage() {}
 
 func (x *DescribeJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1616,7 @@ func (x *DescribeJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeJobRequest.ProtoReflect.Descriptor instead.
 func (*DescribeJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DescribeJobRequest) GetJob() string {
@@ -1505,7 +1635,7 @@ type DescribeJobReply struct {
 
 func (x *DescribeJobReply) Reset() {
 	*x = DescribeJobReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1647,7 @@ func (x *DescribeJobReply) String() string {
 func (*DescribeJobReply) ProtoMessage() {}
 
 func (x *DescribeJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1660,7 @@ func (x *DescribeJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeJobReply.ProtoReflect.Descriptor instead.
 func (*DescribeJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DescribeJobReply) GetJob() *JobInfo {
@@ -1561,7 +1691,7 @@ type JobInfo struct {
 
 func (x *JobInfo) Reset() {
 	*x = JobInfo{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1703,7 @@ func (x *JobInfo) String() string {
 func (*JobInfo) ProtoMessage() {}
 
 func (x *JobInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1716,7 @@ func (x *JobInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobInfo.ProtoReflect.Descriptor instead.
 func (*JobInfo) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *JobInfo) GetJob() string {
@@ -1685,7 +1815,7 @@ type MemberInfo struct {
 
 func (x *MemberInfo) Reset() {
 	*x = MemberInfo{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1827,7 @@ func (x *MemberInfo) String() string {
 func (*MemberInfo) ProtoMessage() {}
 
 func (x *MemberInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1840,7 @@ func (x *MemberInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberInfo.ProtoReflect.Descriptor instead.
 func (*MemberInfo) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MemberInfo) GetMember() *RunMember {
@@ -1750,7 +1880,7 @@ type StopJobRequest struct {
 
 func (x *StopJobRequest) Reset() {
 	*x = StopJobRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +1892,7 @@ func (x *StopJobRequest) String() string {
 func (*StopJobRequest) ProtoMessage() {}
 
 func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1905,7 @@ func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobRequest.ProtoReflect.Descriptor instead.
 func (*StopJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StopJobRequest) GetJob() string {
@@ -1794,7 +1924,7 @@ type StopJobReply struct {
 
 func (x *StopJobReply) Reset() {
 	*x = StopJobReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +1936,7 @@ func (x *StopJobReply) String() string {
 func (*StopJobReply) ProtoMessage() {}
 
 func (x *StopJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +1949,7 @@ func (x *StopJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobReply.ProtoReflect.Descriptor instead.
 func (*StopJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StopJobReply) GetJob() *JobInfo {
@@ -1846,7 +1976,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\binstance\x18\x04 \x01(\fR\binstance\x12-\n" +
 	"\x05state\x18\x05 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05taken\x18\a \x01(\x04R\x05taken\"\xf5\x01\n" +
+	"\x05taken\x18\a \x01(\x04R\x05taken\"\xa5\x02\n" +
 	"\aJobData\x12\x1a\n" +
 	"\bexamples\x18\x01 \x01(\x04R\bexamples\x12#\n" +
 	"\rpart_examples\x18\x02 \x01(\x04R\fpartExamples\x12\x16\n" +
@@ -1857,18 +1987,29 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\vagain_known\x18\a \x01(\x04R\n" +
 	"againKnown\x12\x1d\n" +
 	"\n" +
-	"again_most\x18\b \x01(\x04R\tagainMost\"\x81\x01\n" +
+	"again_most\x18\b \x01(\x04R\tagainMost\x12\x17\n" +
+	"\aby_rank\x18\t \x01(\bR\x06byRank\x12\x15\n" +
+	"\x06in_log\x18\n" +
+	" \x01(\bR\x05inLog\"\x9f\x01\n" +
 	"\aJobPart\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\x04R\x04part\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x12\n" +
-	"\x04take\x18\x05 \x01(\x04R\x04take\"g\n" +
+	"\x04take\x18\x05 \x01(\x04R\x04take\x12\x1c\n" +
+	"\tunsettled\x18\x06 \x01(\x04R\tunsettled\"\xb1\x01\n" +
+	"\vPartSettled\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04part\x18\x02 \x01(\x04R\x04part\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\"\n" +
+	"\facknowledged\x18\x04 \x01(\x04R\facknowledged\x12\x18\n" +
+	"\aapplied\x18\x05 \x01(\x04R\aapplied\x12\x18\n" +
+	"\aunknown\x18\x06 \x01(\bR\aunknown\"g\n" +
 	"\vJobIdentity\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xab\x03\n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xc7\x03\n" +
 	"\fEnterRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x1a\n" +
@@ -1887,7 +2028,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\tin_shards\x18\f \x01(\bR\binShards\x12\x16\n" +
 	"\x06quorum\x18\r \x01(\x01R\x06quorum\x12\x1f\n" +
 	"\vdeadline_ns\x18\x0e \x01(\x04R\n" +
-	"deadlineNs\"\xa0\x01\n" +
+	"deadlineNs\x12\x1a\n" +
+	"\brevision\x18\x0f \x01(\rR\brevision\"\xb4\x01\n" +
 	"\n" +
 	"EnterReply\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +
@@ -1895,7 +2037,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
 	"\x05began\x18\x03 \x01(\bR\x05began\x12'\n" +
-	"\x04data\x18\x04 \x01(\v2\x13.rowraft.v1.JobDataR\x04data\"\xb9\x01\n" +
+	"\x04data\x18\x04 \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x12\n" +
+	"\x04done\x18\x05 \x01(\bR\x04done\"\xb9\x01\n" +
 	"\fLeaveRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
@@ -2012,7 +2155,7 @@ func file_rowraft_v1_jobs_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_jobs_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(JobState)(0),              // 0: rowraft.v1.JobState
 	(MemberState)(0),           // 1: rowraft.v1.MemberState
@@ -2020,67 +2163,68 @@ var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(*RunMember)(nil),          // 3: rowraft.v1.RunMember
 	(*JobData)(nil),            // 4: rowraft.v1.JobData
 	(*JobPart)(nil),            // 5: rowraft.v1.JobPart
-	(*JobIdentity)(nil),        // 6: rowraft.v1.JobIdentity
-	(*EnterRequest)(nil),       // 7: rowraft.v1.EnterRequest
-	(*EnterReply)(nil),         // 8: rowraft.v1.EnterReply
-	(*LeaveRequest)(nil),       // 9: rowraft.v1.LeaveRequest
-	(*LeaveReply)(nil),         // 10: rowraft.v1.LeaveReply
-	(*RenewRequest)(nil),       // 11: rowraft.v1.RenewRequest
-	(*RenewReply)(nil),         // 12: rowraft.v1.RenewReply
-	(*PartReached)(nil),        // 13: rowraft.v1.PartReached
-	(*NextPartRequest)(nil),    // 14: rowraft.v1.NextPartRequest
-	(*NextPartReply)(nil),      // 15: rowraft.v1.NextPartReply
-	(*EndPartRequest)(nil),     // 16: rowraft.v1.EndPartRequest
-	(*EndPartReply)(nil),       // 17: rowraft.v1.EndPartReply
-	(*WorkerBeat)(nil),         // 18: rowraft.v1.WorkerBeat
-	(*ListJobsRequest)(nil),    // 19: rowraft.v1.ListJobsRequest
-	(*ListJobsReply)(nil),      // 20: rowraft.v1.ListJobsReply
-	(*DescribeJobRequest)(nil), // 21: rowraft.v1.DescribeJobRequest
-	(*DescribeJobReply)(nil),   // 22: rowraft.v1.DescribeJobReply
-	(*JobInfo)(nil),            // 23: rowraft.v1.JobInfo
-	(*MemberInfo)(nil),         // 24: rowraft.v1.MemberInfo
-	(*StopJobRequest)(nil),     // 25: rowraft.v1.StopJobRequest
-	(*StopJobReply)(nil),       // 26: rowraft.v1.StopJobReply
+	(*PartSettled)(nil),        // 6: rowraft.v1.PartSettled
+	(*JobIdentity)(nil),        // 7: rowraft.v1.JobIdentity
+	(*EnterRequest)(nil),       // 8: rowraft.v1.EnterRequest
+	(*EnterReply)(nil),         // 9: rowraft.v1.EnterReply
+	(*LeaveRequest)(nil),       // 10: rowraft.v1.LeaveRequest
+	(*LeaveReply)(nil),         // 11: rowraft.v1.LeaveReply
+	(*RenewRequest)(nil),       // 12: rowraft.v1.RenewRequest
+	(*RenewReply)(nil),         // 13: rowraft.v1.RenewReply
+	(*PartReached)(nil),        // 14: rowraft.v1.PartReached
+	(*NextPartRequest)(nil),    // 15: rowraft.v1.NextPartRequest
+	(*NextPartReply)(nil),      // 16: rowraft.v1.NextPartReply
+	(*EndPartRequest)(nil),     // 17: rowraft.v1.EndPartRequest
+	(*EndPartReply)(nil),       // 18: rowraft.v1.EndPartReply
+	(*WorkerBeat)(nil),         // 19: rowraft.v1.WorkerBeat
+	(*ListJobsRequest)(nil),    // 20: rowraft.v1.ListJobsRequest
+	(*ListJobsReply)(nil),      // 21: rowraft.v1.ListJobsReply
+	(*DescribeJobRequest)(nil), // 22: rowraft.v1.DescribeJobRequest
+	(*DescribeJobReply)(nil),   // 23: rowraft.v1.DescribeJobReply
+	(*JobInfo)(nil),            // 24: rowraft.v1.JobInfo
+	(*MemberInfo)(nil),         // 25: rowraft.v1.MemberInfo
+	(*StopJobRequest)(nil),     // 26: rowraft.v1.StopJobRequest
+	(*StopJobReply)(nil),       // 27: rowraft.v1.StopJobReply
 }
 var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.RunMember.state:type_name -> rowraft.v1.MemberState
 	5,  // 1: rowraft.v1.JobData.open:type_name -> rowraft.v1.JobPart
 	2,  // 2: rowraft.v1.EnterRequest.settings:type_name -> rowraft.v1.JobSetting
 	4,  // 3: rowraft.v1.EnterRequest.data:type_name -> rowraft.v1.JobData
-	6,  // 4: rowraft.v1.EnterReply.identity:type_name -> rowraft.v1.JobIdentity
+	7,  // 4: rowraft.v1.EnterReply.identity:type_name -> rowraft.v1.JobIdentity
 	4,  // 5: rowraft.v1.EnterReply.data:type_name -> rowraft.v1.JobData
-	6,  // 6: rowraft.v1.LeaveRequest.identity:type_name -> rowraft.v1.JobIdentity
+	7,  // 6: rowraft.v1.LeaveRequest.identity:type_name -> rowraft.v1.JobIdentity
 	1,  // 7: rowraft.v1.LeaveRequest.state:type_name -> rowraft.v1.MemberState
-	13, // 8: rowraft.v1.LeaveRequest.parts:type_name -> rowraft.v1.PartReached
-	6,  // 9: rowraft.v1.RenewRequest.identity:type_name -> rowraft.v1.JobIdentity
-	6,  // 10: rowraft.v1.NextPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	6,  // 11: rowraft.v1.EndPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	13, // 12: rowraft.v1.WorkerBeat.parts:type_name -> rowraft.v1.PartReached
-	23, // 13: rowraft.v1.ListJobsReply.jobs:type_name -> rowraft.v1.JobInfo
-	23, // 14: rowraft.v1.DescribeJobReply.job:type_name -> rowraft.v1.JobInfo
+	14, // 8: rowraft.v1.LeaveRequest.parts:type_name -> rowraft.v1.PartReached
+	7,  // 9: rowraft.v1.RenewRequest.identity:type_name -> rowraft.v1.JobIdentity
+	7,  // 10: rowraft.v1.NextPartRequest.identity:type_name -> rowraft.v1.JobIdentity
+	7,  // 11: rowraft.v1.EndPartRequest.identity:type_name -> rowraft.v1.JobIdentity
+	14, // 12: rowraft.v1.WorkerBeat.parts:type_name -> rowraft.v1.PartReached
+	24, // 13: rowraft.v1.ListJobsReply.jobs:type_name -> rowraft.v1.JobInfo
+	24, // 14: rowraft.v1.DescribeJobReply.job:type_name -> rowraft.v1.JobInfo
 	0,  // 15: rowraft.v1.JobInfo.state:type_name -> rowraft.v1.JobState
 	2,  // 16: rowraft.v1.JobInfo.settings:type_name -> rowraft.v1.JobSetting
 	4,  // 17: rowraft.v1.JobInfo.data:type_name -> rowraft.v1.JobData
-	24, // 18: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
+	25, // 18: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
 	3,  // 19: rowraft.v1.MemberInfo.member:type_name -> rowraft.v1.RunMember
-	18, // 20: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
-	23, // 21: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
-	7,  // 22: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
-	9,  // 23: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
-	11, // 24: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
-	14, // 25: rowraft.v1.Jobs.NextPart:input_type -> rowraft.v1.NextPartRequest
-	16, // 26: rowraft.v1.Jobs.EndPart:input_type -> rowraft.v1.EndPartRequest
-	19, // 27: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
-	21, // 28: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
-	25, // 29: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
-	8,  // 30: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
-	10, // 31: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
-	12, // 32: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
-	15, // 33: rowraft.v1.Jobs.NextPart:output_type -> rowraft.v1.NextPartReply
-	17, // 34: rowraft.v1.Jobs.EndPart:output_type -> rowraft.v1.EndPartReply
-	20, // 35: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
-	22, // 36: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
-	26, // 37: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
+	19, // 20: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
+	24, // 21: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
+	8,  // 22: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
+	10, // 23: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
+	12, // 24: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
+	15, // 25: rowraft.v1.Jobs.NextPart:input_type -> rowraft.v1.NextPartRequest
+	17, // 26: rowraft.v1.Jobs.EndPart:input_type -> rowraft.v1.EndPartRequest
+	20, // 27: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
+	22, // 28: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
+	26, // 29: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
+	9,  // 30: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
+	11, // 31: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
+	13, // 32: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
+	16, // 33: rowraft.v1.Jobs.NextPart:output_type -> rowraft.v1.NextPartReply
+	18, // 34: rowraft.v1.Jobs.EndPart:output_type -> rowraft.v1.EndPartReply
+	21, // 35: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
+	23, // 36: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
+	27, // 37: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
 	30, // [30:38] is the sub-list for method output_type
 	22, // [22:30] is the sub-list for method input_type
 	22, // [22:22] is the sub-list for extension type_name
@@ -2099,7 +2243,7 @@ func file_rowraft_v1_jobs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_jobs_proto_rawDesc), len(file_rowraft_v1_jobs_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -53,6 +53,7 @@ type MetaCommand struct {
 	//	*MetaCommand_StopJob
 	//	*MetaCommand_StartGeneration
 	//	*MetaCommand_ForgetRun
+	//	*MetaCommand_SettleParts
 	//	*MetaCommand_RaiseVersions
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
@@ -339,6 +340,15 @@ func (x *MetaCommand) GetForgetRun() *MetaForgetRun {
 	return nil
 }
 
+func (x *MetaCommand) GetSettleParts() *MetaSettleParts {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_SettleParts); ok {
+			return x.SettleParts
+		}
+	}
+	return nil
+}
+
 func (x *MetaCommand) GetRaiseVersions() *MetaRaiseVersions {
 	if x != nil {
 		if x, ok := x.Command.(*MetaCommand_RaiseVersions); ok {
@@ -460,6 +470,10 @@ type MetaCommand_ForgetRun struct {
 	ForgetRun *MetaForgetRun `protobuf:"bytes,56,opt,name=forget_run,json=forgetRun,proto3,oneof"` // since version 7
 }
 
+type MetaCommand_SettleParts struct {
+	SettleParts *MetaSettleParts `protobuf:"bytes,57,opt,name=settle_parts,json=settleParts,proto3,oneof"` // since version 9
+}
+
 type MetaCommand_RaiseVersions struct {
 	RaiseVersions *MetaRaiseVersions `protobuf:"bytes,80,opt,name=raise_versions,json=raiseVersions,proto3,oneof"` // since version 8
 }
@@ -517,6 +531,8 @@ func (*MetaCommand_StopJob) isMetaCommand_Command() {}
 func (*MetaCommand_StartGeneration) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetRun) isMetaCommand_Command() {}
+
+func (*MetaCommand_SettleParts) isMetaCommand_Command() {}
 
 func (*MetaCommand_RaiseVersions) isMetaCommand_Command() {}
 
@@ -1564,6 +1580,67 @@ func (x *MetaForgetRun) GetRun() []byte {
 	return nil
 }
 
+// MetaSettleParts says how far workers that have gone were in parts that are unsettled.
+type MetaSettleParts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
+	Parts         []*PartSettled         `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaSettleParts) Reset() {
+	*x = MetaSettleParts{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaSettleParts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaSettleParts) ProtoMessage() {}
+
+func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaSettleParts.ProtoReflect.Descriptor instead.
+func (*MetaSettleParts) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *MetaSettleParts) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *MetaSettleParts) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *MetaSettleParts) GetParts() []*PartSettled {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
 // MetaRun is a job's run: from its first worker until nothing is left to do, or
 // another run of the job begins.
 type MetaRun struct {
@@ -1587,13 +1664,14 @@ type MetaRun struct {
 	DeadlineNs    uint64                 `protobuf:"varint,17,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
 	Started       uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                      // newest generation that has a first step
 	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"` // its
+	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                  // it was stopped, and the next generation wants all workers; since version 9
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRun) Reset() {
 	*x = MetaRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1683,7 @@ func (x *MetaRun) String() string {
 func (*MetaRun) ProtoMessage() {}
 
 func (x *MetaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1696,7 @@ func (x *MetaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
 func (*MetaRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaRun) GetJob() string {
@@ -1754,6 +1832,13 @@ func (x *MetaRun) GetFirstStep() uint64 {
 	return 0
 }
 
+func (x *MetaRun) GetGathering() bool {
+	if x != nil {
+		return x.Gathering
+	}
+	return false
+}
+
 // MetaJob is a job whose trainers only ask for a rank.
 type MetaJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1766,7 +1851,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1863,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1876,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaJob) GetName() string {
@@ -1825,7 +1910,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1922,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1935,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -1891,7 +1976,7 @@ type MetaState struct {
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1903,7 +1988,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1916,7 +2001,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -2035,7 +2120,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2132,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2145,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -2085,7 +2170,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2182,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2195,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -2160,7 +2245,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2257,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2270,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -2223,7 +2308,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2320,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2333,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -2299,7 +2384,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2396,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2409,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -2360,7 +2445,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2457,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2470,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -2422,7 +2507,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2519,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2532,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -2490,7 +2575,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2587,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2600,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -2543,7 +2628,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2640,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2653,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -2597,7 +2682,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2694,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2707,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -2648,7 +2733,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2660,7 +2745,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2673,7 +2758,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -2696,7 +2781,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2708,7 +2793,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2721,7 +2806,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -2758,7 +2843,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2855,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2868,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -2827,7 +2912,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +2924,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +2937,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -2881,7 +2966,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xf1\r\n" +
+	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb3\x0e\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -2914,7 +2999,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\bstop_job\x186 \x01(\v2\x17.rowraft.v1.MetaStopJobH\x00R\astopJob\x12L\n" +
 	"\x10start_generation\x187 \x01(\v2\x1f.rowraft.v1.MetaStartGenerationH\x00R\x0fstartGeneration\x12:\n" +
 	"\n" +
-	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12F\n" +
+	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12@\n" +
+	"\fsettle_parts\x189 \x01(\v2\x1b.rowraft.v1.MetaSettlePartsH\x00R\vsettleParts\x12F\n" +
 	"\x0eraise_versions\x18P \x01(\v2\x1d.rowraft.v1.MetaRaiseVersionsH\x00R\rraiseVersionsB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
@@ -2985,7 +3071,11 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"first_step\x18\x04 \x01(\x04R\tfirstStep\"!\n" +
 	"\rMetaForgetRun\x12\x10\n" +
-	"\x03run\x18\x01 \x01(\fR\x03run\"\xd8\x04\n" +
+	"\x03run\x18\x01 \x01(\fR\x03run\"d\n" +
+	"\x0fMetaSettleParts\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\x12-\n" +
+	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\xf6\x04\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -3013,7 +3103,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"deadlineNs\x12\x18\n" +
 	"\astarted\x18\x12 \x01(\x04R\astarted\x12\x1d\n" +
 	"\n" +
-	"first_step\x18\x13 \x01(\x04R\tfirstStep\"i\n" +
+	"first_step\x18\x13 \x01(\x04R\tfirstStep\x12\x1c\n" +
+	"\tgathering\x18\x14 \x01(\bR\tgathering\"i\n" +
 	"\aMetaJob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x120\n" +
@@ -3119,7 +3210,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -3141,41 +3232,43 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaStopJob)(nil),          // 17: rowraft.v1.MetaStopJob
 	(*MetaStartGeneration)(nil),  // 18: rowraft.v1.MetaStartGeneration
 	(*MetaForgetRun)(nil),        // 19: rowraft.v1.MetaForgetRun
-	(*MetaRun)(nil),              // 20: rowraft.v1.MetaRun
-	(*MetaJob)(nil),              // 21: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 22: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 23: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 24: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 25: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 26: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 27: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 28: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 29: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 30: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 31: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 32: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 33: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 34: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 35: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 36: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 37: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 38: rowraft.v1.Node
-	(*Shard)(nil),                // 39: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 40: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 41: rowraft.v1.Replica
-	(MovePhase)(0),               // 42: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 43: rowraft.v1.EnterRequest
-	(*JobIdentity)(nil),          // 44: rowraft.v1.JobIdentity
-	(MemberState)(0),             // 45: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 46: rowraft.v1.PartReached
-	(*JobSetting)(nil),           // 47: rowraft.v1.JobSetting
-	(JobState)(0),                // 48: rowraft.v1.JobState
-	(*RunMember)(nil),            // 49: rowraft.v1.RunMember
-	(*JobData)(nil),              // 50: rowraft.v1.JobData
-	(*Map)(nil),                  // 51: rowraft.v1.Map
-	(*Move)(nil),                 // 52: rowraft.v1.Move
-	(*CheckpointPolicy)(nil),     // 53: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 54: rowraft.v1.PolicyRecord
+	(*MetaSettleParts)(nil),      // 20: rowraft.v1.MetaSettleParts
+	(*MetaRun)(nil),              // 21: rowraft.v1.MetaRun
+	(*MetaJob)(nil),              // 22: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 23: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 24: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 25: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 26: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 27: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 28: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 29: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 30: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 31: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 32: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 33: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 34: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 35: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 36: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 37: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 38: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 39: rowraft.v1.Node
+	(*Shard)(nil),                // 40: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 41: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 42: rowraft.v1.Replica
+	(MovePhase)(0),               // 43: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 44: rowraft.v1.EnterRequest
+	(*JobIdentity)(nil),          // 45: rowraft.v1.JobIdentity
+	(MemberState)(0),             // 46: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 47: rowraft.v1.PartReached
+	(*PartSettled)(nil),          // 48: rowraft.v1.PartSettled
+	(*JobSetting)(nil),           // 49: rowraft.v1.JobSetting
+	(JobState)(0),                // 50: rowraft.v1.JobState
+	(*RunMember)(nil),            // 51: rowraft.v1.RunMember
+	(*JobData)(nil),              // 52: rowraft.v1.JobData
+	(*Map)(nil),                  // 53: rowraft.v1.Map
+	(*Move)(nil),                 // 54: rowraft.v1.Move
+	(*CheckpointPolicy)(nil),     // 55: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 56: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3187,17 +3280,17 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	10, // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
 	11, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
 	12, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	25, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	31, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	24, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	28, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	29, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	26, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	32, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	25, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	29, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	30, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	33, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	34, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	35, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	36, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	37, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	34, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	35, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	36, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	37, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	38, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
 	13, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
 	14, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
 	15, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
@@ -3205,46 +3298,48 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	17, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
 	18, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
 	19, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
-	8,  // 27: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
-	38, // 28: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	39, // 29: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	40, // 30: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	41, // 31: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	42, // 32: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	42, // 33: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	43, // 34: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	44, // 35: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	45, // 36: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	46, // 37: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	44, // 38: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	44, // 39: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	47, // 40: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	48, // 41: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	49, // 42: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	50, // 43: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	22, // 44: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	51, // 45: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	21, // 46: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	52, // 47: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	52, // 48: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	25, // 49: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	26, // 50: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	27, // 51: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	32, // 52: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 53: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	20, // 54: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	40, // 55: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	30, // 56: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	26, // 57: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	27, // 58: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	53, // 59: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	54, // 60: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	53, // 61: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	20, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
+	8,  // 28: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
+	39, // 29: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	40, // 30: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	41, // 31: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	42, // 32: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	43, // 33: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	43, // 34: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	44, // 35: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	45, // 36: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	46, // 37: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	47, // 38: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	45, // 39: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	45, // 40: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	48, // 41: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	49, // 42: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	50, // 43: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	51, // 44: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	52, // 45: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	23, // 46: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	53, // 47: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	22, // 48: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	54, // 49: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	54, // 50: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	26, // 51: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	27, // 52: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	28, // 53: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	33, // 54: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 55: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	21, // 56: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	41, // 57: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	31, // 58: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	27, // 59: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	28, // 60: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	55, // 61: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	56, // 62: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	55, // 63: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	64, // [64:64] is the sub-list for method output_type
+	64, // [64:64] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -3283,6 +3378,7 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_StopJob)(nil),
 		(*MetaCommand_StartGeneration)(nil),
 		(*MetaCommand_ForgetRun)(nil),
+		(*MetaCommand_SettleParts)(nil),
 		(*MetaCommand_RaiseVersions)(nil),
 	}
 	type x struct{}
@@ -3291,7 +3387,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

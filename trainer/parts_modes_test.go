@@ -1,0 +1,238 @@
+package trainer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+)
+
+// dealer gives the parts of a plan to several trainers, none of which dies, as the
+// scheduler does.
+type dealer struct {
+	plan    client.PartPlan
+	workers int64
+
+	mu    sync.Mutex
+	next  []int64 // by rank where parts are dealt so; else only the first
+	open  map[int64]int
+	ended []int64
+
+	counted func() float32 // batches that the tables have
+	batches float32        // of parts that were ended
+	batch   int64
+}
+
+func newDealer(plan client.PartPlan, workers int) *dealer {
+	d := &dealer{plan: plan, workers: int64(workers), next: make([]int64, workers), open: map[int64]int{}}
+	for rank := range d.next {
+		d.next[rank] = int64(rank)
+	}
+	return d
+}
+
+// hand is the dealer as one trainer sees it.
+type hand struct {
+	*dealer
+	rank int
+}
+
+func (h hand) NextPart(_ context.Context, _ int64) (p client.Part, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at, by := &h.next[0], int64(1)
+	if h.plan.ByRank {
+		at, by = &h.next[h.rank], h.workers
+	}
+	parts := (h.plan.Examples + h.plan.PartExamples - 1) / h.plan.PartExamples
+	if *at >= parts*h.plan.Epochs {
+		for _, rank := range h.open {
+			if rank != h.rank {
+				return p, client.ErrPartsHeld
+			}
+		}
+		for rank, n := range h.next { // dealt, and not asked for
+			if h.plan.ByRank && rank != h.rank && n < parts*h.plan.Epochs {
+				return p, client.ErrPartsHeld
+			}
+		}
+		return p, client.ErrNoParts
+	}
+	n := *at
+	*at += by
+	h.open[n] = h.rank
+	p = client.Part{Epoch: n / parts, Part: n % parts}
+	p.From = p.Part * h.plan.PartExamples
+	p.To = min(p.From+h.plan.PartExamples, h.plan.Examples)
+	return p, nil
+}
+
+func (h hand) EndPart(_ context.Context, p client.Part) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := p.Epoch*((h.plan.Examples+h.plan.PartExamples-1)/h.plan.PartExamples) + p.Part
+	if rank, ok := h.open[n]; !ok || rank != h.rank {
+		return fmt.Errorf("trainer %d ends part %d of epoch %d, which it does not have", h.rank, p.Part, p.Epoch)
+	}
+	delete(h.open, n)
+	h.ended = append(h.ended, n)
+	if h.batches += float32((p.To - p.From + h.batch - 1) / h.batch); h.counted() < h.batches {
+		return fmt.Errorf("the tables have %v batches, and parts of %v are ended", h.counted(), h.batches)
+	}
+	return nil
+}
+
+// leave takes a worker out of the team: the others wait for it no more.
+func (m *team) leave(ctx context.Context) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.quorum--; m.quorum > 0 {
+		m.closeLocked(ctx)
+	}
+	m.change.Broadcast()
+}
+
+// batches is how many the audit rows count.
+func (m *team) batches(t *testing.T) (sum float32) {
+	m.Local.mu.Lock()
+	audit := m.tables[2].schema
+	m.Local.mu.Unlock()
+	keys, err := m.KeyPerShard(t.Context(), audit.ID)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	row := Segment{Table: audit.ID, Dim: audit.Dim, Keys: keys[:1], Values: make([]float32, audit.Dim)}
+	if err := m.Local.Pull(t.Context(), []Segment{row}); err != nil {
+		t.Error(err)
+	}
+	for _, n := range row.Values {
+		sum += n
+	}
+	return sum
+}
+
+// trainParts runs all workers on data that is handed out; change may change the tables of each.
+func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Result {
+	t.Helper()
+	workers := len(m.clocks)
+	cfg.Trainers, cfg.parted = workers, true
+	d := newDealer(cfg.partPlan(cfg.Generator.Examples), workers)
+	d.counted, d.batch = func() float32 { return m.batches(t) }, int64(cfg.Batch)
+	results := make([]*Result, workers)
+	var all sync.WaitGroup
+	for rank := range results {
+		all.Go(func() {
+			cfg, w := cfg, &worker{team: m, rank: rank}
+			cfg.Rank = &rank
+			if change != nil {
+				change(w)
+			}
+			cfg.member = &client.Member{Parts: d.plan}
+			j, err := NewJob(t.Context(), cfg, w, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			j.parts.giver, j.cfg.member = hand{d, rank}, nil
+			if results[rank], err = j.Run(t.Context()); err != nil {
+				t.Error(err)
+			}
+			m.leave(t.Context())
+		})
+	}
+	all.Wait()
+	parts := (d.plan.Examples + d.plan.PartExamples - 1) / d.plan.PartExamples
+	if slices.Sort(d.ended); int64(len(d.ended)) != parts*d.plan.Epochs || len(slices.Compact(d.ended)) != len(d.ended) {
+		t.Errorf("the parts %v were ended, want each of %d once", d.ended, parts*d.plan.Epochs)
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return results
+}
+
+// In every mode several trainers read each example of each epoch once, and nobody waits
+// for a trainer that has nothing left: not where parts are of different lengths, nor where batches are
+// not finite, nor where the trainer computes with several threads.
+func TestEveryModeReadsParts(t *testing.T) {
+	const examples, epochs = 1000, 2
+	for _, tc := range []struct {
+		mode     string
+		inFlight int
+		threads  int
+	}{{Sync, 0, 1}, {Sync, 3, 2}, {SSP, 0, 1}, {SSP, 2, 1}, {Geo, 0, 1}, {Geo, 2, 1}, {Async, 2, 2}} {
+		name := fmt.Sprintf("%s with in_flight %d and %d threads", tc.mode, tc.inFlight, tc.threads)
+		cfg := modeConfig(tc.mode, 0, tc.inFlight)
+		cfg.Epochs, cfg.Threads, cfg.Batch = epochs, tc.threads, 24
+		cfg.Generator.Examples = examples // 21 parts of 48, the last of which is of 40: 2 × 11 for rank 0
+		if tc.mode == SSP {
+			cfg.Staleness = 2
+		}
+		m := newTeam(t, 3)
+		results := m.trainParts(t, cfg, nil)
+		read, pushes := int64(0), int64(0)
+		for _, r := range results {
+			read, pushes = read+r.Examples, pushes+r.PushesAcknowledged
+			if r.PushesSent != r.PushesAcknowledged || r.BatchesLate != 0 {
+				t.Errorf("%s: trainer %d: %+v", name, r.Rank, r)
+			}
+		}
+		counted := m.batches(t)
+		if read != examples*epochs || pushes != 42*epochs || counted != float32(pushes) {
+			t.Errorf("%s: %d examples were read in %d batches, and %v counted; want %d in %d", name, read, pushes, counted, examples*epochs, 42*epochs)
+		}
+	}
+}
+
+// Two runs in step on parts, with one seed, give the same bits: who reads what does not
+// depend on who asks first.
+func TestSyncOnPartsIsReproducible(t *testing.T) {
+	cfg := modeConfig(Sync, 0, 0)
+	cfg.Generator.Examples, cfg.Epochs, cfg.Batch = 1000, 2, 24
+	run := func(slow int) *team {
+		m := newTeam(t, 3)
+		m.trainParts(t, cfg, func(w *worker) {
+			w.before = func(string, int64) error {
+				if w.rank == slow { // the others have asked by then
+					m.mu.Lock()
+					defer m.mu.Unlock()
+					for len(m.parts[m.closed+1]) < m.quorum-1 {
+						m.change.Wait()
+					}
+				}
+				return nil
+			}
+		})
+		return m
+	}
+	a := sortedBits(run(0).Local)
+	if b := sortedBits(run(2).Local); !slices.Equal(a, b) {
+		t.Error("two runs with one seed differ")
+	}
+}
+
+// What a push in step, or with a clock, says of the data: how far all of this trainer's
+// parts are acknowledged, and to where the push takes its own.
+func TestPushesCarryPositions(t *testing.T) {
+	plan := client.PartPlan{Examples: 300, PartExamples: 100, Epochs: 2, InLog: true}
+	one := &heldPart{Part: client.Part{Part: 1}, acked: 32}
+	two := &heldPart{Part: client.Part{Epoch: 1}, acked: 0}
+	d := &dataParts{plan: plan, held: []*heldPart{two, one}}
+	want := []rowraft.Position{{Part: 2, Offset: 32}, {Part: 3, Offset: 64}, {Part: 6, Offset: 0}}
+	if got := d.positions(piece{one, 32, 64}); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	want = []rowraft.Position{{Part: 2, Offset: 32}, {Part: 6, Offset: 0}}
+	if got := d.positions(piece{}); !slices.Equal(got, want) {
+		t.Errorf("without a batch: %v, want %v", got, want)
+	}
+	d.plan.InLog = false
+	if got := d.positions(piece{one, 32, 64}); got != nil {
+		t.Errorf("a job that the shards do not know: %v", got)
+	}
+}
