@@ -48,7 +48,9 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 		}
 	}
 	if rowraft.CodeOf(j.s.mayLog(dealtFrame)) == rowraft.CodeVersionTooNew { // beside members that know nothing of it
-		q.Revision, q.Data = 0, &rowraftv1.JobData{Examples: q.GetData().GetExamples(), PartExamples: q.GetData().GetPartExamples(), Epochs: q.GetData().GetEpochs()}
+		if q.Revision = 0; q.Data != nil {
+			q.Data.ByRank, q.Data.InLog = false, false
+		}
 	}
 	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
