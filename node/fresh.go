@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
 )
 
 // bound is how old the rows of a read may be.
@@ -24,6 +25,9 @@ type proof struct {
 func (p proof) age() time.Duration {
 	if p.sent == (moment{}) {
 		return 0
+	}
+	if canary.Is(canary.YoungClaims) {
+		return 1
 	}
 	return max(p.sent.age(), 1)
 }

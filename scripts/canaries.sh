@@ -16,6 +16,7 @@ mkdir -p /dev/shm/rowraft-canary-$$ 2>/dev/null || mkdir -p "$work/tmp"
 canaries='
 ack-before-commit     e2e/sim      partition-leader,kill-leader
 stale-reads           e2e/sim      partition-leader
+young-claims          e2e/sim      partition-follower
 map-order             e2e/sim      bridge
 forget-sessions       e2e/sim      kill-leader,kill-follower
 skip-fsync            e2e/sim      power-all,power-follower

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"math"
 	"net"
+	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -21,9 +23,13 @@ type Onlooker struct {
 	l     *Load
 	conn  *grpc.ClientConn
 	shard rowraft.ShardID
-	rows  []int // of the shard
-	req   *rowraftv1.PullRequest
+	rows  []int                     // of the shard
+	reqs  [2]*rowraftv1.PullRequest // linearizable and bounded
+	turn  atomic.Int64
 }
+
+// onlookerMaxAge is that of its bounded reads.
+const onlookerMaxAge = time.Second
 
 // Onlook connects to the server that dial reaches. Close it.
 func (l *Load) Onlook(ctx context.Context, shard rowraft.ShardID, dial func(context.Context) (net.Conn, error)) (*Onlooker, error) {
@@ -44,18 +50,23 @@ func (l *Load) Onlook(ctx context.Context, shard rowraft.ShardID, dial func(cont
 	for i, r := range o.rows {
 		binary.LittleEndian.PutUint64(body.Keys[8*i:], uint64(l.keys[r]))
 	}
-	o.req = &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, Payload: payload}
+	o.reqs[0] = &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, Payload: payload}
+	o.reqs[1] = &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: uint64(onlookerMaxAge), Payload: payload}
 	return o, nil
 }
 
 // Close ends the connection.
 func (o *Onlooker) Close() error { return o.conn.Close() }
 
-// Read asks for a linearizable read. A refusal is no finding: the server may not
-// lead.
+// Read asks for a linearizable read and a bounded one in turn. A refusal is no finding: the
+// server may not lead, or not know how old it is.
 func (o *Onlooker) Read(ctx context.Context) error {
 	op := history.Op{Kind: history.Pull, Client: -1, Rows: o.rows, Mode: "linearizable", Outcome: history.OK, Call: o.l.opts.Recorder.Now()}
-	reply, err := rowraftv1.NewTableClient(o.conn).Pull(ctx, o.req)
+	req := o.reqs[o.turn.Add(1)%2]
+	if req.Mode == rowraftv1.ReadMode_READ_MODE_BOUNDED {
+		op.Mode, op.MaxAge = "bounded", int64(onlookerMaxAge)
+	}
+	reply, err := rowraftv1.NewTableClient(o.conn).Pull(ctx, req)
 	op.Return = o.l.opts.Recorder.Now()
 	if err != nil {
 		return err
@@ -64,6 +75,7 @@ func (o *Onlooker) Read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	op.Age, op.Lag = int64(reply.AgeNs), reply.Lag
 	dims := o.l.Dims()
 	for i := range o.rows {
 		row := make([]int64, dims)

@@ -18,6 +18,7 @@ const (
 	ForgetSessions     Name = "forget-sessions"     // snapshots leave the sessions out
 	SkipFsync          Name = "skip-fsync"          // the log is written and not synced
 	StaleReads         Name = "stale-reads"         // a linearizable read believes that it leads
+	YoungClaims        Name = "young-claims"        // a replica that proved its age once is young for ever
 	MapOrder           Name = "map-order"           // apply updates rows in a map's order
 	RestoreInPlace     Name = "restore-in-place"    // a snapshot is read into the living state
 	PipelinedAppends   Name = "pipelined-appends"   // AppendEntries are pipelined (hashicorp/raft #612)
