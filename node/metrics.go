@@ -90,12 +90,13 @@ var tableMetrics = []struct {
 var (
 	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
 	readyDesc = desc("ready", "1: /readyz says ok.")
+	certDesc  = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
 	lagDesc   = desc("raft_member_lag_entries", "Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
 )
 
 // Describe and Collect implement prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{buildInfo, readyDesc, lagDesc} {
+	for _, d := range []*prometheus.Desc{buildInfo, readyDesc, certDesc, lagDesc} {
 		ch <- d
 	}
 	for _, d := range replicaMetrics {
@@ -107,6 +108,9 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	if m.n.certs != nil {
+		ch <- prometheus.MustNewConstMetric(certDesc, prometheus.GaugeValue, float64(m.n.certs.NotAfter().Unix()))
+	}
 	replicas := m.n.replicaStatus()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))

@@ -37,6 +37,7 @@ type Node struct {
 	self    clustermap.Node
 	started time.Time
 
+	certs    *certs.Source // nil: plaintext
 	identity *identity.Dir
 	sched    *scheduler.Scheduler
 	store    *raftstore.Store
@@ -92,7 +93,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
+	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
 	if n.identity, err = identity.Open(cfg.FS, cfg.DataDir); err != nil {
@@ -410,7 +411,7 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	rowraftv1.RegisterJobsServer(n.grpc, n.sched.Jobs())
 	healthpb.RegisterHealthServer(n.grpc, n.health)
 	served := make(chan error, 1)
-	go func() { served <- n.grpc.Serve(n.cfg.Listener) }()
+	go func() { served <- n.grpc.Serve(rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost)) }()
 	if source == nil {
 		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; this server serves loopback addresses only")
 	}

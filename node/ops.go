@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -25,6 +26,7 @@ const (
 	opsWriteTimeout = 2 * time.Minute // longer than a profile
 	opsHeaderBytes  = 16 << 10
 	opsScrapes      = 4 // at once
+	opsConns        = 64
 )
 
 // serveOps serves the ops port: /metrics, /livez, /readyz and /debug/pprof. The function
@@ -33,7 +35,7 @@ func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 	if n.cfg.OpsListener == nil {
 		return func() error { return nil }
 	}
-	l := n.cfg.OpsListener
+	l := rpc.LimitListener(n.cfg.OpsListener, opsConns, opsConns)
 	if source != nil {
 		l = tls.NewListener(l, source.Server())
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -178,12 +179,13 @@ func TestNobodyGetsIn(t *testing.T) {
 		if err := knockTLS(n.ports[1].Addr, source.Client(certs.Node)); (err == nil) != (role == certs.Node) {
 			t.Errorf("the peer port and %s: %v", role, err)
 		}
-		profile := opsGet(t, n.opsAddr, source, "/debug/pprof/cmdline")
+		profile, _ := opsGet(t, n.opsAddr, source, "/debug/pprof/cmdline")
 		if allowed := role == certs.Admin || role == certs.Operator; (profile != http.StatusForbidden) != allowed {
 			t.Errorf("the profiler and %s: status %d", role, profile)
 		}
-		if metrics := opsGet(t, n.opsAddr, source, "/metrics"); metrics != http.StatusOK {
-			t.Errorf("the metrics and %s: status %d", role, metrics)
+		status, metrics := opsGet(t, n.opsAddr, source, "/metrics")
+		if status != http.StatusOK || !strings.Contains(metrics, "\nrowraft_certificate_expiry_timestamp_seconds ") {
+			t.Errorf("the metrics and %s: status %d: %s", role, status, metrics)
 		}
 	}
 	t.Logf("%d calls, %d cells", len(calls), cells)
@@ -220,16 +222,20 @@ func knockTLS(addr string, conf *tls.Config) error {
 	return err
 }
 
-func opsGet(t *testing.T, addr string, source *certs.Source, path string) int {
+func opsGet(t *testing.T, addr string, source *certs.Source, path string) (int, string) {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: source.Client(certs.Node)}, Timeout: 30 * time.Second}
 	resp, err := c.Get("https://" + addr + path)
 	if err != nil {
 		t.Errorf("%s: %v", path, err)
-		return 0
+		return 0, ""
 	}
-	resp.Body.Close()
-	return resp.StatusCode
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Errorf("%s: %v", path, err)
+	}
+	return resp.StatusCode, string(body)
 }
 
 // TestTablesOfACertificate: a trainer and a reader touch what theirs names, whichever

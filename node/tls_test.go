@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"crypto/tls"
+	"log/slog"
+	"net"
 	"net/http"
 	"path/filepath"
 	"testing"
@@ -111,5 +113,34 @@ func TestTLSFilesGoTogether(t *testing.T) {
 		if _, err := bad.Open(nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%+v: %v, want CodeInvalidArgument", bad, err)
 		}
+	}
+}
+
+// TestInsecureIsForLoopback: no port of a server serves plaintext to others, and what
+// the server is to do is said.
+func TestInsecureIsForLoopback(t *testing.T) {
+	files := newLab(t).files(certs.Node, "n1")
+	listener := func(addr string) net.Listener {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	for name, change := range map[string]func(*Config){
+		"a gRPC port of all addresses":  func(c *Config) { c.Listener.Close(); c.Listener = listener("0.0.0.0:0") },
+		"a peer port of all addresses":  func(c *Config) { c.PeerListener.Close(); c.PeerListener = listener(":0") },
+		"an ops port of all addresses":  func(c *Config) { c.OpsListener = listener("0.0.0.0:0") },
+		"neither certificates nor this": func(c *Config) { c.Insecure = false },
+		"both":                          func(c *Config) { c.TLS = files },
+		"the certificate of an admin":   func(c *Config) { c.Insecure, c.TLS = false, newLab(t).files(certs.Admin, "ann") },
+	} {
+		cfg := Config{DataDir: t.TempDir(), Listener: listener("127.0.0.1:0"), PeerListener: listener("127.0.0.1:0"), Insecure: true, Logger: slog.New(slog.DiscardHandler)}
+		change(&cfg)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := Run(ctx, cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%s: %v, want CodeInvalidArgument", name, err)
+		}
+		cancel()
 	}
 }

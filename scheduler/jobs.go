@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -30,6 +31,7 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	if q.GetLeaseNs() == 0 {
 		q.LeaseNs = uint64(DefaultLease)
 	}
+	own(rpc.CallerOf(ctx), q)
 	slices.SortFunc(q.Settings, func(a, b *rowraftv1.JobSetting) int { return strings.Compare(a.GetName(), b.GetName()) })
 	var run [16]byte
 	_, _ = rand.Read(run[:]) // never fails (crypto/rand)
@@ -74,6 +76,9 @@ func (j *Jobs) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraftv1
 	if q.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker cannot say of itself that it is lost")
 	}
+	if err := j.checkOwner(ctx, q.GetIdentity().GetJob()); err != nil {
+		return nil, err
+	}
 	if err := j.s.leave(ctx, q.GetIdentity(), q.GetState(), q.GetReason(), q.GetParts()); err != nil {
 		return nil, err
 	}
@@ -97,6 +102,9 @@ func (j *Jobs) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraftv1
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
+	if err := j.checkOwner(ctx, q.GetIdentity().GetJob()); err != nil {
+		return nil, err
+	}
 	if err := j.s.machine.isMember(q.GetIdentity()); err != nil {
 		return nil, err
 	}
@@ -106,6 +114,9 @@ func (j *Jobs) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraftv1
 
 // NextPart gives a member a part of the data.
 func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*rowraftv1.NextPartReply, error) {
+	if err := j.checkOwner(ctx, q.GetIdentity().GetJob()); err != nil {
+		return nil, err
+	}
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
@@ -123,6 +134,9 @@ func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*row
 
 // EndPart notes that a part was read to its end.
 func (j *Jobs) EndPart(ctx context.Context, q *rowraftv1.EndPartRequest) (*rowraftv1.EndPartReply, error) {
+	if err := j.checkOwner(ctx, q.GetIdentity().GetJob()); err != nil {
+		return nil, err
+	}
 	err := j.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{
 		Identity: q.GetIdentity(), Epoch: q.GetEpoch(), Part: q.GetPart(),
 	}}})
@@ -139,7 +153,7 @@ func (j *Jobs) ListJobs(ctx context.Context, _ *rowraftv1.ListJobsRequest) (*row
 	}
 	reply := &rowraftv1.ListJobsReply{}
 	for _, r := range j.s.machine.allRuns() {
-		reply.Jobs = append(reply.Jobs, j.s.jobInfo(r))
+		reply.Jobs = append(reply.Jobs, j.infoFor(ctx, r))
 	}
 	return reply, nil
 }
@@ -150,7 +164,7 @@ func (j *Jobs) DescribeJob(ctx context.Context, q *rowraftv1.DescribeJobRequest)
 	if err != nil {
 		return nil, err
 	}
-	return &rowraftv1.DescribeJobReply{Job: j.s.jobInfo(r)}, nil
+	return &rowraftv1.DescribeJobReply{Job: j.infoFor(ctx, r)}, nil
 }
 
 func (j *Jobs) find(ctx context.Context, job string) (*rowraftv1.MetaRun, error) {
@@ -168,6 +182,9 @@ func (j *Jobs) find(ctx context.Context, job string) (*rowraftv1.MetaRun, error)
 func (j *Jobs) StopJob(ctx context.Context, q *rowraftv1.StopJobRequest) (*rowraftv1.StopJobReply, error) {
 	r, err := j.find(ctx, q.GetJob())
 	if err != nil {
+		return nil, err
+	}
+	if err := j.checkOwner(ctx, q.GetJob()); err != nil {
 		return nil, err
 	}
 	err = j.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: r.GetJob(), Run: r.GetRun()}}})

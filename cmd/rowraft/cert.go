@@ -235,7 +235,7 @@ func newCertInspectCmd(g *globals) *cobra.Command {
 
 // useCerts fills in the files of --certs: those of a server, or of a client.
 func (g *globals) useCerts(cmd *cobra.Command) error {
-	if g.certs == "" {
+	if g.certs == "" || callsNobody(cmd) {
 		return nil
 	}
 	if !g.tls.IsZero() || g.insecure {
@@ -250,6 +250,16 @@ func (g *globals) useCerts(cmd *cobra.Command) error {
 		return &hintedError{usagef("--certs: %w", err), "`rowraft cert lab --dir " + g.certs + "` makes the certificates for a cluster on this machine"}
 	}
 	return nil
+}
+
+// callsNobody reports whether a command needs no certificates, or makes them.
+func callsNobody(cmd *cobra.Command) bool {
+	top, _, _ := strings.Cut(strings.TrimPrefix(cmd.CommandPath(), "rowraft "), " ")
+	switch top {
+	case "cert", "demo", "version", "help", "completion", "log":
+		return true
+	}
+	return false
 }
 
 // serves reports whether a command runs a server or scheduler.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 func TestCertLab(t *testing.T) {
@@ -35,6 +36,21 @@ func TestCertLab(t *testing.T) {
 		info, err := os.Stat(f)
 		if err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s has mode %v, %v; want 0600", f, info.Mode(), err)
+		}
+	}
+
+	// A client finds its own, a server the servers'; the commands that make them need none.
+	var g globals
+	root := newRoot(&g)
+	g.certs = dir
+	for command, want := range map[string]string{"server": "node.pem", "cluster": "client.pem", "cert": "", "demo": ""} {
+		cmd, _, err := root.Find([]string{command})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.tls = rpc.TLSFiles{}
+		if err := g.useCerts(cmd); err != nil || want != "" && g.tls.Cert != filepath.Join(dir, want) || want == "" && !g.tls.IsZero() {
+			t.Errorf("%s takes %+v, %v; want %s", command, g.tls, err, want)
 		}
 	}
 

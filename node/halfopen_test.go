@@ -1,0 +1,99 @@
+package node
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/certs"
+)
+
+// TestHalfOpenConnectionsEnd: who connects and says nothing, or half of what is due,
+// is cut off by the server on every port, with and without TLS; clients work beside.
+func TestHalfOpenConnectionsEnd(t *testing.T) {
+	l := newLab(t)
+	for _, secure := range []bool{false, true} {
+		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
+			t.Parallel()
+			admin := l.files(certs.Admin, "ann")
+			c := startClusterWith(t, 1, 1, func(cfg *Config) {
+				if secure {
+					cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1")
+				}
+			})
+			n, ctx := c.nodes[0], testContext(t)
+			opts := client.Options{Endpoints: []string{n.addr}}
+			if secure {
+				opts.TLS = admin
+			}
+			cl, err := client.Dial(ctx, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer cl.Close()
+			table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			begin := func(addr string) (net.Conn, error) { return net.Dial("tcp", addr) }
+			ports := map[string]string{"grpc": n.addr, "peer": n.ports[1].Addr, "ops": n.opsAddr}
+			says := map[string]string{
+				"nothing":                "",
+				"half an HTTP/2 preface": "PRI * HTTP/2.0\r\n",
+				"half a TLS hello":       "\x16\x03\x01\x02\x00\x01\x00\x01",
+				"half a preamble":        "RWPR\x01\x00",
+			}
+			var wg sync.WaitGroup
+			knock := func(what string, dial func() (net.Conn, error), say string) {
+				for range 8 {
+					wg.Go(func() {
+						conn, err := dial()
+						if err != nil {
+							t.Errorf("%s: %v", what, err)
+							return
+						}
+						defer conn.Close()
+						conn.SetDeadline(time.Now().Add(time.Minute))
+						_, err = conn.Write([]byte(say))
+						for err == nil { // it may say something first
+							_, err = conn.Read(make([]byte, 512))
+						}
+						if errors.Is(err, os.ErrDeadlineExceeded) {
+							t.Errorf("%s: still open after a minute", what)
+						}
+					})
+				}
+			}
+			for port, addr := range ports {
+				for name, say := range says {
+					knock(port+", "+name, func() (net.Conn, error) { return begin(addr) }, say)
+				}
+			}
+			if secure { // and who has a certificate
+				source, err := admin.Open(nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				knock("grpc, a handshake and half a preface", func() (net.Conn, error) {
+					conf := source.Client(certs.Node)
+					conf.NextProtos = []string{"h2"}
+					return tls.Dial("tcp", n.addr, conf)
+				}, "PRI * HTTP")
+			}
+			for range 20 {
+				if _, err := table.Push(ctx, []rowraft.Key{7}, []float32{-1, -1, -1, -1}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wg.Wait()
+		})
+	}
+}

@@ -1,0 +1,101 @@
+package node
+
+import (
+	"context"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// TestJobsBelongToAnIdentity: another trainer cannot become a worker of a job, nor act
+// as one, nor learn what it would take; an operator can stop it.
+func TestJobsBelongToAnIdentity(t *testing.T) {
+	l := newLab(t)
+	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
+	ctx := testContext(t)
+	addr := c.nodes[0].addr
+	enter := func(name, worker string) (*client.Member, error) {
+		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}, TLS: l.files(certs.Trainer, name, "*")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cl.Close() })
+		return cl.EnterJob(ctx, client.Entry{Job: "ctr", Worker: worker, Workers: 2, Settings: map[string]string{"mode": "async", "owner": "bob"}})
+	}
+	jobs := func(role certs.Role, name string, tables ...string) rowraftv1.JobsClient {
+		source, err := l.files(role, name, tables...).Open(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := rpc.Dial(addr, source, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return rowraftv1.NewJobsClient(conn)
+	}
+	if _, err := enter("alice", "w0"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := enter("alice", "w1"); err != nil {
+		t.Errorf("a second worker of alice: %v", err)
+	}
+	for _, worker := range []string{"w0", "w1", "w2"} {
+		if _, err := enter("bob", worker); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("bob enters alice's job as %s: %v", worker, err)
+		}
+	}
+
+	hers, err := jobs(certs.Trainer, "alice", "*").DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: "ctr"})
+	if err != nil || len(hers.GetJob().GetRun()) != 16 {
+		t.Fatalf("alice sees %v, %v", hers, err)
+	}
+	bob := jobs(certs.Trainer, "bob", "*")
+	seen, err := bob.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: "ctr"})
+	if err != nil || len(seen.GetJob().GetMembers()) != 2 {
+		t.Fatalf("bob sees %v, %v", seen, err)
+	}
+	list, err := bob.ListJobs(ctx, &rowraftv1.ListJobsRequest{})
+	if err != nil || len(list.GetJobs()) != 1 {
+		t.Fatalf("bob lists %v, %v", list, err)
+	}
+	for _, job := range []*rowraftv1.JobInfo{seen.GetJob(), list.GetJobs()[0]} {
+		if m := job.GetMembers()[0].GetMember(); len(job.GetRun()) > 0 || m.GetIncarnation() != 0 || len(m.GetInstance()) > 0 {
+			t.Errorf("bob learns what lets him act as alice's worker: %v", job)
+		}
+	}
+	id := &rowraftv1.JobIdentity{Job: "ctr", Run: hers.GetJob().GetRun(), Rank: 0, Incarnation: hers.GetJob().GetMembers()[0].GetMember().GetIncarnation()}
+	for what, call := range map[string]func(context.Context) error{
+		"leaves": func(ctx context.Context) error {
+			_, err := bob.Leave(ctx, &rowraftv1.LeaveRequest{Identity: id, State: rowraftv1.MemberState_MEMBER_STATE_ENDED})
+			return err
+		},
+		"renews": func(ctx context.Context) error {
+			_, err := bob.Renew(ctx, &rowraftv1.RenewRequest{Identity: id})
+			return err
+		},
+		"takes a part": func(ctx context.Context) error {
+			_, err := bob.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: id, Take: 1})
+			return err
+		},
+		"ends a part": func(ctx context.Context) error {
+			_, err := bob.EndPart(ctx, &rowraftv1.EndPartRequest{Identity: id})
+			return err
+		},
+		"stops it": func(ctx context.Context) error {
+			_, err := bob.StopJob(ctx, &rowraftv1.StopJobRequest{Job: "ctr"})
+			return err
+		},
+	} {
+		if err := call(ctx); rowraft.CodeOf(err) != rowraft.CodeDenied {
+			t.Errorf("bob %s as alice's worker: %v", what, err)
+		}
+	}
+	if _, err := jobs(certs.Operator, "olga").StopJob(ctx, &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+		t.Errorf("an operator stops it: %v", err)
+	}
+}
