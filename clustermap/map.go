@@ -19,7 +19,20 @@ type Node struct {
 	PeerAddr  string // host:port of the Raft groups
 	Scheduler bool   // also a member of the metadata group
 	NoShards  bool   // a scheduler in a process of its own: it holds no replicas
+	Labels    string // as ParseLabels returns them
+	Intent    Intent
 }
+
+// Intent is what a server is to do, by the word of an operator.
+type Intent uint8
+
+// Serve is that of every new server. A drained one leads nothing and gets no replica;
+// a decommissioned one loses those it has, too.
+const (
+	Serve Intent = iota
+	Drain
+	Decommission
+)
 
 // Replica is one copy of a shard.
 type Replica struct {

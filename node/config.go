@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
@@ -40,6 +41,13 @@ type Config struct {
 	Shards        int      // of a new cluster; 0: 4
 	Exact         bool     // refuse servers beyond Servers
 	Workers       int      // that every job has; 0: any number
+
+	Labels string // key=value, comma-separated; replicas of a shard are spread by "zone"
+	// ReplaceAfter is how long a server may be silent before the scheduler has its
+	// replicas rebuilt elsewhere; 0: 5 minutes, negative: for ever.
+	ReplaceAfter time.Duration
+	NoRebalance  bool // the scheduler moves replicas and leads only where it must
+
 	// StartTimeout is how long the cluster may take until its shards are there; then
 	// the server ends with CodeDeadline. 0: for ever.
 	StartTimeout time.Duration
@@ -134,6 +142,10 @@ func (c *Config) setDefaults() error {
 				return err
 			}
 		}
+	}
+	var err error
+	if c.Labels, err = clustermap.ParseLabels(c.Labels); err != nil {
+		return err
 	}
 	c.WithScheduler = c.WithScheduler || c.SchedulerOnly
 	c.FS = vfs.OrOS(c.FS)

@@ -154,12 +154,12 @@ func (n *Node) fail(err error) {
 func (n *Node) openScheduler(source *certs.Source) (err error) {
 	n.self = clustermap.Node{
 		ID: n.identity.Identity().Node, Name: n.cfg.Name, Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise,
-		Scheduler: n.cfg.WithScheduler, NoShards: n.cfg.SchedulerOnly,
+		Scheduler: n.cfg.WithScheduler, NoShards: n.cfg.SchedulerOnly, Labels: n.cfg.Labels,
 	}
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
 		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
-		Exact: n.cfg.Exact, Workers: n.cfg.Workers,
+		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance,
 		TLS: source, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err

@@ -59,7 +59,7 @@ func startClusterWith(t testing.TB, servers, shards int, change func(*Config)) *
 		n.cfg = Config{
 			DataDir: filepath.Join(c.dir, fmt.Sprintf("n%d", i+1)), Name: fmt.Sprintf("n%d", i+1),
 			WithScheduler: true, Join: join, Servers: servers, Shards: shards, Profile: "fast",
-			DiskStallLimit: 5 * time.Second, Insecure: true, Logger: slog.New(slog.DiscardHandler),
+			DiskStallLimit: 5 * time.Second, Insecure: true, Logger: slog.New(slog.DiscardHandler), NoRebalance: true,
 		}
 		change(&n.cfg)
 		n.start(t)

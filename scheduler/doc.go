@@ -26,7 +26,9 @@
 //  7. A move of a replica is a sequence of logged phases (moves.go). Who drives it
 //     (drive.go) keeps nothing that the next leader would need, and begins only
 //     when it has applied what earlier leaders logged.
-//  8. All founders bootstrap the metadata group with the same member list, or
+//  8. Placement (placement.go) is a pure function of what the leader knows; its steps
+//     for the sake of balance end.
+//  9. All founders bootstrap the metadata group with the same member list, or
 //     not at all (formation.go).
 //
 // The bytes of its log and snapshots: docs/formats/metadata.md.

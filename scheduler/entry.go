@@ -17,7 +17,7 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 9 // the newest that this binary reads
+	frameVersion  = 10 // the newest that this binary reads
 	frameBytes    = 16
 	dealtFrame    = 9 // from which on jobs deal their data by rank, and ask the shards how far it was read
 
@@ -48,6 +48,9 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 func versionOf(m proto.Message) uint32 {
 	switch m := m.(type) {
 	case *rowraftv1.MetaCommand:
+		if ofPlacement(m) {
+			return placedFrame
+		}
 		if m.GetSettleParts() != nil || entersAnew(m.GetEnterJob()) {
 			return dealtFrame
 		}
@@ -78,6 +81,9 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
+		if placed(m) {
+			return placedFrame
+		}
 		if slices.ContainsFunc(m.GetRuns(), func(r *rowraftv1.MetaRun) bool { return r.GetGathering() || later(r.GetData()) }) {
 			return dealtFrame
 		}
@@ -113,6 +119,22 @@ func entersAnew(c *rowraftv1.MetaEnterJob) bool {
 
 // later reports whether data is divided by a rule of version 9.
 func later(d *rowraftv1.JobData) bool { return d.GetByRank() || d.GetInLog() }
+
+// ofPlacement reports whether a command is one of version 10.
+func ofPlacement(m *rowraftv1.MetaCommand) bool {
+	start := m.GetStartMove()
+	return m.GetSetIntent() != nil || m.GetEndOperation() != nil || m.GetRetireNode() != nil || m.GetPutNode().GetNode().GetLabels() != "" ||
+		start != nil && (start.GetReason() != 0 || start.GetFromNode() == "" || start.GetTo().GetId() == "")
+}
+
+// placed reports whether a state has something of version 10.
+func placed(m *rowraftv1.MetaState) bool {
+	return len(m.GetOperations()) > 0 || len(m.GetRetired()) > 0 ||
+		slices.ContainsFunc(m.GetMap().GetNodes(), func(n *rowraftv1.Node) bool { return n.GetLabels() != "" || n.GetIntent() != 0 }) ||
+		slices.ContainsFunc(slices.Concat(m.GetMoves(), m.GetFinishedMoves()), func(m *rowraftv1.Move) bool {
+			return m.GetReason() != 0 || m.GetFrom().GetId() == "" || m.GetTo().GetId() == ""
+		})
+}
 
 // anyExtended reports whether a table has a property of version 4.
 func anyExtended(tables ...*rowraftv1.TableSchema) bool {

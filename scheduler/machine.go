@@ -99,7 +99,7 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return rankResult{rank, inc}, err
 	case *rowraftv1.MetaCommand_StartMove:
 		m := c.StartMove
-		return s.startMove(rowraft.ShardID(m.GetShard()), rowraft.NodeID(m.GetFromNode()), rpc.ReplicaFromProto(m.GetTo()), rowraft.MapVersion(m.GetMapVersion()))
+		return s.startMove(m)
 	case *rowraftv1.MetaCommand_AdvanceMove:
 		return s.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo())
 	case *rowraftv1.MetaCommand_ForgetReplica:
@@ -143,6 +143,12 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_ForgetRun:
 		s.forgetRun(c.ForgetRun.GetRun())
 		return nil, nil
+	case *rowraftv1.MetaCommand_SetIntent:
+		return s.setIntent(c.SetIntent)
+	case *rowraftv1.MetaCommand_EndOperation:
+		return nil, s.endOperation(c.EndOperation.GetId())
+	case *rowraftv1.MetaCommand_RetireNode:
+		return nil, s.retireNode(rowraft.NodeID(c.RetireNode.GetNode()))
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -252,6 +258,12 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		p.FinishedMoves = append(p.FinishedMoves, s.finished[i].toProto())
 	}
 	p.LastMove = s.lastMove
+	for i := range s.operations {
+		p.Operations = append(p.Operations, s.operations[i].toProto())
+	}
+	for _, id := range s.retired {
+		p.Retired = append(p.Retired, string(id))
+	}
 	for _, d := range s.dropped {
 		p.Dropped = append(p.Dropped, &rowraftv1.MetaDroppedTable{Id: uint64(d.id), TableEpoch: uint64(d.epoch), Name: d.name})
 	}
@@ -293,5 +305,8 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p), s.runsFromProto(p)); err != nil {
 		return nil, err
 	}
-	return s, s.movesFromProto(p)
+	if err := s.movesFromProto(p); err != nil {
+		return nil, err
+	}
+	return s, s.operationsFromProto(p)
 }

@@ -25,6 +25,9 @@ import (
 //	DONE     the map lists the old one as removed: its server deletes it
 //	CANCEL   instead of PROMOTE or after it: the new one leaves the group again
 //
+// A move without an old replica adds one: there is nobody to leave. One without a new
+// replica removes one, and begins with REMOVE.
+//
 // The phase is logged before the work that it allows, and the work is decided on
 // what the Raft group itself says and compared with its configuration's index. So
 // whoever drives a move may die at any point, and the next leader of the metadata
@@ -48,58 +51,109 @@ const maxFinished = 32
 type move struct {
 	id       uint64 // from 1, in the order of the log
 	shard    rowraft.ShardID
-	from, to clustermap.Replica
+	from, to clustermap.Replica // from is empty when a replica is added, to when one is removed
 	phase    phase
+	reason   rowraftv1.MoveReason
 }
 
 func (m *move) toProto() *rowraftv1.Move {
-	return &rowraftv1.Move{Id: m.id, Shard: uint32(m.shard), From: rpc.ReplicaToProto(m.from), To: rpc.ReplicaToProto(m.to), Phase: m.phase}
+	p := &rowraftv1.Move{Id: m.id, Shard: uint32(m.shard), Phase: m.phase, Reason: m.reason}
+	if m.from.ID != "" {
+		p.From = rpc.ReplicaToProto(m.from)
+	}
+	if m.to.ID != "" {
+		p.To = rpc.ReplicaToProto(m.to)
+	}
+	return p
 }
 
 func moveFromProto(p *rowraftv1.Move) move {
 	return move{
-		id: p.GetId(), shard: rowraft.ShardID(p.GetShard()), phase: p.GetPhase(),
+		id: p.GetId(), shard: rowraft.ShardID(p.GetShard()), phase: p.GetPhase(), reason: p.GetReason(),
 		from: rpc.ReplicaFromProto(p.GetFrom()), to: rpc.ReplicaFromProto(p.GetTo()),
 	}
 }
 
 // startMove logs a move and makes its new replica a learner of the map.
-func (s *state) startMove(shard rowraft.ShardID, from rowraft.NodeID, to clustermap.Replica, version rowraft.MapVersion) (move, error) {
-	none := func(code rowraft.Code, format string, args ...any) (move, error) {
-		return move{}, rowraft.Errorf(code, "move a replica of shard %d: "+format, append([]any{shard}, args...)...)
-	}
+func (s *state) startMove(c *rowraftv1.MetaStartMove) (move, error) {
+	shard, from, to := rowraft.ShardID(c.GetShard()), rowraft.NodeID(c.GetFromNode()), rpc.ReplicaFromProto(c.GetTo())
 	if int(shard) >= len(s.cluster.Shards) {
-		return none(rowraft.CodeInvalidArgument, "the cluster has %d shards", len(s.cluster.Shards))
+		return move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards", shard, len(s.cluster.Shards))
 	}
 	sh := s.cluster.Shards[shard]
+	m := move{shard: shard, to: to, phase: phaseLearn, reason: c.GetReason()}
 	i := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.Node == from })
-	target, known := s.cluster.Node(to.Node)
-	_, has := sh.On(to.Node)
-	switch {
-	case version != s.cluster.Version:
-		return none(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again", version, s.cluster.Version)
-	case to.ID == "" || len(to.ID) > maxNameLength || s.hasReplica(to.ID):
-		return none(rowraft.CodeInternal, "replica id %q is empty, too long or in use", to.ID)
-	case !known:
-		return none(rowraft.CodeNotFound, "there is no server %s", to.Node)
-	case target.NoShards:
-		return none(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", s.nodeName(to.Node))
-	case i < 0:
-		return none(rowraft.CodeNotFound, "server %s has no replica of it", s.nodeName(from))
+	if i >= 0 {
+		m.from = sh.Replicas[i]
 	}
-	if j, found := s.moveOf(shard); found {
-		return none(rowraft.CodeAlreadyExists, "the one on %s is moving to %s already; one replica of a shard moves at a time", s.nodeName(s.moves[j].from.Node), s.nodeName(s.moves[j].to.Node))
-	}
-	if has {
-		return none(rowraft.CodeAlreadyExists, "server %s has one already", s.nodeName(to.Node))
+	if err := s.checkMove(c, &m, sh); err != nil {
+		return move{}, fmt.Errorf("move a replica of shard %d: %w", shard, err)
 	}
 	s.lastMove++
-	m := move{id: s.lastMove, shard: shard, from: sh.Replicas[i], to: to, phase: phaseLearn}
+	m.id = s.lastMove
 	at, _ := s.moveOf(shard)
+	if to.ID == "" {
+		m.phase = phaseRemove
+		s.moves = slices.Insert(s.moves, at, m)
+		return m, nil
+	}
 	s.moves = slices.Insert(s.moves, at, m)
 	sh.Learners = append(slices.Clone(sh.Learners), to)
 	s.putShard(sh)
 	return m, nil
+}
+
+// checkMove refuses a move that cannot begin.
+func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Shard) error {
+	from := rowraft.NodeID(c.GetFromNode())
+	adds, removes := from == "" && c.GetReason() != 0, m.to == clustermap.Replica{} && c.GetReason() != 0
+	if version := rowraft.MapVersion(c.GetMapVersion()); version != s.cluster.Version {
+		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again", version, s.cluster.Version)
+	}
+	if c.GetReason() < 0 || c.GetReason() > rowraftv1.MoveReason_MOVE_REASON_FENCED || adds && removes {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "reason %d, from nowhere (%v) to nowhere (%v)", c.GetReason(), adds, removes)
+	}
+	if !removes {
+		if err := s.checkTarget(m.to); err != nil {
+			return err
+		}
+	}
+	if m.from.ID == "" && !adds {
+		return rowraft.Errorf(rowraft.CodeNotFound, "server %s has no replica of it", s.nodeName(from))
+	}
+	if j, found := s.moveOf(m.shard); found {
+		what := "another change of its replicas runs"
+		if other := s.moves[j]; other.from.ID != "" && other.to.ID != "" {
+			what = fmt.Sprintf("the one on %s is moving to %s already", s.nodeName(other.from.Node), s.nodeName(other.to.Node))
+		}
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s; one replica of a shard moves at a time", what)
+	}
+	_, has := sh.On(m.to.Node)
+	switch {
+	case removes && len(sh.Replicas) < 2:
+		return rowraft.Errorf(rowraft.CodePrecondition, "it is the only one")
+	case !removes && has:
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has one already", s.nodeName(m.to.Node))
+	case adds && len(sh.Replicas) >= ReplicasPerShard:
+		return rowraft.Errorf(rowraft.CodePrecondition, "it has %d", len(sh.Replicas))
+	}
+	return nil
+}
+
+// checkTarget refuses a new replica that cannot be made.
+func (s *state) checkTarget(to clustermap.Replica) error {
+	target, known := s.cluster.Node(to.Node)
+	switch {
+	case to.ID == "" || len(to.ID) > maxNameLength || s.hasReplica(to.ID):
+		return rowraft.Errorf(rowraft.CodeInternal, "replica id %q is empty, too long or in use", to.ID)
+	case !known:
+		return rowraft.Errorf(rowraft.CodeNotFound, "there is no server %s", to.Node)
+	case target.NoShards:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", s.nodeName(to.Node))
+	case target.Intent != clustermap.Serve:
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s and gets no replicas", s.nodeName(to.Node), intentName(target.Intent))
+	}
+	return nil
 }
 
 // hasReplica reports whether any shard has, or has just lost, a replica of this id.
@@ -160,10 +214,16 @@ func (s *state) advanceMove(id uint64, from, to phase) (move, error) {
 	case phaseRemove:
 		sh.Learners = without(sh.Learners, m.to.ID)
 		at := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.ID == m.from.ID })
+		if at < 0 { // it is added
+			at = len(sh.Replicas) - 1
+		}
 		sh.Replicas = slices.Insert(slices.Clone(sh.Replicas), at+1, m.to)
 		sh.Changes++
 		s.putShard(sh)
 	case phaseDone:
+		if m.from.ID == "" {
+			break
+		}
 		sh.Replicas = without(sh.Replicas, m.from.ID)
 		sh.Changes++
 		s.bury(sh, m.from)
@@ -224,7 +284,7 @@ func (s *state) movesFromProto(p *rowraftv1.MetaState) error {
 	s.lastMove = p.GetLastMove()
 	for _, pm := range p.GetMoves() {
 		m := moveFromProto(pm)
-		if int(m.shard) >= len(s.cluster.Shards) || nextPhases[m.phase] == nil || m.id == 0 || m.id > s.lastMove {
+		if int(m.shard) >= len(s.cluster.Shards) || nextPhases[m.phase] == nil || m.id == 0 || m.id > s.lastMove || m.to.ID == "" && m.phase != phaseRemove {
 			return fmt.Errorf("move %d of shard %d is in phase %v, the last move was %d", m.id, m.shard, m.phase, s.lastMove)
 		}
 		s.moves = append(s.moves, m)

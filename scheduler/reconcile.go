@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +26,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.drive(ctx) })
+	wg.Go(func() { s.place(ctx) })
 	wg.Go(func() { s.runPolicies(ctx) })
 	wg.Go(func() { s.runJobs(ctx) })
 	var lastErr string
@@ -111,26 +111,6 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 	}
 	s.logger.Info("Cluster is successfully initialized.", "cluster", m.Cluster, "servers", len(servers), "shards", len(shards), "replicas", len(shards[0].Replicas))
 	return nil
-}
-
-// PlaceShards spreads n shards over nodes: replica j of shard i is on node i+j
-// in the order of names, so that every node has as many replicas, and as many
-// first ones (which should lead), as any other, give or take one. newID draws
-// replica ids.
-func PlaceShards(nodes []clustermap.Node, n int, newID func() string) []clustermap.Shard {
-	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b clustermap.Node) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
-	})
-	shards := make([]clustermap.Shard, n)
-	for i := range shards {
-		shards[i].ID = rowraft.ShardID(i)
-		for j := range min(ReplicasPerShard, len(nodes)) {
-			shards[i].Replicas = append(shards[i].Replicas, clustermap.Replica{
-				ID: rowraft.ReplicaID(newID()), Node: nodes[(i+j)%len(nodes)].ID,
-			})
-		}
-	}
-	return shards
 }
 
 // maxEnsureCalls bounds how many shards are asked at a time.

@@ -67,6 +67,12 @@ type Options struct {
 	Exact    bool            // refuse servers beyond Servers
 	Workers  int             // that every job has; 0: any number
 	TLS      *certs.Source   // for calls to other servers; nil is plaintext
+
+	// ReplaceAfter is how long a server may be silent before its replicas are rebuilt
+	// elsewhere; 0: DefaultReplaceAfter, negative: for ever.
+	ReplaceAfter time.Duration
+	NoRebalance  bool // replicas and leads move only where they must
+
 	// Dial opens connections to other servers; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
@@ -94,6 +100,8 @@ type Scheduler struct {
 	kick    chan struct{}       // capacity 1: wakes Run
 	soft    soft
 	driver  driver
+
+	leadRest time.Duration // leadRest, but in tests
 
 	// driving is held for reading while a table is driven into a shard.
 	driving sync.RWMutex
@@ -130,6 +138,10 @@ type soft struct {
 
 type beat struct {
 	at         time.Time
+	since      time.Time // of the first one without a gap
+	stopping   bool
+	version    string
+	uptime     time.Duration
 	mapVersion rowraft.MapVersion // that the server follows
 	replicas   []*rowraftv1.ReplicaStatus
 }
@@ -148,6 +160,9 @@ func New(opts Options) (*Scheduler, error) {
 	if opts.Servers == 0 {
 		opts.Servers = max(len(opts.Join), 1)
 	}
+	if opts.ReplaceAfter == 0 {
+		opts.ReplaceAfter = DefaultReplaceAfter
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
@@ -163,7 +178,8 @@ func New(opts Options) (*Scheduler, error) {
 	view := NewView()
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
-		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
+		leadRest: leadRest,
+		view:     view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
 		attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo

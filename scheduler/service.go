@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -70,7 +71,14 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), nodeLabel(req.GetNode()), announced(req.GetApplyVersion(), req.GetMetadataVersion())); err != nil {
 		return nil, err
 	}
-	if err := s.putNode(ctx, req.GetNode()); err != nil {
+	err := s.putNode(ctx, req.GetNode())
+	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
+		taken, terr := s.takeName(ctx, req.GetNode())
+		if err = errors.Join(err, terr); taken && terr == nil {
+			err = s.putNode(ctx, req.GetNode())
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
 	}
 	s.tellConnected()
@@ -98,11 +106,26 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 	if err := s.hear(id, nodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}), announced(req.GetApplyVersion(), req.GetMetadataVersion())); err != nil {
 		return nil, err
 	}
+	s.soft.heard(id, req)
 	s.soft.mu.Lock()
-	s.soft.beats[id] = beat{at: time.Now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas()}
 	reply := &rowraftv1.HeartbeatReply{MapVersion: uint64(m.Version), HeldBack: s.soft.heldBack}
 	s.soft.mu.Unlock()
 	return reply, nil
+}
+
+// heard notes a heartbeat.
+func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := beat{
+		at: time.Now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas(),
+		stopping: req.GetStopping(), version: req.GetVersion(), uptime: time.Duration(req.GetUptimeNs()),
+	}
+	b.since = b.at
+	if last, ok := s.beats[id]; ok && b.at.Sub(last.at) < SuspectAfter {
+		b.since = last.since
+	}
+	s.beats[id] = b
 }
 
 // checkMember refuses servers of other clusters, and those of none.

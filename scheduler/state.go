@@ -37,6 +37,8 @@ type state struct {
 	policies        []*policy                // of checkpoints, by name
 	runs            []*rowraftv1.MetaRun     // of jobs, by job, each immutable
 	endedRuns       [][]byte                 // that shards are to forget, oldest first; immutable
+	operations      []operation              // by id: those that run and the last that ended; immutable
+	retired         []rowraft.NodeID         // servers that must not come back, oldest first; immutable
 }
 
 type job struct {
@@ -99,14 +101,22 @@ func (s *state) putNode(n clustermap.Node) error {
 	if n.NoShards && (!n.Scheduler || s.holdsReplicas(n.ID)) {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: only a scheduler that holds no replicas can be one of its own; a server with its scheduler is started with `rowraft server --with-scheduler`", n.ID)
 	}
+	labels, err := clustermap.ParseLabels(n.Labels)
+	if err != nil || labels != n.Labels {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: labels %q: want key=value, by key, with commas between", n.ID, n.Labels)
+	}
+	if slices.Contains(s.retired, n.ID) {
+		return rowraft.Errorf(rowraft.CodeIdentity, "node %s was decommissioned: start it with an empty data directory and it joins as a new server", n.ID)
+	}
 	for _, o := range s.cluster.Nodes {
 		if n.Name != "" && o.Name == n.Name && o.ID != n.ID {
 			return rowraft.Errorf(rowraft.CodeAlreadyExists, "the name %s is that of node %s; a server with a new data directory needs another --name", n.Name, o.ID)
 		}
 	}
-	i, found := slices.BinarySearchFunc(s.cluster.Nodes, n.ID, func(a clustermap.Node, id rowraft.NodeID) int {
-		return strings.Compare(string(a.ID), string(id))
-	})
+	i, found := s.findNode(n.ID)
+	if n.Intent = clustermap.Serve; found {
+		n.Intent = s.cluster.Nodes[i].Intent
+	}
 	switch {
 	case found && s.cluster.Nodes[i] == n:
 		return nil

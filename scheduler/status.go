@@ -38,22 +38,18 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 	}
 	leader, _, _ := l.Leader()
 	reply := &rowraftv1.StatusReply{Map: rpc.MapToProto(m), Jobs: s.machine.jobStatuses(), ExpectedServers: uint32(s.opts.Servers)}
-	s.soft.mu.Lock()
-	now := time.Now()
 	for _, n := range m.Nodes {
-		b, seen := s.soft.beats[n.ID]
-		at := b.at
-		if !seen { // a new leader gives everybody time to report
-			at = s.soft.since
-		}
+		alive := s.liveness(n.ID)
 		reply.Nodes = append(reply.Nodes, &rowraftv1.NodeStatus{
-			Node: rpc.NodeToProto(n), State: stateAfter(now.Sub(at)), SinceHeartbeatNs: uint64(max(now.Sub(at), 0)),
-			Replicas: b.replicas, MetadataLeader: n.ID == leader,
+			Node: rpc.NodeToProto(n), State: alive.state, SinceHeartbeatNs: uint64(alive.silence), InStateNs: uint64(alive.inState),
+			Replicas: alive.beat.replicas, MetadataLeader: n.ID == leader,
+			Stopping: alive.beat.stopping, Version: alive.beat.version, UptimeNs: uint64(alive.beat.uptime),
 		})
 	}
-	s.soft.mu.Unlock()
+	reply.ReplaceAfterNs = uint64(max(s.opts.ReplaceAfter, 0))
 	reply.Problems = append(s.problems(m, reply.Nodes), s.policyProblems()...)
 	s.addMoves(reply)
+	s.addOperations(m, reply)
 	s.addTrainers(reply)
 	return reply, nil
 }

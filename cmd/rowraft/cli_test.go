@@ -33,6 +33,7 @@ type fakeCluster struct {
 	status    *rowraftv1.StatusReply
 	createErr []error // of the first calls
 	creates   int
+	changed   []string // servers that were told what to do
 }
 
 func (f *fakeCluster) Hello(context.Context, *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {

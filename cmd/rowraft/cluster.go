@@ -194,21 +194,32 @@ func nameOr(name, id string) string {
 
 const roleLeader = "leader"
 
-// leadersOf counts the shards that each server leads. Of two that say so the one
-// with the higher term does; a server that is down leads nothing, whatever it
-// said last.
+// leadersOf counts the shards that each server leads.
 func leadersOf(r *rowraftv1.StatusReply) map[string]int {
+	out := make(map[string]int)
+	for _, id := range leaderOfEach(r) {
+		out[id]++
+	}
+	return out
+}
+
+// leaderOfEach says who leads which shard. Of two that say so the one with the higher
+// term does; a server that is down leads nothing, whatever it said last, nor does a
+// replica that has left.
+func leaderOfEach(r *rowraftv1.StatusReply) map[uint32]string {
 	leader, term := make(map[uint32]string), make(map[uint32]uint64)
+	votes := make(map[string]bool)
+	for _, sh := range r.GetMap().GetShards() {
+		for _, rep := range sh.GetReplicas() {
+			votes[rep.GetId()] = true
+		}
+	}
 	for _, n := range r.GetNodes() {
 		for _, rep := range n.GetReplicas() {
-			if rep.GetRole() == roleLeader && n.GetState() == "up" && rep.GetTerm() >= term[rep.GetShard()] {
+			if rep.GetRole() == roleLeader && votes[rep.GetReplicaId()] && n.GetState() == "up" && rep.GetTerm() >= term[rep.GetShard()] {
 				leader[rep.GetShard()], term[rep.GetShard()] = n.GetNode().GetId(), rep.GetTerm()
 			}
 		}
 	}
-	out := make(map[string]int)
-	for _, id := range leader {
-		out[id]++
-	}
-	return out
+	return leader
 }

@@ -19,6 +19,7 @@ const (
 	exitUsage       = 2
 	exitVerdict     = 3
 	exitUnavailable = 4
+	exitRefused     = 5 // by a safety check
 	exitInterrupted = 130
 )
 
@@ -34,6 +35,11 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(fo
 // verdictError says that a command ran well and found something bad.
 type verdictError struct{ error }
 
+// refusedError says that something was not done because of what could be lost.
+type refusedError struct{ error }
+
+func (e refusedError) Unwrap() error { return e.error }
+
 // hintedError carries advice for a person.
 type hintedError struct {
 	error
@@ -45,6 +51,9 @@ func (e *hintedError) Unwrap() error { return e.error }
 func exitCode(ctx context.Context, err error) int {
 	if _, ok := errors.AsType[verdictError](err); ok {
 		return exitVerdict
+	}
+	if _, ok := errors.AsType[refusedError](err); ok {
+		return exitRefused
 	}
 	switch code := rowraft.CodeOf(err); code {
 	case rowraft.CodeInvalidArgument:

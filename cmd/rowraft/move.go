@@ -109,6 +109,7 @@ type moveJSON struct {
 	Running    bool   `json:"running"`
 	WaitingFor string `json:"waiting_for"`
 	LagEntries uint64 `json:"lag_entries"`
+	Reason     string `json:"reason"` // asked, dead, decommission, missing, zone, balance, fenced
 }
 
 type movesListJSON struct {
@@ -128,11 +129,21 @@ var phaseText = map[string]string{
 
 func newMoveJSON(m *rowraftv1.Map, p *rowraftv1.Move, st *rowraftv1.MoveStatus) moveJSON {
 	phase := strings.ToLower(strings.TrimPrefix(p.GetPhase().String(), "MOVE_PHASE_"))
-	return moveJSON{
+	v := moveJSON{
 		ID: p.GetId(), Shard: p.GetShard(), From: nameIn(m, p.GetFrom().GetNode()), To: nameIn(m, p.GetTo().GetNode()),
 		OldReplica: p.GetFrom().GetId(), NewReplica: p.GetTo().GetId(), Phase: phase, Running: phase != "done" && phase != "cancelled",
-		WaitingFor: st.GetWaitingFor(), LagEntries: st.GetLagEntries(),
+		WaitingFor: st.GetWaitingFor(), LagEntries: st.GetLagEntries(), Reason: "asked",
 	}
+	if p.GetReason() != 0 {
+		v.Reason = word(p.GetReason().String(), "MOVE_REASON_")
+	}
+	if p.GetFrom() == nil {
+		v.From = ""
+	}
+	if p.GetTo() == nil {
+		v.To = ""
+	}
+	return v
 }
 
 // movesJSON lists the moves of a status: those that ended, if asked for, then those
@@ -152,7 +163,14 @@ func movesJSON(r *rowraftv1.StatusReply, ended bool) []moveJSON {
 
 // line is one move in a sentence.
 func (v *moveJSON) line() string {
-	s := fmt.Sprintf("Shard %d, %s to %s: %s", v.Shard, v.From, v.To, phaseText[v.Phase])
+	way := v.From + " to " + v.To
+	switch {
+	case v.From == "":
+		way = "new on " + v.To
+	case v.To == "":
+		way = "off " + v.From
+	}
+	s := fmt.Sprintf("Shard %d, %s: %s", v.Shard, way, phaseText[v.Phase])
 	if v.WaitingFor != "" {
 		s += " (" + v.WaitingFor + ")"
 	}
@@ -169,7 +187,7 @@ func (v *movesListJSON) print(w io.Writer, wide bool) error {
 		_, err := fmt.Fprintln(w, "No replica moves, or has moved.")
 		return err
 	}
-	header := []string{"MOVE", "SHARD", "FROM", "TO", "PHASE", "LAG", "WAITS FOR"}
+	header := []string{"MOVE", "SHARD", "FROM", "TO", "PHASE", "REASON", "LAG", "WAITS FOR"}
 	if wide {
 		header = append(header, "OLD REPLICA", "NEW REPLICA")
 	}
@@ -179,7 +197,7 @@ func (v *movesListJSON) print(w io.Writer, wide bool) error {
 		if waits == "" {
 			waits = "-"
 		}
-		row := table.Row{m.ID, m.Shard, m.From, m.To, m.Phase, count(m.LagEntries), waits}
+		row := table.Row{m.ID, m.Shard, dash(m.From), dash(m.To), m.Phase, m.Reason, count(m.LagEntries), waits}
 		if wide {
 			row = append(row, m.OldReplica, m.NewReplica)
 		}

@@ -47,6 +47,8 @@ type serverFlags struct {
 	readyFile                string
 	logLevel, logFormat      string
 
+	placementFlags
+
 	exact        bool // of `rowraft start`: no more servers than expected
 	workers      int
 	startTimeout time.Duration
@@ -78,6 +80,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	}
 	fl := cmd.Flags()
 	f.processFlags(fl)
+	fl.StringVar(&f.labels, "labels", "", "key=value, comma-separated; replicas of a shard are spread over the values of zone")
 	fl.BoolVar(&f.withScheduler, "with-scheduler", false, "form the cluster and run a member of its scheduler")
 	fl.StringSliceVar(&f.join, "join", nil, "gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
 	fl.StringSliceVar(&f.schedulers, "scheduler", nil, "host:port of the scheduler, or of its three processes, where it is no part of a server")
@@ -105,6 +108,7 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.IntVar(&f.peerListenFD, "peer-listen-fd", 0, "file descriptor of a listening socket to use instead of --peer-listen")
 	fl.StringVar(&f.advertise, "advertise", "", "host:port at which others reach --listen; default: that address")
 	fl.StringVar(&f.peerAdvertise, "peer-advertise", "", "host:port at which others reach --peer-listen; default: that address")
+	f.placementFlags.register(fl)
 	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, 1 to 256, fixed for ever; default 4")
 	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the Raft groups: wal, rowlog (our own: fewer copies) or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "default", "Raft timers: fast (up to 24 replicas a server), default (100) or dense")
@@ -166,6 +170,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		TLS: g.tls, Insecure: g.insecure, Logger: logger,
 	}
+	f.placementFlags.set(&cfg)
 	if f.opsListen != "" {
 		if cfg.OpsListener, err = listen("--ops-listen", f.opsListen, 0); err != nil {
 			return errors.Join(err, listener.Close(), peers.Close())

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -34,6 +35,7 @@ type Cluster struct {
 func Start(ctx context.Context, opts localcluster.Options) (*Cluster, error) {
 	c := &Cluster{Net: NewNetwork(), Admins: make(Admins), killed: make(map[string]int), paused: make(map[string]bool)}
 	opts.Front = c.front
+	opts.Args = append(slices.Clone(opts.Args), "--rebalance=false") // faults move replicas themselves
 	var err error
 	if c.Cluster, err = localcluster.Start(ctx, opts); err != nil {
 		c.Net.Close()

@@ -141,11 +141,20 @@ func replicasFromProto(in []*rowraftv1.Replica) []clustermap.Replica {
 }
 
 func NodeToProto(n clustermap.Node) *rowraftv1.Node {
-	return &rowraftv1.Node{Id: string(n.ID), Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr, Scheduler: n.Scheduler, NoShards: n.NoShards}
+	return &rowraftv1.Node{Id: string(n.ID), Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr, Scheduler: n.Scheduler, NoShards: n.NoShards, Labels: n.Labels, Intent: rowraftv1.NodeIntent(n.Intent)}
 }
 
 func NodeFromProto(n *rowraftv1.Node) clustermap.Node {
-	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(), PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler(), NoShards: n.GetNoShards()}
+	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(), PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler(), NoShards: n.GetNoShards(),
+		Labels: n.GetLabels(), Intent: intentFromProto(n.GetIntent())}
+}
+
+// intentFromProto keeps what is unknown unknown.
+func intentFromProto(i rowraftv1.NodeIntent) clustermap.Intent {
+	if i < 0 || i > math.MaxUint8 {
+		return math.MaxUint8
+	}
+	return clustermap.Intent(i)
 }
 
 // PositionsToProto is for replies and requests of jobs.

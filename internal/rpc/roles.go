@@ -52,6 +52,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Cluster/JoinJob":          trainers,
 	"/rowraft.v1.Cluster/MoveReplica":      operators,
 	"/rowraft.v1.Cluster/CancelMove":       operators,
+	"/rowraft.v1.Cluster/ChangeNode":       operators,
 
 	"/rowraft.v1.Admin/EnsureTable":    servers,
 	"/rowraft.v1.Admin/DropShardTable": servers,

@@ -142,3 +142,21 @@ state = (data(1, b"ctr") + data(2, run) + num(3, 2) + num(5, 3) + num(7, 10 * 10
          + num(12, 1) + data(13, lost) + data(14, plan + num(5, 1) + data(6, num(3, 7) + num(6, 5)) + num(9, 1) + num(10, 1)) + num(20, 1))
 cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
 open(os.path.join(here, "dealt.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(50, state), 9))
+
+# Version 10: placement. Server n-1 of zone a is decommissioned by operation 5; shard 0 gets a replica on n-2 for it.
+node = data(1, b"n-1") + data(3, b"h:1") + data(4, b"p:1") + data(7, b"rack=r1,zone=a")
+open(os.path.join(here, "put_labels.entry"), "wb").write(frame(b"RRME", data(2, data(1, node)), 10))
+intent = data(1, b"n-1") + num(3, 2) + num(4, 2) + num(5, 1)  # from serving: left out
+open(os.path.join(here, "set_intent.entry"), "wb").write(frame(b"RRME", data(67, intent), 10))
+open(os.path.join(here, "end_operation.entry"), "wb").write(frame(b"RRME", data(68, num(1, 5)), 10))
+open(os.path.join(here, "retire_node.entry"), "wb").write(frame(b"RRME", data(69, data(1, b"n-1")), 10))
+start = data(3, replica(b"r-2", b"n-2")) + num(4, 9) + num(5, 3)  # added, since it is missing: from nowhere
+open(os.path.join(here, "add_replica.entry"), "wb").write(frame(b"RRME", data(7, start), 10))
+nodes = data(4, node + num(8, 2)) + data(4, data(1, b"n-2") + data(3, b"h:2") + data(4, b"p:2"))
+shard = data(2, replica(b"r-1", b"n-1")) + data(3, replica(b"r-2", b"n-2"))
+cmap = data(1, b"c-1") + num(2, 9) + num(3, 6) + nodes + data(5, shard) + data(6, bytes(4096)) + num(8, 1)
+ended = num(1, 4) + num(2, 1) + data(3, b"n-9") + data(4, b"nine") + num(5, 3) + num(6, 2)
+runs = num(1, 5) + num(2, 2) + data(3, b"n-1") + num(5, 1) + num(6, 1)
+state = (num(1, 78) + data(2, cmap) + data(5, move(6, replica(b"r-1", b"n-1"), replica(b"r-2", b"n-2"), 1) + num(6, 2)) + num(7, 6)
+         + data(60, ended) + data(60, runs) + data(61, b"n-0"))
+open(os.path.join(here, "placement.snapshot"), "wb").write(frame(b"RRMS", state, 10))

@@ -21,6 +21,56 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// NodeIntent is what a server is to do.
+type NodeIntent int32
+
+const (
+	NodeIntent_NODE_INTENT_UNSPECIFIED  NodeIntent = 0 // it serves
+	NodeIntent_NODE_INTENT_DRAIN        NodeIntent = 1 // it leads nothing and gets no replica
+	NodeIntent_NODE_INTENT_DECOMMISSION NodeIntent = 2 // and what it has moves to other servers
+)
+
+// Enum value maps for NodeIntent.
+var (
+	NodeIntent_name = map[int32]string{
+		0: "NODE_INTENT_UNSPECIFIED",
+		1: "NODE_INTENT_DRAIN",
+		2: "NODE_INTENT_DECOMMISSION",
+	}
+	NodeIntent_value = map[string]int32{
+		"NODE_INTENT_UNSPECIFIED":  0,
+		"NODE_INTENT_DRAIN":        1,
+		"NODE_INTENT_DECOMMISSION": 2,
+	}
+)
+
+func (x NodeIntent) Enum() *NodeIntent {
+	p := new(NodeIntent)
+	*p = x
+	return p
+}
+
+func (x NodeIntent) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NodeIntent) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_cluster_proto_enumTypes[0].Descriptor()
+}
+
+func (NodeIntent) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_cluster_proto_enumTypes[0]
+}
+
+func (x NodeIntent) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NodeIntent.Descriptor instead.
+func (NodeIntent) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{0}
+}
+
 // MovePhase is how far a move is. Each says what is being done, and it may have
 // been done already.
 type MovePhase int32
@@ -68,11 +118,11 @@ func (x MovePhase) String() string {
 }
 
 func (MovePhase) Descriptor() protoreflect.EnumDescriptor {
-	return file_rowraft_v1_cluster_proto_enumTypes[0].Descriptor()
+	return file_rowraft_v1_cluster_proto_enumTypes[1].Descriptor()
 }
 
 func (MovePhase) Type() protoreflect.EnumType {
-	return &file_rowraft_v1_cluster_proto_enumTypes[0]
+	return &file_rowraft_v1_cluster_proto_enumTypes[1]
 }
 
 func (x MovePhase) Number() protoreflect.EnumNumber {
@@ -81,7 +131,174 @@ func (x MovePhase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MovePhase.Descriptor instead.
 func (MovePhase) EnumDescriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
+// MoveReason says who wanted a move.
+type MoveReason int32
+
+const (
+	MoveReason_MOVE_REASON_UNSPECIFIED  MoveReason = 0 // somebody asked for it
+	MoveReason_MOVE_REASON_DEAD         MoveReason = 1 // the server of the old replica has been silent for too long
+	MoveReason_MOVE_REASON_DECOMMISSION MoveReason = 2 // it is decommissioned
+	MoveReason_MOVE_REASON_MISSING      MoveReason = 3 // the shard has too few replicas
+	MoveReason_MOVE_REASON_ZONE         MoveReason = 4 // two replicas are in one zone
+	MoveReason_MOVE_REASON_BALANCE      MoveReason = 5 // one server has more replicas than another
+	MoveReason_MOVE_REASON_FENCED       MoveReason = 6 // the old replica is fenced
+)
+
+// Enum value maps for MoveReason.
+var (
+	MoveReason_name = map[int32]string{
+		0: "MOVE_REASON_UNSPECIFIED",
+		1: "MOVE_REASON_DEAD",
+		2: "MOVE_REASON_DECOMMISSION",
+		3: "MOVE_REASON_MISSING",
+		4: "MOVE_REASON_ZONE",
+		5: "MOVE_REASON_BALANCE",
+		6: "MOVE_REASON_FENCED",
+	}
+	MoveReason_value = map[string]int32{
+		"MOVE_REASON_UNSPECIFIED":  0,
+		"MOVE_REASON_DEAD":         1,
+		"MOVE_REASON_DECOMMISSION": 2,
+		"MOVE_REASON_MISSING":      3,
+		"MOVE_REASON_ZONE":         4,
+		"MOVE_REASON_BALANCE":      5,
+		"MOVE_REASON_FENCED":       6,
+	}
+)
+
+func (x MoveReason) Enum() *MoveReason {
+	p := new(MoveReason)
+	*p = x
+	return p
+}
+
+func (x MoveReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MoveReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_cluster_proto_enumTypes[2].Descriptor()
+}
+
+func (MoveReason) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_cluster_proto_enumTypes[2]
+}
+
+func (x MoveReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MoveReason.Descriptor instead.
+func (MoveReason) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
+// OperationKind is what an operation does with a server.
+type OperationKind int32
+
+const (
+	OperationKind_OPERATION_KIND_UNSPECIFIED  OperationKind = 0
+	OperationKind_OPERATION_KIND_DRAIN        OperationKind = 1 // hands over its leads
+	OperationKind_OPERATION_KIND_DECOMMISSION OperationKind = 2 // moves its replicas away
+	OperationKind_OPERATION_KIND_REPLACE      OperationKind = 3 // rebuilds the replicas of a dead one elsewhere
+)
+
+// Enum value maps for OperationKind.
+var (
+	OperationKind_name = map[int32]string{
+		0: "OPERATION_KIND_UNSPECIFIED",
+		1: "OPERATION_KIND_DRAIN",
+		2: "OPERATION_KIND_DECOMMISSION",
+		3: "OPERATION_KIND_REPLACE",
+	}
+	OperationKind_value = map[string]int32{
+		"OPERATION_KIND_UNSPECIFIED":  0,
+		"OPERATION_KIND_DRAIN":        1,
+		"OPERATION_KIND_DECOMMISSION": 2,
+		"OPERATION_KIND_REPLACE":      3,
+	}
+)
+
+func (x OperationKind) Enum() *OperationKind {
+	p := new(OperationKind)
+	*p = x
+	return p
+}
+
+func (x OperationKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OperationKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_cluster_proto_enumTypes[3].Descriptor()
+}
+
+func (OperationKind) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_cluster_proto_enumTypes[3]
+}
+
+func (x OperationKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OperationKind.Descriptor instead.
+func (OperationKind) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{3}
+}
+
+type OperationState int32
+
+const (
+	OperationState_OPERATION_STATE_UNSPECIFIED OperationState = 0
+	OperationState_OPERATION_STATE_RUNNING     OperationState = 1
+	OperationState_OPERATION_STATE_DONE        OperationState = 2
+	OperationState_OPERATION_STATE_CANCELLED   OperationState = 3
+)
+
+// Enum value maps for OperationState.
+var (
+	OperationState_name = map[int32]string{
+		0: "OPERATION_STATE_UNSPECIFIED",
+		1: "OPERATION_STATE_RUNNING",
+		2: "OPERATION_STATE_DONE",
+		3: "OPERATION_STATE_CANCELLED",
+	}
+	OperationState_value = map[string]int32{
+		"OPERATION_STATE_UNSPECIFIED": 0,
+		"OPERATION_STATE_RUNNING":     1,
+		"OPERATION_STATE_DONE":        2,
+		"OPERATION_STATE_CANCELLED":   3,
+	}
+)
+
+func (x OperationState) Enum() *OperationState {
+	p := new(OperationState)
+	*p = x
+	return p
+}
+
+func (x OperationState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OperationState) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_cluster_proto_enumTypes[4].Descriptor()
+}
+
+func (OperationState) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_cluster_proto_enumTypes[4]
+}
+
+func (x OperationState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OperationState.Descriptor instead.
+func (OperationState) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 type HelloRequest struct {
@@ -705,7 +922,9 @@ type Node struct {
 	Addr          string                 `protobuf:"bytes,3,opt,name=addr,proto3" json:"addr,omitempty"`
 	PeerAddr      string                 `protobuf:"bytes,4,opt,name=peer_addr,json=peerAddr,proto3" json:"peer_addr,omitempty"`
 	Scheduler     bool                   `protobuf:"varint,5,opt,name=scheduler,proto3" json:"scheduler,omitempty"`
-	NoShards      bool                   `protobuf:"varint,6,opt,name=no_shards,json=noShards,proto3" json:"no_shards,omitempty"` // a scheduler in a process of its own: it gets no replicas
+	NoShards      bool                   `protobuf:"varint,6,opt,name=no_shards,json=noShards,proto3" json:"no_shards,omitempty"`        // a scheduler in a process of its own: it gets no replicas
+	Labels        string                 `protobuf:"bytes,7,opt,name=labels,proto3" json:"labels,omitempty"`                             // key=value, by key, comma-separated
+	Intent        NodeIntent             `protobuf:"varint,8,opt,name=intent,proto3,enum=rowraft.v1.NodeIntent" json:"intent,omitempty"` // set by ChangeNode, never by the server itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -780,6 +999,20 @@ func (x *Node) GetNoShards() bool {
 		return x.NoShards
 	}
 	return false
+}
+
+func (x *Node) GetLabels() string {
+	if x != nil {
+		return x.Labels
+	}
+	return ""
+}
+
+func (x *Node) GetIntent() NodeIntent {
+	if x != nil {
+		return x.Intent
+	}
+	return NodeIntent_NODE_INTENT_UNSPECIFIED
 }
 
 type Replica struct {
@@ -1743,6 +1976,9 @@ type HeartbeatRequest struct {
 	Replicas        []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	ApplyVersion    uint32                 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"` // as in RegisterNodeRequest
 	MetadataVersion uint32                 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
+	Stopping        bool                   `protobuf:"varint,5,opt,name=stopping,proto3" json:"stopping,omitempty"` // it hands over its leads and ends
+	Version         string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`    // of the binary
+	UptimeNs        uint64                 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1815,6 +2051,27 @@ func (x *HeartbeatRequest) GetApplyVersion() uint32 {
 func (x *HeartbeatRequest) GetMetadataVersion() uint32 {
 	if x != nil {
 		return x.MetadataVersion
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetStopping() bool {
+	if x != nil {
+		return x.Stopping
+	}
+	return false
+}
+
+func (x *HeartbeatRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetUptimeNs() uint64 {
+	if x != nil {
+		return x.UptimeNs
 	}
 	return 0
 }
@@ -2322,6 +2579,10 @@ type NodeStatus struct {
 	SinceHeartbeatNs uint64                 `protobuf:"varint,3,opt,name=since_heartbeat_ns,json=sinceHeartbeatNs,proto3" json:"since_heartbeat_ns,omitempty"`
 	Replicas         []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	MetadataLeader   bool                   `protobuf:"varint,5,opt,name=metadata_leader,json=metadataLeader,proto3" json:"metadata_leader,omitempty"`
+	InStateNs        uint64                 `protobuf:"varint,6,opt,name=in_state_ns,json=inStateNs,proto3" json:"in_state_ns,omitempty"` // how long the leader of the metadata group has seen it so
+	Stopping         bool                   `protobuf:"varint,7,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	Version          string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	UptimeNs         uint64                 `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"` // as last told
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2389,6 +2650,34 @@ func (x *NodeStatus) GetMetadataLeader() bool {
 		return x.MetadataLeader
 	}
 	return false
+}
+
+func (x *NodeStatus) GetInStateNs() uint64 {
+	if x != nil {
+		return x.InStateNs
+	}
+	return 0
+}
+
+func (x *NodeStatus) GetStopping() bool {
+	if x != nil {
+		return x.Stopping
+	}
+	return false
+}
+
+func (x *NodeStatus) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *NodeStatus) GetUptimeNs() uint64 {
+	if x != nil {
+		return x.UptimeNs
+	}
+	return 0
 }
 
 type JobStatus struct {
@@ -2460,6 +2749,8 @@ type StatusReply struct {
 	ExpectedServers uint32                 `protobuf:"varint,5,opt,name=expected_servers,json=expectedServers,proto3" json:"expected_servers,omitempty"` // the shards are made once so many have registered
 	Moves           []*MoveStatus          `protobuf:"bytes,6,rep,name=moves,proto3" json:"moves,omitempty"`                                             // that run, by shard
 	FinishedMoves   []*Move                `protobuf:"bytes,7,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"`        // the last ones, oldest first
+	Operations      []*Operation           `protobuf:"bytes,8,rep,name=operations,proto3" json:"operations,omitempty"`                                   // by id: those that run, and the last that ended
+	ReplaceAfterNs  uint64                 `protobuf:"varint,9,opt,name=replace_after_ns,json=replaceAfterNs,proto3" json:"replace_after_ns,omitempty"`  // silence after which a server's replicas are rebuilt elsewhere; 0: never
 	Restored        *RestoredFrom          `protobuf:"bytes,20,opt,name=restored,proto3" json:"restored,omitempty"`                                      // where the tables come from; unset: from no checkpoint
 	Trainers        []*TrainerStatus       `protobuf:"bytes,21,rep,name=trainers,proto3" json:"trainers,omitempty"`                                      // by job and rank
 	unknownFields   protoimpl.UnknownFields
@@ -2543,6 +2834,20 @@ func (x *StatusReply) GetFinishedMoves() []*Move {
 		return x.FinishedMoves
 	}
 	return nil
+}
+
+func (x *StatusReply) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+func (x *StatusReply) GetReplaceAfterNs() uint64 {
+	if x != nil {
+		return x.ReplaceAfterNs
+	}
+	return 0
 }
 
 func (x *StatusReply) GetRestored() *RestoredFrom {
@@ -2699,7 +3004,7 @@ func (x *TrainerStatus) GetConnected() bool {
 }
 
 // Move takes a replica of a shard from one server to another: under a new id, which
-// is born with its data.
+// is born with its data. Without from a replica is added, without to one is removed.
 type Move struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2707,6 +3012,7 @@ type Move struct {
 	From          *Replica               `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
 	To            *Replica               `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
 	Phase         MovePhase              `protobuf:"varint,5,opt,name=phase,proto3,enum=rowraft.v1.MovePhase" json:"phase,omitempty"`
+	Reason        MoveReason             `protobuf:"varint,6,opt,name=reason,proto3,enum=rowraft.v1.MoveReason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2776,6 +3082,115 @@ func (x *Move) GetPhase() MovePhase {
 	return MovePhase_MOVE_PHASE_UNSPECIFIED
 }
 
+func (x *Move) GetReason() MoveReason {
+	if x != nil {
+		return x.Reason
+	}
+	return MoveReason_MOVE_REASON_UNSPECIFIED
+}
+
+// Operation is long work on a server that the leader of the metadata group does.
+// Ids are of one count with those of moves.
+type Operation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Kind          OperationKind          `protobuf:"varint,2,opt,name=kind,proto3,enum=rowraft.v1.OperationKind" json:"kind,omitempty"`
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"` // of the node, when it began
+	State         OperationState         `protobuf:"varint,5,opt,name=state,proto3,enum=rowraft.v1.OperationState" json:"state,omitempty"`
+	Total         uint64                 `protobuf:"varint,6,opt,name=total,proto3" json:"total,omitempty"`                            // what there was to do: leads of a drain, replicas of others
+	Left          uint64                 `protobuf:"varint,7,opt,name=left,proto3" json:"left,omitempty"`                              // of it; not logged
+	WaitingFor    string                 `protobuf:"bytes,8,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // for people; not logged
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operation) Reset() {
+	*x = Operation{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operation) ProtoMessage() {}
+
+func (x *Operation) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operation.ProtoReflect.Descriptor instead.
+func (*Operation) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Operation) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Operation) GetKind() OperationKind {
+	if x != nil {
+		return x.Kind
+	}
+	return OperationKind_OPERATION_KIND_UNSPECIFIED
+}
+
+func (x *Operation) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Operation) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Operation) GetState() OperationState {
+	if x != nil {
+		return x.State
+	}
+	return OperationState_OPERATION_STATE_UNSPECIFIED
+}
+
+func (x *Operation) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *Operation) GetLeft() uint64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *Operation) GetWaitingFor() string {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return ""
+}
+
 type MoveStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Move          *Move                  `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
@@ -2787,7 +3202,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +3214,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +3227,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -2848,7 +3263,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +3275,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +3288,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -2914,7 +3329,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2926,7 +3341,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2939,7 +3354,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -2966,7 +3381,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3393,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3406,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -3017,7 +3432,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3444,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3457,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -3050,6 +3465,182 @@ func (x *CancelMoveReply) GetMove() *Move {
 		return x.Move
 	}
 	return nil
+}
+
+type ChangeNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // id or name
+	Intent        NodeIntent             `protobuf:"varint,2,opt,name=intent,proto3,enum=rowraft.v1.NodeIntent" json:"intent,omitempty"`
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	Force         bool                   `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`                              // in spite of the risks
+	Expect        NodeIntent             `protobuf:"varint,5,opt,name=expect,proto3,enum=rowraft.v1.NodeIntent" json:"expect,omitempty"` // refused if the server's intent is another one than this …
+	ExpectAny     bool                   `protobuf:"varint,6,opt,name=expect_any,json=expectAny,proto3" json:"expect_any,omitempty"`     // … unless this is set
+	Operation     uint64                 `protobuf:"varint,7,opt,name=operation,proto3" json:"operation,omitempty"`                      // refused unless this one runs on the server; 0: whichever
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeNodeRequest) Reset() {
+	*x = ChangeNodeRequest{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeNodeRequest) ProtoMessage() {}
+
+func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeNodeRequest.ProtoReflect.Descriptor instead.
+func (*ChangeNodeRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ChangeNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ChangeNodeRequest) GetIntent() NodeIntent {
+	if x != nil {
+		return x.Intent
+	}
+	return NodeIntent_NODE_INTENT_UNSPECIFIED
+}
+
+func (x *ChangeNodeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *ChangeNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *ChangeNodeRequest) GetExpect() NodeIntent {
+	if x != nil {
+		return x.Expect
+	}
+	return NodeIntent_NODE_INTENT_UNSPECIFIED
+}
+
+func (x *ChangeNodeRequest) GetExpectAny() bool {
+	if x != nil {
+		return x.ExpectAny
+	}
+	return false
+}
+
+func (x *ChangeNodeRequest) GetOperation() uint64 {
+	if x != nil {
+		return x.Operation
+	}
+	return 0
+}
+
+type ChangeNodeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Operation     *Operation             `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"` // that has begun, or runs already; unset if nothing is to be done
+	Plan          []string               `protobuf:"bytes,3,rep,name=plan,proto3" json:"plan,omitempty"`           // what will be done, a sentence each
+	Risks         []string               `protobuf:"bytes,4,rep,name=risks,proto3" json:"risks,omitempty"`         // if there are any and force is not set, nothing was changed
+	Accepted      bool                   `protobuf:"varint,5,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	MapVersion    uint64                 `protobuf:"varint,6,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeNodeReply) Reset() {
+	*x = ChangeNodeReply{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeNodeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeNodeReply) ProtoMessage() {}
+
+func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeNodeReply.ProtoReflect.Descriptor instead.
+func (*ChangeNodeReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ChangeNodeReply) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *ChangeNodeReply) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *ChangeNodeReply) GetPlan() []string {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *ChangeNodeReply) GetRisks() []string {
+	if x != nil {
+		return x.Risks
+	}
+	return nil
+}
+
+func (x *ChangeNodeReply) GetAccepted() bool {
+	if x != nil {
+		return x.Accepted
+	}
+	return false
+}
+
+func (x *ChangeNodeReply) GetMapVersion() uint64 {
+	if x != nil {
+		return x.MapVersion
+	}
+	return 0
 }
 
 var File_rowraft_v1_cluster_proto protoreflect.FileDescriptor
@@ -3115,14 +3706,16 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x02l1\x18\n" +
 	" \x01(\x02R\x02l1\x12\x0e\n" +
 	"\x02l2\x18\v \x01(\x02R\x02l2\x12\x12\n" +
-	"\x04beta\x18\f \x01(\x02R\x04beta\"\x96\x01\n" +
+	"\x04beta\x18\f \x01(\x02R\x04beta\"\xde\x01\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04addr\x18\x03 \x01(\tR\x04addr\x12\x1b\n" +
 	"\tpeer_addr\x18\x04 \x01(\tR\bpeerAddr\x12\x1c\n" +
 	"\tscheduler\x18\x05 \x01(\bR\tscheduler\x12\x1b\n" +
-	"\tno_shards\x18\x06 \x01(\bR\bnoShards\"-\n" +
+	"\tno_shards\x18\x06 \x01(\bR\bnoShards\x12\x16\n" +
+	"\x06labels\x18\a \x01(\tR\x06labels\x12.\n" +
+	"\x06intent\x18\b \x01(\x0e2\x16.rowraft.v1.NodeIntentR\x06intent\"-\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\"\xc9\x01\n" +
@@ -3212,7 +3805,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\xf2\x01\n" +
+	"candidates\"\xc5\x02\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -3221,7 +3814,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"mapVersion\x125\n" +
 	"\breplicas\x18\x04 \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\x12#\n" +
 	"\rapply_version\x18\x14 \x01(\rR\fapplyVersion\x12)\n" +
-	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"N\n" +
+	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\x12\x1a\n" +
+	"\bstopping\x18\x05 \x01(\bR\bstopping\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\x12\x1b\n" +
+	"\tuptime_ns\x18\a \x01(\x04R\buptimeNs\"N\n" +
 	"\x0eHeartbeatReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x1b\n" +
@@ -3251,18 +3847,22 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\fJoinJobReply\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x0f\n" +
-	"\rStatusRequest\"\xd6\x01\n" +
+	"\rStatusRequest\"\xc9\x02\n" +
 	"\n" +
 	"NodeStatus\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12,\n" +
 	"\x12since_heartbeat_ns\x18\x03 \x01(\x04R\x10sinceHeartbeatNs\x125\n" +
 	"\breplicas\x18\x04 \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\x12'\n" +
-	"\x0fmetadata_leader\x18\x05 \x01(\bR\x0emetadataLeader\"Q\n" +
+	"\x0fmetadata_leader\x18\x05 \x01(\bR\x0emetadataLeader\x12\x1e\n" +
+	"\vin_state_ns\x18\x06 \x01(\x04R\tinStateNs\x12\x1a\n" +
+	"\bstopping\x18\a \x01(\bR\bstopping\x12\x18\n" +
+	"\aversion\x18\b \x01(\tR\aversion\x12\x1b\n" +
+	"\tuptime_ns\x18\t \x01(\x04R\buptimeNs\"Q\n" +
 	"\tJobStatus\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\amembers\x18\x03 \x03(\tR\amembers\"\xa4\x03\n" +
+	"\amembers\x18\x03 \x03(\tR\amembers\"\x85\x04\n" +
 	"\vStatusReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12,\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x16.rowraft.v1.NodeStatusR\x05nodes\x12\x1a\n" +
@@ -3270,7 +3870,11 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04jobs\x18\x04 \x03(\v2\x15.rowraft.v1.JobStatusR\x04jobs\x12)\n" +
 	"\x10expected_servers\x18\x05 \x01(\rR\x0fexpectedServers\x12,\n" +
 	"\x05moves\x18\x06 \x03(\v2\x16.rowraft.v1.MoveStatusR\x05moves\x127\n" +
-	"\x0efinished_moves\x18\a \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x124\n" +
+	"\x0efinished_moves\x18\a \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x125\n" +
+	"\n" +
+	"operations\x18\b \x03(\v2\x15.rowraft.v1.OperationR\n" +
+	"operations\x12(\n" +
+	"\x10replace_after_ns\x18\t \x01(\x04R\x0ereplaceAfterNs\x124\n" +
 	"\brestored\x18\x14 \x01(\v2\x18.rowraft.v1.RestoredFromR\brestored\x125\n" +
 	"\btrainers\x18\x15 \x03(\v2\x19.rowraft.v1.TrainerStatusR\btrainers\"T\n" +
 	"\fRestoredFrom\x12\x0e\n" +
@@ -3282,13 +3886,24 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
 	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x12\n" +
 	"\x04left\x18\x04 \x01(\bR\x04left\x12\x1c\n" +
-	"\tconnected\x18\x05 \x01(\bR\tconnected\"\xa7\x01\n" +
+	"\tconnected\x18\x05 \x01(\bR\tconnected\"\xd7\x01\n" +
 	"\x04Move\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12'\n" +
 	"\x04from\x18\x03 \x01(\v2\x13.rowraft.v1.ReplicaR\x04from\x12#\n" +
 	"\x02to\x18\x04 \x01(\v2\x13.rowraft.v1.ReplicaR\x02to\x12+\n" +
-	"\x05phase\x18\x05 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x05phase\"t\n" +
+	"\x05phase\x18\x05 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x05phase\x12.\n" +
+	"\x06reason\x18\x06 \x01(\x0e2\x16.rowraft.v1.MoveReasonR\x06reason\"\xef\x01\n" +
+	"\tOperation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x19.rowraft.v1.OperationKindR\x04kind\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x120\n" +
+	"\x05state\x18\x05 \x01(\x0e2\x1a.rowraft.v1.OperationStateR\x05state\x12\x14\n" +
+	"\x05total\x18\x06 \x01(\x04R\x05total\x12\x12\n" +
+	"\x04left\x18\a \x01(\x04R\x04left\x12\x1f\n" +
+	"\vwaiting_for\x18\b \x01(\tR\n" +
+	"waitingFor\"t\n" +
 	"\n" +
 	"MoveStatus\x12$\n" +
 	"\x04move\x18\x01 \x01(\v2\x10.rowraft.v1.MoveR\x04move\x12\x1f\n" +
@@ -3310,7 +3925,29 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x17\n" +
 	"\amove_id\x18\x02 \x01(\x04R\x06moveId\"7\n" +
 	"\x0fCancelMoveReply\x12$\n" +
-	"\x04move\x18\x01 \x01(\v2\x10.rowraft.v1.MoveR\x04move*\xb2\x01\n" +
+	"\x04move\x18\x01 \x01(\v2\x10.rowraft.v1.MoveR\x04move\"\xf3\x01\n" +
+	"\x11ChangeNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12.\n" +
+	"\x06intent\x18\x02 \x01(\x0e2\x16.rowraft.v1.NodeIntentR\x06intent\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\x12.\n" +
+	"\x06expect\x18\x05 \x01(\x0e2\x16.rowraft.v1.NodeIntentR\x06expect\x12\x1d\n" +
+	"\n" +
+	"expect_any\x18\x06 \x01(\bR\texpectAny\x12\x1c\n" +
+	"\toperation\x18\a \x01(\x04R\toperation\"\xd3\x01\n" +
+	"\x0fChangeNodeReply\x12$\n" +
+	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x123\n" +
+	"\toperation\x18\x02 \x01(\v2\x15.rowraft.v1.OperationR\toperation\x12\x12\n" +
+	"\x04plan\x18\x03 \x03(\tR\x04plan\x12\x14\n" +
+	"\x05risks\x18\x04 \x03(\tR\x05risks\x12\x1a\n" +
+	"\baccepted\x18\x05 \x01(\bR\baccepted\x12\x1f\n" +
+	"\vmap_version\x18\x06 \x01(\x04R\n" +
+	"mapVersion*^\n" +
+	"\n" +
+	"NodeIntent\x12\x1b\n" +
+	"\x17NODE_INTENT_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11NODE_INTENT_DRAIN\x10\x01\x12\x1c\n" +
+	"\x18NODE_INTENT_DECOMMISSION\x10\x02*\xb2\x01\n" +
 	"\tMovePhase\x12\x1a\n" +
 	"\x16MOVE_PHASE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10MOVE_PHASE_LEARN\x10\x01\x12\x16\n" +
@@ -3318,7 +3955,26 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x11MOVE_PHASE_REMOVE\x10\x03\x12\x15\n" +
 	"\x11MOVE_PHASE_CANCEL\x10\x04\x12\x13\n" +
 	"\x0fMOVE_PHASE_DONE\x10\x05\x12\x18\n" +
-	"\x14MOVE_PHASE_CANCELLED\x10\x062\x9f\x06\n" +
+	"\x14MOVE_PHASE_CANCELLED\x10\x06*\xbd\x01\n" +
+	"\n" +
+	"MoveReason\x12\x1b\n" +
+	"\x17MOVE_REASON_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10MOVE_REASON_DEAD\x10\x01\x12\x1c\n" +
+	"\x18MOVE_REASON_DECOMMISSION\x10\x02\x12\x17\n" +
+	"\x13MOVE_REASON_MISSING\x10\x03\x12\x14\n" +
+	"\x10MOVE_REASON_ZONE\x10\x04\x12\x17\n" +
+	"\x13MOVE_REASON_BALANCE\x10\x05\x12\x16\n" +
+	"\x12MOVE_REASON_FENCED\x10\x06*\x86\x01\n" +
+	"\rOperationKind\x12\x1e\n" +
+	"\x1aOPERATION_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14OPERATION_KIND_DRAIN\x10\x01\x12\x1f\n" +
+	"\x1bOPERATION_KIND_DECOMMISSION\x10\x02\x12\x1a\n" +
+	"\x16OPERATION_KIND_REPLACE\x10\x03*\x87\x01\n" +
+	"\x0eOperationState\x12\x1f\n" +
+	"\x1bOPERATION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17OPERATION_STATE_RUNNING\x10\x01\x12\x18\n" +
+	"\x14OPERATION_STATE_DONE\x10\x02\x12\x1d\n" +
+	"\x19OPERATION_STATE_CANCELLED\x10\x032\xe9\x06\n" +
 	"\aCluster\x129\n" +
 	"\x05Hello\x12\x18.rowraft.v1.HelloRequest\x1a\x16.rowraft.v1.HelloReply\x12<\n" +
 	"\x06GetMap\x12\x19.rowraft.v1.GetMapRequest\x1a\x17.rowraft.v1.GetMapReply\x12N\n" +
@@ -3331,7 +3987,9 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x06Status\x12\x19.rowraft.v1.StatusRequest\x1a\x17.rowraft.v1.StatusReply\x12K\n" +
 	"\vMoveReplica\x12\x1e.rowraft.v1.MoveReplicaRequest\x1a\x1c.rowraft.v1.MoveReplicaReply\x12H\n" +
 	"\n" +
-	"CancelMove\x12\x1d.rowraft.v1.CancelMoveRequest\x1a\x1b.rowraft.v1.CancelMoveReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"CancelMove\x12\x1d.rowraft.v1.CancelMoveRequest\x1a\x1b.rowraft.v1.CancelMoveReply\x12H\n" +
+	"\n" +
+	"ChangeNode\x12\x1d.rowraft.v1.ChangeNodeRequest\x1a\x1b.rowraft.v1.ChangeNodeReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_cluster_proto_rawDescOnce sync.Once
@@ -3345,116 +4003,134 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_cluster_proto_rawDescData
 }
 
-var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
-	(MovePhase)(0),                  // 0: rowraft.v1.MovePhase
-	(*HelloRequest)(nil),            // 1: rowraft.v1.HelloRequest
-	(*HelloReply)(nil),              // 2: rowraft.v1.HelloReply
-	(*TableSchema)(nil),             // 3: rowraft.v1.TableSchema
-	(*Admission)(nil),               // 4: rowraft.v1.Admission
-	(*Capacity)(nil),                // 5: rowraft.v1.Capacity
-	(*Initializer)(nil),             // 6: rowraft.v1.Initializer
-	(*Optimizer)(nil),               // 7: rowraft.v1.Optimizer
-	(*Node)(nil),                    // 8: rowraft.v1.Node
-	(*Replica)(nil),                 // 9: rowraft.v1.Replica
-	(*Shard)(nil),                   // 10: rowraft.v1.Shard
-	(*RemovedReplica)(nil),          // 11: rowraft.v1.RemovedReplica
-	(*Map)(nil),                     // 12: rowraft.v1.Map
-	(*LeaderHint)(nil),              // 13: rowraft.v1.LeaderHint
-	(*GetMapRequest)(nil),           // 14: rowraft.v1.GetMapRequest
-	(*GetMapReply)(nil),             // 15: rowraft.v1.GetMapReply
-	(*RegisterNodeRequest)(nil),     // 16: rowraft.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),       // 17: rowraft.v1.RegisterNodeReply
-	(*ReplicaStatus)(nil),           // 18: rowraft.v1.ReplicaStatus
-	(*MemberStatus)(nil),            // 19: rowraft.v1.MemberStatus
-	(*TableStats)(nil),              // 20: rowraft.v1.TableStats
-	(*HeartbeatRequest)(nil),        // 21: rowraft.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),          // 22: rowraft.v1.HeartbeatReply
-	(*DropTableRequest)(nil),        // 23: rowraft.v1.DropTableRequest
-	(*DropTableReply)(nil),          // 24: rowraft.v1.DropTableReply
-	(*CreateTableRequest)(nil),      // 25: rowraft.v1.CreateTableRequest
-	(*CreateTableReply)(nil),        // 26: rowraft.v1.CreateTableReply
-	(*IssueIncarnationRequest)(nil), // 27: rowraft.v1.IssueIncarnationRequest
-	(*IssueIncarnationReply)(nil),   // 28: rowraft.v1.IssueIncarnationReply
-	(*JoinJobRequest)(nil),          // 29: rowraft.v1.JoinJobRequest
-	(*JoinJobReply)(nil),            // 30: rowraft.v1.JoinJobReply
-	(*StatusRequest)(nil),           // 31: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 32: rowraft.v1.NodeStatus
-	(*JobStatus)(nil),               // 33: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 34: rowraft.v1.StatusReply
-	(*RestoredFrom)(nil),            // 35: rowraft.v1.RestoredFrom
-	(*TrainerStatus)(nil),           // 36: rowraft.v1.TrainerStatus
-	(*Move)(nil),                    // 37: rowraft.v1.Move
-	(*MoveStatus)(nil),              // 38: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 39: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 40: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 41: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 42: rowraft.v1.CancelMoveReply
+	(NodeIntent)(0),                 // 0: rowraft.v1.NodeIntent
+	(MovePhase)(0),                  // 1: rowraft.v1.MovePhase
+	(MoveReason)(0),                 // 2: rowraft.v1.MoveReason
+	(OperationKind)(0),              // 3: rowraft.v1.OperationKind
+	(OperationState)(0),             // 4: rowraft.v1.OperationState
+	(*HelloRequest)(nil),            // 5: rowraft.v1.HelloRequest
+	(*HelloReply)(nil),              // 6: rowraft.v1.HelloReply
+	(*TableSchema)(nil),             // 7: rowraft.v1.TableSchema
+	(*Admission)(nil),               // 8: rowraft.v1.Admission
+	(*Capacity)(nil),                // 9: rowraft.v1.Capacity
+	(*Initializer)(nil),             // 10: rowraft.v1.Initializer
+	(*Optimizer)(nil),               // 11: rowraft.v1.Optimizer
+	(*Node)(nil),                    // 12: rowraft.v1.Node
+	(*Replica)(nil),                 // 13: rowraft.v1.Replica
+	(*Shard)(nil),                   // 14: rowraft.v1.Shard
+	(*RemovedReplica)(nil),          // 15: rowraft.v1.RemovedReplica
+	(*Map)(nil),                     // 16: rowraft.v1.Map
+	(*LeaderHint)(nil),              // 17: rowraft.v1.LeaderHint
+	(*GetMapRequest)(nil),           // 18: rowraft.v1.GetMapRequest
+	(*GetMapReply)(nil),             // 19: rowraft.v1.GetMapReply
+	(*RegisterNodeRequest)(nil),     // 20: rowraft.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),       // 21: rowraft.v1.RegisterNodeReply
+	(*ReplicaStatus)(nil),           // 22: rowraft.v1.ReplicaStatus
+	(*MemberStatus)(nil),            // 23: rowraft.v1.MemberStatus
+	(*TableStats)(nil),              // 24: rowraft.v1.TableStats
+	(*HeartbeatRequest)(nil),        // 25: rowraft.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),          // 26: rowraft.v1.HeartbeatReply
+	(*DropTableRequest)(nil),        // 27: rowraft.v1.DropTableRequest
+	(*DropTableReply)(nil),          // 28: rowraft.v1.DropTableReply
+	(*CreateTableRequest)(nil),      // 29: rowraft.v1.CreateTableRequest
+	(*CreateTableReply)(nil),        // 30: rowraft.v1.CreateTableReply
+	(*IssueIncarnationRequest)(nil), // 31: rowraft.v1.IssueIncarnationRequest
+	(*IssueIncarnationReply)(nil),   // 32: rowraft.v1.IssueIncarnationReply
+	(*JoinJobRequest)(nil),          // 33: rowraft.v1.JoinJobRequest
+	(*JoinJobReply)(nil),            // 34: rowraft.v1.JoinJobReply
+	(*StatusRequest)(nil),           // 35: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 36: rowraft.v1.NodeStatus
+	(*JobStatus)(nil),               // 37: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 38: rowraft.v1.StatusReply
+	(*RestoredFrom)(nil),            // 39: rowraft.v1.RestoredFrom
+	(*TrainerStatus)(nil),           // 40: rowraft.v1.TrainerStatus
+	(*Move)(nil),                    // 41: rowraft.v1.Move
+	(*Operation)(nil),               // 42: rowraft.v1.Operation
+	(*MoveStatus)(nil),              // 43: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 44: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 45: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 46: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 47: rowraft.v1.CancelMoveReply
+	(*ChangeNodeRequest)(nil),       // 48: rowraft.v1.ChangeNodeRequest
+	(*ChangeNodeReply)(nil),         // 49: rowraft.v1.ChangeNodeReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
-	8,  // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
-	6,  // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
-	7,  // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
-	4,  // 3: rowraft.v1.TableSchema.admission:type_name -> rowraft.v1.Admission
-	5,  // 4: rowraft.v1.TableSchema.capacity:type_name -> rowraft.v1.Capacity
-	9,  // 5: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
-	9,  // 6: rowraft.v1.Shard.learners:type_name -> rowraft.v1.Replica
-	11, // 7: rowraft.v1.Shard.removed:type_name -> rowraft.v1.RemovedReplica
-	9,  // 8: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
-	8,  // 9: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
-	10, // 10: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
-	3,  // 11: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
-	12, // 12: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
-	13, // 13: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
-	8,  // 14: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
-	20, // 15: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
-	19, // 16: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
-	18, // 17: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
-	3,  // 18: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
-	3,  // 19: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
-	8,  // 20: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
-	18, // 21: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
-	12, // 22: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	32, // 23: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	33, // 24: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	38, // 25: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	37, // 26: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	35, // 27: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
-	36, // 28: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
-	9,  // 29: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
-	9,  // 30: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
-	0,  // 31: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	37, // 32: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	37, // 33: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	37, // 34: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
-	1,  // 35: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	14, // 36: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	16, // 37: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	21, // 38: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	25, // 39: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	23, // 40: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
-	27, // 41: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	29, // 42: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	31, // 43: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	39, // 44: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	41, // 45: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	2,  // 46: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	15, // 47: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	17, // 48: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	22, // 49: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	26, // 50: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	24, // 51: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
-	28, // 52: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	30, // 53: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	34, // 54: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	40, // 55: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	42, // 56: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	46, // [46:57] is the sub-list for method output_type
-	35, // [35:46] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	12, // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
+	10, // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
+	11, // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
+	8,  // 3: rowraft.v1.TableSchema.admission:type_name -> rowraft.v1.Admission
+	9,  // 4: rowraft.v1.TableSchema.capacity:type_name -> rowraft.v1.Capacity
+	0,  // 5: rowraft.v1.Node.intent:type_name -> rowraft.v1.NodeIntent
+	13, // 6: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
+	13, // 7: rowraft.v1.Shard.learners:type_name -> rowraft.v1.Replica
+	15, // 8: rowraft.v1.Shard.removed:type_name -> rowraft.v1.RemovedReplica
+	13, // 9: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
+	12, // 10: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
+	14, // 11: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
+	7,  // 12: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
+	16, // 13: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
+	17, // 14: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
+	12, // 15: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
+	24, // 16: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
+	23, // 17: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
+	22, // 18: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
+	7,  // 19: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
+	7,  // 20: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
+	12, // 21: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
+	22, // 22: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
+	16, // 23: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
+	36, // 24: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	37, // 25: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	43, // 26: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	41, // 27: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	42, // 28: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
+	39, // 29: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
+	40, // 30: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	13, // 31: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	13, // 32: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	1,  // 33: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	2,  // 34: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
+	3,  // 35: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
+	4,  // 36: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
+	41, // 37: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	41, // 38: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	41, // 39: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	0,  // 40: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
+	0,  // 41: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
+	12, // 42: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
+	42, // 43: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
+	5,  // 44: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	18, // 45: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	20, // 46: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	25, // 47: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	29, // 48: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	27, // 49: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
+	31, // 50: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	33, // 51: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	35, // 52: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	44, // 53: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	46, // 54: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	48, // 55: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
+	6,  // 56: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	19, // 57: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	21, // 58: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	26, // 59: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	30, // 60: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	28, // 61: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
+	32, // 62: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	34, // 63: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	38, // 64: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	45, // 65: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	47, // 66: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	49, // 67: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
+	56, // [56:68] is the sub-list for method output_type
+	44, // [44:56] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
@@ -3467,8 +4143,8 @@ func file_rowraft_v1_cluster_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   42,
+			NumEnums:      5,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

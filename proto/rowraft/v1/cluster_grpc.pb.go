@@ -30,6 +30,7 @@ const (
 	Cluster_Status_FullMethodName           = "/rowraft.v1.Cluster/Status"
 	Cluster_MoveReplica_FullMethodName      = "/rowraft.v1.Cluster/MoveReplica"
 	Cluster_CancelMove_FullMethodName       = "/rowraft.v1.Cluster/CancelMove"
+	Cluster_ChangeNode_FullMethodName       = "/rowraft.v1.Cluster/ChangeNode"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -64,6 +65,9 @@ type ClusterClient interface {
 	MoveReplica(ctx context.Context, in *MoveReplicaRequest, opts ...grpc.CallOption) (*MoveReplicaReply, error)
 	// CancelMove undoes a move whose learner has not been promoted.
 	CancelMove(ctx context.Context, in *CancelMoveRequest, opts ...grpc.CallOption) (*CancelMoveReply, error)
+	// ChangeNode says what a server is to do from now on, and returns at once: the
+	// operation that it begins goes on by itself. A dry run only tells the plan.
+	ChangeNode(ctx context.Context, in *ChangeNodeRequest, opts ...grpc.CallOption) (*ChangeNodeReply, error)
 }
 
 type clusterClient struct {
@@ -184,6 +188,16 @@ func (c *clusterClient) CancelMove(ctx context.Context, in *CancelMoveRequest, o
 	return out, nil
 }
 
+func (c *clusterClient) ChangeNode(ctx context.Context, in *ChangeNodeRequest, opts ...grpc.CallOption) (*ChangeNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ChangeNodeReply)
+	err := c.cc.Invoke(ctx, Cluster_ChangeNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -216,6 +230,9 @@ type ClusterServer interface {
 	MoveReplica(context.Context, *MoveReplicaRequest) (*MoveReplicaReply, error)
 	// CancelMove undoes a move whose learner has not been promoted.
 	CancelMove(context.Context, *CancelMoveRequest) (*CancelMoveReply, error)
+	// ChangeNode says what a server is to do from now on, and returns at once: the
+	// operation that it begins goes on by itself. A dry run only tells the plan.
+	ChangeNode(context.Context, *ChangeNodeRequest) (*ChangeNodeReply, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -258,6 +275,9 @@ func (UnimplementedClusterServer) MoveReplica(context.Context, *MoveReplicaReque
 }
 func (UnimplementedClusterServer) CancelMove(context.Context, *CancelMoveRequest) (*CancelMoveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelMove not implemented")
+}
+func (UnimplementedClusterServer) ChangeNode(context.Context, *ChangeNodeRequest) (*ChangeNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChangeNode not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -478,6 +498,24 @@ func _Cluster_CancelMove_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ChangeNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChangeNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ChangeNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ChangeNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ChangeNode(ctx, req.(*ChangeNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -528,6 +566,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelMove",
 			Handler:    _Cluster_CancelMove_Handler,
+		},
+		{
+			MethodName: "ChangeNode",
+			Handler:    _Cluster_ChangeNode_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

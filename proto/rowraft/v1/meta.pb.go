@@ -55,6 +55,9 @@ type MetaCommand struct {
 	//	*MetaCommand_ForgetRun
 	//	*MetaCommand_SettleParts
 	//	*MetaCommand_RaiseVersions
+	//	*MetaCommand_SetIntent
+	//	*MetaCommand_EndOperation
+	//	*MetaCommand_RetireNode
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -358,6 +361,33 @@ func (x *MetaCommand) GetRaiseVersions() *MetaRaiseVersions {
 	return nil
 }
 
+func (x *MetaCommand) GetSetIntent() *MetaSetIntent {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_SetIntent); ok {
+			return x.SetIntent
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetEndOperation() *MetaEndOperation {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_EndOperation); ok {
+			return x.EndOperation
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetRetireNode() *MetaRetireNode {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_RetireNode); ok {
+			return x.RetireNode
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -478,6 +508,18 @@ type MetaCommand_RaiseVersions struct {
 	RaiseVersions *MetaRaiseVersions `protobuf:"bytes,80,opt,name=raise_versions,json=raiseVersions,proto3,oneof"` // since version 8
 }
 
+type MetaCommand_SetIntent struct {
+	SetIntent *MetaSetIntent `protobuf:"bytes,67,opt,name=set_intent,json=setIntent,proto3,oneof"` // since version 10
+}
+
+type MetaCommand_EndOperation struct {
+	EndOperation *MetaEndOperation `protobuf:"bytes,68,opt,name=end_operation,json=endOperation,proto3,oneof"` // since version 10
+}
+
+type MetaCommand_RetireNode struct {
+	RetireNode *MetaRetireNode `protobuf:"bytes,69,opt,name=retire_node,json=retireNode,proto3,oneof"` // since version 10
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -535,6 +577,12 @@ func (*MetaCommand_ForgetRun) isMetaCommand_Command() {}
 func (*MetaCommand_SettleParts) isMetaCommand_Command() {}
 
 func (*MetaCommand_RaiseVersions) isMetaCommand_Command() {}
+
+func (*MetaCommand_SetIntent) isMetaCommand_Command() {}
+
+func (*MetaCommand_EndOperation) isMetaCommand_Command() {}
+
+func (*MetaCommand_RetireNode) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -999,8 +1047,9 @@ type MetaStartMove struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	FromNode      string                 `protobuf:"bytes,2,opt,name=from_node,json=fromNode,proto3" json:"from_node,omitempty"`
-	To            *Replica               `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`                                    // its id is new
-	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // refused if the map has another one
+	To            *Replica               `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`                                     // its id is new
+	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`  // refused if the map has another one
+	Reason        MoveReason             `protobuf:"varint,5,opt,name=reason,proto3,enum=rowraft.v1.MoveReason" json:"reason,omitempty"` // since version 10
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1063,6 +1112,183 @@ func (x *MetaStartMove) GetMapVersion() uint64 {
 	return 0
 }
 
+func (x *MetaStartMove) GetReason() MoveReason {
+	if x != nil {
+		return x.Reason
+	}
+	return MoveReason_MOVE_REASON_UNSPECIFIED
+}
+
+// MetaSetIntent says what a server is to do, ends the operation that runs on it and,
+// with a kind, begins another one.
+type MetaSetIntent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	From          NodeIntent             `protobuf:"varint,2,opt,name=from,proto3,enum=rowraft.v1.NodeIntent" json:"from,omitempty"` // refused if the server's intent is another one
+	To            NodeIntent             `protobuf:"varint,3,opt,name=to,proto3,enum=rowraft.v1.NodeIntent" json:"to,omitempty"`
+	Kind          OperationKind          `protobuf:"varint,4,opt,name=kind,proto3,enum=rowraft.v1.OperationKind" json:"kind,omitempty"` // of the operation that begins; 0: none
+	Total         uint64                 `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`                             // of that operation
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaSetIntent) Reset() {
+	*x = MetaSetIntent{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaSetIntent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaSetIntent) ProtoMessage() {}
+
+func (x *MetaSetIntent) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaSetIntent.ProtoReflect.Descriptor instead.
+func (*MetaSetIntent) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *MetaSetIntent) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *MetaSetIntent) GetFrom() NodeIntent {
+	if x != nil {
+		return x.From
+	}
+	return NodeIntent_NODE_INTENT_UNSPECIFIED
+}
+
+func (x *MetaSetIntent) GetTo() NodeIntent {
+	if x != nil {
+		return x.To
+	}
+	return NodeIntent_NODE_INTENT_UNSPECIFIED
+}
+
+func (x *MetaSetIntent) GetKind() OperationKind {
+	if x != nil {
+		return x.Kind
+	}
+	return OperationKind_OPERATION_KIND_UNSPECIFIED
+}
+
+func (x *MetaSetIntent) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+// MetaEndOperation says that an operation is done. One that does not run changes
+// nothing.
+type MetaEndOperation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaEndOperation) Reset() {
+	*x = MetaEndOperation{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaEndOperation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaEndOperation) ProtoMessage() {}
+
+func (x *MetaEndOperation) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaEndOperation.ProtoReflect.Descriptor instead.
+func (*MetaEndOperation) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *MetaEndOperation) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+// MetaRetireNode takes a server that is decommissioned and has no replica off the map.
+// Its id never comes back.
+type MetaRetireNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaRetireNode) Reset() {
+	*x = MetaRetireNode{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaRetireNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaRetireNode) ProtoMessage() {}
+
+func (x *MetaRetireNode) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaRetireNode.ProtoReflect.Descriptor instead.
+func (*MetaRetireNode) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *MetaRetireNode) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
 // MetaAdvanceMove takes a move from one phase to a later one; refused if it is not
 // in that phase.
 type MetaAdvanceMove struct {
@@ -1076,7 +1302,7 @@ type MetaAdvanceMove struct {
 
 func (x *MetaAdvanceMove) Reset() {
 	*x = MetaAdvanceMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1314,7 @@ func (x *MetaAdvanceMove) String() string {
 func (*MetaAdvanceMove) ProtoMessage() {}
 
 func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1327,7 @@ func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAdvanceMove.ProtoReflect.Descriptor instead.
 func (*MetaAdvanceMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MetaAdvanceMove) GetMoveId() uint64 {
@@ -1137,7 +1363,7 @@ type MetaForgetReplica struct {
 
 func (x *MetaForgetReplica) Reset() {
 	*x = MetaForgetReplica{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1375,7 @@ func (x *MetaForgetReplica) String() string {
 func (*MetaForgetReplica) ProtoMessage() {}
 
 func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1388,7 @@ func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetReplica.ProtoReflect.Descriptor instead.
 func (*MetaForgetReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MetaForgetReplica) GetShard() uint32 {
@@ -1190,7 +1416,7 @@ type MetaEnterJob struct {
 
 func (x *MetaEnterJob) Reset() {
 	*x = MetaEnterJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1202,7 +1428,7 @@ func (x *MetaEnterJob) String() string {
 func (*MetaEnterJob) ProtoMessage() {}
 
 func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1215,7 +1441,7 @@ func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEnterJob.ProtoReflect.Descriptor instead.
 func (*MetaEnterJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MetaEnterJob) GetRequest() *EnterRequest {
@@ -1245,7 +1471,7 @@ type MetaLeaveJob struct {
 
 func (x *MetaLeaveJob) Reset() {
 	*x = MetaLeaveJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1483,7 @@ func (x *MetaLeaveJob) String() string {
 func (*MetaLeaveJob) ProtoMessage() {}
 
 func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1496,7 @@ func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeaveJob.ProtoReflect.Descriptor instead.
 func (*MetaLeaveJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MetaLeaveJob) GetIdentity() *JobIdentity {
@@ -1311,7 +1537,7 @@ type MetaTakePart struct {
 
 func (x *MetaTakePart) Reset() {
 	*x = MetaTakePart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1549,7 @@ func (x *MetaTakePart) String() string {
 func (*MetaTakePart) ProtoMessage() {}
 
 func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1562,7 @@ func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTakePart.ProtoReflect.Descriptor instead.
 func (*MetaTakePart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MetaTakePart) GetIdentity() *JobIdentity {
@@ -1364,7 +1590,7 @@ type MetaEndPart struct {
 
 func (x *MetaEndPart) Reset() {
 	*x = MetaEndPart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1376,7 +1602,7 @@ func (x *MetaEndPart) String() string {
 func (*MetaEndPart) ProtoMessage() {}
 
 func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1389,7 +1615,7 @@ func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPart.ProtoReflect.Descriptor instead.
 func (*MetaEndPart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaEndPart) GetIdentity() *JobIdentity {
@@ -1423,7 +1649,7 @@ type MetaStopJob struct {
 
 func (x *MetaStopJob) Reset() {
 	*x = MetaStopJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1661,7 @@ func (x *MetaStopJob) String() string {
 func (*MetaStopJob) ProtoMessage() {}
 
 func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1674,7 @@ func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStopJob.ProtoReflect.Descriptor instead.
 func (*MetaStopJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaStopJob) GetJob() string {
@@ -1479,7 +1705,7 @@ type MetaStartGeneration struct {
 
 func (x *MetaStartGeneration) Reset() {
 	*x = MetaStartGeneration{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1717,7 @@ func (x *MetaStartGeneration) String() string {
 func (*MetaStartGeneration) ProtoMessage() {}
 
 func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1730,7 @@ func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartGeneration.ProtoReflect.Descriptor instead.
 func (*MetaStartGeneration) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaStartGeneration) GetJob() string {
@@ -1545,7 +1771,7 @@ type MetaForgetRun struct {
 
 func (x *MetaForgetRun) Reset() {
 	*x = MetaForgetRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1783,7 @@ func (x *MetaForgetRun) String() string {
 func (*MetaForgetRun) ProtoMessage() {}
 
 func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1796,7 @@ func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetRun.ProtoReflect.Descriptor instead.
 func (*MetaForgetRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaForgetRun) GetRun() []byte {
@@ -1592,7 +1818,7 @@ type MetaSettleParts struct {
 
 func (x *MetaSettleParts) Reset() {
 	*x = MetaSettleParts{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +1830,7 @@ func (x *MetaSettleParts) String() string {
 func (*MetaSettleParts) ProtoMessage() {}
 
 func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +1843,7 @@ func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSettleParts.ProtoReflect.Descriptor instead.
 func (*MetaSettleParts) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaSettleParts) GetJob() string {
@@ -1671,7 +1897,7 @@ type MetaRun struct {
 
 func (x *MetaRun) Reset() {
 	*x = MetaRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1909,7 @@ func (x *MetaRun) String() string {
 func (*MetaRun) ProtoMessage() {}
 
 func (x *MetaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1922,7 @@ func (x *MetaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
 func (*MetaRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaRun) GetJob() string {
@@ -1851,7 +2077,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +2089,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +2102,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaJob) GetName() string {
@@ -1910,7 +2136,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2148,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2161,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -1961,7 +2187,7 @@ type MetaState struct {
 	Jobs            []*MetaJob             `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`                                        // by name
 	Moves           []*Move                `protobuf:"bytes,5,rep,name=moves,proto3" json:"moves,omitempty"`                                      // that run, by shard; since version 2
 	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first; since version 2
-	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2
+	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2. Since version 10 operations count with them
 	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
 	Restored        *MetaRestored          `protobuf:"bytes,30,opt,name=restored,proto3" json:"restored,omitempty"`                               // the tables come from this checkpoint; since version 5
 	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank; since version 5
@@ -1970,13 +2196,15 @@ type MetaState struct {
 	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first; since version 4
 	Runs            []*MetaRun             `protobuf:"bytes,50,rep,name=runs,proto3" json:"runs,omitempty"`                                       // by job; since version 7
 	EndedRuns       [][]byte               `protobuf:"bytes,51,rep,name=ended_runs,json=endedRuns,proto3" json:"ended_runs,omitempty"`            // that shards are to forget, oldest first; since version 7
+	Operations      []*Operation           `protobuf:"bytes,60,rep,name=operations,proto3" json:"operations,omitempty"`                           // by id: those that run, and the last 32 that ended; since version 10
+	Retired         []string               `protobuf:"bytes,61,rep,name=retired,proto3" json:"retired,omitempty"`                                 // ids of the last 1024 nodes that were retired, oldest first; since version 10
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2216,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2229,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -2109,6 +2337,20 @@ func (x *MetaState) GetEndedRuns() [][]byte {
 	return nil
 }
 
+func (x *MetaState) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+func (x *MetaState) GetRetired() []string {
+	if x != nil {
+		return x.Retired
+	}
+	return nil
+}
+
 // MetaBeginRestore is logged before anything is staged: this restore, and no
 // other one, may be decided, until it ends.
 type MetaBeginRestore struct {
@@ -2120,7 +2362,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2374,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2387,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -2170,7 +2412,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2182,7 +2424,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2195,7 +2437,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -2245,7 +2487,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2499,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2512,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -2308,7 +2550,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2562,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2575,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -2384,7 +2626,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2638,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2651,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -2445,7 +2687,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2699,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2712,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -2507,7 +2749,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2761,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2774,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -2575,7 +2817,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2829,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2842,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -2628,7 +2870,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2882,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2895,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -2682,7 +2924,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +2936,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2707,7 +2949,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -2733,7 +2975,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +2987,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +3000,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -2781,7 +3023,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +3035,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +3048,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -2843,7 +3085,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3097,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3110,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -2912,7 +3154,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +3166,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3179,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -2966,7 +3208,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb3\x0e\n" +
+	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xf3\x0f\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3001,7 +3243,12 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12@\n" +
 	"\fsettle_parts\x189 \x01(\v2\x1b.rowraft.v1.MetaSettlePartsH\x00R\vsettleParts\x12F\n" +
-	"\x0eraise_versions\x18P \x01(\v2\x1d.rowraft.v1.MetaRaiseVersionsH\x00R\rraiseVersionsB\t\n" +
+	"\x0eraise_versions\x18P \x01(\v2\x1d.rowraft.v1.MetaRaiseVersionsH\x00R\rraiseVersions\x12:\n" +
+	"\n" +
+	"set_intent\x18C \x01(\v2\x19.rowraft.v1.MetaSetIntentH\x00R\tsetIntent\x12C\n" +
+	"\rend_operation\x18D \x01(\v2\x1c.rowraft.v1.MetaEndOperationH\x00R\fendOperation\x12=\n" +
+	"\vretire_node\x18E \x01(\v2\x1a.rowraft.v1.MetaRetireNodeH\x00R\n" +
+	"retireNodeB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -3029,13 +3276,24 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\vMetaJoinJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x18\n" +
-	"\aworkers\x18\x03 \x01(\rR\aworkers\"\x88\x01\n" +
+	"\aworkers\x18\x03 \x01(\rR\aworkers\"\xb8\x01\n" +
 	"\rMetaStartMove\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tfrom_node\x18\x02 \x01(\tR\bfromNode\x12#\n" +
 	"\x02to\x18\x03 \x01(\v2\x13.rowraft.v1.ReplicaR\x02to\x12\x1f\n" +
 	"\vmap_version\x18\x04 \x01(\x04R\n" +
-	"mapVersion\"|\n" +
+	"mapVersion\x12.\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x16.rowraft.v1.MoveReasonR\x06reason\"\xbc\x01\n" +
+	"\rMetaSetIntent\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
+	"\x04from\x18\x02 \x01(\x0e2\x16.rowraft.v1.NodeIntentR\x04from\x12&\n" +
+	"\x02to\x18\x03 \x01(\x0e2\x16.rowraft.v1.NodeIntentR\x02to\x12-\n" +
+	"\x04kind\x18\x04 \x01(\x0e2\x19.rowraft.v1.OperationKindR\x04kind\x12\x14\n" +
+	"\x05total\x18\x05 \x01(\x04R\x05total\"\"\n" +
+	"\x10MetaEndOperation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"$\n" +
+	"\x0eMetaRetireNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"|\n" +
 	"\x0fMetaAdvanceMove\x12\x17\n" +
 	"\amove_id\x18\x01 \x01(\x04R\x06moveId\x12)\n" +
 	"\x04from\x18\x02 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x04from\x12%\n" +
@@ -3112,7 +3370,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x9c\x05\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xed\x05\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -3129,7 +3387,11 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\adropped\x18( \x03(\v2\x1c.rowraft.v1.MetaDroppedTableR\adropped\x12'\n" +
 	"\x04runs\x182 \x03(\v2\x13.rowraft.v1.MetaRunR\x04runs\x12\x1d\n" +
 	"\n" +
-	"ended_runs\x183 \x03(\fR\tendedRuns\"\"\n" +
+	"ended_runs\x183 \x03(\fR\tendedRuns\x125\n" +
+	"\n" +
+	"operations\x18< \x03(\v2\x15.rowraft.v1.OperationR\n" +
+	"operations\x12\x18\n" +
+	"\aretired\x18= \x03(\tR\aretired\"\"\n" +
 	"\x10MetaBeginRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\"\xd7\x01\n" +
 	"\vMetaRestore\x12\x0e\n" +
@@ -3210,7 +3472,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -3223,52 +3485,59 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaRaiseVersions)(nil),    // 8: rowraft.v1.MetaRaiseVersions
 	(*MetaJoinJob)(nil),          // 9: rowraft.v1.MetaJoinJob
 	(*MetaStartMove)(nil),        // 10: rowraft.v1.MetaStartMove
-	(*MetaAdvanceMove)(nil),      // 11: rowraft.v1.MetaAdvanceMove
-	(*MetaForgetReplica)(nil),    // 12: rowraft.v1.MetaForgetReplica
-	(*MetaEnterJob)(nil),         // 13: rowraft.v1.MetaEnterJob
-	(*MetaLeaveJob)(nil),         // 14: rowraft.v1.MetaLeaveJob
-	(*MetaTakePart)(nil),         // 15: rowraft.v1.MetaTakePart
-	(*MetaEndPart)(nil),          // 16: rowraft.v1.MetaEndPart
-	(*MetaStopJob)(nil),          // 17: rowraft.v1.MetaStopJob
-	(*MetaStartGeneration)(nil),  // 18: rowraft.v1.MetaStartGeneration
-	(*MetaForgetRun)(nil),        // 19: rowraft.v1.MetaForgetRun
-	(*MetaSettleParts)(nil),      // 20: rowraft.v1.MetaSettleParts
-	(*MetaRun)(nil),              // 21: rowraft.v1.MetaRun
-	(*MetaJob)(nil),              // 22: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 23: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 24: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 25: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 26: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 27: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 28: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 29: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 30: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 31: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 32: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 33: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 34: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 35: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 36: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 37: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 38: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 39: rowraft.v1.Node
-	(*Shard)(nil),                // 40: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 41: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 42: rowraft.v1.Replica
-	(MovePhase)(0),               // 43: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 44: rowraft.v1.EnterRequest
-	(*JobIdentity)(nil),          // 45: rowraft.v1.JobIdentity
-	(MemberState)(0),             // 46: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 47: rowraft.v1.PartReached
-	(*PartSettled)(nil),          // 48: rowraft.v1.PartSettled
-	(*JobSetting)(nil),           // 49: rowraft.v1.JobSetting
-	(JobState)(0),                // 50: rowraft.v1.JobState
-	(*RunMember)(nil),            // 51: rowraft.v1.RunMember
-	(*JobData)(nil),              // 52: rowraft.v1.JobData
-	(*Map)(nil),                  // 53: rowraft.v1.Map
-	(*Move)(nil),                 // 54: rowraft.v1.Move
-	(*CheckpointPolicy)(nil),     // 55: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 56: rowraft.v1.PolicyRecord
+	(*MetaSetIntent)(nil),        // 11: rowraft.v1.MetaSetIntent
+	(*MetaEndOperation)(nil),     // 12: rowraft.v1.MetaEndOperation
+	(*MetaRetireNode)(nil),       // 13: rowraft.v1.MetaRetireNode
+	(*MetaAdvanceMove)(nil),      // 14: rowraft.v1.MetaAdvanceMove
+	(*MetaForgetReplica)(nil),    // 15: rowraft.v1.MetaForgetReplica
+	(*MetaEnterJob)(nil),         // 16: rowraft.v1.MetaEnterJob
+	(*MetaLeaveJob)(nil),         // 17: rowraft.v1.MetaLeaveJob
+	(*MetaTakePart)(nil),         // 18: rowraft.v1.MetaTakePart
+	(*MetaEndPart)(nil),          // 19: rowraft.v1.MetaEndPart
+	(*MetaStopJob)(nil),          // 20: rowraft.v1.MetaStopJob
+	(*MetaStartGeneration)(nil),  // 21: rowraft.v1.MetaStartGeneration
+	(*MetaForgetRun)(nil),        // 22: rowraft.v1.MetaForgetRun
+	(*MetaSettleParts)(nil),      // 23: rowraft.v1.MetaSettleParts
+	(*MetaRun)(nil),              // 24: rowraft.v1.MetaRun
+	(*MetaJob)(nil),              // 25: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 26: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 27: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 28: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 29: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 30: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 31: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 32: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 33: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 34: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 35: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 36: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 37: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 38: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 39: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 40: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 41: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 42: rowraft.v1.Node
+	(*Shard)(nil),                // 43: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 44: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 45: rowraft.v1.Replica
+	(MoveReason)(0),              // 46: rowraft.v1.MoveReason
+	(NodeIntent)(0),              // 47: rowraft.v1.NodeIntent
+	(OperationKind)(0),           // 48: rowraft.v1.OperationKind
+	(MovePhase)(0),               // 49: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 50: rowraft.v1.EnterRequest
+	(*JobIdentity)(nil),          // 51: rowraft.v1.JobIdentity
+	(MemberState)(0),             // 52: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 53: rowraft.v1.PartReached
+	(*PartSettled)(nil),          // 54: rowraft.v1.PartSettled
+	(*JobSetting)(nil),           // 55: rowraft.v1.JobSetting
+	(JobState)(0),                // 56: rowraft.v1.JobState
+	(*RunMember)(nil),            // 57: rowraft.v1.RunMember
+	(*JobData)(nil),              // 58: rowraft.v1.JobData
+	(*Map)(nil),                  // 59: rowraft.v1.Map
+	(*Move)(nil),                 // 60: rowraft.v1.Move
+	(*Operation)(nil),            // 61: rowraft.v1.Operation
+	(*CheckpointPolicy)(nil),     // 62: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 63: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3278,68 +3547,76 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	7,  // 4: rowraft.v1.MetaCommand.issue_incarnation:type_name -> rowraft.v1.MetaIssueIncarnation
 	9,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
 	10, // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
-	11, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
-	12, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	26, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	32, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	25, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	29, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	30, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	14, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
+	15, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
+	29, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	35, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	28, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	32, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	33, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	34, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	35, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	36, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	37, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	38, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
-	13, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
-	14, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
-	15, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
-	16, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
-	17, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
-	18, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
-	19, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
-	20, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
+	37, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	38, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	39, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	40, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	41, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	16, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
+	17, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
+	18, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
+	19, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
+	20, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
+	21, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
+	22, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
+	23, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
 	8,  // 28: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
-	39, // 29: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	40, // 30: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	41, // 31: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	42, // 32: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	43, // 33: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	43, // 34: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	44, // 35: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	45, // 36: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	46, // 37: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	47, // 38: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	45, // 39: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	45, // 40: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	48, // 41: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
-	49, // 42: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	50, // 43: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	51, // 44: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	52, // 45: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	23, // 46: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	53, // 47: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	22, // 48: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	54, // 49: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	54, // 50: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	26, // 51: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	27, // 52: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	28, // 53: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	33, // 54: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 55: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	21, // 56: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	41, // 57: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	31, // 58: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	27, // 59: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	28, // 60: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	55, // 61: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	56, // 62: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	55, // 63: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	64, // [64:64] is the sub-list for method output_type
-	64, // [64:64] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	11, // 29: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
+	12, // 30: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
+	13, // 31: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
+	42, // 32: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	43, // 33: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	44, // 34: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	45, // 35: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	46, // 36: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
+	47, // 37: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
+	47, // 38: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
+	48, // 39: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
+	49, // 40: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	49, // 41: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	50, // 42: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	51, // 43: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	52, // 44: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	53, // 45: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	51, // 46: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	51, // 47: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	54, // 48: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	55, // 49: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	56, // 50: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	57, // 51: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	58, // 52: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	26, // 53: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	59, // 54: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	25, // 55: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	60, // 56: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	60, // 57: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	29, // 58: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	30, // 59: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	31, // 60: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	36, // 61: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 62: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	24, // 63: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	61, // 64: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	44, // 65: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	34, // 66: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	30, // 67: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	31, // 68: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	62, // 69: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	63, // 70: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	62, // 71: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	72, // [72:72] is the sub-list for method output_type
+	72, // [72:72] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -3380,6 +3657,9 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_ForgetRun)(nil),
 		(*MetaCommand_SettleParts)(nil),
 		(*MetaCommand_RaiseVersions)(nil),
+		(*MetaCommand_SetIntent)(nil),
+		(*MetaCommand_EndOperation)(nil),
+		(*MetaCommand_RetireNode)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3387,7 +3667,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,208 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// ChangeNode logs what a server is to do from now on; placement does it.
+func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
+	if _, err := s.leadingInSync(ctx); err != nil {
+		return nil, err
+	}
+	m := s.view.Map()
+	if m == nil {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
+	}
+	n, err := m.FindNode(req.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	to := clustermap.Intent(req.GetIntent())
+	if !knownIntent(req.GetIntent()) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "intent %d is unknown", req.GetIntent())
+	}
+	if n.NoShards && to != clustermap.Serve {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", labelOf(m, n.ID))
+	}
+	runs := s.runningOn(n.ID)
+	if id := req.GetOperation(); id != 0 && (runs == nil || runs.id != id) {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "operation %d does not run on %s", id, labelOf(m, n.ID))
+	}
+	if !req.GetExpectAny() && n.Intent != clustermap.Intent(req.GetExpect()) && n.Intent != to {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s is %s", labelOf(m, n.ID), intentName(n.Intent))
+	}
+	reply := &rowraftv1.ChangeNodeReply{Plan: s.planFor(m, &n, to), Risks: s.risksOf(m, &n, to), Accepted: true}
+	switch {
+	case len(reply.Risks) > 0 && !req.GetForce():
+		reply.Accepted = false
+	case req.GetDryRun() || n.Intent == to:
+	default:
+		kind := map[clustermap.Intent]rowraftv1.OperationKind{clustermap.Drain: opDrain, clustermap.Decommission: opDecommission}[to]
+		o, err := s.setIntent(ctx, m, n.ID, n.Intent, to, kind)
+		if err != nil {
+			return nil, fmt.Errorf("server %s: %w", labelOf(m, n.ID), err)
+		}
+		if runs = nil; o.id != 0 {
+			runs = &o
+		}
+		s.logger.Info("a server was told what to do", "server", labelOf(m, n.ID), "intent", intentName(to), "before", intentName(n.Intent), "operation", o.id)
+		n.Intent = to
+	}
+	reply.Node, reply.MapVersion = rpc.NodeToProto(n), s.mapVersion()
+	if runs != nil {
+		reply.Operation = s.tell(m, runs)
+	}
+	return reply, nil
+}
+
+// planFor says what follows when n is to do something, a sentence each.
+func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) []string {
+	name := labelOf(m, n.ID)
+	leads, replicas := s.leadsOf(m, n.ID), replicasOn(m, n.ID)
+	if n.Intent == to {
+		return []string{fmt.Sprintf("%s is %s already.", name, intentName(to))}
+	}
+	var plan []string
+	if to == clustermap.Serve {
+		plan = append(plan, fmt.Sprintf("%s may lead shards and get replicas again.", name))
+		if n.Intent == clustermap.Decommission {
+			plan = append(plan, "What has moved away comes back as the servers are evened out.")
+		}
+		return plan
+	}
+	if len(leads) > 0 {
+		plan = append(plan, fmt.Sprintf("The lead of shard %s goes to other replicas; pushes to it wait for some milliseconds.", list(leads)))
+	}
+	if to == clustermap.Drain {
+		return append(plan, fmt.Sprintf("%s keeps its %d replicas, leads none of them and gets no new ones.", name, len(replicas)))
+	}
+	if len(replicas) > 0 {
+		plan = append(plan, fmt.Sprintf("The replicas of shard %s move to other servers, %d at a time.", list(replicas), maxMoves))
+	}
+	if n.Scheduler {
+		return append(plan, fmt.Sprintf("%s stays a member of the scheduler: let its process run.", name))
+	}
+	return append(plan, fmt.Sprintf("%s is empty then; once its process has ended the cluster forgets it.", name))
+}
+
+// list names shards.
+func list(shards []rowraft.ShardID) string {
+	words := make([]string, len(shards))
+	for i, sh := range shards {
+		words[i] = fmt.Sprint(sh)
+	}
+	return strings.Join(words, ", ")
+}
+
+// risksOf says what could be lost when n does something, a sentence each: shards that
+// would have no majority if its process ended now, and replicas that have nowhere to go.
+func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) (risks []string) {
+	if n.Intent == to || to == clustermap.Serve {
+		return nil
+	}
+	w := s.world(m, &placer{leads: make(map[rowraft.ShardID]leadSince)})
+	t := tally(w)
+	stays := func(id rowraft.NodeID) bool {
+		o := t.node[id]
+		return id != n.ID && o != nil && o.up && !o.ending
+	}
+	for i := range w.shards {
+		sh := &w.shards[i]
+		if !slices.Contains(sh.replicas, n.ID) {
+			continue
+		}
+		good := count(sh.replicas, func(r rowraft.NodeID) bool {
+			return stays(r) && t.node[r].intent != clustermap.Drain && !slices.Contains(sh.fenced, r)
+		})
+		if to == clustermap.Drain && good < len(sh.replicas)/2+1 {
+			risks = append(risks, fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.", sh.id, labelOf(m, n.ID), good, len(sh.replicas)-1))
+		}
+		if to == clustermap.Decommission && !slices.ContainsFunc(w.nodes, func(o worldNode) bool { return o.id != n.ID && o.takes() && !sh.on(o.id) }) {
+			risks = append(risks, fmt.Sprintf("The replica of shard %d has nowhere to go: every other server that is up has one already, or is to leave. It stays until another server joins.", sh.id))
+		}
+	}
+	return risks
+}
+
+// addOperations tells of operations in a status.
+func (s *Scheduler) addOperations(m *clustermap.Map, reply *rowraftv1.StatusReply) {
+	for _, o := range s.machine.operations() {
+		reply.Operations = append(reply.Operations, s.tell(m, &o))
+	}
+}
+
+// tell is what people get to know of an operation.
+func (s *Scheduler) tell(m *clustermap.Map, o *operation) *rowraftv1.Operation {
+	p := o.toProto()
+	if o.state != opRunning {
+		return p
+	}
+	left := s.left(m, o)
+	p.Left, p.Total = uint64(left), max(p.Total, uint64(left))
+	running, _ := s.machine.moves()
+	moving := 0
+	for _, mv := range running {
+		if mv.from.Node != o.node {
+			continue
+		}
+		moving++
+		if n := s.driver.read(mv.id); p.WaitingFor == "" && n.waitingFor != "" {
+			p.WaitingFor = fmt.Sprintf("shard %d: %s", mv.shard, n.waitingFor)
+		}
+	}
+	if p.WaitingFor == "" && left > 0 && moving == 0 {
+		if p.WaitingFor = "a replica that can take the lead"; o.kind != opDrain {
+			p.WaitingFor = "a server that can take a replica"
+		}
+	}
+	return p
+}
+
+// operationName is what people call the kind of an operation.
+func operationName(k rowraftv1.OperationKind) string {
+	return strings.ToLower(strings.TrimPrefix(k.String(), "OPERATION_KIND_"))
+}
+
+// reasonName is what people call the reason of a move.
+func reasonName(r rowraftv1.MoveReason) string {
+	if r == 0 {
+		return "asked"
+	}
+	return strings.ToLower(strings.TrimPrefix(r.String(), "MOVE_REASON_"))
+}
+
+// takeName lets a server that comes with an empty data directory have the name of the
+// one that it replaces, at whose address it is, or which is dead. That one is
+// decommissioned: its data is lost, and its id must not come back.
+func (s *Scheduler) takeName(ctx context.Context, n *rowraftv1.Node) (taken bool, err error) {
+	if _, err := s.leadingInSync(ctx); err != nil {
+		return false, err
+	}
+	m := s.view.Map()
+	i := slices.IndexFunc(m.Nodes, func(old clustermap.Node) bool { return old.Name == n.GetName() && string(old.ID) != n.GetId() })
+	if i < 0 {
+		return false, nil
+	}
+	old := m.Nodes[i]
+	l := s.liveness(old.ID)
+	if l.state != stateDown || old.Addr != n.GetAddr() && !s.isDead(&l) {
+		return false, nil
+	}
+	s.logger.Warn("a server comes in the place of one that is silent, whose data is taken for lost", "name", old.Name, "new", n.GetId(), "old", string(old.ID), "silent", l.silence.Round(time.Second).String())
+	if old.Intent != clustermap.Decommission {
+		if _, err := s.setIntent(ctx, m, old.ID, old.Intent, clustermap.Decommission, opReplace); err != nil {
+			return false, err
+		}
+	}
+	old.Name = ""
+	return true, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(old)}}})
+}

@@ -1,0 +1,195 @@
+package scheduler
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func cmdIntent(node string, from, to clustermap.Intent, kind rowraftv1.OperationKind) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
+		Node: node, From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: 1,
+	}}}
+}
+
+func cmdEndOperation(id uint64) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: id}}}
+}
+
+func cmdRetire(node string) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: node}}}
+}
+
+// cmdPlace is a move that placement began.
+func cmdPlace(shard uint32, from, to, replica string, version rowraft.MapVersion, reason rowraftv1.MoveReason) *rowraftv1.MetaCommand {
+	c := &rowraftv1.MetaStartMove{Shard: shard, FromNode: from, MapVersion: uint64(version), Reason: reason}
+	if to != "" {
+		c.To = &rowraftv1.Replica{Id: replica, Node: to}
+	}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}}
+}
+
+func (a *applier) intent(id string) clustermap.Intent {
+	n, _ := a.m.view.Map().Node(rowraft.NodeID(id))
+	return n.Intent
+}
+
+func (a *applier) moveAll(id uint64) {
+	a.t.Helper()
+	for _, p := range [][2]phase{{phaseLearn, phasePromote}, {phasePromote, phaseRemove}, {phaseRemove, phaseDone}} {
+		if _, ok := a.do(cmdAdvance(id, p[0], p[1])).(move); !ok {
+			a.t.Fatalf("move %d does not go from %v to %v", id, p[0], p[1])
+		}
+	}
+}
+
+func TestAServerIsToldWhatToDo(t *testing.T) {
+	a := fourNodes(t)
+	o, ok := a.do(cmdIntent("a", clustermap.Serve, clustermap.Decommission, opDecommission)).(operation)
+	if !ok || o.id != 1 || o.state != opRunning || a.intent("a") != clustermap.Decommission {
+		t.Fatalf("operation %+v, intent %v", o, a.intent("a"))
+	}
+	a.do(cmdNode("a", "", "elsewhere:1")) // it registers again
+	if n, _ := a.m.view.Map().Node("a"); n.Addr != "elsewhere:1" || n.Intent != clustermap.Decommission {
+		t.Errorf("after it registered again: %+v", n)
+	}
+	v := a.m.view.Map().Version
+	a.refused(cmdStart(1, "b", "a", "x", v), rowraft.CodePrecondition, "gets no replicas")
+	a.refused(cmdIntent("a", clustermap.Serve, clustermap.Drain, opDrain), rowraft.CodePrecondition, "decommissioned, not serving")
+	a.refused(cmdIntent("z", clustermap.Serve, clustermap.Drain, opDrain), rowraft.CodeNotFound)
+	a.refused(cmdIntent("a", clustermap.Decommission, 7, opDrain), rowraft.CodeInvalidArgument)
+	a.refused(cmdIntent("a", clustermap.Decommission, clustermap.Serve, 9), rowraft.CodeInvalidArgument)
+	a.refused(cmdRetire("a"), rowraft.CodePrecondition, "a replica of shard 0")
+	a.refused(cmdRetire("b"), rowraft.CodePrecondition, "serving, not decommissioned")
+	a.refused(cmdEndOperation(2), rowraft.CodeInvalidArgument)
+
+	moved, ok := a.do(cmdStart(0, "a", "d", "new", v)).(move)
+	if !ok || moved.id != 2 { // one count
+		t.Fatalf("move %+v", moved)
+	}
+	a.moveAll(2)
+	a.do(cmdEndOperation(1))
+	a.do(cmdEndOperation(1))
+	a.do(cmdRetire("a"))
+	a.do(cmdRetire("a"))
+	m := a.m.view.Map()
+	if _, known := m.Node("a"); known || len(m.Shards[0].Removed) != 0 || on(m.Shards[0].Replicas) != "dbc" {
+		t.Errorf("after it was retired: %+v", m.Shards[0])
+	}
+	if ops := a.m.operations(); len(ops) != 1 || ops[0].state != opDone {
+		t.Errorf("operations %+v", ops)
+	}
+	a.refused(cmdNode("a", "", "a:1"), rowraft.CodeIdentity, "was decommissioned", "empty data directory")
+}
+
+func TestAnOperationIsCancelledByTheNext(t *testing.T) {
+	a := fourNodes(t)
+	a.do(cmdIntent("a", clustermap.Serve, clustermap.Drain, opDrain))
+	a.do(cmdIntent("a", clustermap.Drain, clustermap.Decommission, opDecommission))
+	a.do(cmdIntent("a", clustermap.Decommission, clustermap.Serve, 0))
+	ops := a.m.operations()
+	if len(ops) != 2 || ops[0].state != opCancelled || ops[1].state != opCancelled || a.intent("a") != clustermap.Serve {
+		t.Errorf("operations %+v, intent %v", ops, a.intent("a"))
+	}
+	for range maxEnded + 5 {
+		a.do(cmdIntent("b", clustermap.Serve, clustermap.Serve, opReplace))
+	}
+	if ops := a.m.operations(); len(ops) != maxEnded+1 || ops[maxEnded].state != opRunning || ops[0].id != 7 {
+		t.Errorf("%d operations from %d on, want %d and one that runs, from 7 on", len(ops), ops[0].id, maxEnded)
+	}
+}
+
+func TestReplicasAreAddedAndRemoved(t *testing.T) {
+	const missing, fenced = rowraftv1.MoveReason_MOVE_REASON_MISSING, rowraftv1.MoveReason_MOVE_REASON_FENCED
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	for _, id := range []string{"a", "b", "c"} {
+		a.do(cmdNode(id, "", id+":1"))
+	}
+	a.do(cmdShards(1, "a", "b"))
+	version := func() rowraft.MapVersion { return a.m.view.Map().Version }
+	a.refused(cmdPlace(0, "", "c", "r-c", version(), 0), rowraft.CodeNotFound) // nobody who asks means this
+	a.refused(cmdPlace(0, "a", "", "", version(), 0), rowraft.CodeInternal)
+	a.refused(cmdPlace(0, "", "", "", version(), missing), rowraft.CodeInvalidArgument)
+	a.refused(cmdPlace(0, "", "b", "r-b", version(), missing), rowraft.CodeAlreadyExists)
+	a.do(cmdPlace(0, "", "c", "r-c", version(), missing))
+	a.refused(cmdPlace(0, "b", "", "", version(), fenced), rowraft.CodeAlreadyExists, "another change")
+	a.moveAll(1)
+	if sh := a.shard(0); on(sh.Replicas) != "abc" || sh.Changes != 1 || len(sh.Removed) != 0 || len(sh.Learners) != 0 {
+		t.Errorf("after one was added: %+v", sh)
+	}
+	if m, ok := a.do(cmdPlace(0, "b", "", "", version(), fenced)).(move); !ok || m.phase != phaseRemove {
+		t.Fatalf("%+v", m)
+	}
+	b := newMachine(NewView())
+	if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || !bytes.Equal(stateBytes(t, a.m), stateBytes(t, b)) {
+		t.Errorf("a snapshot does not hold it: %v", err)
+	}
+	a.do(cmdAdvance(2, phaseRemove, phaseDone))
+	if sh := a.shard(0); on(sh.Replicas) != "ac" || len(sh.Removed) != 1 || sh.Removed[0].Node != "b" {
+		t.Errorf("after one was removed: %+v", sh)
+	}
+	a.do(cmdPlace(0, "", "b", "r-b2", version(), missing)) // in its own place
+	a.moveAll(3)
+	if sh := a.shard(0); on(sh.Replicas) != "acb" {
+		t.Errorf("after it was added again: %+v", sh)
+	}
+}
+
+func TestGoldenBytesOfPlacement(t *testing.T) {
+	labelled := cmdNode("n-1", "", "h:1")
+	labelled.GetPutNode().Node.PeerAddr, labelled.GetPutNode().Node.Labels = "p:1", "rack=r1,zone=a"
+	for name, want := range map[string]*rowraftv1.MetaCommand{
+		"put_labels":    labelled,
+		"set_intent":    cmdIntent("n-1", clustermap.Serve, clustermap.Decommission, opDecommission),
+		"end_operation": cmdEndOperation(5),
+		"retire_node":   cmdRetire("n-1"),
+		"add_replica":   cmdPlace(0, "", "n-2", "r-2", 9, rowraftv1.MoveReason_MOVE_REASON_MISSING),
+	} {
+		raw, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c rowraftv1.MetaCommand
+		if err := decodeFrame(bytes.NewReader(raw), entryMagic, &c); err != nil || !proto.Equal(&c, want) {
+			t.Errorf("%s reads %v (%v), want %v", name, &c, err, want)
+		}
+		if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, raw) {
+			t.Errorf("%s encodes to %x (%v), want %x", name, again, err, raw)
+		}
+	}
+	raw, err := os.ReadFile(filepath.Join("testdata", "placement.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(NewView())
+	if err := m.Restore(bytes.NewReader(raw)); err != nil {
+		t.Fatal(err)
+	}
+	n, _ := m.view.Map().Node("n-1")
+	if want := (clustermap.Node{ID: "n-1", Addr: "h:1", PeerAddr: "p:1", Labels: "rack=r1,zone=a", Intent: clustermap.Decommission}); n != want {
+		t.Errorf("node %+v, want %+v", n, want)
+	}
+	if zone := n.Label(clustermap.ZoneLabel); zone != "a" {
+		t.Errorf("zone %q", zone)
+	}
+	want := []operation{{id: 4, kind: opDrain, node: "n-9", name: "nine", state: opCancelled, total: 2}, {id: 5, kind: opDecommission, node: "n-1", state: opRunning, total: 1}}
+	if got := m.operations(); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("operations %+v, want %+v", got, want)
+	}
+	running, _ := m.moves()
+	if len(running) != 1 || running[0].reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION || len(m.state.retired) != 1 || m.state.retired[0] != "n-0" {
+		t.Errorf("moves %+v, retired %v", running, m.state.retired)
+	}
+	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {
+		t.Errorf("the snapshot encodes to %x, want %x", got, raw)
+	}
+}

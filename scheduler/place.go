@@ -1,0 +1,427 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	placeInterval = 500 * time.Millisecond
+	placeTimeout  = 10 * time.Second // of one turn
+	// DefaultReplaceAfter is how long a server may be silent before its replicas are
+	// rebuilt elsewhere: longer than a machine takes to start anew.
+	DefaultReplaceAfter = 5 * time.Minute
+	// leadRest is how long a shard keeps its leader before the lead moves for the sake of
+	// balance: a transfer stops its pushes for some milliseconds.
+	leadRest = 30 * time.Second
+	// transferPause is how long after a transfer, or a try, the next one of the shard comes.
+	transferPause = 2 * time.Second
+)
+
+// placer is the leader's memory of placement; empty with each new term.
+type placer struct {
+	term      rowraft.Term
+	leads     map[rowraft.ShardID]leadSince
+	transfers map[rowraft.ShardID]time.Time // the last of each shard
+	told      string                        // the trouble that was last told of
+}
+
+// leadSince is since when a node is known to lead a shard.
+type leadSince struct {
+	node rowraft.NodeID
+	at   time.Time
+}
+
+// place works towards the world that nextStep wants, while this member leads the
+// metadata group. It returns when ctx ends.
+func (s *Scheduler) place(ctx context.Context) {
+	tick := time.NewTicker(placeInterval)
+	defer tick.Stop()
+	var p placer
+	for {
+		_, changed := s.view.Changed()
+		err := s.placeOnce(ctx, &p)
+		if msg := errorText(err); msg != p.told && ctx.Err() == nil {
+			if p.told = msg; err != nil {
+				s.logger.Warn("placement waits; trying again", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-changed:
+			if !pause(ctx, placeInterval/5) { // a burst of changes is one
+				return
+			}
+		}
+	}
+}
+
+// pause reports false when ctx ends meanwhile.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// placeOnce takes the steps that can be taken now.
+func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
+	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
+	defer cancel()
+	l, term, err := s.leading()
+	if err != nil || !s.driver.begin(ctx, l, term) {
+		return nil // another member's work
+	}
+	if p.term != term {
+		*p = placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time), told: p.told}
+	}
+	if err := errors.Join(s.replaceDead(ctx), s.endOperations(ctx), s.retireNodes(ctx), s.cancelLost(ctx)); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		m := s.view.Map()
+		if m == nil || len(m.Shards) == 0 {
+			return nil
+		}
+		w := s.world(m, p)
+		next, ok := nextStep(w)
+		if !ok {
+			return nil
+		}
+		if _, now, err := s.leading(); err != nil || now != term {
+			return nil
+		}
+		if err := s.take(ctx, m, &next, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take does one step.
+func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *placer) error {
+	if next.transfer {
+		p.transfers[next.shard] = time.Now()
+		err := s.callAdmin(ctx, next.from, changeTimeout, func(ctx context.Context, a rowraftv1.AdminClient) error {
+			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(next.shard), ToNode: string(next.to)})
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("shard %d: hand the lead over from %s to %s: %w", next.shard, labelOf(m, next.from), labelOf(m, next.to), err)
+		}
+		s.logger.Info("a lead was handed over", "shard", uint32(next.shard), "from", string(next.from), "to", string(next.to))
+		s.soft.forgetLead(next.shard, next.from)
+		return nil
+	}
+	c := &rowraftv1.MetaStartMove{Shard: uint32(next.shard), FromNode: string(next.from), MapVersion: uint64(m.Version), Reason: next.reason}
+	if next.to != "" {
+		c.To = &rowraftv1.Replica{Id: uuid.NewString(), Node: string(next.to)}
+	}
+	mv, err := proposeFor[move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
+	if rowraft.CodeOf(err) == rowraft.CodePrecondition {
+		return nil // the map has changed: look again
+	}
+	if err != nil {
+		return err
+	}
+	s.logger.Info("a replica is to move", "move", mv.id, "shard", uint32(mv.shard), "from", labelOf(m, mv.from.Node), "to", labelOf(m, mv.to.Node), "reason", reasonName(mv.reason))
+	return nil
+}
+
+// forgetLead drops what a node has reported of a lead that it has given away, until
+// its next report.
+func (s *soft) forgetLead(shard rowraft.ShardID, node rowraft.NodeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, ok := s.beats[node]
+	if !ok {
+		return
+	}
+	b.replicas = slices.DeleteFunc(slices.Clone(b.replicas), func(r *rowraftv1.ReplicaStatus) bool {
+		return r.GetShard() == uint32(shard) && r.GetRole() == roleLeader
+	})
+	s.beats[node] = b
+}
+
+// liveness is what the leader of the metadata group thinks of a server.
+type liveness struct {
+	state   string
+	silence time.Duration // since its last heartbeat, or since this leader leads
+	inState time.Duration
+	beat    beat
+	seen    bool
+}
+
+// liveness returns that of a node.
+func (s *Scheduler) liveness(id rowraft.NodeID) liveness {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	return s.soft.livenessLocked(id, time.Now())
+}
+
+// livenessLocked is liveness. REQUIRES: mu is held.
+func (s *soft) livenessLocked(id rowraft.NodeID, now time.Time) (l liveness) {
+	l.beat, l.seen = s.beats[id]
+	at, since := l.beat.at, l.beat.since
+	if !l.seen { // a new leader gives everybody time to report
+		at, since = s.since, s.since
+	}
+	l.silence = max(now.Sub(at), 0)
+	switch l.state = stateAfter(l.silence); l.state {
+	case stateUp:
+		l.inState = max(now.Sub(since), 0)
+	case stateSuspect:
+		l.inState = l.silence - SuspectAfter
+	default:
+		l.inState = l.silence - DownAfter
+	}
+	return l
+}
+
+// isDead reports whether the replicas of a silent server are to be rebuilt elsewhere.
+func (s *Scheduler) isDead(l *liveness) bool {
+	return s.opts.ReplaceAfter > 0 && l.silence >= max(s.opts.ReplaceAfter, SuspectAfter)
+}
+
+// world is what placement is decided on now.
+func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
+	w := &world{settled: !s.opts.NoRebalance && s.machine.quiet()}
+	running, _ := s.machine.moves()
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	now := time.Now()
+	alive := make(map[rowraft.NodeID]*liveness)
+	for _, n := range m.Servers() {
+		l := s.soft.livenessLocked(n.ID, now)
+		alive[n.ID] = &l
+		wn := worldNode{id: n.ID, zone: n.Label(clustermap.ZoneLabel), up: l.seen && l.state == stateUp, ending: l.beat.stopping, intent: n.Intent}
+		wn.dead = s.isDead(&l) || !wn.up && n.Intent == clustermap.Decommission && l.state == stateDown
+		if !wn.dead && (!wn.up || wn.ending) {
+			w.settled = false
+		}
+		w.nodes = append(w.nodes, wn)
+	}
+	for _, sh := range m.Shards {
+		ws := worldShard{id: sh.ID}
+		for _, r := range sh.Replicas {
+			ws.replicas = append(ws.replicas, r.Node)
+			for _, st := range alive[r.Node].reports(r.ID) {
+				if st.GetFenced() != "" {
+					ws.fenced = append(ws.fenced, r.Node)
+				}
+			}
+		}
+		for _, mv := range running {
+			if mv.shard == sh.ID {
+				ws.moving, ws.leaving = true, mv.from.Node
+				if !slices.Contains(ws.replicas, mv.to.Node) {
+					ws.joining = mv.to.Node
+				}
+				if mv.phase == phaseCancel {
+					ws.leaving = ""
+				}
+			}
+		}
+		ws.leader = leaderIn(&sh, alive)
+		if p.leads[sh.ID].node != ws.leader {
+			p.leads[sh.ID] = leadSince{ws.leader, now}
+		}
+		ws.rested = now.Sub(p.leads[sh.ID].at) >= s.leadRest
+		ws.held = now.Sub(p.transfers[sh.ID]) < transferPause
+		w.shards = append(w.shards, ws)
+	}
+	return w
+}
+
+// reports lists what a server has said of a replica.
+func (l *liveness) reports(id rowraft.ReplicaID) []*rowraftv1.ReplicaStatus {
+	if l == nil || l.state != stateUp {
+		return nil
+	}
+	for i, r := range l.beat.replicas {
+		if r.GetReplicaId() == string(id) {
+			return l.beat.replicas[i : i+1]
+		}
+	}
+	return nil
+}
+
+// leaderIn is the server that says that it leads sh, of two that of the later term.
+func leaderIn(sh *clustermap.Shard, alive map[rowraft.NodeID]*liveness) (leader rowraft.NodeID) {
+	term := uint64(0)
+	for _, r := range sh.Replicas {
+		for _, st := range alive[r.Node].reports(r.ID) {
+			if st.GetRole() == roleLeader && st.GetTerm() >= term {
+				leader, term = r.Node, st.GetTerm()
+			}
+		}
+	}
+	return leader
+}
+
+// quiet reports that nothing runs beside which replicas should not move for the sake of
+// balance.
+func (m *machine) quiet() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.restore == nil && len(m.state.begun) == 0
+}
+
+// replaceDead begins an operation for each dead server with replicas that has none.
+func (s *Scheduler) replaceDead(ctx context.Context) error {
+	m := s.view.Map()
+	if m == nil {
+		return nil
+	}
+	var errs []error
+	for _, n := range m.Servers() {
+		l := s.liveness(n.ID)
+		if n.Intent == clustermap.Decommission || !s.isDead(&l) || s.runningOn(n.ID) != nil || len(replicasOn(m, n.ID)) == 0 {
+			continue
+		}
+		s.logger.Warn("a server is silent for too long; its replicas are rebuilt elsewhere", "server", labelOf(m, n.ID), "silent", l.silence.Round(time.Second).String())
+		_, err := s.setIntent(ctx, m, n.ID, n.Intent, n.Intent, opReplace)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// runningOn returns the operation that runs on a node, or nil.
+func (s *Scheduler) runningOn(id rowraft.NodeID) *operation {
+	for _, o := range s.machine.operations() {
+		if o.node == id && o.state == opRunning {
+			return &o
+		}
+	}
+	return nil
+}
+
+// setIntent logs what a server is to do, with the operation that follows.
+func (s *Scheduler) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (operation, error) {
+	total := len(replicasOn(m, id))
+	if kind == opDrain {
+		total = len(s.leadsOf(m, id))
+	}
+	return proposeFor[operation](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
+		Node: string(id), From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: uint64(total),
+	}}})
+}
+
+// replicasOn lists the shards that have a replica, or get one, on a node.
+func replicasOn(m *clustermap.Map, id rowraft.NodeID) (out []rowraft.ShardID) {
+	for _, sh := range m.Shards {
+		if _, has := sh.On(id); has {
+			out = append(out, sh.ID)
+		}
+	}
+	return out
+}
+
+// leadsOf lists the shards that a node is known to lead.
+func (s *Scheduler) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraft.ShardID) {
+	l := s.liveness(id)
+	for _, sh := range m.Shards {
+		if r, has := sh.On(id); has {
+			for _, st := range l.reports(r.ID) {
+				if st.GetRole() == roleLeader {
+					out = append(out, sh.ID)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// endOperations ends those that have reached their end, and the replacement of a server
+// that is back.
+func (s *Scheduler) endOperations(ctx context.Context) error {
+	m := s.view.Map()
+	var errs []error
+	for _, o := range s.machine.operations() {
+		if o.state != opRunning || m == nil {
+			continue
+		}
+		l := s.liveness(o.node)
+		n, _ := m.Node(o.node)
+		switch {
+		case o.kind == opReplace && l.seen && l.state == stateUp && len(replicasOn(m, o.node)) > 0:
+			s.logger.Info("a server that was being replaced is back", "server", labelOf(m, o.node), "operation", o.id)
+			_, err := s.setIntent(ctx, m, o.node, n.Intent, n.Intent, 0)
+			errs = append(errs, err)
+		case s.left(m, &o) == 0 && (o.kind != opDrain || l.seen || l.state != stateUp):
+			s.logger.Info("an operation is done", "operation", o.id, "kind", operationName(o.kind), "server", labelOf(m, o.node))
+			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.id}}}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// left counts what an operation has still to do.
+func (s *Scheduler) left(m *clustermap.Map, o *operation) int {
+	if o.kind == opDrain {
+		return len(s.leadsOf(m, o.node))
+	}
+	return len(replicasOn(m, o.node))
+}
+
+// retireNodes takes servers off the map that are decommissioned, empty and down.
+func (s *Scheduler) retireNodes(ctx context.Context) error {
+	m := s.view.Map()
+	if m == nil {
+		return nil
+	}
+	var errs []error
+	for _, n := range m.Nodes {
+		if n.Intent != clustermap.Decommission || n.Scheduler || len(replicasOn(m, n.ID)) > 0 {
+			continue
+		}
+		if l := s.liveness(n.ID); l.state == stateDown {
+			s.logger.Info("a decommissioned server has ended and is forgotten", "server", labelOf(m, n.ID))
+			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cancelLost turns moves back whose new replica is on a server that is dead, and those
+// that placement began whose server is not to have it any more.
+func (s *Scheduler) cancelLost(ctx context.Context) error {
+	m := s.view.Map()
+	running, _ := s.machine.moves()
+	var errs []error
+	for _, mv := range running {
+		if mv.phase != phaseLearn && mv.phase != phasePromote || m == nil {
+			continue
+		}
+		l, n := s.liveness(mv.to.Node), clustermap.Node{}
+		n, _ = m.Node(mv.to.Node)
+		if s.isDead(&l) || mv.reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
+			s.logger.Warn("a move goes back: its new server is gone or is to leave", "move", mv.id, "shard", uint32(mv.shard), "to", labelOf(m, mv.to.Node))
+			errs = append(errs, s.advance(ctx, &mv, phaseCancel))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// labelOf is what people call a node.
+func labelOf(m *clustermap.Map, id rowraft.NodeID) string {
+	n, _ := m.Node(id)
+	n.ID = id
+	return nodeLabel(rpc.NodeToProto(n))
+}

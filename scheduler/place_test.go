@@ -1,0 +1,279 @@
+package scheduler
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// report has the nodes of a fakeGroup send their heartbeats.
+func (g *fakeGroup) report(t *testing.T, s *Scheduler, nodes ...string) {
+	t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, id := range nodes {
+		var reps []*rowraftv1.ReplicaStatus
+		for _, m := range g.members {
+			if m.Node == id {
+				st := &rowraftv1.ReplicaStatus{ReplicaId: m.ReplicaId, Role: "follower", Term: 2}
+				if g.leader == id {
+					st.Role = roleLeader
+				}
+				reps = append(reps, st)
+			}
+		}
+		heartbeat(t, s, id, reps...)
+	}
+}
+
+// placeTurns gives placement and its moves turns, each under a new leader of the
+// metadata group, which has heard of the nodes that are up and of nothing else.
+func placeTurns(t *testing.T, s *Scheduler, l *fakeLog, g *fakeGroup, up []string, before func(), until func() bool) {
+	t.Helper()
+	for range 60 {
+		g.report(t, s, up...)
+		if before != nil {
+			before()
+		}
+		if until() {
+			return
+		}
+		var p placer
+		if err := s.placeOnce(t.Context(), &p); err != nil {
+			t.Log(err) // every second call is answered as if nobody knew
+		}
+		var wg sync.WaitGroup
+		s.driveOnce(t.Context(), &wg)
+		wg.Wait()
+		l.elect(s.opts.Self.ID)
+		if _, _, err := s.leading(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Fatalf("it does not end: group %v; operations %+v", g.changes, s.machine.operations())
+}
+
+func change(t *testing.T, s *Scheduler, req *rowraftv1.ChangeNodeRequest) *rowraftv1.ChangeNodeReply {
+	t.Helper()
+	req.ExpectAny = true
+	reply, err := s.ChangeNode(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+func (s *Scheduler) ended(id uint64) bool {
+	return slices.ContainsFunc(s.machine.operations(), func(o operation) bool { return o.id == id && o.state == opDone })
+}
+
+func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
+	s, l, g := movingCluster(t)
+	g.report(t, s, "a", "b", "c", "d")
+	reply := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "a", Intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION})
+	if !reply.Accepted || reply.Operation.GetTotal() != 1 || reply.Operation.GetLeft() != 1 {
+		t.Fatalf("%v", reply)
+	}
+	placeTurns(t, s, l, g, []string{"a", "b", "c", "d"}, nil, func() bool { return s.ended(reply.Operation.Id) })
+	if sh := s.view.Map().Shards[0]; on(sh.Replicas) != "dbc" || g.leader == "a" {
+		t.Errorf("in the end %+v, led by %s", sh, g.leader)
+	}
+	_, finished := s.machine.moves()
+	if len(finished) != 1 || finished[0].reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION {
+		t.Errorf("moves %+v, want one", finished)
+	}
+	if n := count(g.changes, func(c string) bool { return c == "add d" || c == "promote" || c == "remove a" }); n != 3 {
+		t.Errorf("the group went through %v, want each change once", g.changes)
+	}
+	// It runs on until somebody ends it; then it is forgotten.
+	g.report(t, s, "a", "b", "c", "d")
+	if _, known := s.view.Map().Node("a"); !known {
+		t.Error("it is forgotten while it runs")
+	}
+	placeTurns(t, s, l, g, []string{"b", "c", "d"}, func() { silence(s, DownAfter) }, func() bool { _, known := s.view.Map().Node("a"); return !known })
+	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: uint32(OwnVersions().Apply), MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "a", Addr: "x:1", PeerAddr: "x:2"}})
+	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
+}
+
+// silence makes the leader of the metadata group believe that it has led for so long.
+func silence(s *Scheduler, d time.Duration) {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	s.soft.since = s.soft.since.Add(-d)
+}
+
+func TestADecommissionIsUndone(t *testing.T) {
+	s, l, g := movingCluster(t)
+	s.opts.NoRebalance = true
+	g.report(t, s, "a", "b", "c", "d")
+	op := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b", Intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION}).Operation
+	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+		t.Fatal(err)
+	}
+	running, _ := s.machine.moves()
+	if len(running) != 1 {
+		t.Fatalf("moves %+v", running)
+	}
+	_, err := s.ChangeNode(t.Context(), &rowraftv1.ChangeNodeRequest{Node: "b", ExpectAny: true, Operation: op.Id + 7})
+	wantError(t, err, rowraft.CodePrecondition, "does not run on b")
+	_, err = s.ChangeNode(t.Context(), &rowraftv1.ChangeNodeRequest{Node: "b", Expect: rowraftv1.NodeIntent_NODE_INTENT_DRAIN})
+	wantError(t, err, rowraft.CodePrecondition, "b is decommissioned")
+	change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b", Operation: op.Id})
+	if n, _ := s.view.Map().Node("b"); n.Intent != clustermap.Serve {
+		t.Errorf("it is %s", intentName(n.Intent))
+	}
+	// The move that has begun ends or goes back; nothing else follows.
+	placeTurns(t, s, l, g, []string{"a", "b", "c", "d"}, nil, func() bool { running, _ := s.machine.moves(); return len(running) == 0 })
+	if o := s.machine.operations(); len(o) != 1 || o[0].state != opCancelled {
+		t.Errorf("operations %+v", o)
+	}
+}
+
+func TestADeadServerIsReplaced(t *testing.T) {
+	s, l, g := movingCluster(t)
+	g.report(t, s, "a", "b", "c", "d")
+	up := []string{"a", "b", "d"}
+	late := func() { silence(s, DefaultReplaceAfter-time.Second) }
+	for range 3 { // a little less than dead
+		g.report(t, s, up...)
+		l.elect(s.opts.Self.ID)
+		g.report(t, s, up...)
+		late()
+		if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ops := s.machine.operations(); len(ops) != 0 {
+		t.Fatalf("operations %+v before it counts as dead", ops)
+	}
+	dead := func() { silence(s, DefaultReplaceAfter) }
+	placeTurns(t, s, l, g, up, dead, func() bool { return len(s.machine.operations()) == 1 && s.ended(s.machine.operations()[0].id) })
+	sh := s.view.Map().Shards[0]
+	if on(sh.Replicas) != "abd" || s.machine.operations()[0].kind != opReplace {
+		t.Errorf("in the end %+v, operations %+v", sh, s.machine.operations())
+	}
+	if _, known := s.view.Map().Node("c"); !known {
+		t.Error("it is forgotten; it may come back")
+	}
+	if r := sh.Removed; len(r) != 1 || r[0].Node != "c" {
+		t.Errorf("removed %+v: when it comes back it must hear that its replica is gone", r)
+	}
+}
+
+func TestADeadServerThatIsBackKeepsItsReplicas(t *testing.T) {
+	s, l, g := movingCluster(t)
+	l.elect(s.opts.Self.ID)
+	g.report(t, s, "a", "b")
+	silence(s, DefaultReplaceAfter) // c and d are dead: there is nowhere to go
+	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+		t.Fatal(err)
+	}
+	ops := s.machine.operations()
+	if len(ops) != 1 || ops[0].node != "c" || ops[0].state != opRunning {
+		t.Fatalf("operations %+v", ops)
+	}
+	st := &rowraftv1.StatusReply{}
+	s.addOperations(s.view.Map(), st)
+	if w := st.Operations[0].GetWaitingFor(); !strings.Contains(w, "a server that can take a replica") {
+		t.Errorf("it waits for %q", w)
+	}
+	g.report(t, s, "a", "b", "c")
+	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+		t.Fatal(err)
+	}
+	if ops := s.machine.operations(); ops[0].state != opCancelled || len(ops) != 1 {
+		t.Errorf("operations %+v", ops)
+	}
+	if sh := s.view.Map().Shards[0]; on(sh.Replicas) != "abc" {
+		t.Errorf("%+v", sh)
+	}
+}
+
+func TestADrainedServerLeadsNothing(t *testing.T) {
+	s, l, g := movingCluster(t)
+	g.report(t, s, "a", "b", "c", "d")
+	op := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "a", Intent: rowraftv1.NodeIntent_NODE_INTENT_DRAIN}).Operation
+	if op.GetTotal() != 1 {
+		t.Errorf("%v, want one lead to hand over", op)
+	}
+	up := []string{"a", "b", "c", "d"}
+	placeTurns(t, s, l, g, up, nil, func() bool { return s.ended(op.Id) })
+	if g.leader == "a" || on(s.view.Map().Shards[0].Replicas) != "abc" {
+		t.Errorf("led by %s, %+v", g.leader, s.view.Map().Shards[0])
+	}
+	g.mu.Lock()
+	g.leader = "a" // an election
+	g.mu.Unlock()
+	placeTurns(t, s, l, g, up, nil, func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.leader != "a" })
+}
+
+// What could cost a majority is refused without force, and changes nothing.
+func TestRisksAreTold(t *testing.T) {
+	s, _, g := movingCluster(t)
+	const drain, gone = rowraftv1.NodeIntent_NODE_INTENT_DRAIN, rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION
+	g.report(t, s, "a", "b", "d") // c is silent
+	for _, tc := range []struct {
+		name   string
+		req    *rowraftv1.ChangeNodeRequest
+		risk   string
+		intent clustermap.Intent
+	}{
+		{name: "a dry run changes nothing", req: &rowraftv1.ChangeNodeRequest{Node: "d", Intent: drain, DryRun: true}},
+		{name: "a second one of three", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain}, risk: "Shard 0 would have no majority without a"},
+		{name: "with force in a dry run", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true, DryRun: true}, risk: "no majority"},
+		{name: "with force", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true}, risk: "no majority", intent: clustermap.Drain},
+		{name: "one without replicas", req: &rowraftv1.ChangeNodeRequest{Node: "d", Intent: gone}, intent: clustermap.Decommission},
+		{name: "one whose replicas have nowhere to go", req: &rowraftv1.ChangeNodeRequest{Node: "b", Intent: gone}, risk: "nowhere to go"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			version := s.view.Map().Version
+			reply := change(t, s, tc.req)
+			n, _ := s.view.Map().Node(rowraft.NodeID(tc.req.Node))
+			if risks := strings.Join(reply.Risks, " "); !strings.Contains(risks, tc.risk) || tc.risk == "" && risks != "" {
+				t.Errorf("risks %q, want %q", risks, tc.risk)
+			}
+			if n.Intent != tc.intent || reply.Accepted != (tc.risk == "" || tc.req.Force) {
+				t.Errorf("accepted: %v, it is %s", reply.Accepted, intentName(n.Intent))
+			}
+			if changed := s.view.Map().Version != version; changed != (tc.intent != clustermap.Serve) {
+				t.Errorf("the map changed: %v", changed)
+			}
+		})
+	}
+}
+
+// A wiped disk comes back as a new server under the old name: the old one's replicas are
+// rebuilt at once, and it is forgotten.
+func TestAWipedServerTakesItsName(t *testing.T) {
+	s, l, g := movingCluster(t)
+	old, _ := s.view.Map().Node("c")
+	fresh := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: uint32(OwnVersions().Apply), MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: old.Addr, PeerAddr: old.PeerAddr}}
+	g.report(t, s, "a", "b", "c", "d")
+	_, err := s.RegisterNode(t.Context(), fresh)
+	wantError(t, err, rowraft.CodeAlreadyExists, "is that of node c") // who is up keeps its name
+	l.elect(s.opts.Self.ID)
+	g.report(t, s, "a", "b", "d")
+	silence(s, DownAfter)
+	elsewhere := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: uint32(OwnVersions().Apply), MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: "elsewhere:1", PeerAddr: "elsewhere:2"}}
+	_, err = s.RegisterNode(t.Context(), elsewhere)
+	wantError(t, err, rowraft.CodeAlreadyExists) // who may come back, too
+	if _, err := s.RegisterNode(t.Context(), fresh); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := s.view.Map().Node("c2"); n.Name != "c" || n.Intent != clustermap.Serve {
+		t.Errorf("%+v", n)
+	}
+	if n, _ := s.view.Map().Node("c"); n.Name != "" || n.Intent != clustermap.Decommission {
+		t.Errorf("%+v", n)
+	}
+	placeTurns(t, s, l, g, []string{"a", "b", "d"}, func() { silence(s, DownAfter) }, func() bool { _, known := s.view.Map().Node("c"); return !known })
+	if sh := s.view.Map().Shards[0]; on(sh.Replicas) != "abd" || len(sh.Removed) != 0 {
+		t.Errorf("%+v", sh)
+	}
+}
