@@ -17,9 +17,19 @@ const (
 	stepHold = 350 * time.Millisecond
 
 	// Bounds of what one shard's leader holds of open steps: of one of them, and of all.
-	// What is not the lowest step of its job gets half of that.
+	// What is not the lowest step of its job gets half of that. The lowest step of the job
+	// that has waited longest is let in beyond, so that always one of them can be closed:
+	// no more than maxHeldBytes + maxStepBytes, and the heads of its parts, are held.
 	maxStepBytes = 128 << 20
 	maxHeldBytes = 256 << 20
+
+	maxOpenSteps = 1024 // of one job
+
+	// What a step, a part and a fragment take without what is in them.
+	stepHeadBytes     = 512
+	partHeadBytes     = 160
+	fragmentHeadBytes = 24
+	positionBytes     = 16
 
 	// maxFragments is into how many messages a worker may cut its part.
 	maxFragments = 1024
@@ -38,7 +48,8 @@ type steps struct {
 	mu    sync.Mutex
 	leads bool
 	jobs  map[rowraft.JobID]*jobSteps
-	held  int // bytes
+	held  int    // bytes
+	begun uint64 // steps that were opened
 
 	// clocks is closed, and replaced, when clocks may have changed in the machine and
 	// somebody waits for that.
@@ -56,11 +67,13 @@ type jobSteps struct {
 // openStep is a step that is not closed.
 type openStep struct {
 	step  rowraft.Step
+	begun uint64 // counts the steps of all jobs here in the order of their first parts
 	parts map[rowraft.Rank]*rankPart
 	rates map[rowraft.TableID]wire.Segment // flags and learning rate of all segments of a table
-	bytes int
-	timer *time.Timer // of the deadline; nil before the first whole part, or without one
-	due   bool        // the deadline is over
+	bytes int                              // of payloads
+	heads int                              // bytes of all else
+	timer *time.Timer                      // of the deadline; nil before the first whole part, or without one
+	due   bool                             // the deadline is over
 
 	done chan struct{} // closed when err is set
 	err  error         // nil: the machine knows
@@ -135,7 +148,7 @@ func (s *steps) endLocked(j *jobSteps, o *openStep, err error) {
 		return
 	}
 	delete(j.open, o.step)
-	s.held -= o.bytes
+	s.held -= o.bytes + o.heads
 	if o.timer != nil {
 		o.timer.Stop()
 	}
@@ -214,27 +227,33 @@ func (o *openStep) has(p *stepPush) bool {
 // REQUIRES: s.mu is held, and p was checked.
 func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 	o := j.open[p.Step]
+	size, heads := len(p.payload), positionBytes*len(p.positions)
 	if o == nil {
-		o = &openStep{step: p.Step, parts: make(map[rowraft.Rank]*rankPart), rates: make(map[rowraft.TableID]wire.Segment), done: make(chan struct{})}
+		o = &openStep{step: p.Step, begun: s.begun + 1, parts: make(map[rowraft.Rank]*rankPart), rates: make(map[rowraft.TableID]wire.Segment), done: make(chan struct{})}
+		heads += stepHeadBytes
+	}
+	part := o.parts[p.Rank]
+	begins := part == nil || part.generation != p.Generation || len(part.fragments) != p.fragments
+	if begins {
+		heads += partHeadBytes + fragmentHeadBytes*p.fragments
 	}
 	limit := maxHeldBytes
-	for step := range j.open {
-		if step < p.Step {
-			limit = maxHeldBytes / 2
+	if low := j.lowest(); low != nil && low.step < p.Step {
+		limit = maxHeldBytes / 2
+		if j.open[p.Step] == nil && len(j.open) >= maxOpenSteps {
+			limit = 0
 		}
 	}
-	size := len(p.payload)
 	if o.bytes+size > maxStepBytes {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: the parts of step %d take more than %d MiB: use smaller batches, or more shards", s.r.shard, p.Step, maxStepBytes>>20)
 	}
-	if s.held+size > limit {
+	if s.held+size+heads > limit && !s.nextLocked(j, p.Step) {
 		return nil, &rowraft.OverloadedError{What: "the shard holds as many gradients of open steps as it can", RetryAfter: 20 * time.Millisecond}
 	}
 	if err := o.sameRates(p.payload); err != nil {
 		return nil, err
 	}
-	part := o.parts[p.Rank]
-	if part == nil || part.generation != p.Generation || len(part.fragments) != p.fragments {
+	if begins {
 		if part != nil { // of the generation before, or cut otherwise
 			for _, f := range part.fragments {
 				o.bytes, s.held = o.bytes-len(f), s.held-len(f)
@@ -251,9 +270,27 @@ func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 		part.positions = p.positions
 	}
 	part.missing--
-	o.bytes, s.held = o.bytes+size, s.held+size
+	o.bytes, o.heads, s.held = o.bytes+size, o.heads+heads, s.held+size+heads
+	s.begun = max(s.begun, o.begun)
 	j.open[p.Step] = o
 	return o, nil
+}
+
+// nextLocked reports whether a step of j is the one that must be closed before there is
+// room for others: the lowest of the job whose open steps began first.
+// REQUIRES: s.mu is held.
+func (s *steps) nextLocked(j *jobSteps, step rowraft.Step) bool {
+	var first *jobSteps
+	begun := uint64(0)
+	for _, other := range s.jobs {
+		for _, o := range other.open {
+			if first == nil || o.begun < begun {
+				first, begun = other, o.begun
+			}
+		}
+	}
+	low := j.lowest()
+	return first == j && low != nil && step <= low.step
 }
 
 // sameRates reports a segment with another learning rate than that of its table's other
