@@ -15,6 +15,7 @@ type Cluster struct {
 	client   *client.Client
 	openOnly bool // EnsureTable creates nothing
 	job      *client.Job
+	reads    ReadConfig
 
 	mu     sync.RWMutex
 	tables map[rowraft.TableID]*client.Table
@@ -77,7 +78,7 @@ func (c *Cluster) Pull(ctx context.Context, segs []Segment) error {
 	if err != nil {
 		return err
 	}
-	return c.client.Pull(ctx, s...)
+	return c.pull(ctx, s)
 }
 
 // Push implements [Tables].

@@ -43,6 +43,7 @@ type Config struct {
 	Epochs   int           `yaml:"epochs"`   // passes over the training part; default 1, or no bound if steps is set
 	Steps    int64         `yaml:"steps"`    // batches of this trainer; 0: as the epochs say
 	Patience time.Duration `yaml:"patience"` // how long one pull or push may take before the run fails
+	Reads    ReadConfig    `yaml:"reads"`
 
 	Data       DataConfig            `yaml:"data"`
 	Generator  *data.GeneratorConfig `yaml:"generator"` // instead of data
@@ -271,6 +272,9 @@ func (c *Config) Validate() error {
 		return invalid("embeddings: init %v: want > 0", c.Embeddings.Init)
 	}
 	if err := c.validateMode(); err != nil {
+		return err
+	}
+	if err := c.Reads.validate(); err != nil {
 		return err
 	}
 	if err := c.validateFollow(); err != nil {

@@ -303,6 +303,7 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 	if o.mustExist {
 		tables = trainer.OpenCluster(c)
 	}
+	tables.SetReads(cfg.Reads)
 	return tables, c, nil
 }
 

@@ -490,6 +490,7 @@ func checkRows(t *testing.T, addr string) {
 	if r := rows().Rows; !r[0].Exists || r[1].Exists || slices.Equal(r[1].Weights, []float32{5, 6, 7, 8}) {
 		t.Errorf("after the delete: rows %+v", r)
 	}
+	checkRowModes(t, addr)
 	if got := rowraftCmd(t, "row", "delete", "t", "x", "--insecure", "--endpoints", addr); got.code != exitUsage || !strings.Contains(got.errout, "0x in hexadecimal") {
 		t.Errorf("a key that is none: %+v", got)
 	}

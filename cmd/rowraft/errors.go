@@ -58,7 +58,7 @@ func exitCode(ctx context.Context, err error) int {
 	switch code := rowraft.CodeOf(err); code {
 	case rowraft.CodeInvalidArgument:
 		return exitUsage
-	case rowraft.CodeDeadline, rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeOverloaded, rowraft.CodeLeadershipLost:
+	case rowraft.CodeDeadline, rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeTooStale, rowraft.CodeOverloaded, rowraft.CodeLeadershipLost:
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return exitInterrupted
 		}
@@ -80,6 +80,8 @@ func hintOf(err error) string {
 		return "the cluster did not answer in time; `rowraft cluster status` says what is wrong with it, --timeout waits longer"
 	case rowraft.CodeStarting, rowraft.CodeNoLeader:
 		return "the cluster is starting or electing a leader; try again, or wait longer with --timeout"
+	case rowraft.CodeTooStale:
+		return "no replica can prove that its rows are so new; allow a larger --max-age, or ask the leader with --mode leader"
 	case rowraft.CodeTableExists:
 		return "a table keeps its shape; `rowraft table describe NAME` shows it, --if-not-exists accepts one of the same shape"
 	case rowraft.CodeIdentity:

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -17,8 +18,8 @@ import (
 )
 
 func newRowCmd(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "row", Short: "Look at single rows and delete them"}
-	cmd.AddCommand(newRowGetCmd(g), newRowDeleteCmd(g))
+	cmd := &cobra.Command{Use: "row", Short: "Look at single rows, set and delete them"}
+	cmd.AddCommand(newRowGetCmd(g), newRowSetCmd(g), newRowDeleteCmd(g))
 	return cmd
 }
 
@@ -64,9 +65,14 @@ func (g *globals) onTable(cmd *cobra.Command, name string, do func(context.Conte
 }
 
 type rowsJSON struct {
-	Schema string    `json:"schema"`
-	Table  string    `json:"table"`
-	Rows   []rowJSON `json:"rows"`
+	Schema string `json:"schema"`
+	Table  string `json:"table"`
+	Mode   string `json:"mode"`
+	// Of bounded reads: how old the rows may be, and how many entries of the log they may
+	// lack.
+	AgeSeconds *float64  `json:"age_seconds,omitempty"`
+	LagEntries *uint64   `json:"lag_entries,omitempty"`
+	Rows       []rowJSON `json:"rows"`
 }
 
 // rowJSON has its key as a string: JSON numbers do not hold 64 bits.
@@ -76,28 +82,58 @@ type rowJSON struct {
 	Weights []float32 `json:"weights"`
 }
 
+// readFlags choose a client.Read.
+type readFlags struct {
+	mode   string
+	maxAge time.Duration
+	maxLag uint64
+}
+
+// readModes are by the names of --mode.
+var readModes = map[string]client.ReadMode{"leader": client.Leader, "linearizable": client.Linearizable, "bounded": client.Bounded}
+
+// how is the read; given tells which flags were.
+func (f *readFlags) how(given func(string) bool) (client.Read, error) {
+	mode, ok := readModes[f.mode]
+	if !ok {
+		return client.Read{}, usagef("--mode %q: want leader, linearizable or bounded", f.mode)
+	}
+	if mode != client.Bounded {
+		if given("max-age") || given("max-lag") {
+			return client.Read{}, usagef("--max-age and --max-lag are for --mode bounded")
+		}
+		return client.Read{Mode: mode}, nil
+	}
+	if f.maxAge <= 0 {
+		return client.Read{}, usagef("--max-age %v: want more than 0", f.maxAge)
+	}
+	return client.Read{Mode: mode, MaxAge: f.maxAge, MaxLag: f.maxLag}, nil
+}
+
 func newRowGetCmd(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use:     "get TABLE KEY...",
-		Short:   "Show the weights of rows",
-		Long:    "Show the weights of rows, as the leaders of their shards have them. A key without a row shows the initializer; nothing is created.",
-		Example: "  rowraft row get user_emb 17 0x2a",
-		Args:    tableAndKeys,
+	var f readFlags
+	cmd := &cobra.Command{
+		Use:   "get TABLE KEY...",
+		Short: "Show the weights of rows",
+		Long: `Show the weights of rows, as the leaders of their shards have them. A key without a row shows the initializer; nothing is created.
+
+--mode linearizable has the leaders prove that they lead. --mode bounded takes any replica that proves that it is no older
+than --max-age, also while a shard has no leader; if none can, the command fails and says how old they are.`,
+		Example: `  rowraft row get user_emb 17 0x2a
+  rowraft row get user_emb 17 --mode bounded --max-age 10s`,
+		Args: tableAndKeys,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			keys, err := parseKeys(args[1:])
 			if err != nil {
 				return err
 			}
-			v := rowsJSON{Schema: jsonSchema, Table: args[0], Rows: []rowJSON{}}
+			how, err := f.how(cmd.Flags().Changed)
+			if err != nil {
+				return err
+			}
+			v := rowsJSON{Schema: jsonSchema, Table: args[0], Mode: f.mode, Rows: []rowJSON{}}
 			err = g.onTable(cmd, args[0], func(ctx context.Context, c *client.Client, t *client.Table) error {
-				seg := client.Segment{Table: t, Keys: keys, Values: make([]float32, len(keys)*t.Dim()), Present: make([]bool, len(keys))}
-				if err := c.Pull(ctx, seg); err != nil {
-					return err
-				}
-				for i, k := range keys {
-					v.Rows = append(v.Rows, rowJSON{strconv.FormatUint(uint64(k), 10), seg.Present[i], seg.Values[i*t.Dim() : (i+1)*t.Dim()]})
-				}
-				return nil
+				return v.read(ctx, c, t, how, keys)
 			})
 			if err != nil {
 				return fmt.Errorf("row get %s: %w", args[0], err)
@@ -105,6 +141,28 @@ func newRowGetCmd(g *globals) *cobra.Command {
 			return show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.mode, "mode", "leader", "who answers: leader, linearizable or bounded")
+	fl.DurationVar(&f.maxAge, "max-age", 10*time.Second, "of --mode bounded: how old the rows may be")
+	fl.Uint64Var(&f.maxLag, "max-lag", 0, "of --mode bounded: how many entries of the log they may lack; 0: any number")
+	return cmd
+}
+
+// read fills in the rows of keys, and what a bounded read met.
+func (v *rowsJSON) read(ctx context.Context, c *client.Client, t *client.Table, how client.Read, keys []rowraft.Key) error {
+	seg := client.Segment{Table: t, Keys: keys, Values: make([]float32, len(keys)*t.Dim()), Present: make([]bool, len(keys))}
+	met, err := c.PullWith(ctx, how, seg)
+	if err != nil {
+		return err
+	}
+	if how.Mode == client.Bounded {
+		age := met.Age.Seconds()
+		v.AgeSeconds, v.LagEntries = &age, &met.Lag
+	}
+	for i, k := range keys {
+		v.Rows = append(v.Rows, rowJSON{strconv.FormatUint(uint64(k), 10), seg.Present[i], seg.Values[i*t.Dim() : (i+1)*t.Dim()]})
+	}
+	return nil
 }
 
 // shownWeights is how many weights of a row a table for people shows.
@@ -128,7 +186,67 @@ func (v rowsJSON) print(w io.Writer, wide bool) error {
 		out.AppendRow(table.Row{r.Key, state, strings.TrimSpace(b.String())})
 	}
 	out.Render()
-	return nil
+	if v.AgeSeconds == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "The rows are at most %.3f s old; their replicas lacked %s of the log.\n", *v.AgeSeconds, entries(*v.LagEntries))
+	return err
+}
+
+func entries(n uint64) string {
+	if n == 1 {
+		return "1 entry"
+	}
+	return count(n) + " entries"
+}
+
+func newRowSetCmd(g *globals) *cobra.Command {
+	var weights []float32
+	cmd := &cobra.Command{
+		Use:   "set TABLE KEY... --weights W,W,...",
+		Short: "Set the weights of rows",
+		Long: "Set the weights of rows, all to the same, and return when that is on a majority of disks. A key without a row gets one; " +
+			"the optimizer state of a row stays as it is.",
+		Example: "  rowraft row set user_emb 17 --weights 0.5,-0.25,0,1",
+		Args:    tableAndKeys,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			keys, err := parseKeys(args[1:])
+			if err != nil {
+				return err
+			}
+			if len(weights) == 0 {
+				return usagef("%s: give --weights, one number for each dimension of the table", cmd.CommandPath())
+			}
+			err = g.onTable(cmd, args[0], func(ctx context.Context, _ *client.Client, t *client.Table) error {
+				if len(weights) != t.Dim() {
+					return usagef("--weights has %s, a row of table %s has %d", plural(len(weights), "number"), args[0], t.Dim())
+				}
+				_, err := t.Assign(ctx, keys, slices.Repeat(weights, len(keys)))
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("row set %s: %w", args[0], err)
+			}
+			return showKeys(cmd, g, args[0], len(keys), "set")
+		},
+	}
+	cmd.Flags().Float32SliceVar(&weights, "weights", nil, "numbers, separated by commas; as many as a row has")
+	return cmd
+}
+
+// keysJSON is what commands say that change rows.
+type keysJSON struct {
+	Schema string `json:"schema"`
+	Table  string `json:"table"`
+	Keys   int    `json:"keys"`
+}
+
+func showKeys(cmd *cobra.Command, g *globals, table string, n int, done string) error {
+	v := keysJSON{jsonSchema, table, n}
+	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		_, err := fmt.Fprintf(w, "table %s: %s %s\n", v.Table, plural(v.Keys, "key"), done)
+		return err
+	})
 }
 
 func newRowDeleteCmd(g *globals) *cobra.Command {
@@ -151,15 +269,7 @@ func newRowDeleteCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("row delete %s: %w", args[0], err)
 			}
-			v := struct {
-				Schema string `json:"schema"`
-				Table  string `json:"table"`
-				Keys   int    `json:"keys"`
-			}{jsonSchema, args[0], len(keys)}
-			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-				_, err := fmt.Fprintf(w, "table %s: %s deleted\n", v.Table, plural(v.Keys, "key"))
-				return err
-			})
+			return showKeys(cmd, g, args[0], len(keys), "deleted")
 		},
 	}
 }

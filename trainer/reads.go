@@ -1,0 +1,65 @@
+package trainer
+
+import (
+	"context"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+)
+
+// ReadConfig says which replicas answer the pulls of a job. All modes see the trainer's own
+// acknowledged pushes.
+type ReadConfig struct {
+	Mode   string        `yaml:"mode"`    // leader, linearizable or bounded; "": leader
+	MaxAge time.Duration `yaml:"max_age"` // bounded: default 10 s
+	MaxLag uint64        `yaml:"max_lag"` // bounded: entries of the log; 0: any
+}
+
+// defaultMaxAge outlasts any failover.
+const defaultMaxAge = 10 * time.Second
+
+func (r *ReadConfig) validate() error {
+	switch r.Mode {
+	case "", "leader", "linearizable":
+		if r.MaxAge != 0 || r.MaxLag != 0 {
+			return invalid("reads: max_age and max_lag are for mode bounded")
+		}
+	case "bounded":
+		if r.MaxAge < 0 {
+			return invalid("reads: max_age %v: want > 0", r.MaxAge)
+		}
+	default:
+		return invalid("reads: mode %q: want leader, linearizable or bounded", r.Mode)
+	}
+	return nil
+}
+
+// how is the read of a client that has pushed up to own.
+func (r *ReadConfig) how(own func() client.Position) client.Read {
+	switch r.Mode {
+	case "linearizable":
+		return client.Read{Mode: client.Linearizable}
+	case "bounded":
+		how := client.Read{Mode: client.Bounded, MaxAge: r.MaxAge, MaxLag: r.MaxLag, AtLeast: own()}
+		if how.MaxAge == 0 {
+			how.MaxAge = defaultMaxAge
+		}
+		return how
+	}
+	return client.Read{}
+}
+
+// SetReads says which replicas answer Pull; without it the leaders do. Call it before Pull.
+func (c *Cluster) SetReads(r ReadConfig) { c.reads = r }
+
+// pull reads as c.reads says. What no replica can prove to be new enough is read from the
+// leader, who proves that it leads: a trainer waits rather than ends.
+func (c *Cluster) pull(ctx context.Context, segs []client.Segment) error {
+	how := c.reads.how(c.client.Position)
+	_, err := c.client.PullWith(ctx, how, segs...)
+	if how.Mode == client.Bounded && rowraft.CodeOf(err) == rowraft.CodeTooStale {
+		return c.client.PullLinearizable(ctx, segs...)
+	}
+	return err
+}
