@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,18 +72,18 @@ func readJSON(t testing.TB, path string, v any) {
 }
 
 // The demo, shorter than `make demo` runs it: its exit code, and the fields that
-// programs read. The other modes have the same pieces: see TestSyncParity.
+// programs read. Mode async is `make demo` itself.
 func TestDemo(t *testing.T) {
 	skipUnderRace(t)
 	needBinaries(t)
-	for _, mode := range []string{"async", "geo"} {
-		t.Run(mode, func(t *testing.T) { demo(t, mode) })
+	for mode, steps := range map[string]int{"sync": 150, "ssp": 150, "geo": 350} {
+		t.Run(mode, func(t *testing.T) { demo(t, mode, steps) })
 	}
 }
 
-func demo(t *testing.T, mode string) {
+func demo(t *testing.T, mode string, steps int) {
 	out := filepath.Join(t.TempDir(), "demo.json")
-	p := spawn(t, "rowraft", "demo", "--mode", mode, "--steps", "350", "--json", out)
+	p := spawn(t, "rowraft", "demo", "--mode", mode, "--steps", fmt.Sprint(steps), "--json", out)
 	if code := p.code(t, 3*time.Minute); code != 0 {
 		t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 	}
@@ -93,7 +94,7 @@ func demo(t *testing.T, mode string) {
 		"best_auc":            func(v any) bool { x, ok := v.(float64); return ok && x > 0.75 && x < 0.85 },
 		"examples_per_second": func(v any) bool { x, ok := v.(float64); return ok && x > 0 },
 		"failover_seconds":    func(v any) bool { x, ok := v.(float64); return ok && x > 0 && x < 15 },
-		"pushes_acknowledged": func(v any) bool { return v == 700.0 },
+		"pushes_acknowledged": func(v any) bool { return v == float64(2*steps) },
 		"pushes_lost":         func(v any) bool { return v == 0.0 },
 		"pushes_duplicated":   func(v any) bool { return v == 0.0 },
 		"replicas_identical":  func(v any) bool { return v == true },
