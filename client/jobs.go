@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -39,6 +40,9 @@ type Entry struct {
 	Restart  bool              // it reads its share of the data from the beginning
 	// Checkpoint is the id of the one that the worker goes on from; "": none.
 	Checkpoint string
+	// From is how far the data was read in that checkpoint; nil: a run that begins reads
+	// it from the beginning.
+	From *checkpoint.Parts
 }
 
 // PartPlan is how the training part of the data is divided. The zero value leaves it
@@ -95,6 +99,9 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 		InShards: e.InShards, Quorum: e.Quorum, DeadlineNs: uint64(e.Deadline), Restart: e.Restart, Checkpoint: e.Checkpoint,
 		Data: e.Parts.toProto(), Revision: enterRevision,
 	}
+	if e.From != nil {
+		goOn(q.Data, e.From)
+	}
 	for name, value := range e.Settings {
 		q.Settings = append(q.Settings, &rowraftv1.JobSetting{Name: name, Value: value})
 	}
@@ -123,6 +130,21 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	}
 	m.attends, m.attended = context.WithCancel(c.ctx)
 	return m, c.spawn(m.keepLease)
+}
+
+// goOn makes a plan go on where the data was read to.
+func goOn(d *rowraftv1.JobData, from *checkpoint.Parts) {
+	d.Epoch, d.Part, d.AgainKnown, d.AgainMost = from.Epoch, from.Part, from.AgainKnown, from.AgainMost
+	switch {
+	case d.Epochs == 0:
+	case d.Part > 0: // the epoch that was begun is read to its end, also if it is one too many
+		d.Epochs = max(d.Epochs, d.Epoch+1)
+	default:
+		d.Epochs = max(d.Epochs, d.Epoch)
+	}
+	for _, p := range from.Open {
+		d.Open = append(d.Open, &rowraftv1.JobPart{Epoch: p.Epoch, Part: p.Part, Offset: p.Offset})
+	}
 }
 
 // keepLease renews the lease until a call of Attend does.

@@ -59,6 +59,7 @@ type fakeTrainer struct {
 	boundary int64 // not 0: it announces this one
 	stands   int64 // not 0: the boundary at which it stands, whatever was agreed
 	told     int64 // what was agreed
+	parts    []client.PartReached
 }
 
 func (f *fakeTrainer) pause(ctx context.Context, agree client.Agree) (*client.Paused, error) {
@@ -86,7 +87,7 @@ func (f *fakeTrainer) pause(ctx context.Context, agree client.Agree) (*client.Pa
 		return nil, f.fail
 	}
 	f.standing++
-	return &client.Paused{Step: f.step, Boundary: target, Size: int64(len(f.content)), Release: func() {
+	return &client.Paused{Step: f.step, Boundary: target, Parts: f.parts, Size: int64(len(f.content)), Release: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.standing--

@@ -165,8 +165,8 @@ func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
 		if err := checkpoint.CheckBlobName(b.GetName()); err != nil {
 			return err
 		}
-		if strings.HasPrefix(b.GetName(), "trainer/") {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s: names that begin with trainer/ are those of trainers' states", b.GetName())
+		if strings.HasPrefix(b.GetName(), "trainer/") || strings.HasPrefix(b.GetName(), "job/") {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s: names that begin with trainer/ or job/ are those of trainers' states, and of jobs' positions in their data", b.GetName())
 		}
 		if n := len(b.GetContent()); n == 0 || n > maxBlobBytes || names[b.GetName()] {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s has %d bytes or stands twice: want 1 to %d, once", b.GetName(), n, maxBlobBytes)
@@ -314,6 +314,9 @@ func (op *creation) cut(ctx context.Context) (parts []*partWriter, trainers *mus
 			return nil, trainers, err
 		}
 	}
+	if err := trainers.readData(); err != nil {
+		return nil, trainers, err
+	}
 	return parts, trainers, trainers.release(ctx)
 }
 
@@ -404,6 +407,11 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers 
 	for _, p := range trainers.members {
 		m.Blobs = append(m.Blobs, p.blob)
 	}
+	data, err := op.storeData(ctx, trainers)
+	if err != nil {
+		return nil, err
+	}
+	m.Blobs = append(m.Blobs, data...)
 	slices.SortFunc(m.Blobs, func(a, b checkpoint.Blob) int { return strings.Compare(a.Name, b.Name) })
 	return m, op.checkFiles(ctx, m)
 }

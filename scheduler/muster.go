@@ -37,6 +37,7 @@ type muster struct {
 	id      uint64
 	skip    bool // go on without those that do not answer
 	members []*paused
+	data    []*checkpoint.Parts // that the scheduler divides, by job
 }
 
 // paused is one trainer of a muster.
@@ -51,6 +52,7 @@ type paused struct {
 	boundary    uint64 // that it has announced, then the one at which it stands
 	stands      bool
 	step, bytes uint64
+	parts       []*rowraftv1.PartReached // of the data, that it has
 	pausedFor   time.Duration
 	blob        checkpoint.Blob
 }
@@ -234,7 +236,7 @@ func (p *paused) hear(ctx context.Context) error {
 		return nil
 	}
 	at := req.GetPaused()
-	p.stands, p.step, p.bytes = true, at.GetStep(), at.GetBytes()
+	p.stands, p.step, p.bytes, p.parts = true, at.GetStep(), at.GetBytes(), at.GetParts()
 	if p.together {
 		p.boundary = at.GetBoundary()
 	}

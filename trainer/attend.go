@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +28,9 @@ type Saved struct {
 
 // ReadSaved reads the state of one trainer out of the checkpoint at path.
 //
+// A trainer that had died in a job whose data the scheduler divides gets the state of another
+// one, without its counts.
+//
 // Errors: CodeNotFound if there is no such checkpoint, or it has no such state;
 // CodeCorrupt; those of the destination.
 func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err error) {
@@ -35,20 +39,20 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 			err = fmt.Errorf("checkpoint %s: %w", path, err)
 		}
 	}()
-	url, name, err := depot.Split(path)
-	if err != nil {
-		return nil, err
-	}
-	d, err := depot.Open(url)
-	if err != nil {
-		return nil, err
-	}
-	files := depot.At(d, name)
-	m, err := checkpoint.ReadManifest(ctx, files)
+	files, m, err := openSaved(ctx, path)
 	if err != nil {
 		return nil, err
 	}
 	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == state.BlobName(job, rank) })
+	borrowed := false
+	if i < 0 && slices.ContainsFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == checkpoint.PartsBlob(job) }) {
+		// It had died, and others had its parts: it begins with what they all have.
+		i = slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool {
+			of, found := strings.CutPrefix(b.Name, "trainer/"+job+"/")
+			return found && !strings.Contains(of, "/")
+		})
+		borrowed = true
+	}
 	if i < 0 {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "it has no state of trainer %d of job %s, which was not training when it was made, or was left out", rank, job)
 	}
@@ -58,11 +62,49 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	st, err := state.Read(r) // to the end, where the file is checked
+	if err != nil {
+		return nil, err
+	}
+	if borrowed {
+		st.Rank, st.Ended, st.Step, st.Examples, st.Skipped, st.Acknowledged = rank, false, 0, 0, 0, 0
+	}
 	s = &Saved{Path: path, ID: m.ID, State: st}
 	for _, t := range m.Tables {
 		s.Tables = append(s.Tables, t.Schema)
 	}
 	return s, err
+}
+
+func openSaved(ctx context.Context, path string) (checkpoint.Files, *checkpoint.Manifest, error) {
+	url, name, err := depot.Split(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := depot.Open(url)
+	if err != nil {
+		return nil, nil, err
+	}
+	files := depot.At(d, name)
+	m, err := checkpoint.ReadManifest(ctx, files)
+	return files, m, err
+}
+
+// readParts reads how far a job was in data that the scheduler divides, nil if its trainers
+// divided the data.
+func readParts(ctx context.Context, path, job string) (*checkpoint.Parts, error) {
+	files, m, err := openSaved(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint %s: %w", path, err)
+	}
+	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == checkpoint.PartsBlob(job) })
+	if i < 0 {
+		return nil, nil
+	}
+	b, err := checkpoint.ReadFile(ctx, files, m.Blobs[i].File, nil)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint %s: %w", path, err)
+	}
+	return checkpoint.DecodeParts(b)
 }
 
 // FindSaved reads the state that c.Resume names, nil if there is none to go on from.
@@ -134,8 +176,11 @@ func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused,
 	if err != nil {
 		return nil, err
 	}
-	s := p.state
-	out := &client.Paused{Step: s.Step, Size: s.Size(), Parts: j.parts.reached(), Release: release, Write: func(w io.Writer) error {
+	s, parts := p.state, j.parts.reached()
+	for i := range parts { // what was read ahead is not trained
+		parts[i].Read = parts[i].Acknowledged
+	}
+	out := &client.Paused{Step: s.Step, Size: s.Size(), Parts: parts, Release: release, Write: func(w io.Writer) error {
 		_, err := s.WriteTo(w)
 		return err
 	}}

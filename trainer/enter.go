@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 	"unicode"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 )
 
@@ -32,7 +34,11 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
-	parted, err := c.wantsParts(set)
+	saved, err := c.findParts(ctx, cl)
+	if err != nil {
+		return err
+	}
+	parted, err := c.wantsParts(set, saved)
 	if err != nil {
 		return err
 	}
@@ -57,12 +63,14 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 			e.Quorum = c.Quorum
 		}
 	}
-	if c.Resume == "" {
+	if e.Checkpoint = saved.id; c.Resume == "" {
 		e.Restart = !parted
-	} else if from, err := cl.Restored(ctx); err != nil {
-		return err
-	} else {
-		e.Checkpoint = from.ID
+	}
+	if parted && saved.goesOn {
+		if e.From = saved.parts; e.From.Examples != uint64(e.Parts.Examples) || e.From.PartExamples != uint64(e.Parts.PartExamples) {
+			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint was made: a run goes on with the data, the trainers and the batch that it had",
+				e.Parts.Examples, e.Parts.PartExamples, e.From.Examples, e.From.PartExamples)
+		}
 	}
 	m, err := cl.EnterJob(ctx, e)
 	if err != nil {
@@ -71,6 +79,40 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	rank := m.Rank()
 	c.Rank, c.member, c.set, c.parted = &rank, m, set, parted
 	return nil
+}
+
+// savedParts is what a checkpoint says of data that the scheduler divides.
+type savedParts struct {
+	id     string            // of the checkpoint that the cluster's tables come from; "": none, or nobody asks
+	there  bool              // a checkpoint says how the data is divided
+	parts  *checkpoint.Parts // nil: the trainers divided it
+	goesOn bool              // a run that begins goes on there
+}
+
+// findParts reads it where the configuration says that the run goes on.
+func (c *Config) findParts(ctx context.Context, cl *client.Client) (s savedParts, err error) {
+	if c.Resume == "" {
+		return s, nil
+	}
+	from, err := cl.Restored(ctx)
+	if err != nil {
+		return s, err
+	}
+	s.id = from.ID
+	path := c.Resume
+	if path == "auto" {
+		if from.ID == "" {
+			return s, nil
+		}
+		path = from.Destination + "/" + from.Name
+	}
+	s.parts, err = readParts(ctx, path, c.Job)
+	if c.Resume == "auto" && rowraft.CodeOf(err) == rowraft.CodeNotFound { // it was deleted since
+		return s, nil
+	}
+	trained := slices.ContainsFunc(from.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
+	s.there, s.goesOn = err == nil, s.parts != nil && !trained
+	return s, err
 }
 
 func (c *Config) lease() time.Duration {

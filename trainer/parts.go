@@ -53,17 +53,19 @@ func (c *Config) partPlan(examples int64) client.PartPlan {
 func (c *Config) inShards() bool { return c.Mode == Sync || c.Mode == SSP }
 
 // wantsParts says whether the scheduler divides the data of the job. Each trainer reads
-// its own share where checkpoints are to hold its position, and where the data has no numbers.
-func (c *Config) wantsParts(set data.Set) (bool, error) {
+// its own share where it did so before a checkpoint from which the run goes on, and where the data has no numbers.
+func (c *Config) wantsParts(set data.Set, saved savedParts) (bool, error) {
 	_, ranger := set.(data.Ranger)
 	able := ranger && set.TrainSize() > 0
 	switch {
+	case c.Parts == nil && saved.there:
+		return able && saved.parts != nil, nil
 	case c.Parts == nil:
-		return able && c.Trainers > 1 && c.Resume == "" && c.Checkpoint == CheckpointConfig{}, nil
-	case *c.Parts && c.Resume != "":
-		return false, invalid("parts: checkpoints hold no position in data that the scheduler divides, so nothing can be resumed from them; use parts: false")
+		return able && c.Trainers > 1, nil
 	case *c.Parts && !able:
 		return false, invalid("parts: %s cannot be divided by the scheduler: that wants a bounded data set that can be read from any place", set.Name())
+	case saved.there && *c.Parts != (saved.parts != nil):
+		return *c.Parts, invalid("the data was divided otherwise when the checkpoint was made: parts is %v now", *c.Parts)
 	}
 	return *c.Parts, nil
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
 )
@@ -187,29 +188,34 @@ func TestWhoDividesTheData(t *testing.T) {
 	set := testGenerator(t, 1000)
 	endless := testGenerator(t, 0)
 	yes, no, rank := true, false, 1
+	divided, strided := savedParts{there: true, parts: &checkpoint.Parts{}}, savedParts{there: true}
 	for name, tc := range map[string]struct {
 		set    data.Set
 		change func(*Config)
 		want   bool
 		fails  bool
+		saved  savedParts
 	}{
-		"several trainers":        {set, func(c *Config) { c.Trainers = 2 }, true, false},
-		"one":                     {set, func(*Config) {}, false, false},
-		"one that wants parts":    {set, func(c *Config) { c.Parts = &yes }, true, false},
-		"ranks are given":         {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false},
-		"they want none":          {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false},
-		"mode sync":               {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false},
-		"mode ssp":                {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false},
-		"with checkpoints":        {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, false, false},
-		"it resumes":              {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, false, false},
-		"it resumes in parts":     {set, func(c *Config) { c.Parts, c.Resume = &yes, "auto" }, false, true},
-		"mode geo":                {set, func(c *Config) { c.Trainers, c.Mode = 2, Geo }, true, false},
-		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false},
-		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true},
+		"several trainers":        {set, func(c *Config) { c.Trainers = 2 }, true, false, savedParts{}},
+		"one":                     {set, func(*Config) {}, false, false, savedParts{}},
+		"one that wants parts":    {set, func(c *Config) { c.Parts = &yes }, true, false, savedParts{}},
+		"ranks are given":         {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false, savedParts{}},
+		"they want none":          {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false, savedParts{}},
+		"mode sync":               {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false, savedParts{}},
+		"mode ssp":                {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false, savedParts{}},
+		"with checkpoints":        {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, true, false, savedParts{}},
+		"it may resume":           {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, true, false, savedParts{}},
+		"it goes on in parts":     {set, func(c *Config) { c.Trainers = 2 }, true, false, divided},
+		"it goes on with a share": {set, func(c *Config) { c.Trainers = 2 }, false, false, strided},
+		"it had parts before":     {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, true, divided},
+		"it had none before":      {set, func(c *Config) { c.Trainers, c.Parts = 2, &yes }, true, true, strided},
+		"mode geo":                {set, func(c *Config) { c.Trainers, c.Mode = 2, Geo }, true, false, savedParts{}},
+		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false, savedParts{}},
+		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true, savedParts{}},
 	} {
 		c := DefaultConfig()
 		tc.change(&c)
-		if got, err := c.wantsParts(tc.set); got != tc.want || (err != nil) != tc.fails {
+		if got, err := c.wantsParts(tc.set, tc.saved); got != tc.want || (err != nil) != tc.fails {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 // decoders lists every function that takes apart what came over a network or off a
 // disk, and the fuzz target that feeds it.
 var decoders = map[string]string{
+	"checkpoint.DecodeParts":              "checkpoint.FuzzParts",
 	"checkpoint.ParseManifest":            "checkpoint.FuzzManifest",
 	"checkpoint.ParseSums":                "checkpoint.FuzzSums",
 	"checkpoint.Reader.block":             "checkpoint.FuzzReader",

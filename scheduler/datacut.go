@@ -1,0 +1,88 @@
+package scheduler
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// readData notes how far the jobs of the trainers are in data that the scheduler divides.
+// REQUIRES: the trainers stand still.
+func (m *muster) readData() error {
+	for _, r := range m.s.machine.allRuns() {
+		if r.GetData().GetExamples() == 0 || m.of(r) == nil {
+			continue
+		}
+		p, err := m.partsOf(r)
+		if err != nil {
+			return err
+		}
+		m.data = append(m.data, p)
+	}
+	return nil
+}
+
+// of returns the members of a run that are in the muster, by incarnation; nil: none is.
+func (m *muster) of(r *rowraftv1.MetaRun) (out map[uint64]*paused) {
+	for _, p := range m.members {
+		if id := p.a.member; id != nil && bytes.Equal(id.GetRun(), r.GetRun()) {
+			if out == nil {
+				out = make(map[uint64]*paused)
+			}
+			out[id.GetIncarnation()] = p
+		}
+	}
+	return out
+}
+
+// partsOf is how far a run is: where the trainers say, and where one that is not there
+// said last.
+func (m *muster) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
+	there, d := m.of(r), proto.CloneOf(r.GetData())
+	d.InLog = false // what the trainers say is newer than what the shards know
+	for _, p := range d.GetOpen() {
+		if p.GetUnsettled() != 0 {
+			return nil, rowraft.Errorf(rowraft.CodeNoLeader, "job %s: how far a trainer that has gone was in part %d is not settled yet", r.GetJob(), p.GetPart())
+		}
+	}
+	for _, w := range r.GetMembers() {
+		reached := []*rowraftv1.PartReached(nil)
+		if p := there[w.GetIncarnation()]; p != nil {
+			reached = p.parts
+		} else if heard, known := m.s.workers.get(w.GetIncarnation()); known {
+			reached = heard.beat.GetParts()
+		}
+		giveBack(d, w.GetIncarnation(), reached)
+	}
+	out := &checkpoint.Parts{
+		Job: r.GetJob(), Examples: d.GetExamples(), PartExamples: d.GetPartExamples(), Epochs: d.GetEpochs(),
+		Epoch: d.GetEpoch(), Part: d.GetPart(), AgainKnown: d.GetAgainKnown(), AgainMost: d.GetAgainMost(),
+	}
+	for _, p := range d.GetOpen() {
+		out.Open = append(out.Open, checkpoint.OpenPart{Epoch: p.GetEpoch(), Part: p.GetPart(), Offset: p.GetOffset()})
+	}
+	return out, nil
+}
+
+// storeData writes what readData has noted, and returns it as blobs.
+func (op *creation) storeData(ctx context.Context, m *muster) (out []checkpoint.Blob, err error) {
+	for i, p := range m.data {
+		b, err := p.Encode()
+		if err != nil {
+			return nil, err
+		}
+		f := checkpoint.File{Name: fmt.Sprintf("job-%04d-%x", i, op.tag()), Bytes: int64(len(b)), SHA256: sha256.Sum256(b)}
+		if err := op.depot.Put(ctx, op.name+"/"+f.Name, b); err != nil {
+			return nil, err
+		}
+		out = append(out, checkpoint.Blob{Name: checkpoint.PartsBlob(p.Job), File: f})
+	}
+	return out, nil
+}
