@@ -173,6 +173,20 @@ func (e *TooStaleError) Error() string {
 
 func (e *TooStaleError) Code() Code { return CodeTooStale }
 
+// RestoredError reports that a checkpoint was restored since whoever calls began: the
+// tables are others, and what it had, sessions, jobs and read positions, is gone. It
+// starts again, on the tables that are there now.
+type RestoredError struct {
+	Shard      ShardID
+	Have, Want TableEpoch // of the call, and of the tables
+}
+
+func (e *RestoredError) Error() string {
+	return fmt.Sprintf("shard %d: the cluster was restored from a checkpoint: this began with the tables of epoch %d, those of epoch %d are there now: start it again to go on with them", e.Shard, e.Have, e.Want)
+}
+
+func (e *RestoredError) Code() Code { return CodeSessionExpired }
+
 // OverloadedError reports that a bounded queue, the memory or the disk is full.
 // Nothing was applied; retry after RetryAfter with jitter.
 type OverloadedError struct {

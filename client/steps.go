@@ -29,6 +29,7 @@ type Job struct {
 	c          *Client
 	opts       JobOptions
 	generation atomic.Uint64 // the newest that a shard has told
+	epoch      atomic.Uint64 // of the tables at the first answer of a shard; 0: none yet
 }
 
 // Job returns the worker's handle. It asks nobody.
@@ -45,6 +46,10 @@ func (c *Client) Job(o JobOptions) (*Job, error) {
 
 // Generation is the newest generation of the job that this worker knows.
 func (j *Job) Generation() rowraft.Generation { return rowraft.Generation(j.generation.Load()) }
+
+// tableEpoch is that of the tables that this worker began with; 0: not known yet. A
+// restore ends the job, and only this tells it from a job that is over.
+func (j *Job) tableEpoch() uint64 { return max(j.epoch.Load(), j.c.session.epoch.Load()) }
 
 // Adopt makes a later generation known, as the scheduler tells it. Shards tell it, too.
 func (j *Job) Adopt(g rowraft.Generation) {
@@ -79,7 +84,7 @@ type StepResult struct {
 // If the job has a newer generation, of which the worker is still a member, the parts
 // are sent again under that one.
 //
-// Errors: CodeNotMember if the worker is no member any more, or its incarnation has been
+// Errors: *rowraft.RestoredError if a checkpoint was restored meanwhile; CodeNotMember if the worker is no member any more, or its incarnation has been
 // followed by another; CodeNotFound if the job has ended; CodeInvalidArgument;
 // CodeTableNotFound; CodeDeadline when ctx ends.
 func (j *Job) PushStep(ctx context.Context, step rowraft.Step, read []rowraft.Position, segs ...Segment) (StepResult, error) {
@@ -211,7 +216,7 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	req := &rowraftv1.PushStepRequest{
 		MapVersion: uint64(p.j.c.cluster.Load().SlotsVersion), Shard: uint32(p.shard), Job: o.ID[:], Rank: uint32(o.Rank),
 		Incarnation: uint64(o.Incarnation), Step: uint64(p.step), Generation: p.j.generation.Load(),
-		Fragment: uint32(fragment), Fragments: uint32(len(p.fragments)), Probe: probe,
+		Fragment: uint32(fragment), Fragments: uint32(len(p.fragments)), Probe: probe, TableEpoch: p.j.tableEpoch(),
 	}
 	if !probe {
 		req.Payload = p.fragments[fragment]
@@ -222,6 +227,7 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	_, err = p.j.c.shardCall(ctx, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
 		reply, err := stub.PushStep(ctx, req)
 		outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
+		p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
 		return p.j.c.soonKnown(err, req.Payload)
 	})
 	if err != nil {
@@ -310,8 +316,9 @@ func (j *Job) clockShard() rowraft.ShardID {
 func (j *Job) WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error) {
 	for {
 		_, err := j.c.shardCall(ctx, j.clockShard(), func(ctx context.Context, stub rowraftv1.TableClient) error {
-			reply, err := stub.WaitClock(ctx, &rowraftv1.WaitClockRequest{Shard: uint32(j.clockShard()), Job: j.opts.ID[:], AtLeast: atLeast})
+			reply, err := stub.WaitClock(ctx, &rowraftv1.WaitClockRequest{Shard: uint32(j.clockShard()), Job: j.opts.ID[:], AtLeast: atLeast, TableEpoch: j.tableEpoch()})
 			slowest = reply.GetSlowest()
+			j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
 			return err
 		})
 		if err != nil || slowest >= atLeast {

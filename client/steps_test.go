@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -263,5 +264,32 @@ func TestAClockWaitsForTheOtherParts(t *testing.T) {
 	refuse = rowraft.Errorf(rowraft.CodeInvalidArgument, "x")
 	if _, err := j.PushClock(patience(t), 10, nil, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || len(clocked) != 0 {
 		t.Errorf("%v, and the clock was sent %d times", err, len(clocked))
+	}
+}
+
+// A worker says which tables it began with, so that a shard can tell a restore from the
+// end of the job.
+func TestAWorkerNamesItsTableEpoch(t *testing.T) {
+	var got []uint64
+	s := &fakeServer{clock: func(req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
+		if got = append(got, req.TableEpoch); len(got) == 3 {
+			return nil, &rowraft.RestoredError{Have: 4, Want: 5}
+		}
+		return &rowraftv1.WaitClockReply{Slowest: 9, TableEpoch: 4}, nil
+	}}
+	s.serve(t, 2)
+	c, _ := s.dial(t, nil)
+	j, err := c.Job(JobOptions{ID: testJob, Generation: 3, Rank: 1, Incarnation: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		_, err = j.WaitClock(patience(t), 3)
+	}
+	if e, ok := errors.AsType[*rowraft.RestoredError](err); !ok || *e != (rowraft.RestoredError{Have: 4, Want: 5}) {
+		t.Errorf("a restore is told as %v", err)
+	}
+	if !slices.Equal(got, []uint64{0, 4, 4}) {
+		t.Errorf("the calls named the epochs %d", got)
 	}
 }

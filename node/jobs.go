@@ -122,7 +122,7 @@ func (s *tableService) pushClocked(ctx context.Context, req *rowraftv1.PushReque
 }
 
 func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
-	r, job, err := s.n.replicaOfJob(req.Shard, 0, req.Job)
+	r, job, err := s.n.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRe
 	if err != nil {
 		return nil, err
 	}
-	return &rowraftv1.WaitClockReply{Slowest: slowest, AppliedIndex: uint64(r.machine.AppliedIndex())}, nil
+	return &rowraftv1.WaitClockReply{Slowest: slowest, AppliedIndex: uint64(r.machine.AppliedIndex()), TableEpoch: uint64(r.machine.Epoch())}, nil
 }
 
 func (s *adminService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest) (*rowraftv1.EnsureJobReply, error) {

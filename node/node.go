@@ -368,7 +368,7 @@ func (n *Node) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, err
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d: the tables are of epoch %d, a restore to epoch %d is being finished", shard, r.machine.Epoch(), epoch)
 	}
 	if epoch != 0 && rowraft.TableEpoch(epoch) != r.machine.Epoch() {
-		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the call is of table epoch %d, the tables are of %d", shard, epoch, r.machine.Epoch())
+		return nil, &rowraft.RestoredError{Shard: id, Have: rowraft.TableEpoch(epoch), Want: r.machine.Epoch()}
 	}
 	return r, nil
 }

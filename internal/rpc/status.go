@@ -57,6 +57,9 @@ func Detail(err error) *rowraftv1.ErrorDetail {
 	if e, ok := errors.AsType[*rowraft.WrongShardError](err); ok {
 		d.Shard, d.HaveVersion, d.WantVersion = uint32(e.Shard), uint64(e.Have), uint64(e.Want)
 	}
+	if e, ok := errors.AsType[*rowraft.RestoredError](err); ok {
+		d.Shard, d.HaveVersion, d.WantVersion = uint32(e.Shard), uint64(e.Have), uint64(e.Want)
+	}
 	if e, ok := errors.AsType[*rowraft.TooStaleError](err); ok {
 		d.Shard, d.Applied, d.Wanted = uint32(e.Shard), uint64(e.Applied), uint64(e.Wanted)
 		d.AgeNs, d.MaxAgeNs, d.Lag, d.MaxLag = uint64(max(e.Age, 0)), uint64(max(e.MaxAge, 0)), e.Lag, e.MaxLag
@@ -115,6 +118,11 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 		inner = &rowraft.StepClosedError{Shard: rowraft.ShardID(d.Shard), Step: rowraft.Step(d.Step), Next: rowraft.Step(d.NextStep), Unsure: d.Unsure}
 	case rowraft.CodeStaleGeneration:
 		inner = &rowraft.StaleGenerationError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.Generation(d.HaveVersion), Want: rowraft.Generation(d.WantVersion), Next: rowraft.Step(d.NextStep)}
+	case rowraft.CodeSessionExpired:
+		if d.WantVersion == 0 { // for another reason
+			return rowraft.Errorf(code, "%s", d.Message)
+		}
+		inner = &rowraft.RestoredError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.TableEpoch(d.HaveVersion), Want: rowraft.TableEpoch(d.WantVersion)}
 	case rowraft.CodeDenied:
 		inner = &rowraft.DeniedError{What: d.What, Need: d.Need, Have: d.Have}
 	default:

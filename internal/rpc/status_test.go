@@ -24,6 +24,7 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 		rowraft.Errorf(rowraft.CodeSessionExpired, "gone"),
 		&rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9},
 		&rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9},
+		&rowraft.RestoredError{Shard: 1, Have: 2, Want: 3},
 	} {
 		got := FromStatus(ToStatus(want))
 		if got.Error() != want.Error() || rowraft.CodeOf(got) != rowraft.CodeOf(want) {
@@ -33,6 +34,9 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 	sc, ok := errors.AsType[*rowraft.StepClosedError](FromStatus(ToStatus(&rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9, Unsure: true})))
 	if !ok || *sc != (rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9, Unsure: true}) {
 		t.Errorf("what StepClosed tells was lost: %+v", sc)
+	}
+	if e, ok := errors.AsType[*rowraft.RestoredError](FromStatus(ToStatus(&rowraft.RestoredError{Shard: 1, Have: 2, Want: 3}))); !ok || *e != (rowraft.RestoredError{Shard: 1, Have: 2, Want: 3}) {
+		t.Errorf("a RestoredError arrives as %+v", e)
 	}
 	sg, ok := errors.AsType[*rowraft.StaleGenerationError](FromStatus(ToStatus(&rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9})))
 	if !ok || *sg != (rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9}) {

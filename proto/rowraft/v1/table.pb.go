@@ -767,6 +767,7 @@ type WaitClockRequest struct {
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Job           []byte                 `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"` // 16 bytes
 	AtLeast       uint64                 `protobuf:"varint,3,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,4,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // 0: any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -822,10 +823,18 @@ func (x *WaitClockRequest) GetAtLeast() uint64 {
 	return 0
 }
 
+func (x *WaitClockRequest) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
+	}
+	return 0
+}
+
 type WaitClockReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Slowest       uint64                 `protobuf:"varint,1,opt,name=slowest,proto3" json:"slowest,omitempty"` // lowest clock of the job's members; below at_least: ask again
 	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -870,6 +879,13 @@ func (x *WaitClockReply) GetSlowest() uint64 {
 func (x *WaitClockReply) GetAppliedIndex() uint64 {
 	if x != nil {
 		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *WaitClockReply) GetTableEpoch() uint64 {
+	if x != nil {
+		return x.TableEpoch
 	}
 	return 0
 }
@@ -1725,8 +1741,8 @@ type ErrorDetail struct {
 	Shard         uint32                 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
 	Leader        string                 `protobuf:"bytes,4,opt,name=leader,proto3" json:"leader,omitempty"`                                     // NotLeader: node id, "" if unknown
 	Term          uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"`                                        // NotLeader
-	HaveVersion   uint64                 `protobuf:"varint,6,opt,name=have_version,json=haveVersion,proto3" json:"have_version,omitempty"`       // WrongShard: map version of the request; StaleGeneration: generation of the request
-	WantVersion   uint64                 `protobuf:"varint,7,opt,name=want_version,json=wantVersion,proto3" json:"want_version,omitempty"`       // WrongShard: map version of the node; StaleGeneration: the job's generation
+	HaveVersion   uint64                 `protobuf:"varint,6,opt,name=have_version,json=haveVersion,proto3" json:"have_version,omitempty"`       // WrongShard: map version of the request; StaleGeneration: generation of the request; SessionExpired: table epoch of the request
+	WantVersion   uint64                 `protobuf:"varint,7,opt,name=want_version,json=wantVersion,proto3" json:"want_version,omitempty"`       // WrongShard: map version of the node; StaleGeneration: the job's generation; SessionExpired: that of the tables, if a restore is the reason
 	Applied       uint64                 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`                                  // TooStale
 	Wanted        uint64                 `protobuf:"varint,9,opt,name=wanted,proto3" json:"wanted,omitempty"`                                    // TooStale
 	RetryAfterNs  uint64                 `protobuf:"varint,10,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"` // Overloaded
@@ -1986,14 +2002,18 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x121\n" +
 	"\aoutcome\x18\x03 \x01(\x0e2\x17.rowraft.v1.StepOutcomeR\aoutcome\x12\x1f\n" +
 	"\vwaiting_for\x18\x04 \x01(\x04R\n" +
-	"waitingFor\"U\n" +
+	"waitingFor\"v\n" +
 	"\x10WaitClockRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\fR\x03job\x12\x19\n" +
-	"\bat_least\x18\x03 \x01(\x04R\aatLeast\"O\n" +
+	"\bat_least\x18\x03 \x01(\x04R\aatLeast\x12\x1f\n" +
+	"\vtable_epoch\x18\x04 \x01(\x04R\n" +
+	"tableEpoch\"p\n" +
 	"\x0eWaitClockReply\x12\x18\n" +
 	"\aslowest\x18\x01 \x01(\x04R\aslowest\x12#\n" +
-	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\"\xe8\x01\n" +
+	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1f\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\"\xe8\x01\n" +
 	"\rAssignRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
