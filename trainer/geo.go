@@ -119,6 +119,24 @@ func (g *geo) pull(ctx context.Context, w *work) error {
 	})
 }
 
+// renew gives w, which was pulled before the batches ahead of it were trained on, what these
+// have made of its rows: eight gradients of one and the same state, each a first step of an
+// optimizer, once left a model that learnt little more (AUC 0.74 after 200 batches, not 0.78).
+func (g *geo) renew(w *work) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w.stale = g.batches + g.sending
+	for i := range w.segs {
+		s := &w.segs[i]
+		t := g.table(s.Table)
+		for k, key := range s.Keys {
+			if at, ok := t.places[key]; ok { // else it was evicted, with all that was learnt
+				copy(s.Values[k*s.Dim:], t.rowLocked(at).weights)
+			}
+		}
+	}
+}
+
 // with calls f, under mu, for each of segs when the copy has all their rows. Rows that it
 // has not, or that were read before the last round and have no progress of this worker, it
 // reads from the tables.

@@ -68,6 +68,28 @@ func (g *geo) held(t *testing.T, key rowraft.Key) float32 {
 	return float32(math.Round(float64(w.segs[0].Values[0])))
 }
 
+// A batch that was pulled ahead sees what the batches before it have taught this worker, and
+// a row that was evicted since stays as it was pulled.
+func TestGeoRenewsWhatWasPulledAhead(t *testing.T) {
+	g := plainGeo(t, newLocal(t), 4, 1000, nil)
+	ahead := g.gradients(0, 3, 4, 5)
+	if err := g.pull(t.Context(), ahead); err != nil {
+		t.Fatal(err)
+	}
+	g.mustPush(t, -2, 3, 4)
+	g.mustPush(t, -5, 4)
+	delete(g.table(g.j.embeddings.ID).places, 5)
+	ahead.segs[0].Values[2*ahead.segs[0].Dim] = 9
+	g.renew(ahead)
+	s := ahead.segs[0]
+	if got := [3]float32{s.Values[0], s.Values[s.Dim], s.Values[2*s.Dim]}; got != [3]float32{2, 7, 9} {
+		t.Errorf("the model would see %v, want 2, 7 and 9", got)
+	}
+	if ahead.stale != 2 {
+		t.Errorf("it is %d batches ahead of the tables, want 2", ahead.stale)
+	}
+}
+
 // A worker alone learns what it learns in mode async, but for the rounding of the
 // differences it sends.
 func TestGeoOfOneTrainerIsAsync(t *testing.T) {

@@ -466,6 +466,9 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.meter.move()
 	defer j.meter.stand()
+	if g, ok := j.way.(*geo); ok {
+		g.renew(w)
+	}
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
 	if err := j.model.Step(&w.batch, w.rows, w.flat, &w.result); err != nil {
