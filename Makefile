@@ -119,7 +119,7 @@ bench-failover: build-faults ## how long pushes wait for a new leader, against t
 
 .PHONY: bench-failover-smoke
 bench-failover-smoke: build-faults ## a few of each, held against no bar: shows that pushes and reads go on after all of them
-	$(BIN)/rowraft-faults bench failover --kills 2 --transfers 1 --stalls 1 --nodes 1
+	$(BIN)/rowraft-faults bench failover --kills 2 --transfers 1 --stalls 1 --nodes 1 --stall-limit 10s
 
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)

@@ -151,6 +151,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for shard %d", r.shard)
 	}
 	r.answers = make(chan tried, len(r.left))
+	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, r.c.opts.AttemptTimeout)
 	defer cancel()
 	r.c.spread.read()
@@ -174,7 +175,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 			if code := rowraft.CodeOf(a.err); !code.Retryable() || code == rowraft.CodeWrongShard {
 				return nil, a.err
 			}
-			if ctx.Err() == nil {
+			if whole.Err() == nil {
 				r.c.spread.shun(r.shard, a.node)
 			}
 			worst = worse(worst, a.err)

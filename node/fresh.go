@@ -23,13 +23,10 @@ type proof struct {
 
 // age is 0 of no proof.
 func (p proof) age() time.Duration {
-	if p.sent == (moment{}) {
-		return 0
+	if a := p.sent.age(); a == 0 || !canary.Is(canary.YoungClaims) {
+		return a
 	}
-	if canary.Is(canary.YoungClaims) {
-		return 1
-	}
-	return max(p.sent.age(), 1)
+	return 1
 }
 
 func (p proof) young(maxAge time.Duration) bool { a := p.age(); return a > 0 && a <= maxAge }
@@ -56,6 +53,7 @@ type freshness struct {
 	probe   func(context.Context) (rowraft.Index, error)
 	applied func() rowraft.Index
 	wait    func(context.Context, rowraft.Index) error // until it is applied
+	boot    func() int64                               // clock of the kernel
 
 	urgent chan struct{} // capacity 1: a reader waits for the next probe
 	keeper sync.WaitGroup
@@ -92,7 +90,7 @@ const (
 
 func newFreshness(ctx context.Context, probe func(context.Context) (rowraft.Index, error), applied func() rowraft.Index, wait func(context.Context, rowraft.Index) error) *freshness {
 	return &freshness{
-		ctx: ctx, probe: probe, applied: applied, wait: wait,
+		ctx: ctx, probe: probe, applied: applied, wait: wait, boot: bootTime,
 		urgent: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 }
@@ -231,7 +229,7 @@ func (f *freshness) pause() (time.Duration, bool) {
 func (f *freshness) probeOnce() error {
 	ctx, cancel := context.WithTimeout(f.ctx, probeTimeout)
 	defer cancel()
-	sent := now() // before the question
+	sent := moment{time.Now(), f.boot(), f.boot} // before the question
 	index, err := f.probe(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -18,7 +18,8 @@ type probed struct {
 	commit  atomic.Uint64 // that the leader answers
 	takes   time.Duration // the leader, for an answer
 	answers atomic.Int64
-	gone    atomic.Bool // the leader
+	gone    atomic.Bool  // the leader
+	asleep  atomic.Int64 // ns that only the kernel's clock has seen
 }
 
 func newProbed(t *testing.T, takes time.Duration) *probed {
@@ -47,6 +48,7 @@ func newProbed(t *testing.T, takes time.Duration) *probed {
 		}
 		return nil
 	})
+	p.boot = func() int64 { return p.asleep.Load() } // real time may stand still or jump beside virtual time
 	return p
 }
 
@@ -106,6 +108,25 @@ func TestAReplicaThatAppliesNothingGrowsOld(t *testing.T) {
 		p.at.Store(p.commit.Load())
 		if got, ok := p.read(t, bound{maxAge: time.Second}); !ok || got.lag != 0 {
 			t.Errorf("when it has caught up it says %d entries, %v, %v", got.lag, got.age(), ok)
+		}
+	})
+}
+
+// Go's clock stands still while the machine sleeps; a replica grows older.
+func TestAReplicaGrowsOldInItsSleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProbed(t, 0)
+		defer p.stop()
+		b := bound{maxAge: time.Minute}
+		p.read(t, b)
+		p.gone.Store(true)
+		p.asleep.Add(int64(59 * time.Second))
+		if got, ok := p.read(t, b); !ok || got.age() < 59*time.Second {
+			t.Errorf("after 59 s of sleep: age %v, %v", got.age(), ok)
+		}
+		p.asleep.Add(int64(2 * time.Second))
+		if got, ok := p.read(t, b); ok || got.age() < 61*time.Second {
+			t.Errorf("after 61 s of sleep: age %v, %v", got.age(), ok)
 		}
 	})
 }

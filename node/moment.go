@@ -13,13 +13,15 @@ import (
 type moment struct {
 	mono time.Time
 	boot int64 // ns since the machine was started
+	now  func() int64
 }
 
-func now() moment { return moment{time.Now(), bootTime()} }
-
-// age is the time since m, by the clock that says more.
+// age is the time since m, by the clock that says more; 0 of none.
 func (m moment) age() time.Duration {
-	return max(time.Since(m.mono), time.Duration(bootTime()-m.boot))
+	if m.mono.IsZero() {
+		return 0
+	}
+	return max(time.Since(m.mono), time.Duration(m.now()-m.boot), 1)
 }
 
 // bootTime is 0 where the kernel has no such clock.

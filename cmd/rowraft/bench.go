@@ -103,6 +103,7 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 	fl.IntVar(&cfg.failover.kills, "kills", 40, "failover: how often the leader is killed")
 	fl.IntVar(&cfg.failover.transfers, "transfers", 20, "failover: how often the lead is handed over")
 	fl.IntVar(&cfg.failover.stalls, "stalls", 6, "failover: how often the leader's disk hangs")
+	fl.DurationVar(&cfg.failover.stallLimit, "stall-limit", 0, "failover: --disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
 	fl.IntVar(&cfg.failover.nodes, "nodes", 5, "failover: how often a server that leads a third of the shards is killed")
 	fl.BoolVar(&cfg.failover.check, "check", false, "failover: end with code 3 if a figure is above its bar")
 	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")

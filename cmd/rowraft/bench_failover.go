@@ -38,6 +38,7 @@ const (
 // failoverConfig is how often the benchmark does what.
 type failoverConfig struct {
 	kills, transfers, stalls, nodes int
+	stallLimit                      time.Duration // of the servers; 0: that of the profile
 	check                           bool
 }
 
@@ -279,7 +280,7 @@ func failoverCluster(ctx context.Context, cfg benchConfig, dir string) (*localcl
 	}
 	opts := localcluster.Options{
 		Binary: self, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile,
-		Args: []string{"--log-level", "warn", "--disk-stall-limit", "0s"}, // that of the profile
+		Args: []string{"--log-level", "warn", "--disk-stall-limit", cfg.failover.stallLimit.String()},
 	}
 	if setDiskStall != nil {
 		opts.Env = append(opts.Env, "ROWRAFT_DISK_FAULTS="+localcluster.PerServer(dir, diskStallFile))
