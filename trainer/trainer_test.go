@@ -428,6 +428,7 @@ func TestLoadConfig(t *testing.T) {
 	})
 	for _, tc := range []struct{ name, text, want string }{
 		{"unknown key", "batch: 64\nbatsch: 3\n", `job.yaml:2: unknown key "batsch"`},
+		{"a duration without its unit", "batch: 64\nlease: 10\n", `job.yaml:2: "10" is no duration: want a number with its unit`},
 		{"unknown nested key", "model:\n  dims: 3\n", `job.yaml:2: unknown key "dims"`},
 		{"wrong type", "batch: many\n", "line 1"},
 		{"mode", "mode: bsp\ngenerator: {}\n", `mode "bsp" is not supported: this version runs async, sync, ssp, geo`},

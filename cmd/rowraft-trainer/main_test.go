@@ -148,3 +148,12 @@ func TestHelpHasExamples(t *testing.T) {
 		}
 	}
 }
+
+// Who trained under a quorum is told what became of the batches that came late.
+func TestResultTellsOfLateBatches(t *testing.T) {
+	var b strings.Builder
+	printResult(&b, &trainer.Result{Steps: 32, PushesSent: 32, PushesAcknowledged: 17, BatchesLate: 15})
+	if !strings.Contains(b.String(), "15, the others went on without them") {
+		t.Errorf("the result is told as\n%s", &b)
+	}
+}

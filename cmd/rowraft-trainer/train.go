@@ -97,7 +97,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
 	f.StringVar(&o.metrics, "metrics-listen", "", "host:port of /metrics for Prometheus over HTTP, with the same certificates, or without on loopback only; default: none")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
-	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async or geo")
+	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async, sync, ssp or geo")
 	f.IntVar(&set.InFlight, "in-flight", set.InFlight, "unacknowledged pushes while training goes on; 0: one thing after another, reproducible")
 	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
 	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")
@@ -319,6 +319,9 @@ func printResult(w io.Writer, r *trainer.Result) {
 		row("trained", "%d steps, %d examples in %.1f s on %s", r.Steps, r.Examples, r.Seconds, r.Accelerator)
 		row("speed", "%.0f examples/s", r.ExamplesPerSecond)
 		row("pushes", "%d sent, %d acknowledged, %d unknown", r.PushesSent, r.PushesAcknowledged, r.PushesUnknown)
+	}
+	if r.BatchesLate > 0 {
+		row("batches late", "%d, the others went on without them", r.BatchesLate)
 	}
 	if r.BatchesSkipped > 0 {
 		row("batches skipped", "%d, not finite", r.BatchesSkipped)

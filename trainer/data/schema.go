@@ -80,6 +80,9 @@ func LoadSchema(path string) (*Schema, error) {
 
 var unknownField = regexp.MustCompile(`line (\d+): field (\S+) not found in type \S+`)
 
+// notDuration is what the decoder says of a duration without a unit.
+var notDuration = regexp.MustCompile("line (\\d+): cannot unmarshal !!\\w+ `(.*)` into time.Duration")
+
 // DecodeYAML decodes text into v and refuses keys that v does not have, naming
 // file, line and key.
 func DecodeYAML(file string, text []byte, v any) error {
@@ -91,6 +94,9 @@ func DecodeYAML(file string, text []byte, v any) error {
 	}
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: unknown key %q", file, m[1], m[2])
+	}
+	if m := notDuration.FindStringSubmatch(err.Error()); m != nil {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: %q is no duration: want a number with its unit, as 500ms, 10s or 2h", file, m[1], m[2])
 	}
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %w", file, err)
 }
