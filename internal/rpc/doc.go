@@ -1,7 +1,14 @@
 // Package rpc is the border between rowraft and gRPC: the one place where a
 // rowraft.Code becomes a status and back, where hot payloads cross without a
-// copy, and where the limits of servers and clients are set (HAZARDS: grpc-go's
-// defaults are open to abuse).
+// copy, where the limits of servers and clients are set (HAZARDS: grpc-go's
+// defaults are open to abuse), and where it is decided who may make which call.
+//
+// # Callers
+//
+// A connection with certificates has a Caller, the identity of the other side. roles.go
+// lists the roles of each call, which interceptors check; what depends on the request,
+// tables and client ids, handlers ask the Caller of their context. In plaintext, which
+// is of loopback, and within a process there is no Caller, and everything is allowed.
 //
 // # Payload memory
 //
