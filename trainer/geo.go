@@ -15,12 +15,17 @@ import (
 // of its own, and every few batches a round sends what changed to tables that add it, and reads
 // those rows anew. What the model sees of another worker is at most two rounds old.
 //
+// A worker's first rounds come after 1, 2, 4, … batches, and training waits for them, until they
+// are every apart. The first batches decide for each row and layer which of several equally good
+// solutions it takes, a sign say; workers that are alone for all of them choose differently, the
+// mean of their choices is none, and rows that only one of them meets keep them from agreeing later.
+//
 // A row of the copy has three vectors: its weights, its base and its optimizer state.
 // weights − base is what the tables do not know yet. A round takes that difference, sets base to
 // weights and, once the tables have added it, moves both by what the tables say meanwhile, so that
 // progress made beside the round is kept.
 //
-// Goroutines: any may call pull and push; a round runs on one of its own, or, with
+// Goroutines: any may call pull and push; a round runs on one of its own, or, at first and with
 // in_flight 0, in push. mu is not held across a call to the tables.
 type geo struct {
 	direct
@@ -34,6 +39,7 @@ type geo struct {
 
 	mu      sync.Mutex
 	batches int64   // pushed since the last round began
+	before  int64   // pushed until then
 	sending int64   // that the round which runs sends
 	pieces  []piece // of the data, of those batches that no round has sent
 	now     uint64  // rounds begun, plus 1
@@ -284,14 +290,14 @@ func (t *geoTable) rowLocked(at int32) copied {
 func (g *geo) push(ctx context.Context, w *work) error {
 	read, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
 	defer cancel()
-	due := false
+	due, beside := false, false
 	// Rows may have left the copy since they were pulled.
 	err := g.with(read, w.segs, func(t *geoTable, s *Segment) {
 		t.trainLocked(s)
 		if s == &w.segs[0] {
 			g.batches++
 			g.pieces = append(g.pieces, w.piece)
-			due = g.batches >= g.every
+			due, beside = g.batches >= g.intervalLocked(), g.beside && g.before >= g.every
 		}
 	})
 	switch {
@@ -299,7 +305,7 @@ func (g *geo) push(ctx context.Context, w *work) error {
 		return g.j.fail(fmt.Errorf("step %d: read %d rows: %w", w.step, rowsOf(w.segs), err))
 	case !due:
 		return nil
-	case !g.beside:
+	case !beside:
 		return g.runRound(ctx)
 	}
 	select {
@@ -312,6 +318,9 @@ func (g *geo) push(ctx context.Context, w *work) error {
 	}
 	return nil
 }
+
+// intervalLocked is how many batches the next round is after the last.
+func (g *geo) intervalLocked() int64 { return min(g.every, max(1, g.before)) }
 
 func (t *geoTable) trainLocked(s *Segment) {
 	lr := s.LR

@@ -29,7 +29,9 @@ func plainGeo(t *testing.T, tables Tables, inFlight, every int, set func(*Config
 	if set != nil {
 		set(&cfg)
 	}
-	return newJob(t, cfg, tables, nil).way.(*geo)
+	g := newJob(t, cfg, tables, nil).way.(*geo)
+	g.before = int64(every) // its first rounds are behind it
+	return g
 }
 
 // gradients is a batch of embeddings.
@@ -276,6 +278,64 @@ func TestGeoTrainsBesideARound(t *testing.T) {
 	})
 }
 
+// The first rounds come after 1, 2, 4, … batches, until they are every apart; training waits
+// for those.
+func TestGeoBeginsWithRounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := plainGeo(t, newLocal(t), 1, 10, nil)
+		g.before = 0
+		var rounds []int
+		last := float32(0)
+		for batch := 1; batch <= 40; batch++ {
+			g.mustPush(t, 1, 7)
+			if batch > 16 {
+				synctest.Wait() // the round is beside
+			}
+			if held := g.held(t, 7); held != last {
+				rounds, last = append(rounds, batch), held
+			}
+		}
+		if want := []int{1, 2, 4, 8, 16, 26, 36}; !slices.Equal(rounds, want) {
+			t.Errorf("rounds after the batches %v, want %v", rounds, want)
+		}
+		g.wait()
+	})
+}
+
+// Two workers that would choose different solutions alone, which cancel out, choose one: the
+// gradient is that of a well at 1 and another at −1, and each worker's first batch sends it
+// towards its own.
+func TestGeoWorkersChooseTogether(t *testing.T) {
+	l := newLocal(t)
+	var workers []*geo
+	for i := range 2 {
+		g := plainGeo(t, l, 0, 50, func(c *Config) { c.Trainers, c.Rank = 2, &i })
+		g.before = 0
+		workers = append(workers, g)
+	}
+	pushes := [2]float32{0.3, -0.1}
+	for batch := range 50 {
+		for i, g := range workers {
+			w := g.gradients(0, 7)
+			if err := g.pull(t.Context(), w); err != nil {
+				t.Fatal(err)
+			}
+			for d, x := range w.segs[0].Values {
+				w.segs[0].Values[d] = 0.2 * (x*x*x - x)
+				if batch == 0 {
+					w.segs[0].Values[d] -= pushes[i]
+				}
+			}
+			if err := g.push(t.Context(), w); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := workers[0].held(t, 7); got != 1 {
+		t.Errorf("the tables have %v, want 1, the choice of the worker that was surer", got)
+	}
+}
+
 // slowReads holds the answer to a pull while hold is set.
 type slowReads struct {
 	*Local
@@ -371,7 +431,7 @@ func TestGeoIsSettledAtABoundary(t *testing.T) {
 func TestGeoRoundFails(t *testing.T) {
 	for _, inFlight := range []int{0, 2} {
 		s := &strict{Local: newLocal(t), t: t, inFlight: 1, fail: func(push int) error {
-			if push == 2 {
+			if push == 6 { // after 1, 1, 2, 4 and 5 batches or a few more
 				return rowraft.Errorf(rowraft.CodeSessionExpired, "fenced")
 			}
 			return nil
@@ -380,8 +440,8 @@ func TestGeoRoundFails(t *testing.T) {
 		if rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "batches changed in") {
 			t.Errorf("in_flight %d: Run = %v, want SessionExpired, with the rows", inFlight, err)
 		}
-		if r.PushesAcknowledged < 5 || r.PushesUnknown < 5 || r.PushesSent != r.PushesAcknowledged+r.PushesUnknown || s.pushes != 2 {
-			t.Errorf("in_flight %d: %+v after %d pushes, want one round acknowledged and one unknown", inFlight, r, s.pushes)
+		if r.PushesAcknowledged < 5 || r.PushesUnknown < 5 || r.PushesSent != r.PushesAcknowledged+r.PushesUnknown || s.pushes != 6 {
+			t.Errorf("in_flight %d: %+v after %d pushes, want five rounds acknowledged and one unknown", inFlight, r, s.pushes)
 		}
 	}
 }

@@ -56,6 +56,7 @@ func (g *geo) take() (deltas []Segment, batches int64, pieces []piece) {
 		}
 	}
 	batches, g.batches = g.batches, 0
+	g.before += batches
 	pieces, g.pieces = g.pieces, nil
 	g.sending = batches
 	g.now++

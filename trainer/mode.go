@@ -21,7 +21,8 @@ var modes = []string{Async, Sync, SSP, Geo}
 
 // GeoConfig is what mode geo needs to know.
 type GeoConfig struct {
-	// Every is how many batches a worker trains on its own between two rounds; 0: 50.
+	// Every is how many batches a worker trains on its own between two rounds; 0: 50. The
+	// first rounds come sooner.
 	Every int `yaml:"every" json:"every,omitempty"`
 	// Scale of what a worker sends: "mean", a share of 1/trainers, or "sum", all of it; "": mean.
 	Scale string `yaml:"scale" json:"scale,omitempty"`
