@@ -242,19 +242,29 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 			from = n.cfg.Name
 		}
 	}
-	eventually(t, ctx, "the spare server has reported", func() bool {
-		for _, n := range c.status(ctx).Nodes {
-			if n.Node.Name == c.nodes[spare].cfg.Name && n.State == "up" && n.SinceHeartbeatNs < 1e9 {
-				return true
-			}
-		}
-		return false
-	})
-	c.stopNode(spare)
 	to := c.nodes[spare].cfg.Name
-	mv, err := c.startMove(ctx, 0, from, to)
-	if err != nil {
-		t.Fatal(err)
+	var mv *rowraftv1.Move
+	for { // until its last heartbeat was a moment ago when the move begins
+		eventually(t, ctx, "the spare server has reported", func() bool {
+			for _, n := range c.status(ctx).Nodes {
+				if n.Node.Name == to && n.State == "up" && n.SinceHeartbeatNs < 1e9 {
+					return true
+				}
+			}
+			return false
+		})
+		c.stopNode(spare)
+		try, cancel := context.WithTimeout(ctx, 2*time.Second)
+		var err error
+		mv, err = c.startMove(try, 0, from, to)
+		cancel()
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		c.restart(spare)
 	}
 	if _, err := c.startMove(ctx, 0, from, to); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists && rowraft.CodeOf(err) != rowraft.CodeNoLeader {
 		t.Errorf("a second move of the shard: %v, want CodeAlreadyExists", err)

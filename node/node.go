@@ -56,6 +56,10 @@ type Node struct {
 
 	watchers sync.WaitGroup // one a replica that runs
 
+	leaving atomic.Bool             // it was told to stop
+	meta    *raftstore.Group        // under mu; nil if this server has no member of the metadata group
+	talk    atomic.Pointer[control] // with the scheduler; nil before
+
 	begun sync.Once
 	began func() // stops the clock of Config.StartTimeout
 
@@ -110,8 +114,20 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	stopOps := n.serveOps(source)
 	defer func() { err = errors.Join(err, stopOps()) }()
 	defer func() { err = errors.Join(err, n.stopServing()) }()
-	ctx, cancel := context.WithCancelCause(ctx)
+	told := ctx // to stop
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(told))
 	defer cancel(nil)
+	left := make(chan struct{})
+	stopLeaving := context.AfterFunc(told, func() {
+		defer close(left)
+		n.leave()
+		cancel(context.Cause(told))
+	})
+	defer func() {
+		if !stopLeaving() {
+			<-left
+		}
+	}()
 	go n.watchFatal(ctx, served, cancel)
 	defer n.limitStart(cancel)()
 	return stopCause(ctx, n.run(ctx, source))
@@ -201,6 +217,7 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 		wg.Go(func() { n.followKept(ctx, kept, grace) })
 	}
 	n.control = newControl(n, source)
+	n.talk.Store(n.control)
 	defer func() { err = errors.Join(err, n.control.close()) }()
 	if !id.Founder() {
 		wg.Go(func() { n.control.followMap(ctx) })
@@ -263,6 +280,9 @@ func (n *Node) startMeta(id identity.Identity) error {
 	if err != nil {
 		return fmt.Errorf("metadata group: %w", err)
 	}
+	n.mu.Lock()
+	n.meta = g
+	n.mu.Unlock()
 	n.sched.Attach(metaLog{g})
 	return nil
 }

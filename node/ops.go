@@ -89,7 +89,7 @@ func (n *Node) notReady(replicas []*rowraftv1.ReplicaStatus) string {
 	if !ready {
 		return "the cluster is not formed, or its map not known here"
 	}
-	if n.stopping.Err() != nil {
+	if n.leaving.Load() || n.stopping.Err() != nil {
 		return "the server is stopping"
 	}
 	for _, r := range replicas {

@@ -43,6 +43,7 @@ type Options struct {
 // but one server must not be killed and restarted at the same time.
 type Cluster struct {
 	opts       Options
+	grown      int // servers that were added
 	servers    []*Server
 	schedulers []*Server
 	ports      []*Port // of all servers, held until Stop so that each can come back
@@ -60,6 +61,8 @@ type Server struct {
 	Advertise, PeerAdvertise string
 
 	scheduler bool // and nothing else
+	joined    bool // the others had a cluster already
+	args      []string
 
 	mu   sync.Mutex
 	id   rowraft.NodeID
@@ -150,7 +153,29 @@ func (c *Cluster) Schedulers() []*Server { return c.schedulers }
 
 // Endpoints lists where clients and servers are told to reach the gRPC services.
 func (c *Cluster) Endpoints() []string {
-	return addresses(c.servers)
+	return addresses(slices.DeleteFunc(slices.Clone(c.servers), func(s *Server) bool { return s.joined }))
+}
+
+// Grow adds a server, which joins the cluster with more flags, and returns when it
+// serves. It has no part in the scheduler. Not beside other calls that look at all servers.
+func (c *Cluster) Grow(ctx context.Context, args ...string) (*Server, error) {
+	c.grown++
+	s := &Server{Name: fmt.Sprintf("n%d", c.opts.Servers+c.grown), joined: true, args: args}
+	var pair [2]*net.TCPListener
+	defer func() { closeAll(pair) }()
+	if err := c.prepare(s, &pair); err != nil {
+		return nil, err
+	}
+	if err := c.launch(s, pair); err != nil {
+		return nil, err
+	}
+	c.servers = append(slices.Clone(c.servers), s)
+	return s, s.awaitReady(ctx)
+}
+
+// Forget takes a server that has ended out of the cluster's list. As Grow.
+func (c *Cluster) Forget(s *Server) {
+	c.servers = slices.DeleteFunc(slices.Clone(c.servers), func(o *Server) bool { return o == s })
 }
 
 func addresses(servers []*Server) []string {
@@ -228,6 +253,8 @@ func (c *Cluster) args(s *Server) []string {
 		args = append(args, "--join", strings.Join(addresses(c.schedulers), ","), "--servers", fmt.Sprint(c.opts.Servers))
 	case len(c.schedulers) > 0:
 		args = append(args, "--scheduler", strings.Join(addresses(c.schedulers), ","))
+	case s.joined:
+		args = append(args, "--join", strings.Join(c.Endpoints(), ","))
 	default:
 		args = append(args, "--with-scheduler", "--join", strings.Join(c.Endpoints(), ","), "--servers", fmt.Sprint(c.opts.Servers))
 	}

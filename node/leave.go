@@ -1,0 +1,57 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// leaveLimit bounds how long a server that was told to stop hands over what it leads:
+// where nobody can take a lead, an election follows as after a crash.
+const leaveLimit = 2 * time.Second
+
+// leave hands over all leads of this server, so that pushes wait for a transfer and not
+// for an election, and lets the scheduler and load balancers know that it goes.
+func (n *Node) leave() {
+	n.leaving.Store(true)
+	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
+	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
+	defer cancel()
+	n.mu.RLock()
+	groups := make(map[rowraft.ShardID]*raftstore.Group, len(n.replicas))
+	for id, r := range n.replicas {
+		groups[id] = r.group
+	}
+	meta := n.meta
+	n.mu.RUnlock()
+	var wg sync.WaitGroup
+	if c := n.talk.Load(); c != nil { // or its leads would be given back to it
+		wg.Go(func() { _ = c.heartbeat(ctx) })
+	}
+	for id, g := range groups {
+		wg.Go(func() { n.giveUp(ctx, g, "shard", uint32(id)) })
+	}
+	wg.Wait()
+	if meta != nil {
+		n.giveUp(ctx, meta, "group", "metadata")
+	}
+}
+
+// giveUp hands over the lead of g, if this server has it.
+func (n *Node) giveUp(ctx context.Context, g *raftstore.Group, key string, what any) {
+	if _, _, leads := g.Leader(); !leads {
+		return
+	}
+	begin := time.Now()
+	if err := g.TransferLeadership(ctx, ""); err != nil {
+		n.log.Info("stops as the leader: nobody takes the lead", key, what, "err", err)
+		return
+	}
+	n.log.Info("handed over the lead, to stop", key, what, "took", time.Since(begin).String())
+}
