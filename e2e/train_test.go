@@ -76,7 +76,7 @@ func readJSON(t testing.TB, path string, v any) {
 func TestDemo(t *testing.T) {
 	skipUnderRace(t)
 	needBinaries(t)
-	for mode, steps := range map[string]int{"sync": 150, "ssp": 150, "geo": 350} {
+	for mode, steps := range map[string]int{"sync": 250, "ssp": 250, "geo": 350} {
 		t.Run(mode, func(t *testing.T) { demo(t, mode, steps) })
 	}
 }
