@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -328,6 +329,22 @@ func (c *Client) RepeatedExamples(ctx context.Context, job string) (least, most 
 		return err
 	})
 	return least, most, err
+}
+
+// Lost says whether the job's run counts this member as lost, and its place is free.
+func (m *Member) Lost(ctx context.Context) (lost bool, err error) {
+	err = m.c.jobsCall(ctx, "describe job "+m.Job(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
+		r, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: m.Job()})
+		if err != nil {
+			return err
+		}
+		for _, info := range r.GetJob().GetMembers() {
+			one := info.GetMember()
+			lost = lost || bytes.Equal(r.GetJob().GetRun(), m.identity.GetRun()) && one.GetIncarnation() == m.identity.GetIncarnation() && one.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST
+		}
+		return nil
+	})
+	return lost, err
 }
 
 // Beat is what a worker says of itself. Numbers that it does not know are NaN.

@@ -182,6 +182,26 @@ func Abandon(ctx context.Context, c *Config, err error) {
 	_ = c.member.Leave(ctx, client.LeaveFailed, err.Error(), nil)
 }
 
+// Lost says whether the job goes on without this trainer because it was silent for longer than
+// its lease, and nobody has come in its place: then it may enter again.
+func Lost(ctx context.Context, c *Config) bool {
+	if c.member == nil || ctx.Err() != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	lost, err := c.member.Lost(ctx)
+	return lost && err == nil
+}
+
+// Again is the configuration with which a trainer that was lost enters its job again: c as it was before
+// it entered, with the data divided as it was in the job. It does not go on from a checkpoint twice.
+func Again(c, entered Config) Config {
+	parted := entered.parted
+	c.Resume, c.Parts = "", &parted
+	return c
+}
+
 // errJobStopped ends a run whose job was stopped.
 var errJobStopped = errors.New("the job was stopped")
 

@@ -236,3 +236,60 @@ func TestPushesCarryPositions(t *testing.T) {
 		t.Errorf("a job that the shards do not know: %v", got)
 	}
 }
+
+// lateAt closes a step without half of the rows of the first table, once.
+type lateAt struct {
+	*Local
+	step  int64
+	steps []int64
+	rows  []int
+}
+
+func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepAnswer, error) {
+	l.steps, l.rows = append(l.steps, step), append(l.rows, rowsOf(segs))
+	if step != l.step {
+		return StepAnswer{Next: step + 1}, nil
+	}
+	half := segs[0]
+	n := len(half.Keys) / 2
+	half.Keys, half.Values = half.Keys[:n], half.Values[:n*half.Dim]
+	return StepAnswer{Late: 1, Next: step + 2, Rest: []Segment{half}}, nil
+}
+
+func (l *lateAt) PushClock(context.Context, uint64, []rowraft.Position, []Segment) error {
+	panic("no clocks in step")
+}
+
+func (l *lateAt) WaitClock(context.Context, uint64) (uint64, error) { panic("no clocks in step") }
+
+// What a change of the members closes a step without is given to the next one, by the shards
+// that did not take it, so that each example is trained; with a quorum it is late.
+func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
+	for _, quorum := range []float64{1, 0.5} {
+		cfg := modeConfig(Sync, 0, 0)
+		cfg.Generator.Examples, cfg.Epochs, cfg.Batch, cfg.Audit, cfg.parted, cfg.Quorum = 96, 1, 24, false, true, quorum
+		d := newDealer(cfg.partPlan(96), 1)
+		d.counted, d.batch = func() float32 { return 100 }, 24
+		cfg.member = &client.Member{Parts: d.plan}
+		tables := &lateAt{Local: newLocal(t), step: 2}
+		j, err := NewJob(t.Context(), cfg, tables, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.parts.giver, j.cfg.member = hand{d, 0}, nil
+		r, err := j.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps, late := []int64{1, 2, 4, 5, 6}, int64(0)
+		if quorum < 1 {
+			steps, late = []int64{1, 2, 4, 5}, 1
+		}
+		if !slices.Equal(tables.steps, steps) || r.PushesAcknowledged != 4-late || r.BatchesLate != late || len(d.ended) != 4 {
+			t.Errorf("quorum %v: steps %v of %v rows, %+v; want the steps %v", quorum, tables.steps, tables.rows, r, steps)
+		}
+		if quorum == 1 && !(tables.rows[2] > 0 && tables.rows[2] < tables.rows[1]/2+1) {
+			t.Errorf("rows in each step: %v, want half of those of step 2 in step 4", tables.rows)
+		}
+	}
+}

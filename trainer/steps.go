@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"context"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -27,6 +28,8 @@ type StepAnswer struct {
 	Late   int   // shards that closed the step without them
 	Unsure int   // shards that cannot tell any more
 	Next   int64 // step to go on with
+	// Rest are the gradients that the shards of Late did not take.
+	Rest []Segment
 }
 
 var _ Stepper = (*Cluster)(nil)
@@ -59,7 +62,29 @@ func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Posit
 		return StepAnswer{}, err
 	}
 	r, err := job.PushStep(ctx, rowraft.Step(step), read, s...)
-	return StepAnswer{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}, err
+	answer := StepAnswer{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}
+	if len(r.Late) > 0 {
+		answer.Rest = c.of(r.Late, s, segs)
+	}
+	return answer, err
+}
+
+// of are those gradients that are for some shards; s are the segments as the client has them.
+func (c *Cluster) of(shards []rowraft.ShardID, s []client.Segment, segs []Segment) (out []Segment) {
+	m := c.client.Map()
+	for i := range segs {
+		part := Segment{Table: segs[i].Table, Dim: segs[i].Dim, LR: segs[i].LR}
+		for k, key := range segs[i].Keys {
+			if slices.Contains(shards, m.ShardOf(s[i].Table.Slot(key))) {
+				part.Keys = append(part.Keys, key)
+				part.Values = append(part.Values, segs[i].Values[k*part.Dim:][:part.Dim]...)
+			}
+		}
+		if len(part.Keys) > 0 {
+			out = append(out, part)
+		}
+	}
+	return out
 }
 
 // PushClock implements [Stepper].

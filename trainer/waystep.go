@@ -77,17 +77,26 @@ func (s *inStep) push(ctx context.Context, w *work) (err error) {
 	if !w.empty {
 		sent = s.j.sending(1)
 	}
+	for again := true; again && err == nil; {
+		again, err = s.pushOnce(ctx, w, sent)
+	}
+	return err
+}
+
+// pushOnce gives w to the next step, and tells whether what the shards did not take is to be
+// given to the one after it.
+func (s *inStep) pushOnce(ctx context.Context, w *work, sent time.Time) (again bool, err error) {
 	if s.over() { // since the batch was read
 		s.j.gate.did(0)
 		s.j.late(w, "the job is over")
-		return nil
+		return false, nil
 	}
 	step := s.step()
 	if p := s.j.gate.beyond(ctx, step); p != nil { // this worker was late, and has batches too many
-		if s.j.cfg.Quorum < 1 || s.j.cfg.Deadline > 0 {
+		if !s.strict() {
 			s.j.gate.did(0)
 			s.j.late(w, fmt.Sprintf("it is for step %d, and the job stands still behind step %d for a checkpoint", step, p.limit))
-			return s.j.covered(ctx, w.piece)
+			return false, s.j.covered(ctx, w.piece)
 		}
 		s.j.gate.refuse(p, fmt.Errorf("%w: steps up to %d were closed without it", client.ErrNotNow, step-1))
 	}
@@ -95,15 +104,22 @@ func (s *inStep) push(ctx context.Context, w *work) (err error) {
 	answer, err := s.pushStep(ctx, step, s.j.parts.positions(w.piece), w.segs)
 	switch {
 	case err != nil:
-		return s.j.answered(sent, 1, fmt.Errorf("batch %d: push %d rows: %w", w.step, rowsOf(w.segs), err))
+		return false, s.j.answered(sent, 1, fmt.Errorf("batch %d: push %d rows: %w", w.step, rowsOf(w.segs), err))
 	case w.empty:
-	case answer.Late+answer.Unsure > 0:
+	case answer.Late > 0 && rowsOf(answer.Rest) > 0 && s.j.cfg.parted && s.strict():
+		w.segs = answer.Rest
+		return true, nil
+	case answer.Late+answer.Unsure > 0 && !(s.j.cfg.parted && s.strict() && answer.Unsure == 0):
 		s.j.late(w, fmt.Sprintf("%d shards closed step %d without it, %d do not know any more: going on with step %d", answer.Late, step, answer.Unsure, answer.Next))
 	default:
 		_ = s.j.answered(sent, 1, nil)
 	}
-	return s.j.covered(ctx, w.piece)
+	return false, s.j.covered(ctx, w.piece)
 }
+
+// strict says that a step has the gradients of all workers, but for one that changes of the
+// members have closed.
+func (s *inStep) strict() bool { return s.j.cfg.Quorum == 1 && s.j.cfg.Deadline == 0 }
 
 // step is the step of the job that comes next.
 func (s *inStep) step() int64 {

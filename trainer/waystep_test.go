@@ -76,7 +76,7 @@ func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Positi
 		m.change.Wait()
 	}
 	if !slices.Contains(m.who[step], m.rank) {
-		return StepAnswer{Late: 1, Next: m.closed + 1}, nil
+		return StepAnswer{Late: 1, Next: m.closed + 1, Rest: segs}, nil
 	}
 	return StepAnswer{Next: step + 1}, nil
 }

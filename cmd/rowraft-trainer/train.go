@@ -79,7 +79,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return o.run(cmd.Context(), cfg)
+		return o.run(cmd.Context(), cfg, cmd.ErrOrStderr())
 	}}
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "YAML file with the job")
@@ -197,9 +197,10 @@ func over[T any](given bool, dst *T, v T) {
 	}
 }
 
-// run makes the job and runs it, with progress and result where they belong.
-func (o *options) run(ctx context.Context, cfg trainer.Config) (err error) {
-	tables, c, err := o.connect(ctx, &cfg)
+// once makes the job and runs it, with progress and result where they belong. It returns an
+// errLost if the worker may enter the job again.
+func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
+	tables, c, err := o.connect(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -208,7 +209,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			trainer.Abandon(ctx, &cfg, err)
+			trainer.Abandon(ctx, cfg, err)
 		}
 	}()
 	ops, err := listenMetrics(o.metrics, &o.tls)
@@ -221,7 +222,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config) (err error) {
 		return err
 	}
 	defer p.close()
-	job, err := trainer.NewJob(ctx, cfg, tables, p.observe)
+	job, err := trainer.NewJob(ctx, *cfg, tables, p.observe)
 	if err != nil {
 		return err
 	}
@@ -229,8 +230,11 @@ func (o *options) run(ctx context.Context, cfg trainer.Config) (err error) {
 	if w := job.Accelerator().Warning(); w != "" {
 		fmt.Fprintln(os.Stderr, w)
 	}
-	result, err := o.do(ctx, job, &cfg, c)
+	result, err := o.do(ctx, job, cfg, c)
 	p.close()
+	if err != nil && trainer.Lost(ctx, cfg) {
+		return errLost{err}
+	}
 	if o.json != "" && result != nil {
 		if werr := writeJSON(o.json, result); werr != nil && err == nil {
 			err = werr

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer"
+)
+
+// errLost says that the job has gone on without this worker.
+type errLost struct{ error }
+
+func (e errLost) Unwrap() error { return e.error }
+
+// run makes the job and runs it. A worker that was silent for longer than its lease, and
+// so lost its place, takes part again; one that comes when the job is done without it has nothing
+// to do.
+func (o *options) run(ctx context.Context, cfg trainer.Config, out io.Writer) error {
+	for {
+		entered := cfg
+		err := o.once(ctx, &entered)
+		if errors.Is(err, client.ErrJobDone) {
+			fmt.Fprintf(out, "job %s is done: worker %s was lost, and the others have trained its share\n", cfg.Job, o.worker)
+			return nil
+		}
+		lost, is := errors.AsType[errLost](err)
+		if !is {
+			return err
+		}
+		fmt.Fprintf(out, "worker %s has lost its place in job %s, and enters it again: %v\n", o.worker, cfg.Job, lost.error)
+		o.gather = nil // those that it waited for were there
+		cfg = trainer.Again(cfg, entered)
+	}
+}

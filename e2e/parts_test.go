@@ -1,0 +1,108 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// TestPartsInStep: workers in mode sync read a file in parts. Two are killed inside their parts, one
+// is stopped for longer than its lease and takes part again by itself, one joins in the place of a dead one. In the end
+// each example has its row, how many were read again is known exactly, and the other one that was killed
+// learns that the job is done.
+func TestPartsInStep(t *testing.T) {
+	skipUnderRace(t)
+	needBinaries(t)
+	c := start(t, localcluster.Options{})
+	dir := t.TempDir()
+	const examples = 12000
+	var csv strings.Builder
+	csv.WriteString("label,x,id\n")
+	for i := range examples {
+		fmt.Fprintf(&csv, "%d,%d,e%d\n", i%3/2, i%7, i)
+	}
+	files := map[string]string{
+		"data.csv":    csv.String(),
+		"schema.yaml": "format: csv\nlabel: {column: label}\ndense:\n  - {column: x}\ncategorical:\n  - {column: id}\n",
+		"job.yaml": fmt.Sprintf(`job: read
+mode: sync
+trainers: 4
+lease: 3s
+batch: 8
+evaluate: false
+data: {file: %s/data.csv, schema: %s/schema.yaml, held: 0}
+model: {dim: 4, sleep: 10ms} # so that nobody is done before who is to die
+`, dir, dir),
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	result := func(worker string) string { return filepath.Join(dir, worker+".json") }
+	work := func(worker string) *running {
+		return spawn(t, "rowraft-trainer", "train", "--config", filepath.Join(dir, "job.yaml"), "--worker", worker, "--json", result(worker),
+			"--endpoints", strings.Join(c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "none")
+	}
+	trains := func(worker string, steps uint64) func(jobView) bool {
+		return func(v jobView) bool { state, step := v.member(worker); return state == "training" && step >= steps }
+	}
+	lost := func(worker string) func(jobView) bool {
+		return func(v jobView) bool { state, _ := v.member(worker); return state == "lost" }
+	}
+	a, x, y, sleeps := work("a"), work("x"), work("y"), work("sleeps")
+	c.jobUntil("read", "all train", func(v jobView) bool {
+		return trains("a", 3)(v) && trains("x", 3)(v) && trains("y", 3)(v) && trains("sleeps", 3)(v)
+	})
+	x.kill()
+	y.kill()
+	c.jobUntil("read", "the killed workers are lost", func(v jobView) bool { return lost("x")(v) && lost("y")(v) })
+	signal(t, sleeps, syscall.SIGSTOP)
+	joins := work("joins") // while the others wait for the one that is stopped
+	c.jobUntil("read", "the stopped worker is lost", lost("sleeps"))
+	signal(t, sleeps, syscall.SIGCONT)
+	workers := map[string]*running{"a": a, "sleeps": sleeps, "joins": joins}
+	for worker, p := range workers {
+		if code := p.code(t, 3*time.Minute); code != 0 {
+			t.Fatalf("worker %s: exit code %d:\n%s%s", worker, code, &p.stdout, &p.stderr)
+		}
+	}
+	if text := sleeps.stderr.String(); !strings.Contains(text, "enters it again") {
+		t.Errorf("the worker that was stopped says\n%s", text)
+	}
+	v := c.jobUntil("read", "it is done", func(v jobView) bool { return v.State == "done" })
+	if v.Data.AtLeast != v.Data.AtMost || v.Data.AtMost > 3*8 {
+		t.Errorf("after three were lost %d to %d examples were read again, want the same number, and at most a batch of each", v.Data.AtLeast, v.Data.AtMost)
+	}
+	t.Logf("%d examples read again, generation %d", v.Data.AtMost, v.Generation)
+	err := poll(deadline(t, time.Minute), func() error { // servers tell of their rows now and then
+		var table struct {
+			Table struct {
+				Rows uint64 `json:"rows"`
+			} `json:"table"`
+		}
+		err := json.Unmarshal([]byte(c.must("table", "describe", "read.embeddings", "-o", "json")), &table)
+		if err == nil && table.Table.Rows != examples {
+			err = fmt.Errorf("%d rows, want one for each of %d examples", table.Table.Rows, examples)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := "x" // whose rank nobody has taken
+	if !lost(dead)(v) {
+		dead = "y"
+	}
+	if p := work(dead); p.code(t, time.Minute) != 0 || !strings.Contains(p.stderr.String(), "job read is done: worker "+dead+" was lost") {
+		t.Errorf("who was killed and comes when all is done says\n%s%s", &p.stdout, &p.stderr)
+	}
+	c.sameDigests()
+}
