@@ -25,8 +25,7 @@ type stepWorkers struct {
 	c      *cluster
 	dir    string
 	job    string
-	leads  []*localcluster.Server // by shard
-	run    []byte                 // id of the job's run, once it is known
+	run    []byte // id of the job's run, once it is known
 	result func(worker string) string
 }
 
