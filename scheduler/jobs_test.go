@@ -290,6 +290,55 @@ func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
 	}
 }
 
+// Who comes back to a stopped job first is told of no generation before the others are back:
+// the shards have forgotten the job, and would refuse what it pushes.
+func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
+	s, _, c := served(t)
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
+	s.generations.rest = func(context.Context, *rowraftv1.MetaRun) error { return nil }
+	gather := func(e *client.Entry) { e.InShards, e.Gather = true, true }
+	both := func(first *client.Client) (list [2]*client.Member) {
+		t.Helper()
+		for i, c := range []*client.Client{first, another(t, s)} {
+			var err error
+			if list[i], err = enter(t, c, fmt.Sprint("w", i), 2, gather); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return list
+	}
+	were := both(c)
+	s.keepJobs(t.Context())
+	for _, m := range were {
+		if err := m.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.keepJobs(t.Context())
+	c = another(t, s)
+	back := both(c)
+	told, stopped := make(chan client.Members, 4), make(chan struct{})
+	at, err := c.Attend(t.Context(), client.Attendance{
+		Job: "ctr", Rank: 0, Trainers: 2, Member: back[0], OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	// On the same call, behind what there was to tell when it began.
+	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+		t.Fatal(err)
+	}
+	<-stopped
+	if len(told) > 0 {
+		t.Errorf("before the shards know those who are back it is told of %+v", <-told)
+	}
+	s.keepJobs(t.Context())
+	if m := <-told; m.Generation != 4 || m.FirstStep != 28 || !slices.Equal(m.Ranks, []int{0, 1}) {
+		t.Errorf("told of %+v", m)
+	}
+}
+
 // While shards cannot be told that runs are over, a turn waits for one of them only.
 func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
 	s, _, _ := served(t)

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -40,7 +41,7 @@ func (s *Scheduler) tellMember(a *attendee) error {
 		return err
 	}
 	r := s.machine.runOf(a.member.GetJob())
-	if g := s.generations.of(a.member.GetRun()); g.number > a.told {
+	if g := s.generations.of(a.member.GetRun()); g.number > a.told && g.has(r, a.member.GetRank()) {
 		a.told = g.number
 		err := a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Members{Members: &rowraftv1.AttendMembers{
 			Generation: g.number, Ranks: g.ranks, FirstStep: g.firstStep,
@@ -54,4 +55,12 @@ func (s *Scheduler) tellMember(a *attendee) error {
 		return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Stop{Stop: &rowraftv1.AttendStop{}}})
 	}
 	return nil
+}
+
+// has says whether a generation may be told to a rank: to one that trains only if it is a
+// member of it. Who comes back to a stopped job first waits for the others, while the
+// generation in which nobody was left is still the present one.
+func (g generation) has(r *rowraftv1.MetaRun, rank uint32) bool {
+	i, found := memberAt(r, rank)
+	return !found || !training(r.GetMembers()[i]) || slices.Contains(g.ranks, rank)
 }

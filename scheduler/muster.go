@@ -186,9 +186,11 @@ func (b *barrier) say(boundary uint64) {
 // others.
 func (p *paused) stop(ctx context.Context, b *barrier) error {
 	err := p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id, Announce: p.a.announces}}})
-	if err == nil && p.a.announces {
-		err = p.announce(ctx)
-		b.say(p.boundary)
+	if p.a.announces {
+		if err == nil {
+			err = p.announce(ctx)
+		}
+		b.say(p.boundary) // nothing, if it has gone: the others wait for its word
 		if err == nil && p.together {
 			err = p.follow(ctx, b)
 		}

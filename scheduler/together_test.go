@@ -2,11 +2,15 @@ package scheduler
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 func announcing(boundary int64) func(*fakeTrainer) {
@@ -78,6 +82,30 @@ func TestAPauseEndsWithOneOfItsTrainers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// goneStream is the call of a trainer that has just gone.
+type goneStream struct {
+	grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+}
+
+func (goneStream) Send(*rowraftv1.AttendReply) error { return io.EOF }
+
+// The others do not wait for the word of one that has gone before it could be asked: where
+// absent trainers are skipped, the checkpoint goes on with the others.
+func TestNobodyWaitsForTheWordOfWhoHasGone(t *testing.T) {
+	a := &attendee{id: trainerID{"a", 1}, announces: true, gone: make(chan struct{})}
+	a.send.stream = goneStream{}
+	p := &paused{id: 1, a: a, in: make(chan *rowraftv1.AttendRequest), done: make(chan struct{})}
+	b := &barrier{all: make(chan struct{}), left: 1}
+	if err := p.stop(t.Context(), b); rowraft.CodeOf(err) != rowraft.CodeNoLeader {
+		t.Errorf("%v, want NoLeader", err)
+	}
+	select {
+	case <-b.all:
+	default:
+		t.Error("the others wait for its word")
 	}
 }
 

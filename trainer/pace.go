@@ -57,7 +57,7 @@ func (g *gate) did(done int64) {
 	g.pace.done = max(g.pace.done, done)
 }
 
-// reach says how many are done, if none was begun.
+// reach says how many are done, and none of those begun.
 func (g *gate) reach(done int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -276,7 +276,7 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		j.parts.giver, j.cfg.member = hand{d, 0}, nil
+		j.parts.giver, j.cfg.member, j.gate.pace.per = hand{d, 0}, nil, 1
 		r, err := j.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -287,6 +287,9 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		}
 		if !slices.Equal(tables.steps, steps) || r.PushesAcknowledged != 4-late || r.BatchesLate != late || len(d.ended) != 4 {
 			t.Errorf("quorum %v: steps %v of %v rows, %+v; want the steps %v", quorum, tables.steps, tables.rows, r, steps)
+		}
+		if p := j.gate.pace; p.ahead != 0 || p.done != steps[len(steps)-1] { // else it could stand at no boundary with the others
+			t.Errorf("quorum %v: it counts %d steps done and %d begun, after the steps %v", quorum, p.done, p.ahead, steps)
 		}
 		if quorum == 1 && !(tables.rows[2] > 0 && tables.rows[2] < tables.rows[1]/2+1) {
 			t.Errorf("rows in each step: %v, want half of those of step 2 in step 4", tables.rows)

@@ -106,7 +106,7 @@ func (s *inStep) pushOnce(ctx context.Context, w *work, sent time.Time) (again b
 	case err != nil:
 		return false, s.j.answered(sent, 1, fmt.Errorf("batch %d: push %d rows: %w", w.step, rowsOf(w.segs), err))
 	case w.empty:
-	case answer.Late > 0 && rowsOf(answer.Rest) > 0 && s.j.cfg.parted && s.strict():
+	case s.again(answer):
 		w.segs = answer.Rest
 		return true, nil
 	case answer.Late+answer.Unsure > 0 && !(s.j.cfg.parted && s.strict() && answer.Unsure == 0):
@@ -115,6 +115,11 @@ func (s *inStep) pushOnce(ctx context.Context, w *work, sent time.Time) (again b
 		_ = s.j.answered(sent, 1, nil)
 	}
 	return false, s.j.covered(ctx, w.piece)
+}
+
+// again says that what the shards did not take of a batch goes to the next step.
+func (s *inStep) again(a StepAnswer) bool {
+	return a.Late > 0 && rowsOf(a.Rest) > 0 && s.j.cfg.parted && s.strict()
 }
 
 // strict says that a step has the gradients of all workers, but for one that changes of the
@@ -137,8 +142,11 @@ func (s *inStep) pushStep(ctx context.Context, step int64, read []rowraft.Positi
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next = max(answer.Next, step+1)
-	s.j.gate.did(s.next - 1)
+	if s.next = max(answer.Next, step+1); s.again(answer) {
+		s.j.gate.reach(s.next - 1) // the batch is still one of those begun
+	} else {
+		s.j.gate.did(s.next - 1)
+	}
 	s.j.reached(s.j.before.jobStep + s.next - 1)
 	return answer, nil
 }
