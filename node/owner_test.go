@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
@@ -26,7 +28,7 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 		t.Cleanup(func() { cl.Close() })
 		return cl.EnterJob(ctx, client.Entry{Job: "ctr", Worker: worker, Workers: 2, Settings: map[string]string{"mode": "async", "owner": "bob"}})
 	}
-	jobs := func(role certs.Role, name string, tables ...string) rowraftv1.JobsClient {
+	connect := func(role certs.Role, name string, tables ...string) *grpc.ClientConn {
 		source, err := l.files(role, name, tables...).Open(nil)
 		if err != nil {
 			t.Fatal(err)
@@ -36,13 +38,31 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		return rowraftv1.NewJobsClient(conn)
+		return conn
+	}
+	jobs := func(role certs.Role, name string, tables ...string) rowraftv1.JobsClient {
+		return rowraftv1.NewJobsClient(connect(role, name, tables...))
+	}
+	attend := func(name string) error {
+		stream, err := rowraftv1.NewCheckpointsClient(connect(certs.Trainer, name, "*")).Attend(ctx)
+		if err != nil {
+			return err
+		}
+		_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Job: "ctr", Trainers: 2, Instance: make([]byte, 16)}}})
+		_, err = stream.Recv()
+		return rpc.FromStatus(err)
 	}
 	if _, err := enter("alice", "w0"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := enter("alice", "w1"); err != nil {
 		t.Errorf("a second worker of alice: %v", err)
+	}
+	if err := attend("bob"); rowraft.CodeOf(err) != rowraft.CodeDenied {
+		t.Errorf("bob answers for alice's worker when a checkpoint is made: %v", err)
+	}
+	if err := attend("alice"); err != nil {
+		t.Errorf("alice attends her own job: %v", err)
 	}
 	for _, worker := range []string{"w0", "w1", "w2"} {
 		if _, err := enter("bob", worker); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {

@@ -136,6 +136,9 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 	if hello == nil {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a trainer says who it is before anything else")
 	}
+	if err := c.s.jobs.checkOwner(stream.Context(), hello.GetJob()); err != nil {
+		return err
+	}
 	a := &attendee{
 		id: trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), announces: hello.GetAnnounces(), instance: hello.GetInstance(),
 		member: hello.GetMember(), gone: make(chan struct{}), replaced: make(chan struct{}),
