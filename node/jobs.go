@@ -19,7 +19,7 @@ func (s *tableService) PushStep(ctx context.Context, req *rowraftv1.PushStepRequ
 	if err != nil {
 		return nil, err
 	}
-	if err := r.mayTouch(ctx, p.payload); err != nil {
+	if err := r.mayChange(ctx, p.payload); err != nil {
 		return nil, err
 	}
 	answer, err := r.pushStep(ctx, p)

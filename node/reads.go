@@ -51,6 +51,10 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	if err != nil {
 		return nil, err
 	}
+	if err := r.mayTouch(ctx, req.Payload); err != nil { // the table has come while the read waited
+		rpc.Pool.Release(got.payload)
+		return nil, err
+	}
 	return &rowraftv1.PullReply{
 		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
 	}, nil

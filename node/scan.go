@@ -25,10 +25,10 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 	if err != nil {
 		return err
 	}
-	if err := r.mayTouchTable(rpc.CallerOf(stream.Context()), rowraft.TableID(req.Table)); err != nil {
+	if err := r.readyToScan(stream.Context(), rowraft.Index(req.MinIndex)); err != nil {
 		return err
 	}
-	if err := r.readyToScan(stream.Context(), rowraft.Index(req.MinIndex)); err != nil {
+	if _, err := r.mayTouchTable(rpc.CallerOf(stream.Context()), rowraft.TableID(req.Table)); err != nil {
 		return err
 	}
 	c, err := r.newScan(req)

@@ -62,36 +62,67 @@ func opsRoles(next http.Handler) http.Handler {
 	})
 }
 
-// mayTouch refuses segments of tables that are not those of who calls. A segment that
-// is none is left to who reads it.
+// mayTouch refuses segments of tables that are not those of who calls. A table that this
+// replica does not know yet, and a segment that is none, are left to who reads them: whoever
+// waits in between looks again.
 func (r *replica) mayTouch(ctx context.Context, segments []byte) error {
+	_, err := r.tablesOf(ctx, segments)
+	return err
+}
+
+// mayChange is mayTouch for what may be logged: by then a table may be there whose it
+// cannot be told now, so one that the newest state does not know is refused.
+func (r *replica) mayChange(ctx context.Context, segments []byte) error {
+	unknown, err := r.tablesOf(ctx, segments)
+	if err != nil || unknown == 0 {
+		return err
+	}
+	if err := r.mustServe(); err != nil {
+		return err
+	}
+	if err := r.confirm(ctx); err != nil {
+		return err
+	}
+	if unknown, err = r.tablesOf(ctx, segments); err == nil && unknown != 0 {
+		err = rowraft.Errorf(rowraft.CodeTableNotFound, "shard %d has no table %#x: create it first", r.shard, uint64(unknown))
+	}
+	return err
+}
+
+// tablesOf refuses segments of tables that are not those of who calls, and returns one
+// of those that this replica does not know, if the caller may not touch every table.
+func (r *replica) tablesOf(ctx context.Context, segments []byte) (unknown rowraft.TableID, err error) {
 	caller := rpc.CallerOf(ctx)
 	if !caller.Limited() {
-		return nil
+		return 0, nil
 	}
 	for len(segments) > 0 {
 		seg, _, rest, err := wire.ParseSegment(segments)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		if err := r.mayTouchTable(caller, seg.Table); err != nil {
-			return err
+		known, err := r.mayTouchTable(caller, seg.Table)
+		if err != nil {
+			return 0, err
+		}
+		if !known {
+			unknown = seg.Table
 		}
 		segments = rest
 	}
-	return nil
+	return unknown, nil
 }
 
-// mayTouchTable refuses a table that is not the caller's; of one that is not there,
-// whoever looks for it says so.
-func (r *replica) mayTouchTable(caller *rpc.Caller, id rowraft.TableID) error {
+// mayTouchTable refuses a table that is not the caller's; of one that is not known
+// here, whoever looks for it says so.
+func (r *replica) mayTouchTable(caller *rpc.Caller, id rowraft.TableID) (known bool, err error) {
 	if !caller.Limited() {
-		return nil
+		return true, nil
 	}
 	for _, t := range r.machine.Tables() {
 		if t.ID == id {
-			return caller.CheckTable(t.Name)
+			return true, caller.CheckTable(t.Name)
 		}
 	}
-	return nil
+	return false, nil
 }

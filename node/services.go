@@ -72,7 +72,7 @@ func (s *tableService) numbered(ctx context.Context, op wire.Op, req numberedReq
 			return nil, 0, false, err
 		}
 	}
-	if err := r.mayTouch(ctx, segments); err != nil {
+	if err := r.mayChange(ctx, segments); err != nil {
 		return nil, 0, false, err
 	}
 	index, dup, err := r.push(ctx, wire.Part{
