@@ -49,6 +49,9 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 	if err := how.check(); err != nil {
 		return Freshness{}, err
 	}
+	if err := c.current(&how.AtLeast); err != nil {
+		return Freshness{}, err
+	}
 	for i := range segs {
 		if err := segs[i].check(0); err != nil {
 			return Freshness{}, err

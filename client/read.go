@@ -68,6 +68,18 @@ type Position struct {
 	Shards map[rowraft.ShardID]rowraft.Index `json:"shards"`
 }
 
+// current reports that p is of before a restore, for a client whose session is of later
+// tables: indices go on, so its shards would be found to be there.
+func (c *Client) current(p *Position) error {
+	now := rowraft.TableEpoch(c.session.epoch.Load())
+	for shard := range p.Shards {
+		if p.Epoch != 0 && p.Epoch < now {
+			return &rowraft.RestoredError{Shard: shard, Have: p.Epoch, Want: now}
+		}
+	}
+	return nil
+}
+
 // Position returns where this client's acknowledged pushes are: a read with AtLeast set
 // to it sees them all.
 func (c *Client) Position() Position {

@@ -255,3 +255,28 @@ func TestPositionsJoin(t *testing.T) {
 		}
 	}
 }
+
+// A position of before a restore asks for what nobody has any more, whatever the client
+// has pushed since: the index alone would be found to be there.
+func TestPositionsOfBeforeARestoreAreRefused(t *testing.T) {
+	_, c, seg := startReplicas(t, func(context.Context, int, *rowraftv1.PullRequest) error { return nil })
+	c.session.epoch.Store(3)
+	at := map[rowraft.ShardID]rowraft.Index{0: 5}
+	for _, mode := range []Read{{}, {Mode: Linearizable}, {Mode: Bounded, MaxAge: time.Second}} {
+		for _, tc := range []struct {
+			at   Position
+			want bool
+		}{
+			{Position{Epoch: 2, Shards: at}, false},
+			{Position{Epoch: 2}, true}, // nothing
+			{Position{Shards: at}, true},
+			{Position{Epoch: 3, Shards: at}, true},
+		} {
+			mode.AtLeast = tc.at
+			_, err := c.PullWith(patience(t), mode, seg)
+			if (err == nil) != tc.want || err != nil && rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+				t.Errorf("mode %d at %+v: %v, want it answered: %v", mode.Mode, tc.at, err, tc.want)
+			}
+		}
+	}
+}
