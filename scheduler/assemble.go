@@ -39,7 +39,8 @@ func (s *Scheduler) assemble(ctx context.Context, job string, skip bool) ([]*att
 }
 
 // rollCall returns the trainers that are there, and one that ought to be and is not:
-// who has begun and not left, by the log, and all others of the jobs that train.
+// who has begun and not left, by the log, and all others of the jobs that train, but for
+// those of whom nobody needs the state.
 func (s *Scheduler) rollCall(job string) (who []*attendee, absent *trainerID) {
 	who = s.attendance.list()
 	ought := make(map[trainerID]bool)
@@ -53,7 +54,10 @@ func (s *Scheduler) rollCall(job string) (who []*attendee, absent *trainerID) {
 			ought[id] = true
 		}
 	}
-	if job != "" {
+	for _, id := range s.replaceable() {
+		delete(ought, id)
+	}
+	if job != "" && !slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == job }) {
 		ought[trainerID{job, 0}] = true
 	}
 	for _, a := range who {
@@ -65,6 +69,20 @@ func (s *Scheduler) rollCall(job string) (who []*attendee, absent *trainerID) {
 		}
 	}
 	return who, absent
+}
+
+// replaceable are the trainers that were lost, or failed, in jobs whose data the scheduler
+// divides: the others read their parts, and who comes in their place begins with what all have.
+func (s *Scheduler) replaceable() (out []trainerID) {
+	for _, r := range s.machine.allRuns() {
+		for _, m := range r.GetMembers() {
+			lost := m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST || m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
+			if lost && r.GetData().GetExamples() > 0 {
+				out = append(out, trainerID{r.GetJob(), m.GetRank()})
+			}
+		}
+	}
+	return out
 }
 
 // dead reports that nothing was heard of a job for long, by this leader.

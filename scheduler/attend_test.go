@@ -211,6 +211,51 @@ func TestAnAbsentTrainer(t *testing.T) {
 	}
 }
 
+// Nobody waits for the state of one that was lost, or failed, where others read its part of
+// the data; where it had a share of its own it is needed.
+func TestACutWithoutWhoWasLost(t *testing.T) {
+	for _, how := range []rowraftv1.MemberState{rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED} {
+		for _, divided := range []bool{true, false} {
+			s, _, c := served(t)
+			var members [2]*client.Member
+			for rank := range members {
+				var err error
+				members[rank], err = enter(t, another(t, s), fmt.Sprint("w", rank), 2, func(e *client.Entry) {
+					if divided {
+						e.Parts = client.PartPlan{Examples: 100, PartExamples: 10, Epochs: 1}
+					}
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				at, err := c.Attend(t.Context(), client.Attendance{Job: "ctr", Rank: rank, Trainers: 2, Member: members[rank], Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer at.Close()
+				if rank > 0 {
+					continue
+				}
+				at.Close()
+				for changed := s.attendance.watch(); len(s.attendance.list()) > 0; changed = s.attendance.watch() {
+					<-changed
+				}
+			}
+			gone := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.runOf("ctr").GetRun(), Incarnation: uint64(members[0].Incarnation())}
+			if err := s.leave(t.Context(), gone, how, "it died", nil); err != nil {
+				t.Fatal(err)
+			}
+			for _, job := range []string{"", "ctr"} {
+				m, err := s.pauseTrainers(t.Context(), job, false)
+				if divided != (err == nil) || !divided && rowraft.CodeOf(err) != rowraft.CodePrecondition {
+					t.Errorf("%v, divided %v, job %q: %v", how, divided, job, err)
+				}
+				m.letGo()
+			}
+		}
+	}
+}
+
 // The log knows of a trainer of which nothing else is left, until its job counts as dead.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s, _, c := served(t)
