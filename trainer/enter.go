@@ -183,15 +183,21 @@ func Abandon(ctx context.Context, c *Config, err error) {
 }
 
 // Lost says whether the job goes on without this trainer because it was silent for longer than
-// its lease, and nobody has come in its place: then it may enter again.
+// its lease, and nobody has come in its place: then it may enter again. Not where it would train
+// a share of its own once more, from the beginning.
 func Lost(ctx context.Context, c *Config) bool {
-	if c.member == nil || ctx.Err() != nil {
+	if c.member == nil || ctx.Err() != nil || c.hasShare() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	lost, err := c.member.Lost(ctx)
 	return lost && err == nil
+}
+
+// hasShare says whether the trainer reads a share of its own, of data that has an end, or a place.
+func (c *Config) hasShare() bool {
+	return !c.parted && (c.Data.Follow != "" || c.set == nil || c.set.TrainSize() > 0)
 }
 
 // Again is the configuration with which a trainer that was lost enters its job again: c as it was before

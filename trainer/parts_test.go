@@ -220,3 +220,29 @@ func TestWhoDividesTheData(t *testing.T) {
 		}
 	}
 }
+
+// Who was lost enters again where it goes on with what the scheduler gives it, or with data
+// that has neither an end nor a place; a share of its own would be trained twice.
+func TestWhoMayEnterAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		set      data.Set
+		change   func(*Config)
+		hasShare bool
+	}{
+		"in parts":  {testGenerator(t, 1000), func(c *Config) { c.parted = true }, false},
+		"no end":    {testGenerator(t, 0), func(*Config) {}, false},
+		"a share":   {testGenerator(t, 1000), func(*Config) {}, true},
+		"a stream":  {testGenerator(t, 0), func(c *Config) { c.Data.Follow = "-" }, true},
+		"not known": {nil, func(*Config) {}, true},
+	} {
+		c := DefaultConfig()
+		c.set, c.member = tc.set, &client.Member{}
+		tc.change(&c)
+		if got := c.hasShare(); got != tc.hasShare {
+			t.Errorf("%s: %v", name, got)
+		}
+		if tc.hasShare && Lost(t.Context(), &c) { // it asks nobody
+			t.Errorf("%s: it would enter again", name)
+		}
+	}
+}
