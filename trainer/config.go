@@ -196,7 +196,7 @@ const denseWidth = 64
 func DefaultConfig() Config {
 	held, evaluate := 0.2, true
 	return Config{
-		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1, Patience: 2 * time.Minute,
+		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1, Patience: 2 * time.Minute, Reads: ReadConfig{Mode: "leader"},
 		Data:        DataConfig{Held: &held},
 		Model:       ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
 		Embeddings:  TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
