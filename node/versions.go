@@ -1,8 +1,6 @@
 package node
 
 import (
-	"cmp"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/scheduler"
 	"github.com/rowraft/rowraft/wire"
@@ -15,9 +13,13 @@ func (n *Node) mayLog(shard rowraft.ShardID, version uint16) error {
 	if m == nil || version <= scheduler.ApplyVersion(m) {
 		return nil
 	}
-	held, _ := n.heldBack.Load().(string)
-	return rowraft.Errorf(rowraft.CodeVersionTooNew, "shard %d: this needs a log entry of version %d, the cluster is at %d: %s",
-		shard, version, scheduler.ApplyVersion(m), cmp.Or(held, "the scheduler has not heard yet what every server understands"))
+	// Nobody is known to hold the cluster back: this server's map is an old one, after a
+	// restart, or the scheduler is about to raise the version.
+	code, held := rowraft.CodeStarting, "this server has not heard yet what all of them understand"
+	if why, _ := n.heldBack.Load().(string); why != "" {
+		code, held = rowraft.CodeVersionTooNew, why
+	}
+	return rowraft.Errorf(code, "shard %d: this needs a log entry of version %d, the cluster is at %d: %s", shard, version, scheduler.ApplyVersion(m), held)
 }
 
 // mayLog is that of the server, for what this replica is about to propose.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler"
 )
@@ -95,5 +96,26 @@ func TestNobodyLogsWhatAMemberDoesNotKnow(t *testing.T) {
 		}
 	case <-time.After(60 * time.Second):
 		t.Error("a server that the cluster has left behind runs")
+	}
+}
+
+// A server that knows of nobody who holds the cluster back has an old map: the call is to
+// come again, and a job does not end for it.
+func TestARefusalForAnOldMapIsNotFinal(t *testing.T) {
+	n := &Node{}
+	n.cluster.Store(&clustermap.Map{})
+	if err := n.mayLog(0, 3); rowraft.CodeOf(err) != rowraft.CodeStarting {
+		t.Errorf("before anything was heard: %v", err)
+	}
+	n.heldBack.Store("server n3 understands log entries up to version 2: upgrade it")
+	if err := n.mayLog(0, 3); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "n3") {
+		t.Errorf("while n3 holds it back: %v", err)
+	}
+	n.heldBack.Store("")
+	if err := n.mayLog(0, 3); rowraft.CodeOf(err) != rowraft.CodeStarting {
+		t.Errorf("when nobody does: %v", err)
+	}
+	if err := n.mayLog(0, 2); err != nil {
+		t.Errorf("what every binary knows: %v", err)
 	}
 }
