@@ -56,6 +56,7 @@ func (s *Scheduler) place(ctx context.Context) {
 				s.logger.Warn("placement waits; trying again", "err", err)
 			}
 		}
+		waits := time.Now()
 		select {
 		case <-ctx.Done():
 			return
@@ -65,6 +66,29 @@ func (s *Scheduler) place(ctx context.Context) {
 				return
 			}
 		}
+		s.soft.stoodStill(time.Since(waits) - 2*placeInterval)
+	}
+}
+
+// stoodStill takes a time in which this process did not run, and so heard nobody, off
+// the silence of all servers. One of up to a second is none.
+func (s *soft) stoodStill(lost time.Duration) {
+	if lost <= time.Second {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	later := func(t time.Time) time.Time {
+		if t = t.Add(lost); t.After(now) {
+			return now
+		}
+		return t
+	}
+	s.since = later(s.since)
+	for id, b := range s.beats {
+		b.at = later(b.at)
+		s.beats[id] = b
 	}
 }
 

@@ -139,7 +139,7 @@ func TestADeadServerIsReplaced(t *testing.T) {
 	s, l, g := movingCluster(t)
 	g.report(t, s, "a", "b", "c", "d")
 	up := []string{"a", "b", "d"}
-	late := func() { silence(s, DefaultReplaceAfter-time.Second) }
+	late := func() { silence(s, DefaultReplaceAfter-time.Minute) }
 	for range 3 { // a little less than dead
 		g.report(t, s, up...)
 		l.elect(s.opts.Self.ID)
@@ -163,6 +163,46 @@ func TestADeadServerIsReplaced(t *testing.T) {
 	}
 	if r := sh.Removed; len(r) != 1 || r[0].Node != "c" {
 		t.Errorf("removed %+v: when it comes back it must hear that its replica is gone", r)
+	}
+}
+
+// A scheduler that was stopped has heard nobody, and that says nothing of the servers: it
+// would rebuild their replicas, and forget those that are decommissioned, before their next
+// heartbeat.
+func TestASchedulerThatStoodStillTakesNobodyForDead(t *testing.T) {
+	const asleep = time.Hour
+	s, _, g := movingCluster(t)
+	g.report(t, s, "a", "b", "c", "d")
+	dead := func() (n int) {
+		for _, id := range []rowraft.NodeID{"a", "b", "c", "d", "e"} { // e has said nothing yet
+			if l := s.liveness(id); s.isDead(&l) {
+				n++
+			}
+		}
+		return n
+	}
+	silence(s, asleep)
+	s.soft.mu.Lock()
+	for id, b := range s.soft.beats {
+		b.at = b.at.Add(-asleep)
+		s.soft.beats[id] = b
+	}
+	s.soft.mu.Unlock()
+	if n := dead(); n != 5 {
+		t.Fatalf("%d are dead before it knows, want 5", n)
+	}
+	s.soft.stoodStill(time.Second)
+	if n := dead(); n != 5 {
+		t.Errorf("%d are dead after a second, which is none; want 5", n)
+	}
+	s.soft.stoodStill(asleep)
+	if n := dead(); n != 0 {
+		t.Errorf("%d are dead, of whom it could hear nothing", n)
+	}
+	heartbeat(t, s, "a")
+	s.soft.stoodStill(asleep)
+	if l := s.liveness("a"); l.beat.at.After(time.Now()) {
+		t.Errorf("the heartbeat of a is of the future: %v", l.beat.at)
 	}
 }
 
