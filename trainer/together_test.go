@@ -313,7 +313,7 @@ func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 	m.quorum = 2
 	cfg := modeConfig(Sync, 40, 3)
 	cfg.Audit, cfg.Quorum = false, 0.6
-	late := make(chan struct{})
+	late, ended := make(chan struct{}, 1), make(chan struct{})
 	r := m.start(repeat(cfg, 3), nil, func(_ int, e Event) {
 		if e.Event == EventLate {
 			select {
@@ -322,10 +322,14 @@ func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 			}
 		}
 	})
+	go func() {
+		r.all.Wait()
+		close(ended)
+	}()
 	for range 3 {
 		select {
 		case <-late:
-		case <-m.t.Context().Done():
+		case <-ended: // before anybody else was late
 		}
 		states, release, err := r.pause(nil)
 		if err != nil {
@@ -338,7 +342,7 @@ func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 		}
 		release()
 	}
-	r.all.Wait()
+	<-ended
 	r.cancel()
 	for _, got := range r.results {
 		if got.JobSteps != 40 || got.PushesSent != got.PushesAcknowledged+got.BatchesLate {
