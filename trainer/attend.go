@@ -47,10 +47,7 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	borrowed := false
 	if i < 0 && slices.ContainsFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == checkpoint.PartsBlob(job) }) {
 		// It had died, and others had its parts: it begins with what they all have.
-		i = slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool {
-			of, found := strings.CutPrefix(b.Name, "trainer/"+job+"/")
-			return found && !strings.Contains(of, "/")
-		})
+		i = anyState(m, job)
 		borrowed = true
 	}
 	if i < 0 {
@@ -89,22 +86,31 @@ func openSaved(ctx context.Context, path string) (checkpoint.Files, *checkpoint.
 	return files, m, err
 }
 
+// anyState finds the state of some trainer of a job; -1: there is none.
+func anyState(m *checkpoint.Manifest, job string) int {
+	return slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool {
+		of, found := strings.CutPrefix(b.Name, "trainer/"+job+"/")
+		return found && !strings.Contains(of, "/")
+	})
+}
+
 // readParts reads how far a job was in data that the scheduler divides, nil if its trainers
-// divided the data.
-func readParts(ctx context.Context, path, job string) (*checkpoint.Parts, error) {
+// divided the data; trained is whether the checkpoint knows the job at all.
+func readParts(ctx context.Context, path, job string) (p *checkpoint.Parts, trained bool, err error) {
 	files, m, err := openSaved(ctx, path)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", path, err)
+		return nil, false, fmt.Errorf("checkpoint %s: %w", path, err)
 	}
 	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == checkpoint.PartsBlob(job) })
 	if i < 0 {
-		return nil, nil
+		return nil, anyState(m, job) >= 0, nil
 	}
 	b, err := checkpoint.ReadFile(ctx, files, m.Blobs[i].File, nil)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", path, err)
+		return nil, true, fmt.Errorf("checkpoint %s: %w", path, err)
 	}
-	return checkpoint.DecodeParts(b)
+	p, err = checkpoint.DecodeParts(b)
+	return p, true, err
 }
 
 // FindSaved reads the state that c.Resume names, nil if there is none to go on from.

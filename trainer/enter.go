@@ -106,12 +106,12 @@ func (c *Config) findParts(ctx context.Context, cl *client.Client) (s savedParts
 		}
 		path = from.Destination + "/" + from.Name
 	}
-	s.parts, err = readParts(ctx, path, c.Job)
+	s.parts, s.there, err = readParts(ctx, path, c.Job)
 	if c.Resume == "auto" && rowraft.CodeOf(err) == rowraft.CodeNotFound { // it was deleted since
-		return s, nil
+		return savedParts{id: from.ID}, nil
 	}
 	trained := slices.ContainsFunc(from.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
-	s.there, s.goesOn = err == nil, s.parts != nil && !trained
+	s.goesOn = s.parts != nil && !trained
 	return s, err
 }
 

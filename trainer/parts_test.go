@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -243,6 +245,26 @@ func TestWhoMayEnterAgain(t *testing.T) {
 		}
 		if tc.hasShare && Lost(t.Context(), &c) { // it asks nobody
 			t.Errorf("%s: it would enter again", name)
+		}
+	}
+}
+
+// A checkpoint that knows nothing of a job does not say how its data is divided.
+func TestACheckpointOfAnotherJob(t *testing.T) {
+	dir := t.TempDir()
+	manifest, err := os.ReadFile("../checkpoint/testdata/manifest.txt") // of job ctr, which was trained in shares
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "one"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "one", checkpoint.ManifestFile), manifest, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for job, want := range map[string]bool{"ctr": true, "another": false, "ct": false} {
+		if p, trained, err := readParts(t.Context(), dir+"/one", job); p != nil || trained != want || err != nil {
+			t.Errorf("job %s: %v, %v, %v", job, p, trained, err)
 		}
 	}
 }
