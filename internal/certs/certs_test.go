@@ -93,6 +93,7 @@ func TestWhoMeetsWhom(t *testing.T) {
 		t.Fatal(err)
 	}
 	node, admin, stranger := ca.files(t, Node, "n1"), ca.files(t, Admin, "ann"), newCA(t, "here").files(t, Node, "n1")
+	trainer, averagers := ca.files(t, Trainer, "tom"), []Role{Trainer, Admin}
 	for _, tc := range []struct {
 		name           string
 		server, client Files
@@ -107,6 +108,11 @@ func TestWhoMeetsWhom(t *testing.T) {
 		{"a node of another cluster serves", elsewhere, node, nil, nil, false},
 		{"another CA calls", node, stranger, nil, nil, false},
 		{"another CA serves", stranger, node, nil, nil, false},
+		{"a trainer averages with another of its name", trainer, ca.files(t, Trainer, "tom"), averagers, averagers, true},
+		{"a trainer averages with an admin", trainer, admin, averagers, averagers, true},
+		{"a trainer joins in another's average", trainer, ca.files(t, Trainer, "bob"), averagers, nil, false},
+		{"a trainer takes another for the hub of its average", ca.files(t, Trainer, "bob"), trainer, nil, averagers, false},
+		{"a trainer reads another's metrics", trainer, ca.files(t, Trainer, "bob"), nil, nil, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			// Each side believes the CA of the file that it has, so a stranger who is made

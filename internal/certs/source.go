@@ -167,6 +167,8 @@ func (m *material) verify(cs tls.ConnectionState, others []Role) error {
 		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s is of cluster %s, not of %s", &id, id.Cluster, m.id.Cluster)
 	case len(others) > 0 && !slices.Contains(others, id.Role):
 		return rowraft.Errorf(rowraft.CodeDenied, "the certificate is of %s: want a %s here", &id, Join(others))
+	case len(others) > 0 && id.Role == Trainer && m.id.Role == Trainer && id.Name != m.id.Name: // of another's job
+		return rowraft.Errorf(rowraft.CodeDenied, "the certificate is of %s, this side is %s: the workers of a job have one name", &id, &m.id)
 	}
 	return nil
 }
