@@ -17,7 +17,7 @@ import (
 // enter makes a worker a member of job "ctr".
 func enter(t *testing.T, c *client.Client, worker string, workers int, change func(*client.Entry)) (*client.Member, error) {
 	t.Helper()
-	e := client.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"}, Lease: time.Second}
+	e := client.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"}, Lease: time.Minute}
 	if change != nil {
 		change(&e)
 	}
@@ -70,7 +70,8 @@ func memberState(s *Scheduler, rank int) rowraftv1.MemberState {
 func TestASilentWorkerIsLost(t *testing.T) {
 	s, _, c := served(t)
 	runJobs(t, s)
-	alive, err := enter(t, c, "alive", 2, nil)
+	brief := func(e *client.Entry) { e.Lease = 3 * time.Second }
+	alive, err := enter(t, c, "alive", 2, brief)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	}
 	defer at.Close()
 	other := another(t, s)
-	silent, err := enter(t, other, "silent", 2, nil)
+	silent, err := enter(t, other, "silent", 2, brief)
 	if err != nil {
 		t.Fatal(err)
 	}
