@@ -54,6 +54,22 @@ func (c *cluster) until(what string, ok func(map[string]listedNode) bool) {
 	c.t.Logf("%s after %v", what, time.Since(began).Round(time.Millisecond))
 }
 
+// change tells a server what to do and waits until it has. It is told again when that was
+// refused: on a busy machine another server may be late with its heartbeat.
+func (c *cluster) change(what, node string, flags ...string) {
+	c.t.Helper()
+	args := append([]string{"node", what, node}, flags...)
+	err := poll(deadline(c.t, growPatience), func() error {
+		if _, errout, code := c.rowraft(deadline(c.t, growPatience), args...); code != 0 {
+			return fmt.Errorf("exit code %d: %s", code, errout)
+		}
+		return nil
+	})
+	if err != nil {
+		c.t.Fatalf("rowraft %s: %v", strings.Join(args, " "), err)
+	}
+}
+
 // even reports that the servers named, and nobody else, hold all replicas, each as many as
 // any other, give or take one, and that nothing moves.
 func (c *cluster) even(shards int, names ...string) func(map[string]listedNode) bool {
@@ -174,18 +190,18 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 	c.until("the new servers have their share", c.even(shards, "n1", "n2", "n3", "n4", "n5"))
 	gap("grown to five")
 
-	c.must("node", "drain", "n2", "--yes")
+	c.change("drain", "n2", "--yes")
 	if n := c.nodes()["n2"]; n.Doing != "drained" || n.Replicas == 0 {
 		t.Errorf("n2 after it was drained: %+v", n)
 	}
 	c.until("n2 leads nothing", func(nodes map[string]listedNode) bool { return nodes["n2"].Leads == 0 })
-	c.must("node", "undrain", "n2", "--yes")
+	c.change("undrain", "n2", "--yes")
 	gap("drained")
 
 	ok(n5.Kill())
 	c.Forget(n5)
 	c.until("the replicas of the dead one are elsewhere", func(nodes map[string]listedNode) bool { return nodes["n5"].Replicas == 0 })
-	c.must("node", "decommission", "n5", "--yes")
+	c.change("decommission", "n5", "--yes")
 	c.until("the dead one is forgotten", func(nodes map[string]listedNode) bool { _, known := nodes["n5"]; return !known })
 	n6 := grow()
 	c.until("another one has taken its place", c.even(shards, "n1", "n2", "n3", "n4", "n6"))
@@ -204,7 +220,7 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 	gap("one lost its disk")
 
 	for _, s := range []*localcluster.Server{n4, n6} {
-		c.must("node", "decommission", s.Name, "--yes")
+		c.change("decommission", s.Name, "--yes")
 		ok(s.Stop(growPatience))
 		c.Forget(s)
 	}
