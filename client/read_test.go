@@ -114,7 +114,9 @@ func TestBoundedReadsAreSpread(t *testing.T) {
 		}
 	}
 	for i, n := range r.counts() {
-		if n < 5 || n > 15 { // a read that takes long on a busy machine asks one more
+		// The first 9 are in turn. Later a read that takes long, on a busy machine, asks another
+		// one, and whoever was slow is passed over.
+		if n < 3 || n > 24 {
 			t.Errorf("of 30 reads server %d has got %d", i, n)
 		}
 	}
