@@ -164,11 +164,18 @@ func TestReset(t *testing.T) {
 		t.Fatal("no answer without a policy")
 	}
 	lift := e.net.Apply(LinkPolicy{Reset: true}, Link{"s", "d"})
-	for _, c := range []net.Conn{c, e.dial()} {
+	refused := func(c net.Conn) {
 		c.SetReadDeadline(time.Now().Add(soon))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("read: %v, want a reset", err)
 		}
+	}
+	refused(c)
+	if c, err := net.Dial("tcp", e.addr); err == nil {
+		refused(c)
+		c.Close()
+	} else if !errors.Is(err, syscall.ECONNRESET) { // which may come before Dial returns
+		t.Errorf("dial: %v, want a reset", err)
 	}
 	lift()
 	again := e.dial()
