@@ -154,7 +154,7 @@ func (tr *trainers) reached(step int64) {
 func (tr *trainers) ended() {
 	tr.c.t.Helper()
 	for _, p := range tr.procs {
-		if code := p.code(tr.c.t, 2*time.Minute); code != 0 {
+		if code := p.code(tr.c.t, 4*time.Minute); code != 0 {
 			tr.c.t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 	}
@@ -205,7 +205,7 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 	}
 	stopped := ""
 	for _, p := range tr.procs {
-		if code := p.code(t, time.Minute); code != 130 {
+		if code := p.code(t, 3*time.Minute); code != 130 {
 			t.Fatalf("exit code %d of a trainer that was told to stop:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 		if _, after, ok := strings.Cut(p.stdout.String(), dest+"/pair-stop-"); ok {

@@ -140,7 +140,7 @@ func TestTransferIsRefused(t *testing.T) {
 	leaders := 0
 	for _, a := range admins {
 		m, err := a.Members(ctx, &rowraftv1.MembersRequest{Shard: 0})
-		if nl := new(rowraft.NotLeaderError); errors.As(err, &nl) || rowraft.CodeOf(err) == rowraft.CodeStarting {
+		if nl := new(rowraft.NotLeaderError); errors.As(err, &nl) || rowraft.CodeOf(err) == rowraft.CodeStarting || rowraft.CodeOf(err) == rowraft.CodeNoLeader {
 			continue
 		}
 		leaders++
