@@ -32,8 +32,9 @@ const (
 type placer struct {
 	term      rowraft.Term
 	leads     map[rowraft.ShardID]leadSince
-	transfers map[rowraft.ShardID]time.Time // the last of each shard
-	told      string                        // the trouble that was last told of
+	transfers map[rowraft.ShardID]time.Time   // the last of each shard
+	fenced    map[rowraft.ReplicaID]time.Time // since when it is known
+	told      string                          // the trouble that was last told of
 }
 
 // leadSince is since when a node is known to lead a shard.
@@ -113,7 +114,7 @@ func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
 		return nil // another member's work
 	}
 	if p.term != term {
-		*p = placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time), told: p.told}
+		*p = placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time), fenced: make(map[rowraft.ReplicaID]time.Time), told: p.told}
 	}
 	if err := errors.Join(s.replaceDead(ctx), s.endOperations(ctx), s.retireNodes(ctx), s.cancelLost(ctx)); err != nil {
 		return err
@@ -220,7 +221,12 @@ func (s *soft) livenessLocked(id rowraft.NodeID, now time.Time) (l liveness) {
 
 // isDead reports whether the replicas of a silent server are to be rebuilt elsewhere.
 func (s *Scheduler) isDead(l *liveness) bool {
-	return s.opts.ReplaceAfter > 0 && l.silence >= max(s.opts.ReplaceAfter, SuspectAfter)
+	return s.isOver(l.silence)
+}
+
+// isOver reports whether a replica that serves nothing for so long is to be replaced.
+func (s *Scheduler) isOver(silent time.Duration) bool {
+	return s.opts.ReplaceAfter > 0 && silent >= max(s.opts.ReplaceAfter, SuspectAfter)
 }
 
 // world is what placement is decided on now.
@@ -246,8 +252,16 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 		for _, r := range sh.Replicas {
 			ws.replicas = append(ws.replicas, r.Node)
 			for _, st := range alive[r.Node].reports(r.ID) {
-				if st.GetFenced() != "" {
-					ws.fenced = append(ws.fenced, r.Node)
+				if st.GetFenced() == "" {
+					continue
+				}
+				ws.fenced = append(ws.fenced, r.Node)
+				since, known := p.fenced[r.ID]
+				if !known {
+					since, p.fenced[r.ID] = now, now
+				}
+				if s.isOver(now.Sub(since)) {
+					ws.lost = append(ws.lost, r.Node)
 				}
 			}
 		}

@@ -166,6 +166,45 @@ func TestADeadServerIsReplaced(t *testing.T) {
 	}
 }
 
+// The disk of a fenced replica is evidence: it is replaced no sooner than a dead server,
+// counted by each leader of the metadata group from when it first hears of the fence.
+func TestAFencedReplicaIsReplacedLate(t *testing.T) {
+	s, _, g := movingCluster(t)
+	g.report(t, s, "a", "b", "c", "d")
+	for i, st := range s.soft.beats["b"].replicas {
+		st.Fenced, st.Role = "it differs from the majority", "fenced"
+		s.soft.beats["b"].replicas[i] = st
+	}
+	var p placer
+	place := func() int {
+		t.Helper()
+		if err := s.placeOnce(t.Context(), &p); err != nil {
+			t.Fatal(err)
+		}
+		running, _ := s.machine.moves()
+		return len(running)
+	}
+	if n := place(); n != 0 || len(p.fenced) != 1 {
+		t.Fatalf("%d moves and %d known fences after the first turn, want 0 and 1", n, len(p.fenced))
+	}
+	for id, since := range p.fenced {
+		p.fenced[id] = since.Add(-DefaultReplaceAfter + time.Minute)
+	}
+	if n := place(); n != 0 {
+		t.Errorf("%d moves a minute too early", n)
+	}
+	for id, since := range p.fenced {
+		p.fenced[id] = since.Add(-time.Minute)
+	}
+	if n := place(); n != 1 {
+		t.Fatalf("%d moves in the end, want 1", n)
+	}
+	running, _ := s.machine.moves()
+	if m := running[0]; m.from.Node != "b" || m.to.Node != "d" || m.reason != rowraftv1.MoveReason_MOVE_REASON_FENCED {
+		t.Errorf("move %+v", m)
+	}
+}
+
 // A scheduler that was stopped has heard nobody, and that says nothing of the servers: it
 // would rebuild their replicas, and forget those that are decommissioned, before their next
 // heartbeat.

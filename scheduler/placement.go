@@ -55,6 +55,7 @@ type worldShard struct {
 	rested   bool             // it has led for a while: the lead may move for the sake of balance
 	held     bool             // a transfer was tried a moment ago
 	fenced   []rowraft.NodeID // that serve nothing and have no vote
+	lost     []rowraft.NodeID // of the fenced, those whose disk was kept for long enough
 }
 
 // on reports whether sh has a replica on node, or will have.
@@ -222,10 +223,11 @@ func (t *tallies) replicaThatIsMissing() (step, bool) {
 }
 
 // replicaThatIsFenced replaces one that differs from the majority: on another server,
-// or, where there is none, in its own place, as the one that is missing afterwards.
+// or, where there is none, in its own place, as the one that is missing afterwards. Its
+// disk, the evidence, was there to be looked at for as long as a dead server is waited for.
 func (t *tallies) replicaThatIsFenced() (step, bool) {
 	for _, sh := range t.free() {
-		for _, r := range sh.fenced {
+		for _, r := range sh.lost {
 			if !slices.Contains(sh.replicas, r) {
 				continue
 			}

@@ -12,6 +12,11 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
+// fences is what a shard looks like long after its replica on a server was fenced.
+func (sh *worldShard) fences(node rowraft.NodeID) {
+	sh.fenced, sh.lost = append(sh.fenced, node), append(sh.lost, node)
+}
+
 // take changes the world as the step says, at once.
 func (w *world) take(s step) {
 	sh := &w.shards[s.shard]
@@ -22,6 +27,7 @@ func (w *world) take(s step) {
 	if s.from != "" {
 		sh.replicas = slices.DeleteFunc(slices.Clone(sh.replicas), func(r rowraft.NodeID) bool { return r == s.from })
 		sh.fenced = slices.DeleteFunc(slices.Clone(sh.fenced), func(r rowraft.NodeID) bool { return r == s.from })
+		sh.lost = slices.DeleteFunc(slices.Clone(sh.lost), func(r rowraft.NodeID) bool { return r == s.from })
 	}
 	if s.to != "" {
 		sh.replicas = append(slices.Clone(sh.replicas), s.to)
@@ -153,11 +159,17 @@ func TestPlacement(t *testing.T) {
 			return w
 		},
 			want: step{from: "n02", to: "n04", reason: dead}},
-		{name: "a fenced replica moves", world: func() *world { w := aWorld(4, 1, ""); w.shards[0].fenced = []rowraft.NodeID{"n01"}; return w }, want: step{from: "n01", to: "n03", reason: fenc}},
-		{name: "or leaves to come back", world: func() *world { w := aWorld(3, 1, ""); w.shards[0].fenced = []rowraft.NodeID{"n01"}; return w }, want: step{from: "n01", reason: fenc}},
+		{name: "a fenced replica moves", world: func() *world { w := aWorld(4, 1, ""); w.shards[0].fences("n01"); return w }, want: step{from: "n01", to: "n03", reason: fenc}},
+		{name: "or leaves to come back", world: func() *world { w := aWorld(3, 1, ""); w.shards[0].fences("n01"); return w }, want: step{from: "n01", reason: fenc}},
 		{name: "not while another one is down", world: func() *world {
 			w := aWorld(3, 1, "")
-			w.shards[0].fenced, w.nodes[2].up, w.settled = []rowraft.NodeID{"n01"}, false, false
+			w.shards[0].fences("n01")
+			w.nodes[2].up, w.settled = false, false
+			return w
+		}, none: true},
+		{name: "nor while its disk is kept to be looked at", world: func() *world {
+			w := aWorld(4, 1, "")
+			w.shards[0].fenced = []rowraft.NodeID{"n01"}
 			return w
 		}, none: true},
 		{name: "leads even out", world: func() *world { w := aWorld(3, 3, ""); w.shards[1].leader = "n00"; w.shards[2].leader = "n00"; return w }, want: step{from: "n00", to: "n01", transfer: true}},

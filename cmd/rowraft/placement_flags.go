@@ -18,7 +18,7 @@ type placementFlags struct {
 }
 
 func (f *placementFlags) register(fl *pflag.FlagSet) {
-	fl.DurationVar(&f.replaceAfter, "replace-after", scheduler.DefaultReplaceAfter, "of the scheduler: a server that is silent for so long has its replicas rebuilt on others; negative: never")
+	fl.DurationVar(&f.replaceAfter, "replace-after", scheduler.DefaultReplaceAfter, "of the scheduler: a server that is silent, or a replica fenced, for so long has its replicas rebuilt on others; negative: never")
 	fl.BoolVar(&f.rebalance, "rebalance", true, "of the scheduler: move replicas and leads until every server has as many, and zones are used; false: only where they must move")
 }
 
