@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -168,7 +169,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 				r.ask(ctx)
 			}
 		case a := <-r.answers:
-			r.answered(a.node)
+			r.asked = slices.DeleteFunc(r.asked, func(n rowraft.NodeID) bool { return n == a.node })
 			if a.err == nil {
 				return a.reply, nil
 			}
@@ -201,15 +202,6 @@ func (r *round) ask(ctx context.Context) {
 	})
 	if err != nil {
 		answers <- tried{node, nil, err}
-	}
-}
-
-func (r *round) answered(node rowraft.NodeID) {
-	for i, n := range r.asked {
-		if n == node {
-			r.asked = append(r.asked[:i], r.asked[i+1:]...)
-			return
-		}
 	}
 }
 

@@ -91,6 +91,25 @@ func (v jobView) incarnation(worker string) uint64 {
 	return 0
 }
 
+// writeJob writes a job's file, and data with a key for each of so many examples, into dir.
+func writeJob(t *testing.T, dir string, examples int, job string) {
+	t.Helper()
+	var csv strings.Builder
+	csv.WriteString("label,x,id\n")
+	for i := range examples {
+		fmt.Fprintf(&csv, "%d,%d,e%d\n", i%3/2, i%7, i)
+	}
+	for name, text := range map[string]string{
+		"data.csv":    csv.String(),
+		"schema.yaml": "format: csv\nlabel: {column: label}\ndense:\n  - {column: x}\ncategorical:\n  - {column: id}\n",
+		"job.yaml":    job,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestWorkersComeAndGo: a worker is killed inside its training, the scheduler's leader
 // with it; another one joins late, becomes a zombie, and is refused since the first has returned in its place.
 // The data has an example per key, and in the end every key has a row: each example of
@@ -101,15 +120,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 	c := start(t, localcluster.Options{})
 	dir := t.TempDir()
 	const examples = 20000
-	var csv strings.Builder
-	csv.WriteString("label,x,id\n")
-	for i := range examples {
-		fmt.Fprintf(&csv, "%d,%d,e%d\n", i%3/2, i%7, i)
-	}
-	files := map[string]string{
-		"data.csv":    csv.String(),
-		"schema.yaml": "format: csv\nlabel: {column: label}\ndense:\n  - {column: x}\ncategorical:\n  - {column: id}\n",
-		"job.yaml": fmt.Sprintf(`job: ctr
+	writeJob(t, dir, examples, fmt.Sprintf(`job: ctr
 trainers: 2
 lease: 2s
 batch: 16
@@ -117,13 +128,7 @@ steps: 1000000000
 evaluate: false
 data: {file: %s/data.csv, schema: %s/schema.yaml, held: 0}
 model: {dim: 4, bottom: [4], top: [4]}
-`, dir, dir),
-	}
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+`, dir, dir))
 	work := func(worker string, args ...string) *running {
 		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", filepath.Join(dir, "job.yaml"), "--worker", worker,
 			"--endpoints", strings.Join(c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "none"}, args...)...)

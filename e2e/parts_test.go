@@ -3,7 +3,6 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -23,15 +22,7 @@ func TestPartsInStep(t *testing.T) {
 	c := start(t, localcluster.Options{})
 	dir := t.TempDir()
 	const examples = 12000
-	var csv strings.Builder
-	csv.WriteString("label,x,id\n")
-	for i := range examples {
-		fmt.Fprintf(&csv, "%d,%d,e%d\n", i%3/2, i%7, i)
-	}
-	files := map[string]string{
-		"data.csv":    csv.String(),
-		"schema.yaml": "format: csv\nlabel: {column: label}\ndense:\n  - {column: x}\ncategorical:\n  - {column: id}\n",
-		"job.yaml": fmt.Sprintf(`job: read
+	writeJob(t, dir, examples, fmt.Sprintf(`job: read
 mode: sync
 trainers: 4
 lease: 3s
@@ -39,13 +30,7 @@ batch: 8
 evaluate: false
 data: {file: %s/data.csv, schema: %s/schema.yaml, held: 0}
 model: {dim: 4, sleep: 10ms} # so that nobody is done before who is to die
-`, dir, dir),
-	}
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+`, dir, dir))
 	result := func(worker string) string { return filepath.Join(dir, worker+".json") }
 	work := func(worker string) *running {
 		return spawn(t, "rowraft-trainer", "train", "--config", filepath.Join(dir, "job.yaml"), "--worker", worker, "--json", result(worker),

@@ -119,10 +119,9 @@ func (r *replica) mayTouchTable(caller *rpc.Caller, id rowraft.TableID) (known b
 	if !caller.Limited() {
 		return true, nil
 	}
-	for _, t := range r.machine.Tables() {
-		if t.ID == id {
-			return true, caller.CheckTable(t.Name)
-		}
+	t, known := r.machine.Table(id)
+	if !known {
+		return false, nil
 	}
-	return false, nil
+	return true, caller.CheckTable(t.Name)
 }

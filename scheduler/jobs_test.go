@@ -254,6 +254,30 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 	}
 }
 
+// firstTold attends as a member whose generation the shards do not have yet, and returns
+// what it is told of the members once they have it. Before, it must be told of none.
+func firstTold(t *testing.T, s *Scheduler, c *client.Client, rank int, member *client.Member) client.Members {
+	t.Helper()
+	told, stopped := make(chan client.Members, 4), make(chan struct{})
+	at, err := c.Attend(t.Context(), client.Attendance{
+		Job: "ctr", Rank: rank, Trainers: 2, Member: member, OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	// On the same call, behind what there was to tell when it began.
+	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+		t.Fatal(err)
+	}
+	<-stopped
+	if len(told) > 0 {
+		t.Errorf("before the shards have its generation it is told of %+v", <-told)
+	}
+	s.keepJobs(t.Context())
+	return <-told
+}
+
 // A worker that joins is told of no generation before its own: it is no member of those
 // that the shards have until then.
 func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
@@ -269,24 +293,7 @@ func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, stopped := make(chan client.Members, 4), make(chan struct{})
-	at, err := c.Attend(t.Context(), client.Attendance{
-		Job: "ctr", Rank: 1, Trainers: 2, Member: joins, OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer at.Close()
-	// On the same call, behind what there was to tell when it began.
-	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
-		t.Fatal(err)
-	}
-	<-stopped
-	if len(told) > 0 {
-		t.Errorf("a member of generation 2 is told of %+v", <-told)
-	}
-	s.keepJobs(t.Context())
-	if m := <-told; m.Generation != 2 || m.FirstStep != 14 || !slices.Equal(m.Ranks, []int{0, 1}) {
+	if m := firstTold(t, s, c, 1, joins); m.Generation != 2 || m.FirstStep != 14 || !slices.Equal(m.Ranks, []int{0, 1}) {
 		t.Errorf("told of %+v", m)
 	}
 }
@@ -318,24 +325,7 @@ func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 	s.keepJobs(t.Context())
 	c = another(t, s)
 	back := both(c)
-	told, stopped := make(chan client.Members, 4), make(chan struct{})
-	at, err := c.Attend(t.Context(), client.Attendance{
-		Job: "ctr", Rank: 0, Trainers: 2, Member: back[0], OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer at.Close()
-	// On the same call, behind what there was to tell when it began.
-	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
-		t.Fatal(err)
-	}
-	<-stopped
-	if len(told) > 0 {
-		t.Errorf("before the shards know those who are back it is told of %+v", <-told)
-	}
-	s.keepJobs(t.Context())
-	if m := <-told; m.Generation != 4 || m.FirstStep != 28 || !slices.Equal(m.Ranks, []int{0, 1}) {
+	if m := firstTold(t, s, c, 0, back[0]); m.Generation != 4 || m.FirstStep != 28 || !slices.Equal(m.Ranks, []int{0, 1}) {
 		t.Errorf("told of %+v", m)
 	}
 }

@@ -213,23 +213,29 @@ func TestFinishedMovesAreBounded(t *testing.T) {
 	}
 }
 
+// goldenCommand: the entry in testdata reads as want, which encodes to the same bytes.
+func goldenCommand(t *testing.T, name string, want *rowraftv1.MetaCommand) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c rowraftv1.MetaCommand
+	if err := decodeFrame(bytes.NewReader(raw), entryMagic, &c); err != nil || !proto.Equal(&c, want) {
+		t.Errorf("%s reads %v (%v), want %v", name, &c, err, want)
+	}
+	if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, raw) {
+		t.Errorf("%s encodes to %x (%v), want %x", name, again, err, raw)
+	}
+}
+
 func TestGoldenBytesOfMoves(t *testing.T) {
 	for name, want := range map[string]*rowraftv1.MetaCommand{
 		"start_move":     cmdStart(0, "n-1", "n-3", "r-3", 9),
 		"advance_move":   cmdAdvance(4, phaseLearn, phasePromote),
 		"forget_replica": cmdForget(0, "r-4"),
 	} {
-		raw, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var c rowraftv1.MetaCommand
-		if err := decodeFrame(bytes.NewReader(raw), entryMagic, &c); err != nil || !proto.Equal(&c, want) {
-			t.Errorf("%s reads %v (%v), want %v", name, &c, err, want)
-		}
-		if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, raw) {
-			t.Errorf("%s encodes to %x (%v), want %x", name, again, err, raw)
-		}
+		goldenCommand(t, name, want)
 	}
 	raw, err := os.ReadFile(filepath.Join("testdata", "moves.snapshot"))
 	if err != nil {

@@ -126,7 +126,7 @@ func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap
 		if to == clustermap.Drain && good < len(sh.replicas)/2+1 {
 			risks = append(risks, fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.", sh.id, labelOf(m, n.ID), good, len(sh.replicas)-1))
 		}
-		if to == clustermap.Decommission && !slices.ContainsFunc(w.nodes, func(o worldNode) bool { return o.id != n.ID && o.takes() && !sh.on(o.id) }) {
+		if to == clustermap.Decommission && !slices.ContainsFunc(w.nodes, func(o worldNode) bool { return o.id != n.ID && o.serves() && !sh.on(o.id) }) {
 			risks = append(risks, fmt.Sprintf("The replica of shard %d has nowhere to go: every other server that is up has one already, or is to leave. It stays until another server joins.", sh.id))
 		}
 	}

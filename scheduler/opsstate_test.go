@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -154,17 +152,7 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 		"retire_node":   cmdRetire("n-1"),
 		"add_replica":   cmdPlace(0, "", "n-2", "r-2", 9, rowraftv1.MoveReason_MOVE_REASON_MISSING),
 	} {
-		raw, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var c rowraftv1.MetaCommand
-		if err := decodeFrame(bytes.NewReader(raw), entryMagic, &c); err != nil || !proto.Equal(&c, want) {
-			t.Errorf("%s reads %v (%v), want %v", name, &c, err, want)
-		}
-		if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, raw) {
-			t.Errorf("%s encodes to %x (%v), want %x", name, again, err, raw)
-		}
+		goldenCommand(t, name, want)
 	}
 	raw, err := os.ReadFile(filepath.Join("testdata", "placement.snapshot"))
 	if err != nil {

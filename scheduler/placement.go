@@ -38,11 +38,8 @@ type worldNode struct {
 	intent clustermap.Intent
 }
 
-// leads reports whether n may lead shards.
-func (n *worldNode) leads() bool { return n.up && !n.ending && n.intent == clustermap.Serve }
-
-// takes reports whether n may get replicas.
-func (n *worldNode) takes() bool { return n.leads() }
+// serves reports whether n may lead shards and get replicas.
+func (n *worldNode) serves() bool { return n.up && !n.ending && n.intent == clustermap.Serve }
 
 // worldShard is a shard and what is done with it.
 type worldShard struct {
@@ -146,7 +143,7 @@ func nextStep(w *world) (step, bool) {
 func (t *tallies) leadThatMustGo() (step, bool) {
 	for i := range t.w.shards {
 		sh := &t.w.shards[i]
-		if n := t.node[sh.leader]; n == nil || n.leads() || sh.held {
+		if n := t.node[sh.leader]; n == nil || n.serves() || sh.held {
 			continue
 		}
 		if heir, ok := t.heir(sh); ok {
@@ -160,7 +157,7 @@ func (t *tallies) leadThatMustGo() (step, bool) {
 func (t *tallies) heir(sh *worldShard) (best rowraft.NodeID, ok bool) {
 	for _, r := range sh.replicas {
 		n := t.node[r]
-		if r == sh.leader || r == sh.leaving || n == nil || !n.leads() || slices.Contains(sh.fenced, r) {
+		if r == sh.leader || r == sh.leaving || n == nil || !n.serves() || slices.Contains(sh.fenced, r) {
 			continue
 		}
 		if best == "" || t.leads[r] < t.leads[best] {
@@ -253,7 +250,7 @@ func (t *tallies) target(sh *worldShard, from rowraft.NodeID) (best rowraft.Node
 	}
 	for i := range t.w.nodes {
 		n := &t.w.nodes[i]
-		if !n.takes() || sh.on(n.id) || t.coming[n.id] >= maxMovesTo {
+		if !n.serves() || sh.on(n.id) || t.coming[n.id] >= maxMovesTo {
 			continue
 		}
 		if best == "" || better(n.id, best) < 0 {
@@ -280,12 +277,12 @@ func (t *tallies) betterPlace() (step, bool) {
 			continue
 		}
 		for _, from := range sh.replicas {
-			if n := t.node[from]; n == nil || !n.takes() {
+			if n := t.node[from]; n == nil || !n.serves() {
 				continue
 			}
 			for i := range t.w.nodes {
 				to := &t.w.nodes[i]
-				if !to.takes() || sh.on(to.id) || t.coming[to.id] >= maxMovesTo {
+				if !to.serves() || sh.on(to.id) || t.coming[to.id] >= maxMovesTo {
 					continue
 				}
 				zones := t.crowd(sh, from, from) - t.crowd(sh, from, to.id)
@@ -320,7 +317,7 @@ func (t *tallies) betterLead() (step, bool) {
 			continue
 		}
 		for _, r := range sh.replicas {
-			if n := t.node[r]; r != sh.leader && n != nil && n.leads() && !slices.Contains(sh.fenced, r) {
+			if n := t.node[r]; r != sh.leader && n != nil && n.serves() && !slices.Contains(sh.fenced, r) {
 				hops[sh.leader] = append(hops[sh.leader], step{shard: sh.id, from: sh.leader, to: r, transfer: true})
 			}
 		}

@@ -91,7 +91,7 @@ func (w *world) join(zone string) *worldNode {
 func spread(w *world, of map[rowraft.NodeID]int) (least, most int) {
 	least = 1 << 20
 	for i := range w.nodes {
-		if n := &w.nodes[i]; n.takes() {
+		if n := &w.nodes[i]; n.serves() {
 			least, most = min(least, of[n.id]), max(most, of[n.id])
 		}
 	}
@@ -226,7 +226,7 @@ func TestPlacementSettles(t *testing.T) {
 		}
 		w.settle(t)
 		ta = tally(w)
-		free := count(w.nodes, func(n worldNode) bool { return n.takes() })
+		free := count(w.nodes, func(n worldNode) bool { return n.serves() })
 		for _, sh := range w.shards {
 			if sh.leader == "" {
 				continue // no step may touch it
@@ -239,8 +239,8 @@ func TestPlacementSettles(t *testing.T) {
 					on[r] = true
 				}
 			}
-			heirs := count(sh.replicas, func(r rowraft.NodeID) bool { return ta.node[r].leads() })
-			if !ta.node[sh.leader].leads() && heirs > 0 {
+			heirs := count(sh.replicas, func(r rowraft.NodeID) bool { return ta.node[r].serves() })
+			if !ta.node[sh.leader].serves() && heirs > 0 {
 				t.Fatalf("shard %+v: the lead stays, of %+v", sh, w.nodes)
 			}
 		}
@@ -251,7 +251,7 @@ func TestPlacementSettles(t *testing.T) {
 		for _, sh := range w.shards { // nobody could do better alone
 			for _, from := range sh.replicas {
 				for _, n := range w.nodes {
-					if sh.leader != "" && ta.node[from].takes() && n.takes() && !sh.on(n.id) && ta.crowd(&sh, from, n.id) < ta.crowd(&sh, from, from) {
+					if sh.leader != "" && ta.node[from].serves() && n.serves() && !sh.on(n.id) && ta.crowd(&sh, from, n.id) < ta.crowd(&sh, from, from) {
 						t.Fatalf("shard %+v: %s would be another zone than %s", sh, n.id, from)
 					}
 				}

@@ -156,21 +156,12 @@ func (s *Scheduler) lowest(m *clustermap.Map) (low Versions, heldBack string, kn
 	}
 	for _, n := range m.Nodes {
 		v, ok := s.versionsOf(n.ID)
-		if !ok && !s.isMember(n.ID) && !holdsAny(m, n.ID) {
+		if !ok && !s.isMember(n.ID) && len(replicasOn(m, n.ID)) == 0 {
 			continue // it is away with nothing, and must say before it gets something
 		}
 		note(nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok, !n.NoShards, s.isMember(n.ID))
 	}
 	return low, heldBack, known
-}
-
-func holdsAny(m *clustermap.Map, node rowraft.NodeID) bool {
-	for i := range m.Shards {
-		if _, has := m.Shards[i].On(node); has {
-			return true
-		}
-	}
-	return false
 }
 
 // raiseVersions logs what all members understand now, if that is more than before. It

@@ -218,11 +218,21 @@ func (st *state) schemas() []rowraft.Schema {
 	return out
 }
 
-// HasTable reports whether the table exists in this shard.
-func (m *Machine) HasTable(id rowraft.TableID) bool {
+// Table returns the schema of a table, if it exists in this shard.
+func (m *Machine) Table(id rowraft.TableID) (schema rowraft.Schema, ok bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.mu.table(id) != nil
+	t := m.mu.table(id)
+	if t == nil {
+		return schema, false
+	}
+	return t.schema, true
+}
+
+// HasTable reports whether the table exists in this shard.
+func (m *Machine) HasTable(id rowraft.TableID) bool {
+	_, ok := m.Table(id)
+	return ok
 }
 
 // TableStats counts what one table holds in this shard.

@@ -34,8 +34,8 @@ type Config struct {
 	Rank     *int `yaml:"rank"`
 	Trainers int  `yaml:"trainers"`
 	// Parts: the scheduler gives the data out in parts, and what a dead trainer had to another
-	// one; else each reads its own share. Default: if there are several trainers, bounded data that can be
-	// read from any place, and no checkpoints: they do not hold the position.
+	// one; else each reads its own share. Default: if there are several trainers, and bounded data that can
+	// be read from any place.
 	Parts    *bool         `yaml:"parts"`
 	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others go on without it; 0: 10 s
 	Batch    int           `yaml:"batch"`

@@ -119,9 +119,7 @@ type missing struct {
 func (g *geo) pull(ctx context.Context, w *work) error {
 	return g.with(ctx, w.segs, func(t *geoTable, s *Segment) {
 		w.stale = g.batches + g.sending
-		for k, key := range s.Keys {
-			copy(s.Values[k*s.Dim:], t.rowLocked(t.places[key]).weights)
-		}
+		t.showLocked(s)
 	})
 }
 
@@ -133,12 +131,16 @@ func (g *geo) renew(w *work) {
 	defer g.mu.Unlock()
 	w.stale = g.batches + g.sending
 	for i := range w.segs {
-		s := &w.segs[i]
-		t := g.table(s.Table)
-		for k, key := range s.Keys {
-			if at, ok := t.places[key]; ok { // else it was evicted, with all that was learnt
-				copy(s.Values[k*s.Dim:], t.rowLocked(at).weights)
-			}
+		g.table(w.segs[i].Table).showLocked(&w.segs[i])
+	}
+}
+
+// showLocked fills s with the weights of the rows that are there; what was evicted, with all
+// that was learnt, stays as it is in s.
+func (t *geoTable) showLocked(s *Segment) {
+	for k, key := range s.Keys {
+		if at, ok := t.places[key]; ok {
+			copy(s.Values[k*s.Dim:], t.rowLocked(at).weights)
 		}
 	}
 }

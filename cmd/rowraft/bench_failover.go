@@ -131,12 +131,14 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	r.Load[0] = machineLoad()
 	reads := &readTally{}
 	if f.kills+f.transfers+f.stalls > 0 {
-		if err := r.oneShard(ctx, cfg, reads, progress); err != nil {
+		cfg.shards = 1
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) error { return r.oneShard(ctx, &f, d) }); err != nil {
 			return nil, err
 		}
 	}
 	if f.nodes > 0 {
-		if err := r.manyShards(ctx, cfg, reads, progress); err != nil {
+		cfg.shards = failoverNodeShards
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) error { return r.manyShards(ctx, &f, d) }); err != nil {
 			return nil, err
 		}
 	}
@@ -146,9 +148,8 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	return r, nil
 }
 
-// oneShard disturbs the leader of a cluster of one shard.
-func (r *failoverResult) oneShard(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (err error) {
-	cfg.shards = 1
+// onCluster calls faults with a cluster of its own under load, and counts what it has seen.
+func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer, faults func(*disturber) error) (err error) {
 	d, err := newDisturber(ctx, cfg, reads, progress)
 	if err != nil {
 		return err
@@ -158,7 +159,11 @@ func (r *failoverResult) oneShard(ctx context.Context, cfg benchConfig, reads *r
 		r.Gone += d.gone
 		err = errors.Join(err, d.close())
 	}()
-	f := cfg.failover
+	return faults(d)
+}
+
+// oneShard disturbs the leader of a cluster of one shard.
+func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *disturber) error {
 	stalls := f.stalls
 	if stalls > 0 && setDiskStall == nil {
 		r.Skipped = append(r.Skipped, "disk stalls: this binary's servers have no disk faults; `make build-faults` builds bin/rowraft-faults")
@@ -181,18 +186,8 @@ func (r *failoverResult) oneShard(ctx context.Context, cfg benchConfig, reads *r
 }
 
 // manyShards kills servers that lead a third of the shards.
-func (r *failoverResult) manyShards(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (err error) {
-	cfg.shards = failoverNodeShards
-	d, err := newDisturber(ctx, cfg, reads, progress)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		r.Pushes += d.load.pushes.Load()
-		r.Gone += d.gone
-		err = errors.Join(err, d.close())
-	}()
-	nodes, err := d.repeat(ctx, "kill −9 of a server that leads a third", cfg.failover.nodes, d.killNode)
+func (r *failoverResult) manyShards(ctx context.Context, f *failoverConfig, d *disturber) error {
+	nodes, err := d.repeat(ctx, "kill −9 of a server that leads a third", f.nodes, d.killNode)
 	if err != nil {
 		return err
 	}

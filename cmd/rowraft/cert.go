@@ -177,7 +177,7 @@ func newCertClientCmd(g *globals) *cobra.Command {
 		Short: "Make the certificate of a person, a trainer or a reader",
 		Long: `Make the certificate of somebody who calls servers.
 
-admin     tables, restores, join tokens, and all that follows but calls between servers
+admin     tables, restores, and all that follows but calls between servers
 operator  nodes, moves, checkpoints; no rows
 trainer   reads and changes the rows of --tables, takes part in training jobs
 reader    reads the rows of --tables`,

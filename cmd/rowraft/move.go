@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -128,7 +127,7 @@ var phaseText = map[string]string{
 }
 
 func newMoveJSON(m *rowraftv1.Map, p *rowraftv1.Move, st *rowraftv1.MoveStatus) moveJSON {
-	phase := strings.ToLower(strings.TrimPrefix(p.GetPhase().String(), "MOVE_PHASE_"))
+	phase := word(p.GetPhase().String(), "MOVE_PHASE_")
 	v := moveJSON{
 		ID: p.GetId(), Shard: p.GetShard(), From: nameIn(m, p.GetFrom().GetNode()), To: nameIn(m, p.GetTo().GetNode()),
 		OldReplica: p.GetFrom().GetId(), NewReplica: p.GetTo().GetId(), Phase: phase, Running: phase != "done" && phase != "cancelled",
@@ -193,11 +192,7 @@ func (v *movesListJSON) print(w io.Writer, wide bool) error {
 	}
 	t := newTable(w, header, "MOVE", "SHARD", "LAG")
 	for _, m := range v.Moves {
-		waits := m.WaitingFor
-		if waits == "" {
-			waits = "-"
-		}
-		row := table.Row{m.ID, m.Shard, dash(m.From), dash(m.To), m.Phase, m.Reason, count(m.LagEntries), waits}
+		row := table.Row{m.ID, m.Shard, dash(m.From), dash(m.To), m.Phase, m.Reason, count(m.LagEntries), dash(m.WaitingFor)}
 		if wide {
 			row = append(row, m.OldReplica, m.NewReplica)
 		}

@@ -15,7 +15,7 @@ import (
 type Role string
 
 const (
-	Admin    Role = "admin"    // tables, restores, join tokens, and what operators and trainers may
+	Admin    Role = "admin"    // tables, restores, and what operators and trainers may
 	Operator Role = "operator" // nodes, moves, checkpoints; no rows
 	Trainer  Role = "trainer"  // rows of its tables, training jobs
 	Reader   Role = "reader"   // reads rows of its tables
