@@ -52,9 +52,18 @@ test: ## all tests, built as `make build` does (PKG=./shard/... for some)
 .PHONY: test-simd
 test-simd: test ## the same, under the name verify uses
 
+# What e2e tests beyond its packages is processes, which are the same in both builds;
+# these compare numbers.
+PLAIN_E2E := TestParity|TestSyncParity|TestQuality|TestDeltasUnderLoad|TestExportAndImport|TestATrainerGoesOnExactly|TestDenseTensors
+
 .PHONY: test-plain
-test-plain: ## all tests without SIMD
-	GOEXPERIMENT= $(GOTEST) $(PKG)
+test-plain: ## the tests that hold other code without SIMD (scripts/plain-packages.sh)
+	pkgs=$$(scripts/plain-packages.sh | grep -v '/e2e$$'); GOEXPERIMENT= $(GOTEST) $$pkgs
+	GOEXPERIMENT= $(GOTEST) -run '$(PLAIN_E2E)' ./e2e
+
+.PHONY: flakes
+flakes: ## tests that fail now and then: PKG=./node again and again on a busy machine (ROUNDS=3 WIDE=4 RACE=1 RUN=regexp)
+	GOEXPERIMENT=$(SIMD) scripts/flakes.sh $(PKG)
 
 .PHONY: arm64
 arm64: ## what must have the same bits on every processor, on arm64 under qemu-user; skipped where that does not install
