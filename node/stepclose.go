@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -244,6 +245,9 @@ func (s *steps) change(ctx context.Context, w *wire.Membership, propose func(con
 			s.kickLocked(j)
 		}
 	}()
+	if err := s.closeAgain(j, w); err != nil {
+		return 0, err
+	}
 	if err := s.closeBelow(j, w); err != nil {
 		return 0, err
 	}
@@ -253,6 +257,47 @@ func (s *steps) change(ctx context.Context, w *wire.Membership, propose func(con
 	}
 	s.endStale(j)
 	return index, nil
+}
+
+// closeAgain closes the step that is open in the log, if there is one, before a membership
+// ends it. Its contributors do not know what has become of their parts: told that it was closed
+// without them they would push again, to a later step, what is in its first pieces. So the membership
+// waits until all of them that are in it have sent their parts here. It has j's token.
+func (s *steps) closeAgain(j *jobSteps, w *wire.Membership) error {
+	now, err := s.r.machine.Job(j.id)
+	if err != nil || now.Open == nil || len(w.Members) == 0 {
+		return nil
+	}
+	plan, err := s.r.machine.JobPlan(j.id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	o := j.open[plan.Open.Step]
+	if o == nil {
+		o = &openStep{step: plan.Open.Step}
+	}
+	with, gone := o.whole(plan.Generation, &plan.Open.Contributors), j.passed(o.step+1, &plan)
+	s.mu.Unlock()
+	for _, m := range now.Members {
+		if slices.Contains(w.Members, m.Member) && plan.Open.Contributors.Has(m.Rank) && !with.Has(m.Rank) && !gone.Has(m.Rank) {
+			return &rowraft.OverloadedError{
+				What:       fmt.Sprintf("shard %d: step %d of job %x has pieces in the log, and rank %d has not sent its part again", s.r.shard, o.step, j.id[:4], m.Rank),
+				RetryAfter: 50 * time.Millisecond,
+			}
+		}
+	}
+	if with.Len() == 0 { // all are gone, and ask no more
+		return nil
+	}
+	err = s.closeStep(j, o, &plan, with)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endLocked(j, o, err)
+	if err == nil {
+		s.endBelowLocked(j, o.step)
+	}
+	return err
 }
 
 // closeBelow closes what is open below the first step of a membership that is to
@@ -268,12 +313,7 @@ func (s *steps) closeBelow(j *jobSteps, w *wire.Membership) error {
 		with := wire.RankSet{}
 		if o != nil && o.step < w.First {
 			with = o.whole(plan.Generation, &plan.Members)
-			if plan.Open.NextPiece > 0 {
-				for i := range with {
-					with[i] &= plan.Open.Contributors[i]
-				}
-			}
-			if with.Len() == 0 || plan.Open.NextPiece > 0 && o.step != plan.Open.Step {
+			if with.Len() == 0 || plan.Open.NextPiece > 0 { // nobody who is in the step asks (closeAgain)
 				s.endLocked(j, o, &rowraft.StepClosedError{Shard: s.r.shard, Step: o.step, Next: w.First})
 				s.mu.Unlock()
 				continue

@@ -311,10 +311,11 @@ func (o *openStep) sameRates(payload []byte) error {
 	return nil
 }
 
-// whole lists the ranks of within whose parts of a generation are complete.
+// whole lists the ranks of within whose parts of a generation are complete. Those of a later
+// one are of a step that is open in the log (shard.Machine.CheckStep).
 func (o *openStep) whole(generation rowraft.Generation, within *wire.RankSet) (all wire.RankSet) {
 	for rank, part := range o.parts {
-		if part.missing == 0 && part.generation == generation && within.Has(rank) {
+		if part.missing == 0 && part.generation >= generation && within.Has(rank) {
 			all.Add(rank)
 		}
 	}

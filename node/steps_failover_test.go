@@ -35,6 +35,63 @@ func manyRows(rank rowraft.Rank, step rowraft.Step) (keys []rowraft.Key, values 
 	return keys, values
 }
 
+// firstPiece logs the first piece of step 1 with the parts of the lowest ranks, as a leader that
+// died then, and returns its last key and how many pieces there would be.
+func (c *stepCluster) firstPiece(table *client.Table, workers int) (last rowraft.Key, pieces int) {
+	c.t.Helper()
+	c.mu.Lock()
+	r := c.replica
+	c.mu.Unlock()
+	m := mean{divisor: float32(workers), limit: rowraft.TargetEntryBytes - 4096}
+	first := wire.Step{Job: testJob, Generation: 1, Step: 1}
+	for rank := range rowraft.Rank(workers) {
+		first.Contributors.Add(rank)
+		keys, values := manyRows(rank, 1)
+		seg := wire.Segment{Table: table.Schema().ID, N: len(keys), Dim: wideDim, DType: rowraft.Float32}
+		payload := make([]byte, seg.Size())
+		body := seg.Put(payload)
+		for i, k := range keys {
+			body.Keys[8*i], body.Keys[8*i+1], body.Keys[8*i+2] = byte(k), byte(k>>8), byte(k>>16)
+		}
+		wire.PutFloats(body.Values, rowraft.Float32, values)
+		if err := m.add(payload, int(rank)); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	err := m.pieces(func(p meanPiece) error {
+		if pieces++; pieces > 1 {
+			if pieces == 2 {
+				last = p.afterKey
+			}
+			return nil
+		}
+		first.Payload = p.payload
+		_, err := r.propose(c.ctx, wire.AppendStepEntry(nil, r.header(), &first))
+		return err
+	})
+	if err != nil || pieces < 3 {
+		c.t.Fatalf("%d pieces, %v", pieces, err)
+	}
+	return last, pieces
+}
+
+// pushMany begins to push manyRows of step 1.
+func (c *stepCluster) pushMany(generation rowraft.Generation, rank rowraft.Rank) *pushed {
+	c.t.Helper()
+	cl, j := c.worker(generation, rank, 1)
+	own, err := cl.Table(c.ctx, "wide")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	keys, values := manyRows(rank, 1)
+	p := &pushed{done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		p.result, p.err = j.PushStep(c.ctx, 1, nil, client.Segment{Table: own, Keys: keys, Values: values})
+	}()
+	return p
+}
+
 // A leader that dies between two pieces leaves a step half applied. The next one goes
 // on behind the last row, with the same contributors, when they have sent their parts
 // again: the rows are those of a step that nothing disturbed, to the bit.
@@ -45,68 +102,70 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.mu.Lock()
-	r := c.replica
-	c.mu.Unlock()
-
-	// What the leader before has logged: the first piece of ranks 0 and 1.
-	m := mean{divisor: 2, limit: rowraft.TargetEntryBytes - 4096}
-	for rank := range rowraft.Rank(2) {
-		keys, values := manyRows(rank, 1)
-		seg := wire.Segment{Table: table.Schema().ID, N: len(keys), Dim: wideDim, DType: rowraft.Float32}
-		payload := make([]byte, seg.Size())
-		body := seg.Put(payload)
-		for i, k := range keys {
-			body.Keys[8*i], body.Keys[8*i+1], body.Keys[8*i+2] = byte(k), byte(k>>8), byte(k>>16)
-		}
-		wire.PutFloats(body.Values, rowraft.Float32, values)
-		if err := m.add(payload, int(rank)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	first := wire.Step{Job: testJob, Generation: 1, Step: 1}
-	first.Contributors.Add(0)
-	first.Contributors.Add(1)
-	pieces := 0
-	err = m.pieces(func(p meanPiece) error {
-		if pieces++; pieces > 1 {
-			return nil
-		}
-		first.Payload = p.payload
-		_, err := r.propose(c.ctx, wire.AppendStepEntry(nil, r.header(), &first))
-		return err
-	})
-	if err != nil || pieces < 3 {
-		t.Fatalf("%d pieces, %v", pieces, err)
-	}
+	_, pieces := c.firstPiece(table, 2)
 	if s := c.state(); s.HighestOpen != 1 { // a generation must begin above it
 		t.Errorf("with a piece of step 1 in the log, step %d is the highest that is open", s.HighestOpen)
 	}
 
-	push := func(rank rowraft.Rank) *pushed {
-		cl, j := c.worker(1, rank, 1)
-		own, err := cl.Table(c.ctx, "wide")
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys, values := manyRows(rank, 1)
-		p := &pushed{done: make(chan struct{})}
-		go func() {
-			defer close(p.done)
-			p.result, p.err = j.PushStep(c.ctx, 1, nil, client.Segment{Table: own, Keys: keys, Values: values})
-		}()
-		return p
-	}
 	// Rank 2 did not contribute and does not now; two parts are there, and it waits on.
-	late, one := push(2), push(1)
+	late, one := c.pushMany(1, 2), c.pushMany(1, 1)
 	c.heldFrom(1, 0)
-	other := push(0)
+	other := c.pushMany(1, 0)
 	c.want(one, true, 2)
 	c.want(other, true, 2)
 	c.want(late, false, 2)
 	c.wantRows(c.ctx, "wide", expected(2, 1, wideDim, manyRows))
 	if len(c.steps) != pieces {
 		t.Errorf("%d pieces were logged, want %d", len(c.steps), pieces)
+	}
+}
+
+// A leader dies between two pieces of a step, and one of its contributors with it. The membership
+// without that one waits until the others have sent their parts again, also those who know it already:
+// told that the step was closed without them they would push its first pieces once more.
+func TestAMembershipWaitsForAStepThatIsOpenInTheLog(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1, 1, 1)
+	table, err := c.dial().CreateTable(c.ctx, wideTable(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, _ := c.firstPiece(table, 3)
+	next := &rowraftv1.EnsureJobRequest{Job: testJob[:], Generation: 2, FirstStep: 2, Members: []*rowraftv1.JobMember{
+		{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 1}, {Rank: 3, Incarnation: 1},
+	}}
+	ensure := func() error {
+		_, err := c.admin(0).EnsureJob(c.ctx, next)
+		return err
+	}
+	if err := ensure(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Fatalf("before anybody has sent its part again: %v, want Overloaded", err)
+	}
+	zero := c.pushMany(1, 0)
+	c.heldFrom(1, 1, 2, 3)
+	if err := ensure(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Fatalf("before rank 1 has sent its part again: %v, want Overloaded", err)
+	}
+	one, three := c.pushMany(2, 1), c.pushMany(1, 3)
+	eventually(t, c.ctx, "the membership is there", func() bool { return ensure() == nil })
+	c.want(zero, true, 2)
+	c.want(one, true, 2)
+	c.want(three, false, 2)
+	rows := expected(3, 1, wideDim, manyRows)
+	behind := expected(2, 1, wideDim, manyRows)
+	for key := range rows {
+		if key > last { // of ranks 0 and 1
+			delete(rows, key)
+		}
+	}
+	for key, row := range behind {
+		if key > last {
+			rows[key] = row
+		}
+	}
+	c.wantRows(c.ctx, "wide", rows)
+	if s := c.state(); s.Generation != 2 || s.LastClosed != 1 {
+		t.Errorf("the shard knows %v", s)
 	}
 }
 

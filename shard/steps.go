@@ -119,6 +119,9 @@ type StepPart struct {
 // CheckStep tells what is known of a part: applied, if its step is closed and it is in
 // there; nothing, if its step is open. It wants a state that is the newest.
 //
+// A part of a later generation than the present one must wait, unless it is of a step that is open
+// in the log and has the worker's part: the present generation closes that before it ends.
+//
 // Errors: *StepClosedError; *StaleGenerationError; CodeNotMember; CodeNotFound;
 // CodeStarting if the generation has not arrived here.
 func (m *Machine) CheckStep(p *StepPart) (applied bool, err error) {
@@ -137,7 +140,7 @@ func (m *Machine) CheckStep(p *StepPart) (applied bool, err error) {
 	switch {
 	case p.Generation < j.Generation:
 		return false, &rowraft.StaleGenerationError{Shard: m.shard, Have: p.Generation, Want: j.Generation, Next: j.LastClosed + 1}
-	case p.Generation > j.Generation:
+	case p.Generation > j.Generation && (j.Open == nil || p.Step != j.Open.Step || !j.Open.Contributors.Has(p.Rank)):
 		return false, rowraft.Errorf(rowraft.CodeStarting, "shard %d: generation %d of job %x has not arrived, it is at %d", m.shard, p.Generation, p.Job[:4], j.Generation)
 	}
 	return false, nil
