@@ -123,12 +123,16 @@ bench-stragglers: build ## steps per second with one slow worker and without it,
 N ?= 40
 
 .PHONY: bench-failover
-bench-failover: build-faults ## how long pushes wait for a new leader, against the bars: N=40 kills −9, transfers, disk stalls, 4 minutes (ARGS="--json")
+bench-failover: build-faults ## how long pushes wait for a new leader, against the bars: N=40 kills −9, transfers, moves, restarts, disk stalls, 6 minutes (ARGS="--json")
 	$(BIN)/rowraft-faults bench failover --check --kills $(N) $(ARGS)
+
+.PHONY: bench-gaps
+bench-gaps: build ## how long pushes wait for planned changes: N=40 transfers, moves and restarts each, 6 minutes (ARGS="--json")
+	$(BIN)/rowraft bench failover --check --kills 0 --stalls 0 --nodes 0 --transfers $(N) --moves $(N) --restarts $(N) $(ARGS)
 
 .PHONY: bench-failover-smoke
 bench-failover-smoke: build-faults ## a few of each, held against no bar: shows that pushes and reads go on after all of them
-	$(BIN)/rowraft-faults bench failover --kills 2 --transfers 1 --stalls 1 --nodes 1 --stall-limit 10s
+	$(BIN)/rowraft-faults bench failover --kills 2 --transfers 1 --moves 1 --restarts 1 --stalls 1 --nodes 1 --stall-limit 10s
 
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)

@@ -36,6 +36,7 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, try func(n
 			return false, nil
 		}
 		code := rowraft.CodeOf(err)
+		c.log.Debug("a try failed", "shard", shard, "node", string(node), "code", code.String(), "err", err)
 		maybe = maybe || code.MaybeApplied()
 		if !code.Retryable() || code == rowraft.CodeWrongShard {
 			return maybe, err

@@ -151,6 +151,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 		return
 	}
 	start := time.Now()
+	r.log.Info("is elected", "term", uint64(term))
 	term, ok := confirmLead(r.ctx, r.group, r.shard, r.log)
 	if !ok {
 		r.log.Info("lost the lead before it began", "term", uint64(term))

@@ -37,6 +37,7 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 		n.mu.Unlock()
 		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping, changing its members or handing over already", g.cfg.ID)
 	}
+	g.log.Info("hands over the lead", "to", string(target.Node), "behind", target.LagEntries)
 	over := make(chan struct{})
 	n.mu.transfer = over
 	done := make(chan error, 1)

@@ -39,9 +39,9 @@ throughput one every 10 minutes costs.
 stragglers trains in modes sync, sync with a quorum of 0.75, and async, with one of four workers slowed 10 times, and
 without it; a step of the model is 50 ms of sleep. It measures each for --seconds and needs rowraft-trainer.
 
-failover disturbs its own servers under a light load: kill −9 of the leader, planned transfers, disks that hang (with
-bin/rowraft-faults), and kill −9 of a server that leads a third of 12 shards; it tells how long pushes waited, and how
-many bounded reads were served beside it all. Its --profile is fast unless told otherwise.
+failover disturbs its own servers under a light load: kill −9 of the leader, planned transfers, moves and restarts, disks
+that hang (with bin/rowraft-faults), and kill −9 of a server that leads a third of 12 shards; it tells how long pushes
+waited, what happened in the longest wait of each planned change, and how many bounded reads were served beside it all. Its --profile is fast unless told otherwise.
 
 Each connection sends one call of --batch distinct keys after the other. A push is
 counted when it is acknowledged: on the disks of a majority, and applied.`,
@@ -102,6 +102,8 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 	fl.StringVar(&cfg.profile, "profile", "default", "timers of the own servers: fast, default or dense")
 	fl.IntVar(&cfg.failover.kills, "kills", 40, "failover: how often the leader is killed")
 	fl.IntVar(&cfg.failover.transfers, "transfers", 20, "failover: how often the lead is handed over")
+	fl.IntVar(&cfg.failover.moves, "moves", 10, "failover: how often the leader's replica moves to another server")
+	fl.IntVar(&cfg.failover.restarts, "restarts", 12, "failover: how many servers are stopped with SIGTERM and started again, one after the other")
 	fl.IntVar(&cfg.failover.stalls, "stalls", 6, "failover: how often the leader's disk hangs")
 	fl.DurationVar(&cfg.failover.stallLimit, "stall-limit", 0, "failover: --disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
 	fl.IntVar(&cfg.failover.nodes, "nodes", 5, "failover: how often a server that leads a third of the shards is killed")

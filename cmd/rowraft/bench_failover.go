@@ -20,6 +20,7 @@ const (
 	killP50Bar     = 800 * time.Millisecond
 	killP90Bar     = 1300 * time.Millisecond
 	transferP90Bar = 500 * time.Millisecond
+	plannedMaxBar  = 500 * time.Millisecond // moves and restarts
 	stallMaxBar    = 5 * time.Second
 	nodeMaxBar     = 3 * time.Second
 	readShareBar   = 0.999
@@ -38,8 +39,10 @@ const (
 // failoverConfig is how often the benchmark does what.
 type failoverConfig struct {
 	kills, transfers, stalls, nodes int
+	moves, restarts                 int
 	stallLimit                      time.Duration // of the servers; 0: that of the profile
 	check                           bool
+	still                           bool // replicas move only where they are told to
 }
 
 // failoverResult is the JSON of `bench failover`; the field names are a contract.
@@ -48,10 +51,12 @@ type failoverResult struct {
 	Op     string `json:"op"`
 
 	// From the fault to the first acknowledged push that was begun after it, in the shard
-	// that the server led; of Nodes in the last of the shards that it led. Of Transfers the
-	// longest time without an acknowledgement.
+	// that the server led; of Nodes in the last of the shards that it led. Of planned changes
+	// the longest time without an acknowledgement in any shard.
 	Kills     *failoverTimes `json:"kills,omitempty"`
-	Transfers *failoverTimes `json:"transfers,omitempty"`
+	Transfers *plannedGaps   `json:"transfers,omitempty"`
+	Moves     *plannedGaps   `json:"moves,omitempty"`    // of the leader's replica
+	Restarts  *plannedGaps   `json:"restarts,omitempty"` // SIGTERM, of one server after the other
 	Stalls    *failoverTimes `json:"disk_stalls,omitempty"`
 	Nodes     *failoverTimes `json:"nodes,omitempty"`
 
@@ -121,8 +126,8 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 		return nil, usagef("bench failover kills servers: it takes none but its own")
 	case cfg.replicas != 3:
 		return nil, usagef("bench failover --replicas %d: want 3", cfg.replicas)
-	case f.kills < 0 || f.transfers < 0 || f.stalls < 0 || f.nodes < 0 || f.kills+f.transfers+f.stalls+f.nodes == 0:
-		return nil, usagef("--kills %d, --transfers %d, --stalls %d, --nodes %d: want 0 or more, and one of them", f.kills, f.transfers, f.stalls, f.nodes)
+	case min(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) < 0 || max(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) == 0:
+		return nil, usagef("--kills %d, --transfers %d, --moves %d, --restarts %d, --stalls %d, --nodes %d: want 0 or more, and one of them", f.kills, f.transfers, f.moves, f.restarts, f.stalls, f.nodes)
 	}
 	r = &failoverResult{
 		Schema: jsonSchema, Op: "failover", Replicas: cfg.replicas, Backend: cfg.backend, Profile: cfg.profile,
@@ -135,6 +140,25 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) error { return r.oneShard(ctx, &f, d) }); err != nil {
 			return nil, err
 		}
+	}
+	if f.restarts > 0 {
+		cfg.shards = plannedShards
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) (err error) {
+			r.Restarts, err = d.repeatPlanned(ctx, "restart", f.restarts, d.rollingRestart)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if f.moves > 0 {
+		cfg.shards, cfg.replicas, cfg.failover.still = 1, r.Replicas+1, true
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) (err error) {
+			r.Moves, err = d.repeatPlanned(ctx, "move", f.moves, d.move)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		cfg.replicas, cfg.failover.still = r.Replicas, false
 	}
 	if f.nodes > 0 {
 		cfg.shards = failoverNodeShards
@@ -173,7 +197,7 @@ func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *dis
 	if err != nil {
 		return err
 	}
-	transfers, err := d.repeat(ctx, "transfer", f.transfers, d.transfer)
+	r.Transfers, err = d.repeatPlanned(ctx, "transfer", f.transfers, d.handOver)
 	if err != nil {
 		return err
 	}
@@ -181,7 +205,7 @@ func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *dis
 	if err != nil {
 		return err
 	}
-	r.Kills, r.Transfers, r.Stalls = timesOf(kills), timesOf(transfers), timesOf(stalled)
+	r.Kills, r.Stalls = timesOf(kills), timesOf(stalled)
 	return nil
 }
 
@@ -207,7 +231,9 @@ func (r *failoverResult) judge() {
 	most := func(t *failoverTimes) float64 { return t.Max }
 	over("kills, p50", r.Kills, p50, killP50Bar)
 	over("kills, p90", r.Kills, p90, killP90Bar)
-	over("transfers, p90", r.Transfers, p90, transferP90Bar)
+	over("transfers, p90", r.Transfers.times(), p90, transferP90Bar)
+	over("moves, max", r.Moves.times(), most, plannedMaxBar)
+	over("restarts, max", r.Restarts.times(), most, plannedMaxBar)
 	over("disk stalls, max", r.Stalls, most, stallMaxBar)
 	over("servers that lead a third, max", r.Nodes, most, nodeMaxBar)
 	if r.Reads.Share < readShareBar {
@@ -232,7 +258,7 @@ func (r *failoverResult) print(w io.Writer) error {
 	for _, k := range []struct {
 		name string
 		t    *failoverTimes
-	}{{"kill −9", r.Kills}, {"transfer", r.Transfers}, {"disk stall", r.Stalls}, {"a third of " + plural(failoverNodeShards, "shard"), r.Nodes}} {
+	}{{"kill −9", r.Kills}, {"transfer", r.Transfers.times()}, {"move", r.Moves.times()}, {"restart", r.Restarts.times()}, {"disk stall", r.Stalls}, {"a third of " + plural(failoverNodeShards, "shard"), r.Nodes}} {
 		if k.t != nil {
 			pairs = append(pairs, k.name, line(k.t))
 		}
@@ -250,9 +276,36 @@ func (r *failoverResult) print(w io.Writer) error {
 	for _, s := range r.Skipped {
 		pairs = append(pairs, "skipped", s)
 	}
-	return facts(w, append(pairs,
+	if err := facts(w, append(pairs,
 		"servers", fmt.Sprintf("%s, profile %s, log %s; %s acknowledged", plural(r.Replicas, "replica"), r.Profile, r.Backend, count(uint64(r.Pushes))+" pushes"),
-		"machine", fmt.Sprintf("%d cores, load %.1f before and %.1f after, %s, %s", r.Cores, r.Load[0], r.Load[1], r.Processor, r.GoVersion))...)
+		"machine", fmt.Sprintf("%d cores, load %.1f before and %.1f after, %s, %s", r.Cores, r.Load[0], r.Load[1], r.Processor, r.GoVersion))...); err != nil {
+		return err
+	}
+	return r.printWorst(w)
+}
+
+// printWorst tells what happened in the longest gap of each kind of planned change.
+func (r *failoverResult) printWorst(w io.Writer) error {
+	for _, k := range []struct {
+		name string
+		p    *plannedGaps
+	}{{"transfer", r.Transfers}, {"move", r.Moves}, {"restart", r.Restarts}} {
+		if k.p == nil || k.p.Worst == nil {
+			continue
+		}
+		g, p := k.p.Worst, &k.p.Worst.Phases
+		_, err := fmt.Fprintf(w, "\nThe longest gap of a %s, %.3f s in shard %d: %.3f s until the lead is handed over, %.3f s until another server is elected, %.3f s until it serves, %.3f s until a push is acknowledged\n",
+			k.name, g.Seconds, g.Shard, p.Before, p.Transfer, p.Begin, p.Found)
+		if err != nil {
+			return err
+		}
+		for _, e := range g.Events {
+			if _, err := fmt.Fprintln(w, " ", e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // machineLoad is the load average of a minute, 0 if the kernel does not tell.
@@ -275,7 +328,7 @@ func failoverCluster(ctx context.Context, cfg benchConfig, dir string) (*localcl
 	}
 	opts := localcluster.Options{
 		Binary: self, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile,
-		Args: []string{"--log-level", "warn", "--disk-stall-limit", cfg.failover.stallLimit.String()},
+		Args: []string{"--log-level", "info", "--log-format", "json", "--disk-stall-limit", cfg.failover.stallLimit.String(), fmt.Sprintf("--rebalance=%v", !cfg.failover.still)},
 	}
 	if setDiskStall != nil {
 		opts.Env = append(opts.Env, "ROWRAFT_DISK_FAULTS="+localcluster.PerServer(dir, diskStallFile))

@@ -47,10 +47,10 @@ type shardAcks struct {
 type ack struct{ begin, end time.Time }
 
 // startFailoverLoad makes a table and begins.
-func startFailoverLoad(ctx context.Context, endpoints []string, reads *readTally) (*failoverLoad, error) {
+func startFailoverLoad(ctx context.Context, opts client.Options, reads *readTally) (*failoverLoad, error) {
 	setup, cancel := context.WithTimeout(ctx, failoverPatience)
 	defer cancel()
-	c, err := client.Dial(setup, client.Options{Endpoints: endpoints})
+	c, err := client.Dial(setup, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -161,13 +161,15 @@ func (s *shardAcks) recovered(ctx context.Context, after time.Time) (time.Durati
 }
 
 // longestGap is the longest time without an acknowledgement since the mark.
-func (s *shardAcks) longestGap() (gap time.Duration) {
+func (s *shardAcks) longestGap() (begin, end time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := 1; i < len(s.acks); i++ {
-		gap = max(gap, s.acks[i].end.Sub(s.acks[i-1].end))
+		if from, to := s.acks[i-1].end, s.acks[i].end; to.Sub(from) > end.Sub(begin) {
+			begin, end = from, to
+		}
 	}
-	return gap
+	return begin, end
 }
 
 // read asks for rows of one shard after the other.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -20,7 +21,7 @@ const (
 	// failoverJitter is added at random: elections have a rhythm.
 	failoverCalm   = 300 * time.Millisecond
 	failoverJitter = 500 * time.Millisecond
-	// failoverAfter is how long acknowledgements are watched after a transfer.
+	// failoverAfter is how long acknowledgements are watched after a planned change.
 	failoverAfter = time.Second
 )
 
@@ -31,7 +32,9 @@ type disturber struct {
 	dir      string
 	rng      *rand.Rand
 	progress io.Writer
+	trace    *trace
 	gone     int // servers that ended by themselves
+	turn     int // of who restarts next
 }
 
 func newDisturber(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (*disturber, error) {
@@ -40,13 +43,14 @@ func newDisturber(ctx context.Context, cfg benchConfig, reads *readTally, progre
 	if err != nil {
 		return nil, err
 	}
-	d := &disturber{dir: dir, rng: rand.New(rand.NewPCG(cfg.seed, 0)), progress: progress}
+	d := &disturber{dir: dir, rng: rand.New(rand.NewPCG(cfg.seed, 0)), progress: progress, trace: newTrace()}
 	start, cancel := context.WithTimeout(ctx, failoverPatience)
 	defer cancel()
 	if d.cluster, err = failoverCluster(start, cfg, dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	if d.load, err = startFailoverLoad(ctx, d.cluster.Endpoints(), reads); err != nil {
+	d.trace.servers = d.cluster.Servers
+	if d.load, err = startFailoverLoad(ctx, client.Options{Endpoints: d.cluster.Endpoints(), Logger: d.trace.logger()}, reads); err != nil {
 		return nil, errors.Join(err, d.cluster.Stop(), os.RemoveAll(dir))
 	}
 	return d, nil
@@ -112,26 +116,28 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 // on while it is asked.
 const failoverLag = 20
 
+// failoverCopies is how many replicas a shard has.
+const failoverCopies = 3
+
 func (d *disturber) whole(ctx context.Context) (bool, error) {
 	want, err := appliedOf(ctx, d.cluster)
 	if err != nil {
 		return false, err
 	}
+	replicas := 0
 	for _, s := range d.cluster.Servers() {
 		st, err := nodeStatus(ctx, s.Addr)
 		if err != nil {
 			return false, err
 		}
-		if len(st.Replicas) != len(d.load.shards) {
-			return false, nil
-		}
 		for _, r := range st.Replicas {
+			replicas++
 			if r.LeaderNode == "" || r.AppliedIndex+failoverLag < want[r.Shard] {
 				return false, nil
 			}
 		}
 	}
-	return true, nil
+	return replicas == failoverCopies*len(d.load.shards), nil
 }
 
 // leader waits for a server that says of itself that it leads a shard.
@@ -177,29 +183,6 @@ func (d *disturber) restart(ctx context.Context, s *localcluster.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, failoverPatience)
 	defer cancel()
 	return d.cluster.Restart(ctx, s)
-}
-
-// transfer hands the lead of shard 0 over.
-func (d *disturber) transfer(ctx context.Context) (time.Duration, error) {
-	servers := d.cluster.Servers()
-	from, err := d.leader(ctx, 0)
-	if err != nil {
-		return 0, err
-	}
-	to := servers[d.rng.IntN(len(servers))]
-	for to == from {
-		to = servers[d.rng.IntN(len(servers))]
-	}
-	if err := d.lead(ctx, 0, to); err != nil {
-		return 0, err
-	}
-	if err := pauseFor(ctx, failoverAfter); err != nil {
-		return 0, err
-	}
-	if _, err := d.load.shards[0].recovered(ctx, time.Now()); err != nil { // a gap that has not ended yet
-		return 0, err
-	}
-	return d.load.shards[0].longestGap(), nil
 }
 
 func handOver(ctx context.Context, from *localcluster.Server, shard uint32, to rowraft.NodeID) (err error) {

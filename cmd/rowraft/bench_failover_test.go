@@ -37,7 +37,7 @@ func TestTimesOfFailovers(t *testing.T) {
 func TestFailoverVerdict(t *testing.T) {
 	good := func() *failoverResult {
 		return &failoverResult{
-			Kills: timesOf(seconds(0.8, 0.8, 1.3)), Transfers: timesOf(seconds(0.5)), Stalls: timesOf(seconds(5)), Nodes: timesOf(seconds(3)),
+			Kills: timesOf(seconds(0.8, 0.8, 1.3)), Transfers: gapsOf(0.5), Moves: gapsOf(0.5), Restarts: gapsOf(0.5), Stalls: timesOf(seconds(5)), Nodes: timesOf(seconds(3)),
 			Reads: &failoverReads{Share: 0.999},
 		}
 	}
@@ -47,10 +47,12 @@ func TestFailoverVerdict(t *testing.T) {
 		want  string // part of what is said, "": passes
 	}{
 		{"at every bar", func(*failoverResult) {}, ""},
-		{"only kills", func(r *failoverResult) { r.Transfers, r.Stalls, r.Nodes = nil, nil, nil }, ""},
+		{"only kills", func(r *failoverResult) { r.Transfers, r.Moves, r.Restarts, r.Stalls, r.Nodes = nil, nil, nil, nil, nil }, ""},
 		{"median", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.81, 0.9)) }, "kills, p50: 0.81 s, the bar is 0.80 s"},
 		{"nine of ten", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.7, 1.4)) }, "kills, p90"},
-		{"transfer", func(r *failoverResult) { r.Transfers = timesOf(seconds(0.6)) }, "transfers"},
+		{"transfer", func(r *failoverResult) { r.Transfers = gapsOf(0.6) }, "transfers"},
+		{"move", func(r *failoverResult) { r.Moves = gapsOf(0.1, 0.51) }, "moves"},
+		{"restart", func(r *failoverResult) { r.Restarts = gapsOf(0.1, 0.51) }, "restarts"},
 		{"stall", func(r *failoverResult) { r.Stalls = timesOf(seconds(1, 1, 1, 5.1)) }, "disk stalls"},
 		{"node", func(r *failoverResult) { r.Nodes = timesOf(seconds(1, 1, 1, 3.1)) }, "a third"},
 		{"reads", func(r *failoverResult) { r.Reads.Share = 0.9989 }, "bounded reads: 0.9989"},
@@ -96,11 +98,39 @@ func TestRecoveredIsOfAPushAfterTheFault(t *testing.T) {
 	if took, err := s.recovered(t.Context(), fault); err != nil || took != 610*time.Millisecond {
 		t.Errorf("recovered after %v, %v, want 610 ms", took, err)
 	}
-	if gap := s.longestGap(); gap != 609*time.Millisecond {
-		t.Errorf("longest gap %v, want 609 ms", gap)
+	if begin, end := s.longestGap(); begin != at(1) || end != at(610) {
+		t.Errorf("longest gap from %v to %v, want 1 ms to 610 ms", begin.Sub(fault), end.Sub(fault))
 	}
 	s.note(ack{}, errors.New("lost"))
 	if _, err := s.recovered(t.Context(), at(1000)); err == nil {
 		t.Error("a shard whose push failed recovers")
+	}
+}
+
+func gapsOf(all ...float64) *plannedGaps {
+	return &plannedGaps{failoverTimes: *timesOf(seconds(all...)), Worst: &gap{Seconds: all[0]}}
+}
+
+// The events of a gap are those of its shard, from all logs, and say what took how long.
+func TestPhasesOfAGap(t *testing.T) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	line := func(ms int, rest string) string {
+		return `{"time":"` + begin.Add(time.Duration(ms)*time.Millisecond).Format(time.RFC3339Nano) + `",` + rest + "}\n"
+	}
+	log := line(-500, `"msg":"leads the shard","shard":1`) + "panic: no JSON\n" +
+		line(10, `"msg":"hands over the lead","group":"shard-1","to":"b"`) + line(15, `"msg":"is elected","shard":2`) +
+		line(30, `"msg":"is elected","shard":1`) + line(60, `"msg":"leads the shard","shard":1,"after":"30ms"`) + line(90, `"msg":"leads the shard","shard":1`)
+	events := eventsIn(strings.NewReader(log), "n1", 1, begin, begin.Add(70*time.Millisecond))
+	if len(events) != 3 || events[0].More != "b" || events[2].More != "30ms" || events[2].Who != "n1" {
+		t.Fatalf("events %v", events)
+	}
+	got := phasesOf(0.07, events)
+	for _, p := range []struct{ got, want float64 }{{got.Before, 0.01}, {got.Transfer, 0.02}, {got.Begin, 0.03}, {got.Found, 0.01}} {
+		if p.got < p.want-1e-6 || p.got > p.want+1e-6 {
+			t.Errorf("phases %+v", got)
+		}
+	}
+	if got := phasesOf(0.07, nil); got != (gapPhases{}) {
+		t.Errorf("phases of nothing: %+v", got)
 	}
 }

@@ -139,6 +139,7 @@ var noDecoders = map[string]string{
 	"raftstore.rowLog.GetUint64":       "eight bytes that decodeMeta has measured",
 	"scheduler.newTableID":             "random bytes, its own",
 	"trainer.Config.settings":          "what Fingerprint has just made",
+	"cmd/rowraft.eventsIn":             "the logs of our own servers, for a benchmark",
 	"cmd/rowraft.number.UnmarshalJSON": "what our own trainer wrote, for the demo's page",
 	"cmd/rowraft.faultFile.read":       "what a test wrote, in builds for tests only",
 	"cmd/rowraft.demoRun.evaluate":     "what our own trainer wrote, for the demo's page",
