@@ -45,7 +45,7 @@ model: {dim: 8, bottom: [16], top: [16]}
 		t.Fatal(err)
 	}
 	scheduler, victim := c.Schedulers()[0], c.Servers()[1]
-	status := c.must("cluster", "status")
+	status := c.clusterStatus()
 	if !strings.Contains(status, "3 up of 3, 3 expected") {
 		t.Errorf("the scheduler counts as a server:\n%s", status)
 	}

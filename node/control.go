@@ -204,7 +204,8 @@ func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().C
 
 func (c *control) heartbeat(ctx context.Context) error {
 	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus(),
-		ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata, Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load()}
+		ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata, Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
+		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds()}
 	if m := c.n.cluster.Load(); m != nil {
 		req.MapVersion = uint64(m.Version)
 	}
@@ -277,11 +278,33 @@ func (n *Node) status() *rowraftv1.NodeStatusReply {
 		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.self.Name,
 		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.replicaStatus(),
 		Goroutines: uint32(runtime.NumGoroutine()),
+		Disk:       n.disk(), CertificateEnds: n.certificateEnds(),
 	}
 	if m := n.cluster.Load(); m != nil {
 		st.MapVersion = uint64(m.Version)
 	}
 	return st
+}
+
+// disk is the room where the server's data are, nil if that is unknown.
+func (n *Node) disk() *rowraftv1.Disk {
+	store := n.opened.Load()
+	if store == nil {
+		return nil
+	}
+	free, reserve, known := store.Disk()
+	if !known {
+		return nil
+	}
+	return &rowraftv1.Disk{FreeBytes: uint64(free), ReserveBytes: uint64(reserve)}
+}
+
+// certificateEnds is in Unix seconds, 0 without a certificate.
+func (n *Node) certificateEnds() uint64 {
+	if n.certs == nil {
+		return 0
+	}
+	return uint64(max(n.certs.NotAfter().Unix(), 0))
 }
 
 func (n *Node) replicaStatus() []*rowraftv1.ReplicaStatus {

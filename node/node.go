@@ -41,6 +41,7 @@ type Node struct {
 	identity *identity.Dir
 	sched    *scheduler.Scheduler
 	store    *raftstore.Store
+	opened   atomic.Pointer[raftstore.Store] // store, once it is, for those who may ask before
 	grpc     *grpc.Server
 	health   *health.Server
 	control  *control
@@ -244,6 +245,9 @@ func (n *Node) openStore(id identity.Identity, source *certs.Source) (err error)
 		SnapshotSendBytesPerSecond: n.cfg.SnapshotSendBytesPerSecond,
 		Fatal:                      n.fail, Logger: n.log,
 	})
+	if err == nil {
+		n.opened.Store(n.store)
+	}
 	return err
 }
 

@@ -25,7 +25,7 @@ type Store struct {
 
 	// diskFull is set while less than DiskReserveBytes are free.
 	diskFull atomic.Bool
-	freeDisk atomic.Int64
+	freeDisk atomic.Int64 // bytes; negative: unknown
 
 	// snapshots bounds how many groups write a snapshot at once, pace how fast all of
 	// them send theirs.
@@ -75,6 +75,7 @@ func Open(opts Options) (*Store, error) {
 	}
 	s.mu.registry = reg
 	s.mu.groups = map[string]*Group{}
+	s.freeDisk.Store(-1)
 	s.checkDisk()
 	s.port = newPeerPort(&s.opts)
 	s.wg.Add(1)
@@ -361,6 +362,16 @@ func (s *Store) reserveBytes() int64 {
 		}
 	}
 	return max(s.opts.DiskReserveBytes, segments)
+}
+
+// Disk tells how much room the disk had when it was last looked at, and how much is
+// kept free; known is false before the first look, and where nothing is kept.
+func (s *Store) Disk() (freeBytes, reserveBytes int64, known bool) {
+	freeBytes = s.freeDisk.Load()
+	if s.opts.DiskReserveBytes < 0 || freeBytes < 0 {
+		return 0, 0, false
+	}
+	return freeBytes, s.reserveBytes(), true
 }
 
 func (s *Store) checkDisk() {

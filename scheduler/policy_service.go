@@ -99,7 +99,8 @@ func (s *Scheduler) policyStatus(p *policy) *rowraftv1.PolicyStatus {
 }
 
 // policyProblems says which policies make no checkpoints.
-func (s *Scheduler) policyProblems() (out []string) {
+func (s *Scheduler) policyProblems() []*rowraftv1.Problem {
+	d := &diagnosis{}
 	for _, p := range s.machine.policies() {
 		r := p.GetRecord()
 		if n := r.GetFailures(); n > 0 {
@@ -107,11 +108,13 @@ func (s *Scheduler) policyProblems() (out []string) {
 			if made := r.GetMade(); len(made) > 0 {
 				last = "the last one is " + made[len(made)-1].GetName()
 			}
-			out = append(out, fmt.Sprintf("Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", p.GetPolicy().GetName(), n, last, r.GetError()))
+			d.add(warning, "policy-fails", "policy "+p.GetPolicy().GetName(), "see to what it says; rowraft checkpoint policy describe "+p.GetPolicy().GetName(),
+				"Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", p.GetPolicy().GetName(), n, last, r.GetError())
 		}
 		if r.GetRetentionError() != "" {
-			out = append(out, fmt.Sprintf("Checkpoint policy %s could not remove an old checkpoint: %s.", p.GetPolicy().GetName(), r.GetRetentionError()))
+			d.add(warning, "policy-retention-fails", "policy "+p.GetPolicy().GetName(), "see to what it says; its destination fills up meanwhile",
+				"Checkpoint policy %s could not remove an old checkpoint: %s.", p.GetPolicy().GetName(), r.GetRetentionError())
 		}
 	}
-	return out
+	return d.out
 }

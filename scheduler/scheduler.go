@@ -144,6 +144,8 @@ type beat struct {
 	uptime     time.Duration
 	mapVersion rowraft.MapVersion // that the server follows
 	replicas   []*rowraftv1.ReplicaStatus
+	disk       *rowraftv1.Disk // nil: unknown
+	certEnds   uint64          // in Unix seconds; 0: it has no certificate
 }
 
 type ensuredKey struct {

@@ -120,6 +120,7 @@ func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
 	b := beat{
 		at: time.Now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas(),
 		stopping: req.GetStopping(), version: req.GetVersion(), uptime: time.Duration(req.GetUptimeNs()),
+		disk: req.GetDisk(), certEnds: req.GetCertificateEnds(),
 	}
 	b.since = b.at
 	if last, ok := s.beats[id]; ok && b.at.Sub(last.at) < SuspectAfter {

@@ -279,7 +279,7 @@ func TestStatusFollowsHeartbeats(t *testing.T) {
 		time.Sleep(SuspectAfter)
 		heartbeat(t, s, "n0", leads(0, r[0].ID, 2, 5000))
 		heartbeat(t, s, "n2", follows(0, r[2].ID, "n0", 2, 5000))
-		check("up suspect up", "n1 at n1:1 is suspect, with the replica it holds")
+		check("up suspect up", "n1 at n1:1 is suspect, with the replica it holds", "Shard 0: not every replica works")
 		time.Sleep(DownAfter)
 		heartbeat(t, s, "n1", follows(0, r[1].ID, "n0", 2, 5000))
 		heartbeat(t, s, "n2", follows(0, r[2].ID, "n0", 2, 5000))
@@ -288,7 +288,7 @@ func TestStatusFollowsHeartbeats(t *testing.T) {
 		stopped := follows(0, r[2].ID, "n0", 2, 5000)
 		stopped.Error = "disk is full."
 		heartbeat(t, s, "n2", stopped)
-		check("up up up", "n2 has stopped: disk is full.")
+		check("up up up", "n2 has stopped: disk is full.", "Shard 0: not every replica works")
 
 		// A new term knows no heartbeat and blames nobody at once.
 		l.elect(s.opts.Self.ID)

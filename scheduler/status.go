@@ -44,13 +44,15 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 			Node: rpc.NodeToProto(n), State: alive.state, SinceHeartbeatNs: uint64(alive.silence), InStateNs: uint64(alive.inState),
 			Replicas: alive.beat.replicas, MetadataLeader: n.ID == leader,
 			Stopping: alive.beat.stopping, Version: alive.beat.version, UptimeNs: uint64(alive.beat.uptime),
+			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds,
 		})
 	}
 	reply.ReplaceAfterNs = uint64(max(s.opts.ReplaceAfter, 0))
-	reply.Problems = append(s.problems(m, reply.Nodes), s.policyProblems()...)
 	s.addMoves(reply)
 	s.addOperations(m, reply)
 	s.addTrainers(reply)
+	reply.Findings = s.findings(m, reply)
+	reply.Problems = textsOf(reply.Findings)
 	return reply, nil
 }
 
@@ -76,32 +78,33 @@ func (s *Scheduler) waitingFor() string {
 	return "they are being made"
 }
 
-// problems lists what is wrong, one sentence each.
-func (s *Scheduler) problems(m *clustermap.Map, nodes []*rowraftv1.NodeStatus) []string {
-	var out []string
-	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+// findings is what is wrong: by the status that is otherwise complete, and what only
+// the scheduler knows.
+func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*rowraftv1.Problem {
+	d := &diagnosis{out: Diagnose(st, time.Now())}
 	if len(m.Shards) == 0 {
-		add("The cluster has no shards yet: %s.", s.waitingFor())
-	}
-	byNode := make(map[rowraft.NodeID]*rowraftv1.NodeStatus, len(nodes))
-	for _, n := range nodes {
-		byNode[rowraft.NodeID(n.Node.Id)] = n
-		if n.State != stateUp {
-			add("Server %s at %s is %s, with %s: its last heartbeat came %v ago.", nodeLabel(n.Node), n.Node.Addr, n.State,
-				held(m, n.Node.Id), time.Duration(n.SinceHeartbeatNs).Round(100*time.Millisecond))
-		}
-	}
-	for _, sh := range m.Shards {
-		out = append(out, shardProblems(sh, byNode)...)
-	}
-	if n := len(m.Shards); n > 0 {
-		if r := len(m.Shards[0].Replicas); r < ReplicasPerShard {
-			add("Data is not safe: %d replica(s) per shard, because the cluster was made with fewer than %d servers.", r, ReplicasPerShard)
-		}
+		d.add(critical, "no-shards", "", "start the servers that are missing, with the same --join or --scheduler", "The cluster has no shards yet: %s.", s.waitingFor())
+	} else {
 		for _, t := range m.Tables {
 			if missing := s.shardsWithout(m, t); len(missing) > 0 {
-				add("Table %s is not yet known to be in shard(s) %s; the scheduler is driving it there.", t.Name, strings.Join(missing, ", "))
+				d.add(warning, "table-missing", "table "+t.Name, "it ends by itself once those shards have a leader",
+					"Table %s is not yet known to be in shard(s) %s; the scheduler is driving it there.", t.Name, strings.Join(missing, ", "))
 			}
+		}
+	}
+	d.out = append(d.out, s.policyProblems()...)
+	for _, r := range s.machine.allRuns() {
+		d.job(s.jobInfo(r))
+	}
+	Worst(d.out)
+	return d.out
+}
+
+// textsOf returns the sentences of what is more than a note.
+func textsOf(findings []*rowraftv1.Problem) (out []string) {
+	for _, p := range findings {
+		if p.GetSeverity() > aNote {
+			out = append(out, p.GetText())
 		}
 	}
 	return out
@@ -117,48 +120,6 @@ func (s *Scheduler) shardsWithout(m *clustermap.Map, t rowraft.Schema) []string 
 	return missing
 }
 
-// shardProblems looks at one shard through the last heartbeats of its nodes.
-func shardProblems(sh clustermap.Shard, nodes map[rowraft.NodeID]*rowraftv1.NodeStatus) []string {
-	var out []string
-	add := func(format string, args ...any) {
-		out = append(out, fmt.Sprintf("Shard %d: ", sh.ID)+fmt.Sprintf(format, args...))
-	}
-	var leader *rowraftv1.ReplicaStatus
-	for _, r := range sh.Replicas {
-		n := nodes[r.Node]
-		if st := replicaOf(n, r.ID); st.GetRole() == roleLeader && n.State == stateUp && (leader == nil || st.Term > leader.Term) {
-			leader = st
-		}
-	}
-	if leader == nil {
-		add("no leader has reported; its rows cannot be pulled or pushed until there is one.")
-	}
-	for _, r := range sh.Replicas {
-		n := nodes[r.Node]
-		if n == nil {
-			add("the replica on %s is unreachable.", r.Node)
-			continue
-		}
-		if n.State != stateUp {
-			continue // said of the server, once for all its replicas
-		}
-		st := replicaOf(n, r.ID)
-		switch {
-		case st == nil:
-			add("the replica on %s has not reported yet.", nodeLabel(n.Node))
-		case st.Fenced != "":
-			add("replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", nodeLabel(n.Node), strings.TrimSuffix(st.Fenced, "."))
-		case st.DividedIndex != 0:
-			add("replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so nobody serves it (seen by %s).", st.DividedIndex, nodeLabel(n.Node))
-		case st.Error != "" || st.Role == roleStopped:
-			add("the replica on %s has stopped: %s.", nodeLabel(n.Node), strings.TrimSuffix(st.Error, "."))
-		case leader != nil && leader.CommitIndex > st.AppliedIndex+maxLag:
-			add("the replica on %s trails the leader by %d entries.", nodeLabel(n.Node), leader.CommitIndex-st.AppliedIndex)
-		}
-	}
-	return out
-}
-
 func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.ReplicaStatus {
 	for _, r := range n.GetReplicas() {
 		if r.GetReplicaId() == string(id) {
@@ -166,22 +127,6 @@ func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.Replica
 		}
 	}
 	return nil
-}
-
-// held says how many replicas the map gives a node.
-func held(m *clustermap.Map, node string) string {
-	n := 0
-	for _, sh := range m.Shards {
-		for _, r := range sh.Replicas {
-			if string(r.Node) == node {
-				n++
-			}
-		}
-	}
-	if n == 1 {
-		return "the replica it holds"
-	}
-	return fmt.Sprintf("the %d replicas it holds", n)
 }
 
 // nodeLabel is what people call a node: its name, or its id if it has none.

@@ -14,23 +14,38 @@ import (
 )
 
 func newClusterCmd(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "cluster", Short: "Look at the cluster as a whole"}
+	cmd := &cobra.Command{Use: "cluster", Short: "Look at the cluster as a whole", Example: "  rowraft cluster status"}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "status",
-		Short: "Show the servers, what they hold, and what is wrong",
-		Long:  "Show the servers, what they hold, and what is wrong. Any server of the cluster can be asked; the scheduler's leader answers.",
+		Short: "Tell what is wrong with the cluster and what to do about it, and show its servers",
+		Long: `Tell what is wrong with the cluster and what to do about it, and show its servers.
+
+The first line is the verdict: healthy, degraded (all is served, with less to spare) or critical (something is not
+served, or may be lost). Then comes each problem with what to do next, then notes of work that runs, then the servers.
+
+Any server of the cluster can be asked; the scheduler's leader answers. Where the scheduler has none, each server is
+asked for itself, and what they say is put together.
+
+Exit codes: 0 healthy; 3 degraded or critical; 4 no server answers; 2 a wrong command line.`,
 		Example: `  rowraft cluster status --endpoints 10.0.0.1:7070,10.0.0.2:7070
-  rowraft cluster status -o json | jq .problems`,
+  rowraft cluster status -o json | jq -r '.findings[] | select(.severity != "note") | .text'
+  rowraft cluster status >/dev/null || echo "exit code $?: somebody should look"`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := g.withTimeout(cmd)
 			defer cancel()
-			reply, err := g.status(ctx)
+			reply, err := g.anyStatus(ctx)
 			if err != nil {
 				return fmt.Errorf("cluster status: %w", err)
 			}
 			v := newClusterJSON(reply)
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			if err := show(cmd.OutOrStdout(), g.output, v, v.print); err != nil {
+				return err
+			}
+			if !v.Healthy {
+				return verdictError{fmt.Errorf("the cluster is %s", v.headline())}
+			}
+			return nil
 		},
 	})
 	return cmd
@@ -44,8 +59,10 @@ type clusterJSON struct {
 	Shards          int          `json:"shards"`
 	Tables          int          `json:"tables"`
 	ExpectedServers uint32       `json:"expected_servers"`
+	Verdict         string       `json:"verdict"` // healthy, degraded, critical
 	Healthy         bool         `json:"healthy"`
-	Problems        []string     `json:"problems"`
+	Problems        []string     `json:"problems"` // the texts of findings that are no notes
+	Findings        []finding    `json:"findings"` // the worst first
 	Servers         []serverJSON `json:"servers"`
 	Jobs            []jobJSON    `json:"jobs"`
 	Moves           []moveJSON   `json:"moves"` // that run
@@ -66,6 +83,8 @@ type serverJSON struct {
 	Rows                  uint64  `json:"rows"`
 	MemoryBytes           uint64  `json:"memory_bytes"`
 	LogBytes              uint64  `json:"log_bytes"`
+	DiskFreeBytes         *uint64 `json:"disk_free_bytes"` // null: unknown
+	Version               string  `json:"version"`
 }
 
 type jobJSON struct {
@@ -78,9 +97,9 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 	v := &clusterJSON{
 		Schema: jsonSchema, ClusterID: r.GetMap().GetClusterId(), MapVersion: r.GetMap().GetVersion(),
 		Shards: len(r.GetMap().GetShards()), Tables: len(r.GetMap().GetTables()), ExpectedServers: r.GetExpectedServers(),
-		Healthy: len(r.GetProblems()) == 0, Problems: append([]string{}, r.GetProblems()...),
 		Servers: []serverJSON{}, Jobs: []jobJSON{},
 	}
+	v.judge(r)
 	held := make(map[string]int) // replicas by server, as the map says
 	for _, sh := range r.GetMap().GetShards() {
 		for _, rep := range sh.GetReplicas() {
@@ -93,7 +112,10 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(),
 			State: n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
 			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(),
-			Replicas: held[n.GetNode().GetId()], Leads: leads[n.GetNode().GetId()],
+			Replicas: held[n.GetNode().GetId()], Leads: leads[n.GetNode().GetId()], Version: n.GetVersion(),
+		}
+		if n.GetDisk() != nil {
+			s.DiskFreeBytes = &n.Disk.FreeBytes
 		}
 		for _, rep := range n.GetReplicas() {
 			s.Rows += rep.GetRows()
@@ -120,24 +142,22 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 			up++
 		}
 	}
-	state := "healthy"
-	if !v.Healthy {
-		state = plural(len(v.Problems), "problem")
+	if err := v.printFindings(w); err != nil {
+		return err
 	}
 	if err := facts(w,
 		"CLUSTER", v.ClusterID,
-		"STATE", state,
 		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, all, v.ExpectedServers),
 		"MAP", fmt.Sprintf("version %d, %s, %s", v.MapVersion, plural(v.Shards, "shard"), plural(v.Tables, "table")),
 	); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
-	header := []string{"SERVER", "ADDRESS", "STATE", "HEARTBEAT", "SCHEDULER", "REPLICAS", "LEADS", "ROWS", "MEMORY"}
+	header := []string{"SERVER", "ADDRESS", "STATE", "HEARTBEAT", "SCHEDULER", "REPLICAS", "LEADS", "ROWS", "MEMORY", "DISK FREE"}
 	if wide {
-		header = append(header, "LOG", "PEER ADDRESS", "ID")
+		header = append(header, "LOG", "VERSION", "PEER ADDRESS", "ID")
 	}
-	t := newTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG")
+	t := newTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "DISK FREE", "LOG")
 	for _, s := range v.Servers {
 		role := "-"
 		switch {
@@ -148,29 +168,20 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 		}
 		row := table.Row{
 			nameOr(s.Name, s.ID), s.Addr, s.State, ago(time.Duration(s.SecondsSinceHeartbeat * float64(time.Second))), role,
-			s.Replicas, s.Leads, count(s.Rows), size(s.MemoryBytes),
+			s.Replicas, s.Leads, count(s.Rows), size(s.MemoryBytes), "-",
 		}
 		if s.SchedulerOnly {
-			row = append(row[:5], "-", "-", "-", "-")
+			row = append(row[:5], "-", "-", "-", "-", "-")
+		}
+		if s.DiskFreeBytes != nil {
+			row[len(row)-1] = size(*s.DiskFreeBytes)
 		}
 		if wide {
-			row = append(row, size(s.LogBytes), s.PeerAddr, s.ID)
+			row = append(row, size(s.LogBytes), dash(s.Version), s.PeerAddr, s.ID)
 		}
 		t.AppendRow(row)
 	}
 	t.Render()
-	if len(v.Moves) > 0 {
-		fmt.Fprintln(w, "\nMOVES")
-		for _, m := range v.Moves {
-			fmt.Fprintln(w, "  "+m.line())
-		}
-	}
-	if len(v.Problems) > 0 {
-		fmt.Fprintln(w, "\nPROBLEMS")
-		for _, p := range v.Problems {
-			fmt.Fprintln(w, "  "+p)
-		}
-	}
 	return nil
 }
 

@@ -1646,17 +1646,19 @@ func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
 }
 
 type NodeStatusReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	NodeId        string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	NodeName      string                 `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	Version       string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"` // of the binary
-	MapVersion    uint64                 `protobuf:"varint,5,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
-	UptimeNs      uint64                 `protobuf:"varint,6,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
-	Replicas      []*ReplicaStatus       `protobuf:"bytes,7,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	Goroutines    uint32                 `protobuf:"varint,8,opt,name=goroutines,proto3" json:"goroutines,omitempty"` // of the process; one that only grows is a leak
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId       string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	NodeId          string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	NodeName        string                 `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	Version         string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"` // of the binary
+	MapVersion      uint64                 `protobuf:"varint,5,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	UptimeNs        uint64                 `protobuf:"varint,6,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
+	Replicas        []*ReplicaStatus       `protobuf:"bytes,7,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Goroutines      uint32                 `protobuf:"varint,8,opt,name=goroutines,proto3" json:"goroutines,omitempty"` // of the process; one that only grows is a leak
+	Disk            *Disk                  `protobuf:"bytes,9,opt,name=disk,proto3" json:"disk,omitempty"`
+	CertificateEnds uint64                 `protobuf:"varint,10,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *NodeStatusReply) Reset() {
@@ -1741,6 +1743,20 @@ func (x *NodeStatusReply) GetReplicas() []*ReplicaStatus {
 func (x *NodeStatusReply) GetGoroutines() uint32 {
 	if x != nil {
 		return x.Goroutines
+	}
+	return 0
+}
+
+func (x *NodeStatusReply) GetDisk() *Disk {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
+}
+
+func (x *NodeStatusReply) GetCertificateEnds() uint64 {
+	if x != nil {
+		return x.CertificateEnds
 	}
 	return 0
 }
@@ -1992,7 +2008,7 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"tableEpoch\"7\n" +
 	"\x10EnsureTableReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"\x13\n" +
-	"\x11NodeStatusRequest\"\x95\x02\n" +
+	"\x11NodeStatusRequest\"\xe6\x02\n" +
 	"\x0fNodeStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -2005,7 +2021,10 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\breplicas\x18\a \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\x12\x1e\n" +
 	"\n" +
 	"goroutines\x18\b \x01(\rR\n" +
-	"goroutines\"B\n" +
+	"goroutines\x12$\n" +
+	"\x04disk\x18\t \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
+	"\x10certificate_ends\x18\n" +
+	" \x01(\x04R\x0fcertificateEnds\"B\n" +
 	"\rDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tmin_index\x18\x02 \x01(\x04R\bminIndex\"^\n" +
@@ -2083,6 +2102,7 @@ var file_rowraft_v1_admin_proto_goTypes = []any{
 	(*DataPosition)(nil),          // 31: rowraft.v1.DataPosition
 	(*TableSchema)(nil),           // 32: rowraft.v1.TableSchema
 	(*ReplicaStatus)(nil),         // 33: rowraft.v1.ReplicaStatus
+	(*Disk)(nil),                  // 34: rowraft.v1.Disk
 }
 var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
@@ -2095,37 +2115,38 @@ var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	31, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
 	32, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
 	33, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	23, // 10: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	14, // 11: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
-	17, // 12: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
-	19, // 13: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
-	21, // 14: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
-	25, // 15: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	27, // 16: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	3,  // 17: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
-	1,  // 18: rowraft.v1.Admin.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
-	5,  // 19: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
-	8,  // 20: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	10, // 21: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
-	12, // 22: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	24, // 23: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	15, // 24: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	18, // 25: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
-	20, // 26: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
-	22, // 27: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
-	26, // 28: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	28, // 29: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	4,  // 30: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	2,  // 31: rowraft.v1.Admin.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
-	6,  // 32: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
-	9,  // 33: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	11, // 34: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
-	13, // 35: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	23, // [23:36] is the sub-list for method output_type
-	10, // [10:23] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	34, // 10: rowraft.v1.NodeStatusReply.disk:type_name -> rowraft.v1.Disk
+	23, // 11: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	14, // 12: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
+	17, // 13: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
+	19, // 14: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
+	21, // 15: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
+	25, // 16: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	27, // 17: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
+	3,  // 18: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	1,  // 19: rowraft.v1.Admin.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
+	5,  // 20: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
+	8,  // 21: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	10, // 22: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
+	12, // 23: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	24, // 24: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 25: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	18, // 26: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	20, // 27: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
+	22, // 28: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
+	26, // 29: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	28, // 30: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
+	4,  // 31: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	2,  // 32: rowraft.v1.Admin.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
+	6,  // 33: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
+	9,  // 34: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	11, // 35: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
+	13, // 36: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	24, // [24:37] is the sub-list for method output_type
+	11, // [11:24] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_admin_proto_init() }

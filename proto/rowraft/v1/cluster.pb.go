@@ -71,6 +71,59 @@ func (NodeIntent) EnumDescriptor() ([]byte, []int) {
 	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{0}
 }
 
+// Severity says what a problem costs.
+type Severity int32
+
+const (
+	Severity_SEVERITY_UNSPECIFIED Severity = 0
+	Severity_SEVERITY_NOTE        Severity = 1 // nothing is wrong: work that runs, or what an operator has asked for
+	Severity_SEVERITY_WARNING     Severity = 2 // all is served, with less to spare
+	Severity_SEVERITY_CRITICAL    Severity = 3 // something is not served, or may be lost
+)
+
+// Enum value maps for Severity.
+var (
+	Severity_name = map[int32]string{
+		0: "SEVERITY_UNSPECIFIED",
+		1: "SEVERITY_NOTE",
+		2: "SEVERITY_WARNING",
+		3: "SEVERITY_CRITICAL",
+	}
+	Severity_value = map[string]int32{
+		"SEVERITY_UNSPECIFIED": 0,
+		"SEVERITY_NOTE":        1,
+		"SEVERITY_WARNING":     2,
+		"SEVERITY_CRITICAL":    3,
+	}
+)
+
+func (x Severity) Enum() *Severity {
+	p := new(Severity)
+	*p = x
+	return p
+}
+
+func (x Severity) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Severity) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_cluster_proto_enumTypes[1].Descriptor()
+}
+
+func (Severity) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_cluster_proto_enumTypes[1]
+}
+
+func (x Severity) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Severity.Descriptor instead.
+func (Severity) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
 // MovePhase is how far a move is. Each says what is being done, and it may have
 // been done already.
 type MovePhase int32
@@ -118,11 +171,11 @@ func (x MovePhase) String() string {
 }
 
 func (MovePhase) Descriptor() protoreflect.EnumDescriptor {
-	return file_rowraft_v1_cluster_proto_enumTypes[1].Descriptor()
+	return file_rowraft_v1_cluster_proto_enumTypes[2].Descriptor()
 }
 
 func (MovePhase) Type() protoreflect.EnumType {
-	return &file_rowraft_v1_cluster_proto_enumTypes[1]
+	return &file_rowraft_v1_cluster_proto_enumTypes[2]
 }
 
 func (x MovePhase) Number() protoreflect.EnumNumber {
@@ -131,7 +184,7 @@ func (x MovePhase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MovePhase.Descriptor instead.
 func (MovePhase) EnumDescriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{2}
 }
 
 // MoveReason says who wanted a move.
@@ -180,11 +233,11 @@ func (x MoveReason) String() string {
 }
 
 func (MoveReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_rowraft_v1_cluster_proto_enumTypes[2].Descriptor()
+	return file_rowraft_v1_cluster_proto_enumTypes[3].Descriptor()
 }
 
 func (MoveReason) Type() protoreflect.EnumType {
-	return &file_rowraft_v1_cluster_proto_enumTypes[2]
+	return &file_rowraft_v1_cluster_proto_enumTypes[3]
 }
 
 func (x MoveReason) Number() protoreflect.EnumNumber {
@@ -193,7 +246,7 @@ func (x MoveReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MoveReason.Descriptor instead.
 func (MoveReason) EnumDescriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{3}
 }
 
 // OperationKind is what an operation does with a server.
@@ -233,11 +286,11 @@ func (x OperationKind) String() string {
 }
 
 func (OperationKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rowraft_v1_cluster_proto_enumTypes[3].Descriptor()
+	return file_rowraft_v1_cluster_proto_enumTypes[4].Descriptor()
 }
 
 func (OperationKind) Type() protoreflect.EnumType {
-	return &file_rowraft_v1_cluster_proto_enumTypes[3]
+	return &file_rowraft_v1_cluster_proto_enumTypes[4]
 }
 
 func (x OperationKind) Number() protoreflect.EnumNumber {
@@ -246,7 +299,7 @@ func (x OperationKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OperationKind.Descriptor instead.
 func (OperationKind) EnumDescriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 type OperationState int32
@@ -285,11 +338,11 @@ func (x OperationState) String() string {
 }
 
 func (OperationState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rowraft_v1_cluster_proto_enumTypes[4].Descriptor()
+	return file_rowraft_v1_cluster_proto_enumTypes[5].Descriptor()
 }
 
 func (OperationState) Type() protoreflect.EnumType {
-	return &file_rowraft_v1_cluster_proto_enumTypes[4]
+	return &file_rowraft_v1_cluster_proto_enumTypes[5]
 }
 
 func (x OperationState) Number() protoreflect.EnumNumber {
@@ -298,7 +351,7 @@ func (x OperationState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OperationState.Descriptor instead.
 func (OperationState) EnumDescriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 type HelloRequest struct {
@@ -1979,6 +2032,8 @@ type HeartbeatRequest struct {
 	Stopping        bool                   `protobuf:"varint,5,opt,name=stopping,proto3" json:"stopping,omitempty"` // it hands over its leads and ends
 	Version         string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`    // of the binary
 	UptimeNs        uint64                 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
+	Disk            *Disk                  `protobuf:"bytes,8,opt,name=disk,proto3" json:"disk,omitempty"`                                               // unset: unknown
+	CertificateEnds uint64                 `protobuf:"varint,9,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // of the server, in Unix seconds; 0: it has none
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2076,6 +2131,73 @@ func (x *HeartbeatRequest) GetUptimeNs() uint64 {
 	return 0
 }
 
+func (x *HeartbeatRequest) GetDisk() *Disk {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
+}
+
+func (x *HeartbeatRequest) GetCertificateEnds() uint64 {
+	if x != nil {
+		return x.CertificateEnds
+	}
+	return 0
+}
+
+// Disk is the room where a server keeps its data.
+type Disk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FreeBytes     uint64                 `protobuf:"varint,1,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	ReserveBytes  uint64                 `protobuf:"varint,2,opt,name=reserve_bytes,json=reserveBytes,proto3" json:"reserve_bytes,omitempty"` // with less free, pushes are refused
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Disk) Reset() {
+	*x = Disk{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Disk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Disk) ProtoMessage() {}
+
+func (x *Disk) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Disk.ProtoReflect.Descriptor instead.
+func (*Disk) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Disk) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *Disk) GetReserveBytes() uint64 {
+	if x != nil {
+		return x.ReserveBytes
+	}
+	return 0
+}
+
 type HeartbeatReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
@@ -2086,7 +2208,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2220,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2233,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HeartbeatReply) GetMapVersion() uint64 {
@@ -2138,7 +2260,7 @@ type DropTableRequest struct {
 
 func (x *DropTableRequest) Reset() {
 	*x = DropTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2272,7 @@ func (x *DropTableRequest) String() string {
 func (*DropTableRequest) ProtoMessage() {}
 
 func (x *DropTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2285,7 @@ func (x *DropTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTableRequest.ProtoReflect.Descriptor instead.
 func (*DropTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DropTableRequest) GetName() string {
@@ -2189,7 +2311,7 @@ type DropTableReply struct {
 
 func (x *DropTableReply) Reset() {
 	*x = DropTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2323,7 @@ func (x *DropTableReply) String() string {
 func (*DropTableReply) ProtoMessage() {}
 
 func (x *DropTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2336,7 @@ func (x *DropTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTableReply.ProtoReflect.Descriptor instead.
 func (*DropTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DropTableReply) GetMapVersion() uint64 {
@@ -2234,7 +2356,7 @@ type CreateTableRequest struct {
 
 func (x *CreateTableRequest) Reset() {
 	*x = CreateTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2368,7 @@ func (x *CreateTableRequest) String() string {
 func (*CreateTableRequest) ProtoMessage() {}
 
 func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2381,7 @@ func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateTableRequest) GetTable() *TableSchema {
@@ -2287,7 +2409,7 @@ type CreateTableReply struct {
 
 func (x *CreateTableReply) Reset() {
 	*x = CreateTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2421,7 @@ func (x *CreateTableReply) String() string {
 func (*CreateTableReply) ProtoMessage() {}
 
 func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2434,7 @@ func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableReply.ProtoReflect.Descriptor instead.
 func (*CreateTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateTableReply) GetTable() *TableSchema {
@@ -2345,7 +2467,7 @@ type IssueIncarnationRequest struct {
 
 func (x *IssueIncarnationRequest) Reset() {
 	*x = IssueIncarnationRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2479,7 @@ func (x *IssueIncarnationRequest) String() string {
 func (*IssueIncarnationRequest) ProtoMessage() {}
 
 func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2492,7 @@ func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationRequest.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *IssueIncarnationRequest) GetClientId() []byte {
@@ -2389,7 +2511,7 @@ type IssueIncarnationReply struct {
 
 func (x *IssueIncarnationReply) Reset() {
 	*x = IssueIncarnationReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2523,7 @@ func (x *IssueIncarnationReply) String() string {
 func (*IssueIncarnationReply) ProtoMessage() {}
 
 func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2536,7 @@ func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationReply.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *IssueIncarnationReply) GetIncarnation() uint64 {
@@ -2435,7 +2557,7 @@ type JoinJobRequest struct {
 
 func (x *JoinJobRequest) Reset() {
 	*x = JoinJobRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +2569,7 @@ func (x *JoinJobRequest) String() string {
 func (*JoinJobRequest) ProtoMessage() {}
 
 func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +2582,7 @@ func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobRequest.ProtoReflect.Descriptor instead.
 func (*JoinJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *JoinJobRequest) GetJob() string {
@@ -2494,7 +2616,7 @@ type JoinJobReply struct {
 
 func (x *JoinJobReply) Reset() {
 	*x = JoinJobReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2506,7 +2628,7 @@ func (x *JoinJobReply) String() string {
 func (*JoinJobReply) ProtoMessage() {}
 
 func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2519,7 +2641,7 @@ func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobReply.ProtoReflect.Descriptor instead.
 func (*JoinJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JoinJobReply) GetRank() uint32 {
@@ -2544,7 +2666,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +2678,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +2691,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 type NodeStatus struct {
@@ -2583,13 +2705,15 @@ type NodeStatus struct {
 	Stopping         bool                   `protobuf:"varint,7,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	Version          string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
 	UptimeNs         uint64                 `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"` // as last told
+	Disk             *Disk                  `protobuf:"bytes,10,opt,name=disk,proto3" json:"disk,omitempty"`
+	CertificateEnds  uint64                 `protobuf:"varint,11,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none, or has not said
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2601,7 +2725,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2614,7 +2738,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeStatus) GetNode() *Node {
@@ -2680,6 +2804,97 @@ func (x *NodeStatus) GetUptimeNs() uint64 {
 	return 0
 }
 
+func (x *NodeStatus) GetDisk() *Disk {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
+}
+
+func (x *NodeStatus) GetCertificateEnds() uint64 {
+	if x != nil {
+		return x.CertificateEnds
+	}
+	return 0
+}
+
+// Problem is one thing that is wrong, or that somebody who looks should know.
+type Problem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Severity      Severity               `protobuf:"varint,1,opt,name=severity,proto3,enum=rowraft.v1.Severity" json:"severity,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`       // a word that does not change, as server-down
+	Subject       string                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"` // server n1, shard 3, job ctr; "" for the cluster
+	Text          string                 `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`       // a sentence
+	Next          string                 `protobuf:"bytes,5,opt,name=next,proto3" json:"next,omitempty"`       // what to do, "" if nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Problem) Reset() {
+	*x = Problem{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Problem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Problem) ProtoMessage() {}
+
+func (x *Problem) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Problem.ProtoReflect.Descriptor instead.
+func (*Problem) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Problem) GetSeverity() Severity {
+	if x != nil {
+		return x.Severity
+	}
+	return Severity_SEVERITY_UNSPECIFIED
+}
+
+func (x *Problem) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Problem) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *Problem) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Problem) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
 type JobStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2691,7 +2906,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2918,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2931,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JobStatus) GetJob() string {
@@ -2744,7 +2959,7 @@ type StatusReply struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Map             *Map                   `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
 	Nodes           []*NodeStatus          `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	Problems        []string               `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"` // one sentence each; empty if all is well
+	Problems        []string               `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"` // one sentence each; empty if all is well; the texts of findings
 	Jobs            []*JobStatus           `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`
 	ExpectedServers uint32                 `protobuf:"varint,5,opt,name=expected_servers,json=expectedServers,proto3" json:"expected_servers,omitempty"` // the shards are made once so many have registered
 	Moves           []*MoveStatus          `protobuf:"bytes,6,rep,name=moves,proto3" json:"moves,omitempty"`                                             // that run, by shard
@@ -2753,13 +2968,14 @@ type StatusReply struct {
 	ReplaceAfterNs  uint64                 `protobuf:"varint,9,opt,name=replace_after_ns,json=replaceAfterNs,proto3" json:"replace_after_ns,omitempty"`  // silence after which a server's replicas are rebuilt elsewhere; 0: never
 	Restored        *RestoredFrom          `protobuf:"bytes,20,opt,name=restored,proto3" json:"restored,omitempty"`                                      // where the tables come from; unset: from no checkpoint
 	Trainers        []*TrainerStatus       `protobuf:"bytes,21,rep,name=trainers,proto3" json:"trainers,omitempty"`                                      // by job and rank
+	Findings        []*Problem             `protobuf:"bytes,22,rep,name=findings,proto3" json:"findings,omitempty"`                                      // the worst first; problems are the texts of those above notes
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2987,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +3000,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatusReply) GetMap() *Map {
@@ -2864,6 +3080,13 @@ func (x *StatusReply) GetTrainers() []*TrainerStatus {
 	return nil
 }
 
+func (x *StatusReply) GetFindings() []*Problem {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
 // RestoredFrom is a checkpoint that was restored.
 type RestoredFrom struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2876,7 +3099,7 @@ type RestoredFrom struct {
 
 func (x *RestoredFrom) Reset() {
 	*x = RestoredFrom{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +3111,7 @@ func (x *RestoredFrom) String() string {
 func (*RestoredFrom) ProtoMessage() {}
 
 func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +3124,7 @@ func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredFrom.ProtoReflect.Descriptor instead.
 func (*RestoredFrom) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RestoredFrom) GetId() string {
@@ -2940,7 +3163,7 @@ type TrainerStatus struct {
 
 func (x *TrainerStatus) Reset() {
 	*x = TrainerStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3175,7 @@ func (x *TrainerStatus) String() string {
 func (*TrainerStatus) ProtoMessage() {}
 
 func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3188,7 @@ func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrainerStatus.ProtoReflect.Descriptor instead.
 func (*TrainerStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TrainerStatus) GetJob() string {
@@ -3019,7 +3242,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3031,7 +3254,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3044,7 +3267,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Move) GetId() uint64 {
@@ -3107,7 +3330,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3119,7 +3342,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3132,7 +3355,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -3202,7 +3425,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3214,7 +3437,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3227,7 +3450,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -3263,7 +3486,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +3498,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +3511,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -3329,7 +3552,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3564,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3577,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -3381,7 +3604,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3616,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3629,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -3432,7 +3655,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +3667,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +3680,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -3482,7 +3705,7 @@ type ChangeNodeRequest struct {
 
 func (x *ChangeNodeRequest) Reset() {
 	*x = ChangeNodeRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3494,7 +3717,7 @@ func (x *ChangeNodeRequest) String() string {
 func (*ChangeNodeRequest) ProtoMessage() {}
 
 func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3507,7 +3730,7 @@ func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ChangeNodeRequest) GetNode() string {
@@ -3573,7 +3796,7 @@ type ChangeNodeReply struct {
 
 func (x *ChangeNodeReply) Reset() {
 	*x = ChangeNodeReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3808,7 @@ func (x *ChangeNodeReply) String() string {
 func (*ChangeNodeReply) ProtoMessage() {}
 
 func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3821,7 @@ func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeReply.ProtoReflect.Descriptor instead.
 func (*ChangeNodeReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ChangeNodeReply) GetNode() *Node {
@@ -3805,7 +4028,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\xc5\x02\n" +
+	"candidates\"\x96\x03\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -3817,7 +4040,13 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\x12\x1a\n" +
 	"\bstopping\x18\x05 \x01(\bR\bstopping\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12\x1b\n" +
-	"\tuptime_ns\x18\a \x01(\x04R\buptimeNs\"N\n" +
+	"\tuptime_ns\x18\a \x01(\x04R\buptimeNs\x12$\n" +
+	"\x04disk\x18\b \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
+	"\x10certificate_ends\x18\t \x01(\x04R\x0fcertificateEnds\"J\n" +
+	"\x04Disk\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\x01 \x01(\x04R\tfreeBytes\x12#\n" +
+	"\rreserve_bytes\x18\x02 \x01(\x04R\freserveBytes\"N\n" +
 	"\x0eHeartbeatReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x1b\n" +
@@ -3847,7 +4076,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\fJoinJobReply\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x0f\n" +
-	"\rStatusRequest\"\xc9\x02\n" +
+	"\rStatusRequest\"\x9a\x03\n" +
 	"\n" +
 	"NodeStatus\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12\x14\n" +
@@ -3858,11 +4087,20 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\vin_state_ns\x18\x06 \x01(\x04R\tinStateNs\x12\x1a\n" +
 	"\bstopping\x18\a \x01(\bR\bstopping\x12\x18\n" +
 	"\aversion\x18\b \x01(\tR\aversion\x12\x1b\n" +
-	"\tuptime_ns\x18\t \x01(\x04R\buptimeNs\"Q\n" +
+	"\tuptime_ns\x18\t \x01(\x04R\buptimeNs\x12$\n" +
+	"\x04disk\x18\n" +
+	" \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
+	"\x10certificate_ends\x18\v \x01(\x04R\x0fcertificateEnds\"\x91\x01\n" +
+	"\aProblem\x120\n" +
+	"\bseverity\x18\x01 \x01(\x0e2\x14.rowraft.v1.SeverityR\bseverity\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\tR\asubject\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\x12\x12\n" +
+	"\x04next\x18\x05 \x01(\tR\x04next\"Q\n" +
 	"\tJobStatus\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\amembers\x18\x03 \x03(\tR\amembers\"\x85\x04\n" +
+	"\amembers\x18\x03 \x03(\tR\amembers\"\xb6\x04\n" +
 	"\vStatusReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12,\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x16.rowraft.v1.NodeStatusR\x05nodes\x12\x1a\n" +
@@ -3876,7 +4114,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"operations\x12(\n" +
 	"\x10replace_after_ns\x18\t \x01(\x04R\x0ereplaceAfterNs\x124\n" +
 	"\brestored\x18\x14 \x01(\v2\x18.rowraft.v1.RestoredFromR\brestored\x125\n" +
-	"\btrainers\x18\x15 \x03(\v2\x19.rowraft.v1.TrainerStatusR\btrainers\"T\n" +
+	"\btrainers\x18\x15 \x03(\v2\x19.rowraft.v1.TrainerStatusR\btrainers\x12/\n" +
+	"\bfindings\x18\x16 \x03(\v2\x13.rowraft.v1.ProblemR\bfindings\"T\n" +
 	"\fRestoredFrom\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
@@ -3947,7 +4186,12 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"NodeIntent\x12\x1b\n" +
 	"\x17NODE_INTENT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11NODE_INTENT_DRAIN\x10\x01\x12\x1c\n" +
-	"\x18NODE_INTENT_DECOMMISSION\x10\x02*\xb2\x01\n" +
+	"\x18NODE_INTENT_DECOMMISSION\x10\x02*d\n" +
+	"\bSeverity\x12\x18\n" +
+	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rSEVERITY_NOTE\x10\x01\x12\x14\n" +
+	"\x10SEVERITY_WARNING\x10\x02\x12\x15\n" +
+	"\x11SEVERITY_CRITICAL\x10\x03*\xb2\x01\n" +
 	"\tMovePhase\x12\x1a\n" +
 	"\x16MOVE_PHASE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10MOVE_PHASE_LEARN\x10\x01\x12\x16\n" +
@@ -4003,134 +4247,141 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_cluster_proto_rawDescData
 }
 
-var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(NodeIntent)(0),                 // 0: rowraft.v1.NodeIntent
-	(MovePhase)(0),                  // 1: rowraft.v1.MovePhase
-	(MoveReason)(0),                 // 2: rowraft.v1.MoveReason
-	(OperationKind)(0),              // 3: rowraft.v1.OperationKind
-	(OperationState)(0),             // 4: rowraft.v1.OperationState
-	(*HelloRequest)(nil),            // 5: rowraft.v1.HelloRequest
-	(*HelloReply)(nil),              // 6: rowraft.v1.HelloReply
-	(*TableSchema)(nil),             // 7: rowraft.v1.TableSchema
-	(*Admission)(nil),               // 8: rowraft.v1.Admission
-	(*Capacity)(nil),                // 9: rowraft.v1.Capacity
-	(*Initializer)(nil),             // 10: rowraft.v1.Initializer
-	(*Optimizer)(nil),               // 11: rowraft.v1.Optimizer
-	(*Node)(nil),                    // 12: rowraft.v1.Node
-	(*Replica)(nil),                 // 13: rowraft.v1.Replica
-	(*Shard)(nil),                   // 14: rowraft.v1.Shard
-	(*RemovedReplica)(nil),          // 15: rowraft.v1.RemovedReplica
-	(*Map)(nil),                     // 16: rowraft.v1.Map
-	(*LeaderHint)(nil),              // 17: rowraft.v1.LeaderHint
-	(*GetMapRequest)(nil),           // 18: rowraft.v1.GetMapRequest
-	(*GetMapReply)(nil),             // 19: rowraft.v1.GetMapReply
-	(*RegisterNodeRequest)(nil),     // 20: rowraft.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),       // 21: rowraft.v1.RegisterNodeReply
-	(*ReplicaStatus)(nil),           // 22: rowraft.v1.ReplicaStatus
-	(*MemberStatus)(nil),            // 23: rowraft.v1.MemberStatus
-	(*TableStats)(nil),              // 24: rowraft.v1.TableStats
-	(*HeartbeatRequest)(nil),        // 25: rowraft.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),          // 26: rowraft.v1.HeartbeatReply
-	(*DropTableRequest)(nil),        // 27: rowraft.v1.DropTableRequest
-	(*DropTableReply)(nil),          // 28: rowraft.v1.DropTableReply
-	(*CreateTableRequest)(nil),      // 29: rowraft.v1.CreateTableRequest
-	(*CreateTableReply)(nil),        // 30: rowraft.v1.CreateTableReply
-	(*IssueIncarnationRequest)(nil), // 31: rowraft.v1.IssueIncarnationRequest
-	(*IssueIncarnationReply)(nil),   // 32: rowraft.v1.IssueIncarnationReply
-	(*JoinJobRequest)(nil),          // 33: rowraft.v1.JoinJobRequest
-	(*JoinJobReply)(nil),            // 34: rowraft.v1.JoinJobReply
-	(*StatusRequest)(nil),           // 35: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 36: rowraft.v1.NodeStatus
-	(*JobStatus)(nil),               // 37: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 38: rowraft.v1.StatusReply
-	(*RestoredFrom)(nil),            // 39: rowraft.v1.RestoredFrom
-	(*TrainerStatus)(nil),           // 40: rowraft.v1.TrainerStatus
-	(*Move)(nil),                    // 41: rowraft.v1.Move
-	(*Operation)(nil),               // 42: rowraft.v1.Operation
-	(*MoveStatus)(nil),              // 43: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 44: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 45: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 46: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 47: rowraft.v1.CancelMoveReply
-	(*ChangeNodeRequest)(nil),       // 48: rowraft.v1.ChangeNodeRequest
-	(*ChangeNodeReply)(nil),         // 49: rowraft.v1.ChangeNodeReply
+	(Severity)(0),                   // 1: rowraft.v1.Severity
+	(MovePhase)(0),                  // 2: rowraft.v1.MovePhase
+	(MoveReason)(0),                 // 3: rowraft.v1.MoveReason
+	(OperationKind)(0),              // 4: rowraft.v1.OperationKind
+	(OperationState)(0),             // 5: rowraft.v1.OperationState
+	(*HelloRequest)(nil),            // 6: rowraft.v1.HelloRequest
+	(*HelloReply)(nil),              // 7: rowraft.v1.HelloReply
+	(*TableSchema)(nil),             // 8: rowraft.v1.TableSchema
+	(*Admission)(nil),               // 9: rowraft.v1.Admission
+	(*Capacity)(nil),                // 10: rowraft.v1.Capacity
+	(*Initializer)(nil),             // 11: rowraft.v1.Initializer
+	(*Optimizer)(nil),               // 12: rowraft.v1.Optimizer
+	(*Node)(nil),                    // 13: rowraft.v1.Node
+	(*Replica)(nil),                 // 14: rowraft.v1.Replica
+	(*Shard)(nil),                   // 15: rowraft.v1.Shard
+	(*RemovedReplica)(nil),          // 16: rowraft.v1.RemovedReplica
+	(*Map)(nil),                     // 17: rowraft.v1.Map
+	(*LeaderHint)(nil),              // 18: rowraft.v1.LeaderHint
+	(*GetMapRequest)(nil),           // 19: rowraft.v1.GetMapRequest
+	(*GetMapReply)(nil),             // 20: rowraft.v1.GetMapReply
+	(*RegisterNodeRequest)(nil),     // 21: rowraft.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),       // 22: rowraft.v1.RegisterNodeReply
+	(*ReplicaStatus)(nil),           // 23: rowraft.v1.ReplicaStatus
+	(*MemberStatus)(nil),            // 24: rowraft.v1.MemberStatus
+	(*TableStats)(nil),              // 25: rowraft.v1.TableStats
+	(*HeartbeatRequest)(nil),        // 26: rowraft.v1.HeartbeatRequest
+	(*Disk)(nil),                    // 27: rowraft.v1.Disk
+	(*HeartbeatReply)(nil),          // 28: rowraft.v1.HeartbeatReply
+	(*DropTableRequest)(nil),        // 29: rowraft.v1.DropTableRequest
+	(*DropTableReply)(nil),          // 30: rowraft.v1.DropTableReply
+	(*CreateTableRequest)(nil),      // 31: rowraft.v1.CreateTableRequest
+	(*CreateTableReply)(nil),        // 32: rowraft.v1.CreateTableReply
+	(*IssueIncarnationRequest)(nil), // 33: rowraft.v1.IssueIncarnationRequest
+	(*IssueIncarnationReply)(nil),   // 34: rowraft.v1.IssueIncarnationReply
+	(*JoinJobRequest)(nil),          // 35: rowraft.v1.JoinJobRequest
+	(*JoinJobReply)(nil),            // 36: rowraft.v1.JoinJobReply
+	(*StatusRequest)(nil),           // 37: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 38: rowraft.v1.NodeStatus
+	(*Problem)(nil),                 // 39: rowraft.v1.Problem
+	(*JobStatus)(nil),               // 40: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 41: rowraft.v1.StatusReply
+	(*RestoredFrom)(nil),            // 42: rowraft.v1.RestoredFrom
+	(*TrainerStatus)(nil),           // 43: rowraft.v1.TrainerStatus
+	(*Move)(nil),                    // 44: rowraft.v1.Move
+	(*Operation)(nil),               // 45: rowraft.v1.Operation
+	(*MoveStatus)(nil),              // 46: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 47: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 48: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 49: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 50: rowraft.v1.CancelMoveReply
+	(*ChangeNodeRequest)(nil),       // 51: rowraft.v1.ChangeNodeRequest
+	(*ChangeNodeReply)(nil),         // 52: rowraft.v1.ChangeNodeReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
-	12, // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
-	10, // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
-	11, // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
-	8,  // 3: rowraft.v1.TableSchema.admission:type_name -> rowraft.v1.Admission
-	9,  // 4: rowraft.v1.TableSchema.capacity:type_name -> rowraft.v1.Capacity
+	13, // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
+	11, // 1: rowraft.v1.TableSchema.initializer:type_name -> rowraft.v1.Initializer
+	12, // 2: rowraft.v1.TableSchema.optimizer:type_name -> rowraft.v1.Optimizer
+	9,  // 3: rowraft.v1.TableSchema.admission:type_name -> rowraft.v1.Admission
+	10, // 4: rowraft.v1.TableSchema.capacity:type_name -> rowraft.v1.Capacity
 	0,  // 5: rowraft.v1.Node.intent:type_name -> rowraft.v1.NodeIntent
-	13, // 6: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
-	13, // 7: rowraft.v1.Shard.learners:type_name -> rowraft.v1.Replica
-	15, // 8: rowraft.v1.Shard.removed:type_name -> rowraft.v1.RemovedReplica
-	13, // 9: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
-	12, // 10: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
-	14, // 11: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
-	7,  // 12: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
-	16, // 13: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
-	17, // 14: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
-	12, // 15: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
-	24, // 16: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
-	23, // 17: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
-	22, // 18: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
-	7,  // 19: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
-	7,  // 20: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
-	12, // 21: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
-	22, // 22: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
-	16, // 23: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	36, // 24: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	37, // 25: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	43, // 26: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	41, // 27: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	42, // 28: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
-	39, // 29: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
-	40, // 30: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
-	13, // 31: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
-	13, // 32: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
-	1,  // 33: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	2,  // 34: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
-	3,  // 35: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
-	4,  // 36: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
-	41, // 37: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	41, // 38: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	41, // 39: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
-	0,  // 40: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
-	0,  // 41: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
-	12, // 42: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
-	42, // 43: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
-	5,  // 44: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	18, // 45: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	20, // 46: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	25, // 47: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	29, // 48: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	27, // 49: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
-	31, // 50: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	33, // 51: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	35, // 52: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	44, // 53: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	46, // 54: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	48, // 55: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
-	6,  // 56: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	19, // 57: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	21, // 58: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	26, // 59: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	30, // 60: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	28, // 61: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
-	32, // 62: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	34, // 63: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	38, // 64: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	45, // 65: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	47, // 66: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	49, // 67: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
-	56, // [56:68] is the sub-list for method output_type
-	44, // [44:56] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	14, // 6: rowraft.v1.Shard.replicas:type_name -> rowraft.v1.Replica
+	14, // 7: rowraft.v1.Shard.learners:type_name -> rowraft.v1.Replica
+	16, // 8: rowraft.v1.Shard.removed:type_name -> rowraft.v1.RemovedReplica
+	14, // 9: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
+	13, // 10: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
+	15, // 11: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
+	8,  // 12: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
+	17, // 13: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
+	18, // 14: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
+	13, // 15: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
+	25, // 16: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
+	24, // 17: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
+	23, // 18: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
+	27, // 19: rowraft.v1.HeartbeatRequest.disk:type_name -> rowraft.v1.Disk
+	8,  // 20: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
+	8,  // 21: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
+	13, // 22: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
+	23, // 23: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
+	27, // 24: rowraft.v1.NodeStatus.disk:type_name -> rowraft.v1.Disk
+	1,  // 25: rowraft.v1.Problem.severity:type_name -> rowraft.v1.Severity
+	17, // 26: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
+	38, // 27: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	40, // 28: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	46, // 29: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	44, // 30: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	45, // 31: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
+	42, // 32: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
+	43, // 33: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	39, // 34: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
+	14, // 35: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	14, // 36: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	2,  // 37: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	3,  // 38: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
+	4,  // 39: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
+	5,  // 40: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
+	44, // 41: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	44, // 42: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	44, // 43: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	0,  // 44: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
+	0,  // 45: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
+	13, // 46: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
+	45, // 47: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
+	6,  // 48: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	19, // 49: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	21, // 50: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	26, // 51: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	31, // 52: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	29, // 53: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
+	33, // 54: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	35, // 55: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	37, // 56: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	47, // 57: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	49, // 58: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	51, // 59: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
+	7,  // 60: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	20, // 61: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	22, // 62: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	28, // 63: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	32, // 64: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	30, // 65: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
+	34, // 66: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	36, // 67: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	41, // 68: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	48, // 69: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	50, // 70: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	52, // 71: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
+	60, // [60:72] is the sub-list for method output_type
+	48, // [48:60] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
@@ -4143,8 +4394,8 @@ func file_rowraft_v1_cluster_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   45,
+			NumEnums:      6,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

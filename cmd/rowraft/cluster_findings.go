@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler"
+)
+
+// Verdicts on a cluster, and severities of what was found.
+const (
+	healthy  = "healthy"
+	degraded = "degraded"
+	critical = "critical"
+
+	aNote    = "note"
+	aWarning = "warning"
+)
+
+// finding is one thing that is wrong, or that somebody who looks should know.
+type finding struct {
+	Severity string `json:"severity"` // note, warning, critical
+	Kind     string `json:"kind"`     // a word that does not change
+	Subject  string `json:"subject"`  // server n1, shard 3, job ctr; "" for the cluster
+	Text     string `json:"text"`
+	Next     string `json:"next"` // what to do
+}
+
+// judge fills in what was found, and what it comes to.
+func (v *clusterJSON) judge(r *rowraftv1.StatusReply) {
+	v.Verdict, v.Problems, v.Findings = healthy, []string{}, []finding{}
+	found := r.GetFindings()
+	if len(found) == 0 { // a server of before there were findings
+		for _, p := range r.GetProblems() {
+			found = append(found, &rowraftv1.Problem{Severity: rowraftv1.Severity_SEVERITY_WARNING, Kind: "problem", Text: p})
+		}
+	}
+	for _, p := range found {
+		f := finding{Severity: word(p.GetSeverity().String(), "SEVERITY_"), Kind: p.GetKind(), Subject: p.GetSubject(), Text: p.GetText(), Next: p.GetNext()}
+		v.Findings = append(v.Findings, f)
+		if f.Severity == aNote {
+			continue
+		}
+		v.Problems = append(v.Problems, f.Text)
+		if f.Severity == critical {
+			v.Verdict = critical
+		} else if v.Verdict == healthy {
+			v.Verdict = degraded
+		}
+	}
+	v.Healthy = v.Verdict == healthy
+}
+
+// headline is the verdict in a few words.
+func (v *clusterJSON) headline() string {
+	words := v.Verdict
+	if n := len(v.Problems); n > 0 {
+		words += ": " + plural(n, "problem")
+	}
+	if n := len(v.Findings) - len(v.Problems); n > 0 {
+		words += ", " + plural(n, "note")
+	}
+	return words
+}
+
+func (v *clusterJSON) printFindings(w io.Writer) error {
+	headline := v.headline()
+	var b strings.Builder
+	fmt.Fprintln(&b, strings.ToUpper(v.Verdict)+headline[len(v.Verdict):])
+	for _, f := range v.Findings {
+		fmt.Fprintf(&b, "  %-8s  %s", f.Severity, f.Text)
+		if f.Next != "" {
+			fmt.Fprintf(&b, " → %s", f.Next)
+		}
+		fmt.Fprintln(&b)
+	}
+	fmt.Fprintln(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// patience is how long `cluster status` waits for a leader of the scheduler before it
+// asks each server for itself.
+var patience = 5 * time.Second
+
+// anyStatus is the status of the cluster, put together from what its servers say where
+// the scheduler has no leader.
+func (g *globals) anyStatus(ctx context.Context) (*rowraftv1.StatusReply, error) {
+	attempt, cancel := context.WithTimeout(ctx, min(g.timeout/2, patience))
+	defer cancel()
+	reply, err := g.status(attempt)
+	unreachable := errors.As(err, new(*unreachableError))
+	if err == nil || unreachable || !rowraft.CodeOf(err).Retryable() {
+		return reply, err
+	}
+	pieces, perr := g.statusOfEach(ctx)
+	if perr != nil {
+		return nil, err // which says more
+	}
+	return pieces, nil
+}
+
+// statusOfEach asks every server of the newest map that anybody knows.
+func (g *globals) statusOfEach(ctx context.Context) (reply *rowraftv1.StatusReply, err error) {
+	c, err := g.connect()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	m, err := c.newestMap(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reply = &rowraftv1.StatusReply{Map: m.GetMap(), ExpectedServers: uint32(serversIn(m.GetMap())), Nodes: make([]*rowraftv1.NodeStatus, len(m.GetMap().GetNodes()))}
+	var wg sync.WaitGroup
+	denied := make([]error, len(reply.Nodes))
+	for i, n := range m.GetMap().GetNodes() {
+		conn, err := c.conn(n.GetAddr())
+		if err != nil {
+			return nil, err
+		}
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+			defer cancel()
+			st, err := rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+			if rowraft.CodeOf(err) == rowraft.CodeDenied {
+				denied[i] = err
+			}
+			reply.Nodes[i] = nodeItself(n, st, err)
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(denied...); err != nil {
+		return nil, err
+	}
+	reply.Findings = append([]*rowraftv1.Problem{{
+		Severity: rowraftv1.Severity_SEVERITY_CRITICAL, Kind: "scheduler-no-leader", Subject: "scheduler",
+		Text: "The scheduler has no leader: pulls and pushes go on, but no replica moves, no table is made and no worker enters a job. What follows was asked of each server.",
+		Next: "start the members of the scheduler that are down; a majority of them elects a leader",
+	}}, scheduler.Diagnose(reply, time.Now())...)
+	scheduler.Worst(reply.Findings)
+	return reply, nil
+}
+
+// nodeItself is what a server says of itself, as the scheduler would tell it.
+func nodeItself(n *rowraftv1.Node, st *rowraftv1.NodeStatusReply, err error) *rowraftv1.NodeStatus {
+	if err != nil {
+		return &rowraftv1.NodeStatus{Node: n, State: "down"}
+	}
+	return &rowraftv1.NodeStatus{
+		Node: n, State: "up", Replicas: st.GetReplicas(), Version: st.GetVersion(), UptimeNs: st.GetUptimeNs(), Disk: st.GetDisk(), CertificateEnds: st.GetCertificateEnds(),
+	}
+}

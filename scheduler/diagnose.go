@@ -1,0 +1,376 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// How bad a problem is.
+const (
+	aNote    = rowraftv1.Severity_SEVERITY_NOTE
+	warning  = rowraftv1.Severity_SEVERITY_WARNING
+	critical = rowraftv1.Severity_SEVERITY_CRITICAL
+)
+
+// CertificateSoon is how long before the certificate of a server ends that is a problem.
+const CertificateSoon = 14 * 24 * time.Hour
+
+// nearlyFull times its reserve is what a disk should have free.
+const nearlyFull = 4
+
+// shownShards bounds how many shards one sentence names.
+const shownShards = 8
+
+// Diagnose says what is wrong in a cluster by its status alone, the worst first. What
+// only the scheduler knows, of tables, jobs and policies, its leader adds to a status.
+func Diagnose(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
+	d := &diagnosis{st: st, nodes: make(map[string]*rowraftv1.NodeStatus, len(st.GetNodes()))}
+	for _, n := range st.GetNodes() {
+		d.nodes[n.GetNode().GetId()] = n
+	}
+	d.servers(now)
+	d.schedulers()
+	d.versions()
+	for _, sh := range st.GetMap().GetShards() {
+		d.shard(sh)
+	}
+	d.redundancy()
+	d.work()
+	Worst(d.out)
+	return d.out
+}
+
+// Worst sorts problems by what they cost, those alike as they are.
+func Worst(problems []*rowraftv1.Problem) {
+	slices.SortStableFunc(problems, func(a, b *rowraftv1.Problem) int { return cmp.Compare(b.GetSeverity(), a.GetSeverity()) })
+}
+
+// diagnosis collects problems.
+type diagnosis struct {
+	st    *rowraftv1.StatusReply
+	nodes map[string]*rowraftv1.NodeStatus
+	thin  []uint32 // shards of which a replica does not work
+	out   []*rowraftv1.Problem
+}
+
+func (d *diagnosis) add(s rowraftv1.Severity, kind, subject, next, text string, args ...any) {
+	d.out = append(d.out, &rowraftv1.Problem{Severity: s, Kind: kind, Subject: subject, Next: next, Text: fmt.Sprintf(text, args...)})
+}
+
+// servers looks at each server: heard of, disk, certificate, what it was told to do.
+func (d *diagnosis) servers(now time.Time) {
+	for _, n := range d.st.GetNodes() {
+		name, subject := nodeLabel(n.GetNode()), "server "+nodeLabel(n.GetNode())
+		switch n.GetState() {
+		case stateUp:
+		case stateSuspect:
+			d.add(warning, "server-suspect", subject, "look at its process, its machine and its network",
+				"Server %s at %s is suspect, with %s: %s.", name, n.GetNode().GetAddr(), d.held(n), quietFor(n))
+		default:
+			d.add(warning, "server-down", subject, d.afterDown(n),
+				"Server %s at %s is down, with %s: %s.", name, n.GetNode().GetAddr(), d.held(n), quietFor(n))
+			continue
+		}
+		d.disk(n)
+		d.certificate(n, now)
+		if i := n.GetNode().GetIntent(); i != rowraftv1.NodeIntent_NODE_INTENT_UNSPECIFIED {
+			how, back := "is drained: it leads nothing and gets no replica", "rowraft node undrain "+name
+			if i == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION {
+				how, back = "is decommissioned: what it holds moves away", "rowraft node recommission "+name
+			}
+			d.add(aNote, "server-leaving", subject, "to take it back: "+back, "Server %s %s.", name, how)
+		}
+	}
+}
+
+// afterDown says what to do about a server that is down.
+func (d *diagnosis) afterDown(n *rowraftv1.NodeStatus) string {
+	if n.GetNode().GetNoShards() {
+		return "start it again"
+	}
+	after := time.Duration(d.st.GetReplaceAfterNs())
+	if after == 0 {
+		return "start it again, or replace it (runbook replace-a-node)"
+	}
+	return fmt.Sprintf("start it again; after %v of silence its replicas are rebuilt on other servers that have room", after)
+}
+
+func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
+	free, reserve := n.GetDisk().GetFreeBytes(), n.GetDisk().GetReserveBytes()
+	if n.GetDisk() == nil || reserve == 0 {
+		return
+	}
+	subject, name := "server "+nodeLabel(n.GetNode()), nodeLabel(n.GetNode())
+	const next = "make room on its disk, or add servers (runbook full-disk)"
+	switch {
+	case free < reserve:
+		d.add(critical, "disk-full", subject, next, "The disk of server %s has %s free, less than its reserve of %s: the shards that it leads refuse pushes.", name, mebibytes(free), mebibytes(reserve))
+	case free < nearlyFull*reserve:
+		d.add(warning, "disk-nearly-full", subject, next, "The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free), mebibytes(reserve))
+	}
+}
+
+func mebibytes(n uint64) string { return fmt.Sprintf("%d MiB", n>>20) }
+
+func (d *diagnosis) certificate(n *rowraftv1.NodeStatus, now time.Time) {
+	if n.GetCertificateEnds() == 0 {
+		return
+	}
+	subject, name := "server "+nodeLabel(n.GetNode()), nodeLabel(n.GetNode())
+	const next = "put new files in the place of the old ones, no restart is needed (runbook certificates-expire)"
+	ends := time.Unix(int64(n.GetCertificateEnds()), 0)
+	switch left := ends.Sub(now); {
+	case left <= 0:
+		d.add(critical, "certificate-expired", subject, next, "The certificate of server %s expired at %s.", name, ends.UTC().Format(time.RFC3339))
+	case left < CertificateSoon:
+		d.add(warning, "certificate-expires", subject, next, "The certificate of server %s expires in %d days, at %s.", name, int(left/(24*time.Hour)), ends.UTC().Format(time.RFC3339))
+	}
+}
+
+// schedulers counts the members of the metadata group that are up.
+func (d *diagnosis) schedulers() {
+	all, up := 0, 0
+	var down []string
+	for _, n := range d.st.GetNodes() {
+		if !n.GetNode().GetScheduler() {
+			continue
+		}
+		if all++; n.GetState() == stateUp {
+			up++
+		} else {
+			down = append(down, nodeLabel(n.GetNode()))
+		}
+	}
+	if len(down) > 0 {
+		d.add(warning, "scheduler-member-down", "scheduler", "start "+strings.Join(down, ", ")+" again; pulls and pushes go on without the scheduler",
+			"%d of %d members of the scheduler answer; %d are needed to move replicas and make tables.", up, all, all/2+1)
+	}
+}
+
+// versions says when servers run several.
+func (d *diagnosis) versions() {
+	by := make(map[string][]string)
+	var order []string
+	for _, n := range d.st.GetNodes() {
+		v := n.GetVersion()
+		if v == "" || n.GetState() == stateDown {
+			continue
+		}
+		if by[v] == nil {
+			order = append(order, v)
+		}
+		by[v] = append(by[v], nodeLabel(n.GetNode()))
+	}
+	if len(order) < 2 {
+		return
+	}
+	slices.Sort(order)
+	for i, v := range order {
+		order[i] = v + " (" + strings.Join(by[v], ", ") + ")"
+	}
+	d.add(warning, "version-mix", "", "finish the upgrade (runbook upgrade)", "Servers run %d versions: %s.", len(order), strings.Join(order, "; "))
+}
+
+// shard looks at one shard through the last heartbeats of its nodes.
+func (d *diagnosis) shard(sh *rowraftv1.Shard) {
+	leader, up := d.leader(sh)
+	subject := fmt.Sprintf("shard %d", sh.GetId())
+	add := func(s rowraftv1.Severity, kind, next, text string, args ...any) {
+		d.add(s, kind, subject, next, fmt.Sprintf("Shard %d: ", sh.GetId())+text, args...)
+	}
+	describe := fmt.Sprintf("rowraft shard describe %d", sh.GetId())
+	if leader == nil {
+		next := "an election takes a second or two; if it does not end: " + describe
+		if most := len(sh.GetReplicas())/2 + 1; len(up) < most {
+			next = fmt.Sprintf("start servers that hold it again: %d of its %d replicas answer, %d are needed (runbook lose-a-majority)", len(up), len(sh.GetReplicas()), most)
+		}
+		add(critical, "no-leader", next, "no leader has reported; its rows cannot be pulled or pushed until there is one.")
+	}
+	works := 0
+	for _, r := range sh.GetReplicas() {
+		n := d.nodes[r.GetNode()]
+		if n == nil {
+			add(warning, "replica-unreachable", describe, "the replica on %s is unreachable.", r.GetNode())
+			continue
+		}
+		if n.GetState() != stateUp {
+			continue // said of the server, once for all its replicas
+		}
+		name, st := nodeLabel(n.GetNode()), replicaOf(n, rowraft.ReplicaID(r.GetId()))
+		switch {
+		case st == nil:
+			add(warning, "replica-silent", "it starts, or the server's log says why not", "the replica on %s has not reported yet.", name)
+		case st.Fenced != "":
+			add(critical, "replica-fenced", "keep its disk; it is rebuilt elsewhere where a server has room (runbook fenced-replica)",
+				"replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", name, strings.TrimSuffix(st.Fenced, "."))
+		case st.DividedIndex != 0:
+			add(critical, "shard-divided", "restore a checkpoint, or choose a replica (runbook fenced-replica)",
+				"replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so nobody serves it (seen by %s).", st.DividedIndex, name)
+		case st.Error != "" || st.Role == roleStopped:
+			add(warning, "replica-stopped", "see to what it says, then restart server "+name, "the replica on %s has stopped: %s.", name, strings.TrimSuffix(st.Error, "."))
+		case leader != nil && leader.CommitIndex > st.AppliedIndex+maxLag:
+			works++
+			add(warning, "replica-lags", "it catches up by itself; if the distance grows: runbook lagging-replica",
+				"the replica on %s trails the leader by %d entries.", name, leader.CommitIndex-st.AppliedIndex)
+		default:
+			works++
+		}
+	}
+	if works < len(sh.GetReplicas()) && leader != nil {
+		d.thin = append(d.thin, sh.GetId())
+	}
+}
+
+// leader returns what the leader of a shard last said, nil if there is none, and the
+// servers of its replicas that are up.
+func (d *diagnosis) leader(sh *rowraftv1.Shard) (leader *rowraftv1.ReplicaStatus, up []string) {
+	for _, r := range sh.GetReplicas() {
+		n := d.nodes[r.GetNode()]
+		if n.GetState() != stateUp {
+			continue
+		}
+		up = append(up, r.GetNode())
+		if st := replicaOf(n, rowraft.ReplicaID(r.GetId())); st.GetRole() == roleLeader && (leader == nil || st.GetTerm() > leader.GetTerm()) {
+			leader = st
+		}
+	}
+	return leader, up
+}
+
+// redundancy says, once for all shards, that they could lose less than they should.
+func (d *diagnosis) redundancy() {
+	shards := d.st.GetMap().GetShards()
+	if len(shards) > 0 {
+		if r := len(shards[0].GetReplicas()); r < ReplicasPerShard {
+			d.add(warning, "few-replicas", "", fmt.Sprintf("make a cluster of %d servers for data that must not be lost", ReplicasPerShard),
+				"Data is not safe: %d replica(s) per shard, because the cluster was made with fewer than %d servers.", r, ReplicasPerShard)
+		}
+	}
+	if len(d.thin) > 0 {
+		d.add(warning, "under-replicated", "", "bring back what is down or fenced; replicas that are rebuilt elsewhere: rowraft operation list",
+			"%s: not every replica works, and a further loss may stop pulls and pushes.", shardList(d.thin))
+	}
+}
+
+// shardList is "Shard 3", "2 shards (0, 1)".
+func shardList(shards []uint32) string {
+	if len(shards) == 1 {
+		return fmt.Sprintf("Shard %d", shards[0])
+	}
+	words := make([]string, min(len(shards), shownShards))
+	for i := range words {
+		words[i] = fmt.Sprint(shards[i])
+	}
+	if len(shards) > len(words) {
+		words = append(words, "…")
+	}
+	return fmt.Sprintf("%d shards (%s)", len(shards), strings.Join(words, ", "))
+}
+
+// work tells of operations and moves that run.
+func (d *diagnosis) work() {
+	for _, o := range d.st.GetOperations() {
+		if o.GetState() != rowraftv1.OperationState_OPERATION_STATE_RUNNING {
+			continue
+		}
+		kind := strings.ToLower(strings.TrimPrefix(o.GetKind().String(), "OPERATION_KIND_"))
+		d.add(aNote, "operation-runs", fmt.Sprintf("operation %d", o.GetId()), fmt.Sprintf("rowraft operation watch %d", o.GetId()),
+			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), kind, cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
+	}
+	for _, m := range d.st.GetMoves() {
+		mv := m.GetMove()
+		way := "from " + d.label(mv.GetFrom().GetNode()) + " to " + d.label(mv.GetTo().GetNode())
+		switch {
+		case mv.GetFrom() == nil:
+			way = "new on " + d.label(mv.GetTo().GetNode())
+		case mv.GetTo() == nil:
+			way = "off " + d.label(mv.GetFrom().GetNode())
+		}
+		d.add(aNote, "move-runs", fmt.Sprintf("shard %d", mv.GetShard()), fmt.Sprintf("rowraft operation watch %d", mv.GetId()),
+			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, strings.ToLower(strings.TrimPrefix(mv.GetPhase().String(), "MOVE_PHASE_")), waits(m.GetWaitingFor()))
+	}
+}
+
+// job tells of a training job that does not go on as it should.
+func (d *diagnosis) job(j *rowraftv1.JobInfo) {
+	if j.GetState() != rowraftv1.JobState_JOB_STATE_RUNNING {
+		if j.GetState() == rowraftv1.JobState_JOB_STATE_FAILED {
+			d.add(aNote, "job-failed", "job "+j.GetJob(), "start its trainers again; it goes on from its last checkpoint if it has one", "Job %s has failed: %s.", j.GetJob(), strings.TrimSuffix(j.GetReason(), "."))
+		}
+		return
+	}
+	var silent, lost []string
+	training, idle := 0, 0
+	for _, m := range j.GetMembers() {
+		switch m.GetMember().GetState() {
+		case rowraftv1.MemberState_MEMBER_STATE_TRAINING:
+			training++
+			if j.GetLeaseNs() > 0 && m.GetSinceHeardNs() > j.GetLeaseNs()/2 {
+				silent = append(silent, fmt.Sprintf("%s (%s)", m.GetMember().GetWorker(), rounded(m.GetSinceHeardNs())))
+			}
+			if m.GetBeat() != nil && m.GetBeat().GetStepsPerSecond() == 0 {
+				idle++
+			}
+		case rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
+			lost = append(lost, m.GetMember().GetWorker())
+		}
+	}
+	describe := "rowraft job describe " + j.GetJob()
+	switch add := func(kind, next, text string, args ...any) {
+		d.add(warning, kind, "job "+j.GetJob(), next, "Job "+j.GetJob()+": "+text, args...)
+	}; {
+	case len(silent) > 0:
+		add("job-worker-silent", describe, "nothing is heard of %s.", strings.Join(silent, ", "))
+	case len(lost) > 0:
+		add("job-short-of-workers", "start them again under the same names; "+describe, "%d of %d workers train; gone: %s.", training, j.GetWorkers(), strings.Join(lost, ", "))
+	case training > 0 && idle == training:
+		add("job-stalled", describe+"; a shard without a leader, or a step that waits for a worker, holds it", "none of its %d workers makes steps.", training)
+	}
+}
+
+func waits(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return ", waits for: " + reason
+}
+
+func (d *diagnosis) label(id string) string {
+	if n := d.nodes[id]; n != nil {
+		return nodeLabel(n.GetNode())
+	}
+	return id
+}
+
+// held says how many replicas the map gives a node.
+func (d *diagnosis) held(n *rowraftv1.NodeStatus) string {
+	count := 0
+	for _, sh := range d.st.GetMap().GetShards() {
+		for _, r := range sh.GetReplicas() {
+			if r.GetNode() == n.GetNode().GetId() {
+				count++
+			}
+		}
+	}
+	if count == 1 {
+		return "the replica it holds"
+	}
+	return fmt.Sprintf("the %d replicas it holds", count)
+}
+
+// quietFor says since when nothing is heard of a server. Where it was asked without the
+// scheduler that is not known.
+func quietFor(n *rowraftv1.NodeStatus) string {
+	if n.GetSinceHeartbeatNs() == 0 {
+		return "it does not answer"
+	}
+	return fmt.Sprintf("its last heartbeat came %v ago", rounded(n.GetSinceHeartbeatNs()))
+}
+
+func rounded(ns uint64) time.Duration { return time.Duration(ns).Round(100 * time.Millisecond) }

@@ -1,0 +1,84 @@
+package scheduler
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// TestJobsThatDoNotGoOn: what is said of a training job, and of those that are well nothing.
+func TestJobsThatDoNotGoOn(t *testing.T) {
+	worker := func(name string, state rowraftv1.MemberState, heard time.Duration, steps float64) *rowraftv1.MemberInfo {
+		return &rowraftv1.MemberInfo{
+			Member: &rowraftv1.RunMember{Worker: name, State: state, Reason: "its lease ran out"}, SinceHeardNs: uint64(heard), Beat: &rowraftv1.WorkerBeat{StepsPerSecond: steps},
+		}
+	}
+	const (
+		trains  = rowraftv1.MemberState_MEMBER_STATE_TRAINING
+		lost    = rowraftv1.MemberState_MEMBER_STATE_LOST
+		running = rowraftv1.JobState_JOB_STATE_RUNNING
+	)
+	for _, tc := range []struct {
+		name    string
+		state   rowraftv1.JobState
+		members []*rowraftv1.MemberInfo
+		kind    string
+		says    string
+	}{
+		{"two at work", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", trains, time.Second, 0)}, "", ""},
+		{"nobody knows how fast", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, math.NaN())}, "", ""},
+		{"a silent one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", trains, 6*time.Second, 5)}, "job-worker-silent", "nothing is heard of w1 (6s)"},
+		{"a lost one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", lost, 0, 0)}, "job-short-of-workers", "1 of 2 workers train; gone: w1"},
+		{"nobody steps", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 0), worker("w1", trains, time.Second, 0)}, "job-stalled", "none of its 2 workers"},
+		{"failed", rowraftv1.JobState_JOB_STATE_FAILED, nil, "job-failed", "Job ctr has failed: out of memory."},
+		{"done", rowraftv1.JobState_JOB_STATE_DONE, []*rowraftv1.MemberInfo{worker("w0", lost, 0, 0)}, "", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := &diagnosis{}
+			d.job(&rowraftv1.JobInfo{Job: "ctr", Workers: 2, State: tc.state, Members: tc.members, LeaseNs: uint64(10 * time.Second), Reason: "out of memory."})
+			switch {
+			case tc.kind == "" && len(d.out) > 0:
+				t.Errorf("found %v, want nothing", d.out)
+			case tc.kind == "":
+			case len(d.out) != 1 || d.out[0].Kind != tc.kind || !strings.Contains(d.out[0].Text, tc.says) || d.out[0].Next == "" || d.out[0].Subject != "job ctr":
+				t.Errorf("found %v, want %s: %s", d.out, tc.kind, tc.says)
+			}
+		})
+	}
+}
+
+// TestDiskAndCertificateLimits: the first that is a problem, and the last that is none.
+func TestDiskAndCertificateLimits(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, tc := range []struct {
+		name string
+		free uint64
+		ends time.Duration
+		want string
+	}{
+		{"room and time", 4000, CertificateSoon, ""},
+		{"nearly full", 3999, CertificateSoon, "disk-nearly-full"},
+		{"as much as the reserve", 1000, CertificateSoon, "disk-nearly-full"},
+		{"full", 999, CertificateSoon, "disk-full"},
+		{"two weeks less a second", 4000, CertificateSoon - time.Second, "certificate-expires"},
+		{"a second left", 4000, time.Second, "certificate-expires"},
+		{"over", 4000, 0, "certificate-expired"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			found := Diagnose(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{
+				Node: &rowraftv1.Node{Id: "a", Name: "n1"}, State: stateUp,
+				Disk: &rowraftv1.Disk{FreeBytes: tc.free, ReserveBytes: 1000}, CertificateEnds: uint64(now.Add(tc.ends).Unix()),
+			}}}, now)
+			got := ""
+			for _, p := range found {
+				got += p.GetKind()
+			}
+			if got != tc.want {
+				t.Errorf("found %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
