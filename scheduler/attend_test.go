@@ -23,16 +23,24 @@ import (
 // served is a scheduler that leads a cluster of one server and answers on a port.
 func served(t *testing.T) (*Scheduler, *fakeLog, *client.Client) {
 	t.Helper()
+	return servedBeside(t, func(*grpc.Server) {})
+}
+
+// servedBeside is served with more services on the port.
+func servedBeside(t *testing.T, more func(*grpc.Server)) (*Scheduler, *fakeLog, *client.Client) {
+	t.Helper()
 	s, l := newLeader(t, 1, 1)
 	s.attendance.patience = 50 * time.Millisecond
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.opts.Self.Addr = lis.Addr().String()
 	srv := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(srv, s)
 	rowraftv1.RegisterCheckpointsServer(srv, s.Checkpoints())
 	rowraftv1.RegisterJobsServer(srv, s.Jobs())
+	more(srv)
 	go func() { _ = srv.Serve(lis) }()
 	t.Cleanup(srv.Stop)
 	reconcile(t, s)

@@ -274,11 +274,12 @@ func (op *creation) cleanUp() error {
 // cut opens the parts of all shards, brings the trainers to a halt, holds all shards
 // and marks them all. Without an error each of them is being written, and the
 // trainers go on.
-func (op *creation) cut(ctx context.Context) (parts []*partWriter, trainers *muster, err error) {
+func (op *creation) cut(ctx context.Context) (_ []*partWriter, trainers *muster, err error) {
 	m := op.s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
+	var parts []*partWriter // not a result: a failed cut returns none, and closes them
 	for _, sh := range m.Shards {
 		parts = append(parts, &partWriter{op: op, shard: sh, slots: m.SlotsOf(sh.ID), cluster: m})
 	}

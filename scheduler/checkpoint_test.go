@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -64,5 +66,45 @@ func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
 	}
 	if _, _, err := depot.Delete(t.Context(), second.depot, "a", false); err != nil {
 		t.Error(err)
+	}
+}
+
+// preparedParts is a shard that is prepared for a cut, and waits for it.
+type preparedParts struct {
+	rowraftv1.UnimplementedPartsServer
+	prepared, ended chan struct{}
+}
+
+func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]) error {
+	if _, err := stream.Recv(); err != nil {
+		return err
+	}
+	if err := stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
+		return err
+	}
+	f.prepared <- struct{}{}
+	_, err := stream.Recv()
+	f.ended <- struct{}{}
+	return err
+}
+
+// A cut that fails lets the shards go, though the call that wants the checkpoint goes on:
+// a shard that expects one takes part in no other.
+func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
+	parts := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
+	s, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterPartsServer(srv, parts) })
+	attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.fail = fmt.Errorf("it has none") })
+	op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Destination: t.TempDir(), Name: "a"}}
+	if err := op.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := op.cut(t.Context()); err == nil || !strings.Contains(err.Error(), "no state to give") {
+		t.Fatalf("a cut without the state of the trainer: %v", err)
+	}
+	<-parts.prepared
+	select {
+	case <-parts.ended:
+	case <-time.After(time.Minute):
+		t.Error("the shard still waits for the cut")
 	}
 }
