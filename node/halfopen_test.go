@@ -61,13 +61,13 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 							return
 						}
 						defer conn.Close()
-						conn.SetDeadline(time.Now().Add(time.Minute))
+						conn.SetDeadline(time.Now().Add(3 * time.Minute))
 						_, err = conn.Write([]byte(say))
 						for err == nil { // it may say something first
 							_, err = conn.Read(make([]byte, 512))
 						}
 						if errors.Is(err, os.ErrDeadlineExceeded) {
-							t.Errorf("%s: still open after a minute", what)
+							t.Errorf("%s: still open after 3 minutes", what)
 						}
 					})
 				}

@@ -51,16 +51,19 @@ func TestServersThatStopHandOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	stopLoad := load(ctx, t, table)
-	for i := range c.nodes {
-		c.stopNode(i)
-		c.restart(i)
+	given, kept := 0, 0
+	for given == 0 && ctx.Err() == nil { // on a busy machine nobody may take a lead in time
+		for i := range c.nodes {
+			c.stopNode(i)
+			c.restart(i)
+		}
+		given, kept = logs.count("handed over the lead, to stop"), logs.count("stops as the leader")
 	}
 	pushed, gap := stopLoad()
 	var row [4]float32
 	if err := table.Pull(ctx, []rowraft.Key{7}, row[:]); err != nil || row[0] != float32(pushed) {
 		t.Errorf("the row holds %v after %d acknowledged pushes (%v)", row[0], pushed, err)
 	}
-	given, kept := logs.count("handed over the lead, to stop"), logs.count("stops as the leader")
 	t.Logf("%d pushes, the longest gap %v; %d leads handed over, %d not", pushed, gap, given, kept)
 	if given == 0 {
 		t.Errorf("no lead was handed over")

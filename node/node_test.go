@@ -59,7 +59,7 @@ func startClusterWith(t testing.TB, servers, shards int, change func(*Config)) *
 		n.cfg = Config{
 			DataDir: filepath.Join(c.dir, fmt.Sprintf("n%d", i+1)), Name: fmt.Sprintf("n%d", i+1),
 			WithScheduler: true, Join: join, Servers: servers, Shards: shards, Profile: "fast",
-			DiskStallLimit: 5 * time.Second, Insecure: true, Logger: slog.New(slog.DiscardHandler), NoRebalance: true,
+			DiskStallLimit: time.Minute, Insecure: true, Logger: slog.New(slog.DiscardHandler), NoRebalance: true,
 		}
 		change(&n.cfg)
 		n.start(t)
@@ -116,8 +116,8 @@ func (n *testNode) awaitReady(t testing.TB) {
 		n.cancel()
 		n.cancel = nil // it has ended: stopNode would wait for ever
 		t.Fatalf("node %s ended before it was ready: %v", n.cfg.Name, err)
-	case <-time.After(30 * time.Second):
-		t.Fatalf("node %s is not ready after 30 s", n.cfg.Name)
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("node %s is not ready after 2 minutes", n.cfg.Name)
 	}
 }
 
@@ -181,8 +181,9 @@ func (c *testCluster) dial() *client.Client {
 	return cl
 }
 
+// testContext bounds all that a test waits for: on a busy machine that is a lot.
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -13,7 +13,7 @@ import (
 // get asks a server's ops port.
 func (n *testNode) get(t testing.TB, path string) (int, string) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Minute}
 	resp, err := c.Get("http://" + n.opsAddr + path)
 	if err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ func (r *boundedReads) patient(ctx context.Context, server int, maxAge time.Dura
 		if err == nil {
 			return v, reply, called
 		}
-		if rowraft.CodeOf(err) != rowraft.CodeTooStale {
+		if !rowraft.CodeOf(err).Retryable() || ctx.Err() != nil {
 			r.t.Fatalf("server %d: %v", server, err)
 		}
 	}

@@ -1,10 +1,8 @@
 package node
 
 import (
-	"context"
 	"math"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -250,18 +248,16 @@ func TestFullDiskRefusesPushes(t *testing.T) {
 	c.stopNode(0)
 	c.nodes[0].cfg.DiskReserveBytes = 1 << 60
 	c.restart(0)
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		_, err := r.stub.Push(testContext(t), r.request(r.segment([]uint64{10}, make([]float32, 4))))
-		if rowraft.CodeOf(err) == rowraft.CodeOverloaded {
-			break
+	ctx := testContext(t)
+	eventually(t, ctx, "a push is refused as CodeOverloaded", func() bool {
+		_, err := r.stub.Push(ctx, r.request(r.segment([]uint64{10}, make([]float32, 4))))
+		if err == nil {
+			t.Fatal("a push was taken on a full disk")
 		}
-		if err == nil || time.Now().After(deadline) {
-			t.Fatalf("push on a full disk: %v, want CodeOverloaded", err)
-		}
-	}
+		return rowraft.CodeOf(err) == rowraft.CodeOverloaded
+	})
 	ask := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}, []uint64{10}, nil)
-	if _, err := r.stub.Pull(testContext(t), &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask}); err != nil {
+	if _, err := r.stub.Pull(ctx, &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask}); err != nil {
 		t.Errorf("pull on a full disk: %v", err)
 	}
 }
@@ -293,8 +289,7 @@ func TestAnyGRPCClientCanTalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
+	ctx := testContext(t)
 	stub := rowraftv1.NewTableClient(conn)
 	if _, err := stub.Push(ctx, r.request(r.segment([]uint64{10}, []float32{1, 2, 3, 4}))); err != nil {
 		t.Fatal(err)

@@ -99,7 +99,7 @@ func everyCall() (out []call) {
 
 // knock makes a call with an empty request and returns the answer.
 func knock(ctx context.Context, conn *grpc.ClientConn, method string, streams bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	if !streams {
 		return conn.Invoke(ctx, method, &emptypb.Empty{}, &emptypb.Empty{})
@@ -195,7 +195,7 @@ func TestNobodyGetsIn(t *testing.T) {
 // after the client believes that the handshake is over.
 func knockTLS(addr string, conf *tls.Config) error {
 	dialer := &tls.Dialer{Config: conf}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if conf == nil {
 		resp, err := http.Get("http://" + addr + "/metrics")
@@ -213,7 +213,7 @@ func knockTLS(addr string, conf *tls.Config) error {
 		return err
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(30 * time.Second))
+	conn.SetDeadline(time.Now().Add(2 * time.Minute))
 	// Neither port understands this, and each answers something to who is in.
 	if _, err := fmt.Fprintf(conn, "RWPR%s\r\n\r\n\r\n\r\n", strings.Repeat("\x00", 64)); err != nil {
 		return err
@@ -224,7 +224,7 @@ func knockTLS(addr string, conf *tls.Config) error {
 
 func opsGet(t *testing.T, addr string, source *certs.Source, path string) (int, string) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: source.Client(certs.Node)}, Timeout: 30 * time.Second}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: source.Client(certs.Node)}, Timeout: 2 * time.Minute}
 	resp, err := c.Get("https://" + addr + path)
 	if err != nil {
 		t.Errorf("%s: %v", path, err)

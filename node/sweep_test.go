@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"testing"
 	"time"
 
@@ -60,6 +61,9 @@ func sameRows(t *testing.T, ctx context.Context, c *testCluster, shard uint32) (
 			}
 			d, err := rowraftv1.NewAdminClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: shard})
 			conn.Close()
+			if err != nil && rowraft.CodeOf(err).Retryable() && ctx.Err() == nil {
+				return false
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -107,15 +111,24 @@ func TestUnseenRowsExpire(t *testing.T) {
 	if n := sameRows(t, ctx, c, 0) + sameRows(t, ctx, c, 1); n > 10 {
 		t.Errorf("%d rows are left, of which 10 were pushed", n)
 	}
-	pushOnes(t, ctx, table, keys[20])
-	if w := make([]float32, 4); table.Pull(ctx, keys[20:21], w) != nil || w[0] != 1 {
-		t.Errorf("a key that was pushed again after its row expired reads %v, want 1", w)
-	}
+	again := 20
+	eventually(t, ctx, "a key that is pushed again after its row expired reads 1", func() bool {
+		w := make([]float32, 4)
+		pushOnes(t, ctx, table, keys[again])
+		if err := table.Pull(ctx, keys[again:again+1], w); err != nil || w[0] != 0 && w[0] != 1 {
+			t.Fatalf("a key that was pushed again after its row expired reads %v (%v), want 1", w, err)
+		}
+		again++
+		return w[0] == 1 // or it has expired again: the machine is busy
+	})
 }
 
-// shrink asks whichever server leads the metadata group.
-func shrink(t *testing.T, ctx context.Context, c *testCluster, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
+// shrink asks whichever server leads the metadata group. It reports as well whether all was
+// quiet meanwhile: the leaders of the shards, and the call, were the same all the time. Else a
+// piece that was done again found nothing to remove.
+func shrink(t *testing.T, ctx context.Context, c *testCluster, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, quiet bool, err error) {
 	t.Helper()
+	before, tries := c.terms(ctx), 0
 	eventually(t, ctx, "a scheduler answers", func() bool {
 		for i := range c.nodes {
 			conn, dialed := rpc.Dial(c.nodes[i].addr, nil, nil)
@@ -124,13 +137,32 @@ func shrink(t *testing.T, ctx context.Context, c *testCluster, req *rowraftv1.Sh
 			}
 			last, err = shrinkAt(ctx, rowraftv1.NewSweepsClient(conn), req)
 			conn.Close()
-			if code := rowraft.CodeOf(err); code != rowraft.CodeNotLeader && code != rowraft.CodeNoLeader {
+			if err == nil || !rowraft.CodeOf(err).Retryable() {
 				return true
+			}
+			if rowraft.CodeOf(err) != rowraft.CodeNotLeader {
+				tries++
 			}
 		}
 		return false
 	})
-	return last, err
+	return last, tries == 0 && maps.Equal(before, c.terms(ctx)), err
+}
+
+// terms are the newest of all shards that any server knows.
+func (c *testCluster) terms(ctx context.Context) map[uint32]uint64 {
+	c.t.Helper()
+	terms := make(map[uint32]uint64)
+	for i := range c.nodes {
+		st, err := c.admin(i).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		for _, r := range st.Replicas {
+			terms[r.Shard] = max(terms[r.Shard], r.Term)
+		}
+	}
+	return terms
 }
 
 func shrinkAt(ctx context.Context, s rowraftv1.SweepsClient, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
@@ -183,11 +215,11 @@ func TestShrinkATable(t *testing.T) {
 		{"again", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once}, 0, 300, 1000, 0},
 		{"by norm", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: &rowraftv1.SweepConditions{NormBelow: 3}}, 600, 300, 400, 0},
 	} {
-		reply, err := shrink(t, ctx, c, tc.req)
+		reply, quiet, err := shrink(t, ctx, c, tc.req)
 		if rowraft.CodeOf(err) != tc.code {
 			t.Fatalf("%s: %v, want %s", tc.name, err, tc.code)
 		}
-		if err == nil && (!reply.GetDone() || reply.GetSlots() != rowraft.NumSlots || reply.GetRemoved() != tc.removed) {
+		if err == nil && (!reply.GetDone() || reply.GetSlots() != rowraft.NumSlots || reply.GetRemoved() > tc.removed || quiet && reply.GetRemoved() < tc.removed) {
 			t.Errorf("%s: %v, want %d removed", tc.name, reply, tc.removed)
 		}
 		if a, b := present(t, ctx, table, keys), present(t, ctx, plain, keys); a != tc.left || b != tc.plain {
@@ -195,7 +227,7 @@ func TestShrinkATable(t *testing.T) {
 		}
 	}
 	eventually(t, ctx, "rows that were pushed are unseen for a second", func() bool {
-		reply, err := shrink(t, ctx, c, &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: &rowraftv1.SweepConditions{UnseenTicks: &zero}})
+		reply, _, err := shrink(t, ctx, c, &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: &rowraftv1.SweepConditions{UnseenTicks: &zero}})
 		if err != nil {
 			t.Fatal(err)
 		}

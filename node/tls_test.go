@@ -95,7 +95,7 @@ func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
 	if source != nil {
 		conf = source.Client(certs.Node)
 	}
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf}, Timeout: 30 * time.Second}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf}, Timeout: 2 * time.Minute}
 	scheme := "https"
 	if files.IsZero() {
 		scheme = "http"
