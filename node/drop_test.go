@@ -41,6 +41,7 @@ func TestDropTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
+		awaitConn(t, conn)
 		admins[i] = rowraftv1.NewAdminClient(conn)
 	}
 	// tables is what a replica has once it has applied what ack tells of.

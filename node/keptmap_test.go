@@ -159,11 +159,7 @@ func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 	c.stopNode(spare)   // with it the majority of those that vote now
 	c.stopNode(left[0]) // but the old one and left[1] were one
 	c.restart(old)
-	conn, err := rpc.Dial(c.nodes[old].addr, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := connect(t, c.nodes[old].addr, nil)
 	eventually(t, ctx, "the old replica runs", func() bool {
 		st, err := c.admin(old).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 		return err == nil && len(st.Replicas) == 1

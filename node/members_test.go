@@ -20,6 +20,9 @@ func (c *testCluster) admin(i int) rowraftv1.AdminClient {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { conn.Close() })
+	if c.nodes[i].cancel != nil { // it runs
+		awaitConn(c.t, conn)
+	}
 	return rowraftv1.NewAdminClient(conn)
 }
 

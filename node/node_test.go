@@ -12,11 +12,14 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -466,6 +469,31 @@ func TestInsecureIsLoopbackOnly(t *testing.T) {
 	}
 	if err := Run(testContext(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Fatalf("plaintext on every address: %v, want CodeInvalidArgument", err)
+	}
+}
+
+// connect opens a connection to a server that runs, and closes it when the test ends. On a
+// busy machine the first try may be over before it was answered; a call waits for none.
+func connect(t testing.TB, addr string, source *certs.Source) *grpc.ClientConn {
+	t.Helper()
+	conn, err := rpc.Dial(addr, source, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	awaitConn(t, conn)
+	return conn
+}
+
+// awaitConn waits until conn is open.
+func awaitConn(t testing.TB, conn *grpc.ClientConn) {
+	t.Helper()
+	ctx := testContext(t)
+	for s := conn.GetState(); s != connectivity.Ready; s = conn.GetState() {
+		conn.Connect()
+		if !conn.WaitForStateChange(ctx, s) {
+			t.Fatalf("no connection to %s", conn.Target())
+		}
 	}
 }
 

@@ -28,23 +28,18 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 		t.Cleanup(func() { cl.Close() })
 		return cl.EnterJob(ctx, client.Entry{Job: "ctr", Worker: worker, Workers: 2, Settings: map[string]string{"mode": "async", "owner": "bob"}})
 	}
-	connect := func(role certs.Role, name string, tables ...string) *grpc.ClientConn {
+	open := func(role certs.Role, name string, tables ...string) *grpc.ClientConn {
 		source, err := l.files(role, name, tables...).Open(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := rpc.Dial(addr, source, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return conn
+		return connect(t, addr, source)
 	}
 	jobs := func(role certs.Role, name string, tables ...string) rowraftv1.JobsClient {
-		return rowraftv1.NewJobsClient(connect(role, name, tables...))
+		return rowraftv1.NewJobsClient(open(role, name, tables...))
 	}
 	attend := func(name string) error {
-		stream, err := rowraftv1.NewCheckpointsClient(connect(certs.Trainer, name, "*")).Attend(ctx)
+		stream, err := rowraftv1.NewCheckpointsClient(open(certs.Trainer, name, "*")).Attend(ctx)
 		if err != nil {
 			return err
 		}

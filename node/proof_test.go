@@ -283,12 +283,8 @@ func (c *proofCluster) checkFenced(name string) {
 	if r.GetRole() != roleFenced || !strings.Contains(r.GetFenced(), "fenced") || r.GetError() == "" {
 		c.t.Errorf("server %s says %v of its replica", name, r)
 	}
-	conn, err := rpc.Dial(c.nodes[c.byNode[name]].addr, nil, nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer conn.Close()
-	_, err = rowraftv1.NewTableClient(conn).Pull(c.ctx, &rowraftv1.PullRequest{MapVersion: anyMapVersion, Shard: 0})
+	conn := connect(c.t, c.nodes[c.byNode[name]].addr, nil)
+	_, err := rowraftv1.NewTableClient(conn).Pull(c.ctx, &rowraftv1.PullRequest{MapVersion: anyMapVersion, Shard: 0})
 	if rowraft.CodeOf(err) != rowraft.CodeFenced {
 		c.t.Errorf("pull from a fenced replica: %v, want Fenced", err)
 	}

@@ -29,6 +29,7 @@ func (c *testCluster) boundedReads(table *client.Table) *boundedReads {
 			c.t.Fatal(err)
 		}
 		c.t.Cleanup(func() { conn.Close() })
+		awaitConn(c.t, conn)
 		r.stubs = append(r.stubs, rowraftv1.NewTableClient(conn))
 	}
 	return r

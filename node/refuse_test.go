@@ -37,11 +37,7 @@ func openRaw(t *testing.T) (*raw, *testCluster) {
 	if _, err := table.Push(ctx, []rowraft.Key{10, 20}, make([]float32, 8)); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := rpc.Dial(c.nodes[0].addr, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
+	conn := connect(t, c.nodes[0].addr, nil)
 	r := &raw{t: t, stub: rowraftv1.NewTableClient(conn), admin: rowraftv1.NewAdminClient(conn), m: cl.Map(), table: table.Schema(), id: rowraft.ClientID{1}}
 	if _, err := r.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: r.id[:], Incarnation: 1 << 40}); err != nil {
 		t.Fatal(err)
@@ -289,6 +285,7 @@ func TestAnyGRPCClientCanTalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	awaitConn(t, conn)
 	ctx := testContext(t)
 	stub := rowraftv1.NewTableClient(conn)
 	if _, err := stub.Push(ctx, r.request(r.segment([]uint64{10}, []float32{1, 2, 3, 4}))); err != nil {

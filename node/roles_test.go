@@ -159,10 +159,7 @@ func TestNobodyGetsIn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := rpc.Dial(n.addr, source, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := connect(t, n.addr, source)
 		for _, m := range calls {
 			may := rpc.RolesOf(m.name)
 			if slices.Contains(may, role) {
@@ -363,11 +360,7 @@ func hostile(t *testing.T, ctx context.Context, addr string, bob rpc.TLSFiles, i
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := rpc.Dial(addr, source, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := connect(t, addr, source)
 	stub := rowraftv1.NewTableClient(conn)
 	_, open := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 40})
 	_, push := stub.Push(ctx, &rowraftv1.PushRequest{MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})

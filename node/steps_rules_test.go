@@ -9,7 +9,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -211,12 +210,7 @@ func TestAWorkerDiesInsideAStep(t *testing.T) {
 // table returns the Table service of the one server.
 func (c *stepCluster) table() rowraftv1.TableClient {
 	c.t.Helper()
-	conn, err := rpc.Dial(c.nodes[0].addr, nil, nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() { conn.Close() })
-	return rowraftv1.NewTableClient(conn)
+	return rowraftv1.NewTableClient(connect(c.t, c.nodes[0].addr, nil))
 }
 
 // Any number of copies of a part count once, before its step is closed and after.

@@ -21,17 +21,12 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
 	ctx := testContext(t)
-	connect := func(f rpc.TLSFiles) *grpc.ClientConn {
+	open := func(f rpc.TLSFiles) *grpc.ClientConn {
 		source, err := f.Open(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := rpc.Dial(c.nodes[0].addr, source, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return conn
+		return connect(t, c.nodes[0].addr, source)
 	}
 	admin, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, TLS: l.files(certs.Admin, "ann")})
 	if err != nil {
@@ -50,8 +45,8 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 		seg := wire.Segment{Table: id, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
 		return &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), MinIndex: index + 1, Payload: segment(seg, []uint64{1}, nil)}
 	}
-	servers := rowraftv1.NewAdminClient(connect(l.files(certs.Node, "n2")))
-	reader := rowraftv1.NewTableClient(connect(l.files(certs.Reader, "rob", "mine")))
+	servers := rowraftv1.NewAdminClient(open(l.files(certs.Node, "n2")))
+	reader := rowraftv1.NewTableClient(open(l.files(certs.Reader, "rob", "mine")))
 	denied := 0
 	for i := range 10 {
 		hers := counterSchema(fmt.Sprintf("hers%d", i))
@@ -79,7 +74,7 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 	tom := certs.Identity{Cluster: "lab", Name: "tom"}
 	tag := tom.Tag()
 	seg := wire.Segment{Table: 5000, N: 1, Dim: 4, DType: rowraft.Float32}
-	_, err = rowraftv1.NewTableClient(connect(l.files(certs.Trainer, "tom", "mine"))).Push(ctx, &rowraftv1.PushRequest{
+	_, err = rowraftv1.NewTableClient(open(l.files(certs.Trainer, "tom", "mine"))).Push(ctx, &rowraftv1.PushRequest{
 		MapVersion: uint64(m.SlotsVersion), ClientId: append(tag[:], make([]byte, 8)...), Incarnation: 1, Seq: 1, Payload: segment(seg, []uint64{1}, make([]float32, 4)),
 	})
 	if err := rpc.FromStatus(err); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
