@@ -44,6 +44,8 @@ type Entry struct {
 	// From is how far the data was read in that checkpoint; nil: a run that begins reads
 	// it from the beginning.
 	From *checkpoint.Parts
+	// BaseStep is how many steps the job had in that checkpoint, where its workers keep step.
+	BaseStep int64
 }
 
 // PartPlan is how the training part of the data is divided. The zero value leaves it
@@ -82,6 +84,7 @@ type Member struct {
 	Generation uint64 // when it entered; 0: not all workers were there
 	Began      bool   // the run began with it
 	Parts      PartPlan
+	BaseStep   int64 // steps of the job before this run
 }
 
 // EnterJob makes this process a member of a job: of the rank that its name had, or of
@@ -98,7 +101,7 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	q := &rowraftv1.EnterRequest{
 		Job: e.Job, Worker: e.Worker, Instance: m.instance[:], Workers: uint32(e.Workers), LeaseNs: uint64(e.Lease), Gather: e.Gather,
 		InShards: e.InShards, Quorum: e.Quorum, DeadlineNs: uint64(e.Deadline), Restart: e.Restart, Checkpoint: e.Checkpoint,
-		Data: e.Parts.toProto(), Revision: enterRevision,
+		Data: e.Parts.toProto(), Revision: enterRevision, BaseStep: uint64(e.BaseStep),
 	}
 	if e.From != nil {
 		goOn(q.Data, e.From)
@@ -117,7 +120,7 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 		d := reply.GetData()
 		m.identity, m.Generation, m.Began = reply.GetIdentity(), reply.GetGeneration(), reply.GetBegan()
 		m.Parts = PartPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs()), d.GetByRank(), d.GetInLog()}
-		over = reply.GetDone()
+		m.BaseStep, over = int64(reply.GetBaseStep()), reply.GetDone()
 		return nil
 	})
 	if err != nil {

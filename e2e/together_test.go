@@ -17,20 +17,25 @@ import (
 func runTogether(t *testing.T, c *cluster, cfg trainer.Config, watch func(e trainer.Event), beside func()) []*trainer.Result {
 	t.Helper()
 	return inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*trainer.Result, error) {
-		cl := c.dial(client.Options{})
-		if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
-			return nil, err
-		}
-		j, err := trainer.NewJob(ctx, cfg, trainer.NewCluster(cl), watch)
-		if err != nil {
-			return nil, err
-		}
-		saved, err := trainer.FindSaved(ctx, &cfg, cl)
-		if err != nil {
-			return nil, err
-		}
-		return j.RunOn(ctx, cl, saved)
+		return enterAndRun(ctx, c, cfg, watch)
 	}, beside)
+}
+
+// enterAndRun is what a trainer's process does.
+func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config, watch func(e trainer.Event)) (*trainer.Result, error) {
+	cl := c.dial(client.Options{})
+	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
+		return nil, err
+	}
+	j, err := trainer.NewJob(ctx, cfg, trainer.NewCluster(cl), watch)
+	if err != nil {
+		return nil, err
+	}
+	saved, err := trainer.FindSaved(ctx, &cfg, cl)
+	if err != nil {
+		return nil, err
+	}
+	return j.RunOn(ctx, cl, saved)
 }
 
 // midway makes a checkpoint in the middle of a run, which is slow from a step on until it
@@ -165,4 +170,53 @@ func TestPartsGoOnExactly(t *testing.T) {
 		t.Errorf("the trainers have done %d steps, want %d", steps, batches)
 	}
 	check("after the stop")
+}
+
+// TestAWorkerThatRestartsKnowsTheStepsOfItsJob: a job in step goes on from a checkpoint, and then one of its
+// workers restarts, which finds no state of its own to go on from: its learning rate is that of the
+// others' step all the same, or its first push is refused.
+func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
+	skipUnderRace(t)
+	const before, all = 8, 24
+	dest := t.TempDir()
+	c := start(t, localcluster.Options{Servers: 1, Shards: 1})
+	cfg := smallJob("restarts", "sgd", before)
+	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, time.Minute, false, 16
+	cfg.Generator.Examples = 1 << 14
+	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: 100}
+	cfg.Checkpoint.AtEnd = dest
+	made := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
+	c.mustRestore(made, "--replace")
+
+	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
+	back := make(chan struct{}) // rank 1 has come again
+	results := inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*trainer.Result, error) {
+		if *cfg.Rank == 0 {
+			return enterAndRun(ctx, c, cfg, func(e trainer.Event) {
+				if e.Event == trainer.EventAck && e.JobStep >= before+4 {
+					<-back
+				}
+			})
+		}
+		once, stop := context.WithCancel(ctx)
+		defer stop()
+		first, err := enterAndRun(once, c, cfg, func(e trainer.Event) {
+			if e.Event == trainer.EventAck && e.JobStep >= before+2 {
+				stop()
+			}
+		})
+		if err != nil || first.ResumedFrom != made || !first.Interrupted {
+			t.Errorf("its first process: %+v, %v", first, err)
+		}
+		return enterAndRun(ctx, c, cfg, func(e trainer.Event) {
+			if e.Event == trainer.EventStart {
+				close(back)
+			}
+		})
+	}, func() {})
+	for rank, r := range results {
+		if r.JobSteps != all || r.BatchesLate != 0 {
+			t.Errorf("trainer %d has taken part in %d steps, %d batches late, want %d and none", rank, r.JobSteps, r.BatchesLate, all)
+		}
+	}
 }

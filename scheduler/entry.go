@@ -17,9 +17,10 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 10 // the newest that this binary reads
+	frameVersion  = 11 // the newest that this binary reads
 	frameBytes    = 16
-	dealtFrame    = 9 // from which on jobs deal their data by rank, and ask the shards how far it was read
+	baseFrame     = 11 // from which on a run knows how many steps its job had before
+	dealtFrame    = 9  // from which on jobs deal their data by rank, and ask the shards how far it was read
 
 	// maxSnapshotBytes bounds what a damaged length can make us allocate.
 	maxSnapshotBytes = 1 << 30
@@ -48,6 +49,9 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 func versionOf(m proto.Message) uint32 {
 	switch m := m.(type) {
 	case *rowraftv1.MetaCommand:
+		if m.GetEnterJob().GetRequest().GetBaseStep() > 0 {
+			return baseFrame
+		}
 		if ofPlacement(m) {
 			return placedFrame
 		}
@@ -81,6 +85,9 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
+		if slices.ContainsFunc(m.GetRuns(), func(r *rowraftv1.MetaRun) bool { return r.GetBaseStep() > 0 }) {
+			return baseFrame
+		}
 		if placed(m) {
 			return placedFrame
 		}

@@ -54,6 +54,9 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 			q.Data.ByRank, q.Data.InLog = false, false
 		}
 	}
+	if rowraft.CodeOf(j.s.mayLog(baseFrame)) == rowraft.CodeVersionTooNew {
+		q.BaseStep = 0 // who restarts in the run counts its steps alone, as before there was this
+	}
 	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
 	if err != nil {
@@ -68,7 +71,7 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	j.s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.generation, "run begins", e.began)
 	j.s.tellRank(ctx, q.GetWorker(), before, int(id.GetRank()))
 	j.s.tellConnected()
-	return &rowraftv1.EnterReply{Identity: id, Generation: e.generation, Began: e.began, Data: e.data}, nil
+	return &rowraftv1.EnterReply{Identity: id, Generation: e.generation, Began: e.began, Data: e.data, BaseStep: e.baseStep}, nil
 }
 
 // Leave takes a member out.

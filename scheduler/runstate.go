@@ -19,6 +19,7 @@ const (
 	maxSettings     = 64
 	maxSettingBytes = 1024
 	maxReasonBytes  = 1024
+	maxBaseStep     = 1 << 62
 	// MaxParts bounds the parts of an epoch.
 	MaxParts = 1 << 20
 	// MinLease and MaxLease bound how long a worker may be silent.
@@ -75,7 +76,8 @@ type entered struct {
 	generation uint64
 	began      bool
 	data       *rowraftv1.JobData
-	done       bool // the run ended without it, and it is no member
+	baseStep   uint64 // of the run
+	done       bool   // the run ended without it, and it is no member
 }
 
 // enterJob makes a worker a member of the job's run, or begins one with it.
@@ -121,7 +123,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 	}
 	s.putRun(r)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
-	return &entered{identity: id, generation: r.GetGeneration(), began: begins, data: r.GetData()}, nil
+	return &entered{identity: id, generation: r.GetGeneration(), began: begins, data: r.GetData(), baseStep: r.GetBaseStep()}, nil
 }
 
 func checkEnter(c *rowraftv1.MetaEnterJob) error {
@@ -141,6 +143,8 @@ func checkEnter(c *rowraftv1.MetaEnterJob) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a lease of %v: want %v to %v", q.GetJob(), time.Duration(min(q.GetLeaseNs(), uint64(MaxLease)+1)), MinLease, MaxLease)
 	case !(q.GetQuorum() >= 0 && q.GetQuorum() <= 1):
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a quorum of %v: want a share of its workers", q.GetJob(), q.GetQuorum())
+	case q.GetBaseStep() > maxBaseStep:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: it had %d steps before this run: at most 2^62 are possible", q.GetJob(), q.GetBaseStep())
 	case len(q.GetCheckpoint()) > maxNameLength:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the id of a checkpoint of %d bytes", q.GetJob(), len(q.GetCheckpoint()))
 	}
@@ -221,7 +225,7 @@ func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
 	return &rowraftv1.MetaRun{
 		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(), LeaseNs: q.GetLeaseNs(),
 		State: rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(s.cluster.Epoch), Data: data, InShards: q.GetInShards(),
-		Quorum: q.GetQuorum(), DeadlineNs: q.GetDeadlineNs(),
+		Quorum: q.GetQuorum(), DeadlineNs: q.GetDeadlineNs(), BaseStep: q.GetBaseStep(),
 	}
 }
 

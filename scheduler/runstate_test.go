@@ -118,6 +118,23 @@ func TestWorkersEnterAndLeave(t *testing.T) {
 	a.wantJob(running, 6, 0)
 }
 
+// A run knows how many steps its job had when it began: who enters later is told, whatever it
+// believes itself.
+func TestARunKnowsItsBaseStep(t *testing.T) {
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	base := func(step uint64) func(*rowraftv1.EnterRequest) {
+		return func(q *rowraftv1.EnterRequest) { q.BaseStep = step }
+	}
+	one := a.enter(cmdEnter("a", 1, base(500)))
+	two := a.enter(cmdEnter("b", 2, base(0)))
+	a.ok(cmdLeaveJob(two.identity, lost))
+	if back := a.enter(cmdEnter("b", 3, base(7))); one.baseStep != 500 || two.baseStep != 500 || back.baseStep != 500 {
+		t.Errorf("the workers are told %d, %d and, after a restart, %d, want 500", one.baseStep, two.baseStep, back.baseStep)
+	}
+	a.refused(cmdEnter("c", 4, base(1<<62+1)), rowraft.CodeInvalidArgument, "at most 2^62")
+}
+
 // What a run has come to when nobody trains any more, and who begins the next one.
 func TestRunsEnd(t *testing.T) {
 	for _, tc := range []struct {
@@ -361,6 +378,10 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 1,
 			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
 		}}}},
+		"enter_base": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
+			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 1, BaseStep: 500,
+			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
+		}}}},
 		"settle_parts": cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9}, &rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
 		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
 			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
@@ -397,6 +418,11 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		Data: &rowraftv1.JobData{
 			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true, Open: []*rowraftv1.JobPart{{Offset: 7, Unsettled: 5}},
 		},
+	})
+	wantRunOf(t, "base.snapshot", &rowraftv1.MetaRun{
+		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, BaseStep: 500,
+		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1}},
+		Data:    &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1},
 	})
 	wantRunOf(t, "runs.snapshot", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Settings: settings, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,

@@ -113,6 +113,29 @@ func readParts(ctx context.Context, path, job string) (p *checkpoint.Parts, trai
 	return p, true, err
 }
 
+// readJobStep reads how many steps a job had whose trainers keep step: all of them stood behind
+// the same one.
+func readJobStep(ctx context.Context, path, job string) (step int64, err error) {
+	files, m, err := openSaved(ctx, path)
+	if err != nil {
+		return 0, err
+	}
+	i := anyState(m, job)
+	if i < 0 {
+		return 0, nil
+	}
+	r, err := checkpoint.OpenFile(ctx, files, m.Blobs[i].File)
+	if err != nil {
+		return 0, fmt.Errorf("checkpoint %s: %w", path, err)
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	st, err := state.Read(r)
+	if err != nil {
+		return 0, fmt.Errorf("checkpoint %s: %w", path, err)
+	}
+	return jobStepOf(st), nil
+}
+
 // FindSaved reads the state that c.Resume names, nil if there is none to go on from.
 func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, error) {
 	switch cfg.Resume {
@@ -204,6 +227,9 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		if err := errors.Join(j.Resume(s.State), j.checkTables(s)); err != nil {
 			return nil, fmt.Errorf("go on from checkpoint %s: %w", s.Path, err)
 		}
+	}
+	if j.cfg.Mode == Sync && j.cfg.member != nil {
+		j.before.jobStep = max(j.before.jobStep, j.cfg.member.BaseStep)
 	}
 	train, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

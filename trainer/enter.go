@@ -63,6 +63,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 			e.Quorum = c.Quorum
 		}
 	}
+	e.BaseStep = saved.step
 	if e.Checkpoint = saved.id; c.Resume == "" {
 		e.Restart = !parted
 	}
@@ -87,6 +88,7 @@ type savedParts struct {
 	there  bool              // a checkpoint says how the data is divided
 	parts  *checkpoint.Parts // nil: the trainers divided it
 	goesOn bool              // a run that begins goes on there
+	step   int64             // of the job there, if its workers keep step
 }
 
 // findParts reads it where the configuration says that the run goes on.
@@ -112,6 +114,9 @@ func (c *Config) findParts(ctx context.Context, cl *client.Client) (s savedParts
 	}
 	trained := slices.ContainsFunc(from.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
 	s.goesOn = s.parts != nil && !trained
+	if err == nil && s.there && !trained && c.Mode == Sync {
+		s.step, err = readJobStep(ctx, path, c.Job)
+	}
 	return s, err
 }
 

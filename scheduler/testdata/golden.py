@@ -143,6 +143,13 @@ state = (data(1, b"ctr") + data(2, run) + num(3, 2) + num(5, 3) + num(7, 10 * 10
 cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
 open(os.path.join(here, "dealt.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(50, state), 9))
 
+# Version 11: the run goes on after 500 steps of its job.
+enter = enter[:-len(num(15, 1))] + num(15, 1) + num(16, 500)
+open(os.path.join(here, "enter_base.entry"), "wb").write(frame(b"RRME", data(50, data(1, enter) + data(2, run)), 11))
+state = (data(1, b"ctr") + data(2, run) + num(3, 2) + num(5, 3) + num(7, 10 * 10**9) + num(8, 1)
+         + num(12, 1) + data(13, lost) + data(14, plan + num(5, 1)) + num(21, 500))
+open(os.path.join(here, "base.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(50, state), 11))
+
 # Version 10: placement. Server n-1 of zone a is decommissioned by operation 5; shard 0 gets a replica on n-2 for it.
 node = data(1, b"n-1") + data(3, b"h:1") + data(4, b"p:1") + data(7, b"rack=r1,zone=a")
 open(os.path.join(here, "put_labels.entry"), "wb").write(frame(b"RRME", data(2, data(1, node)), 10))

@@ -660,6 +660,7 @@ type EnterRequest struct {
 	// 1: it waits for all workers also where a stopped run goes on, and is told if the run
 	// from which it was lost is done.
 	Revision      uint32 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`
+	BaseStep      uint64 `protobuf:"varint,16,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // of a run that begins: steps of the job that its checkpoint has; at most 2^62
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -799,13 +800,21 @@ func (x *EnterRequest) GetRevision() uint32 {
 	return 0
 }
 
+func (x *EnterRequest) GetBaseStep() uint64 {
+	if x != nil {
+		return x.BaseStep
+	}
+	return 0
+}
+
 type EnterReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // 0: not all workers are there
-	Began         bool                   `protobuf:"varint,3,opt,name=began,proto3" json:"began,omitempty"`           // the run began with it
-	Data          *JobData               `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`              // as the run has it
-	Done          bool                   `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`             // the run is over, which ended without this worker: it is no member, and nothing is left to do
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`             // 0: not all workers are there
+	Began         bool                   `protobuf:"varint,3,opt,name=began,proto3" json:"began,omitempty"`                       // the run began with it
+	Data          *JobData               `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`                          // as the run has it
+	Done          bool                   `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`                         // the run is over, which ended without this worker: it is no member, and nothing is left to do
+	BaseStep      uint64                 `protobuf:"varint,6,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // steps of the job before this run
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -873,6 +882,13 @@ func (x *EnterReply) GetDone() bool {
 		return x.Done
 	}
 	return false
+}
+
+func (x *EnterReply) GetBaseStep() uint64 {
+	if x != nil {
+		return x.BaseStep
+	}
+	return 0
 }
 
 type LeaveRequest struct {
@@ -2009,7 +2025,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xc7\x03\n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xe4\x03\n" +
 	"\fEnterRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x1a\n" +
@@ -2029,7 +2045,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x06quorum\x18\r \x01(\x01R\x06quorum\x12\x1f\n" +
 	"\vdeadline_ns\x18\x0e \x01(\x04R\n" +
 	"deadlineNs\x12\x1a\n" +
-	"\brevision\x18\x0f \x01(\rR\brevision\"\xb4\x01\n" +
+	"\brevision\x18\x0f \x01(\rR\brevision\x12\x1b\n" +
+	"\tbase_step\x18\x10 \x01(\x04R\bbaseStep\"\xd1\x01\n" +
 	"\n" +
 	"EnterReply\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +
@@ -2038,7 +2055,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"generation\x12\x14\n" +
 	"\x05began\x18\x03 \x01(\bR\x05began\x12'\n" +
 	"\x04data\x18\x04 \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x12\n" +
-	"\x04done\x18\x05 \x01(\bR\x04done\"\xb9\x01\n" +
+	"\x04done\x18\x05 \x01(\bR\x04done\x12\x1b\n" +
+	"\tbase_step\x18\x06 \x01(\x04R\bbaseStep\"\xb9\x01\n" +
 	"\fLeaveRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +

@@ -1891,6 +1891,7 @@ type MetaRun struct {
 	Started       uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                      // newest generation that has a first step
 	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"` // its
 	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                  // it was stopped, and the next generation wants all workers; since version 9
+	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`    // steps of the job before it; since version 11
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2063,6 +2064,13 @@ func (x *MetaRun) GetGathering() bool {
 		return x.Gathering
 	}
 	return false
+}
+
+func (x *MetaRun) GetBaseStep() uint64 {
+	if x != nil {
+		return x.BaseStep
+	}
+	return 0
 }
 
 // MetaJob is a job whose trainers only ask for a rank.
@@ -3333,7 +3341,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x0fMetaSettleParts\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12-\n" +
-	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\xf6\x04\n" +
+	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\x93\x05\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -3362,7 +3370,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\astarted\x18\x12 \x01(\x04R\astarted\x12\x1d\n" +
 	"\n" +
 	"first_step\x18\x13 \x01(\x04R\tfirstStep\x12\x1c\n" +
-	"\tgathering\x18\x14 \x01(\bR\tgathering\"i\n" +
+	"\tgathering\x18\x14 \x01(\bR\tgathering\x12\x1b\n" +
+	"\tbase_step\x18\x15 \x01(\x04R\bbaseStep\"i\n" +
 	"\aMetaJob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x120\n" +
