@@ -1,0 +1,175 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/tidy"
+)
+
+// runbook returns the lines that a section of docs/ops/runbooks.md tells to type: those
+// behind a prompt.
+func runbook(t *testing.T, section string) (lines []string) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "docs/ops/runbooks.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(page), "\n## "+section+"\n")
+	if !found {
+		t.Fatalf("docs/ops/runbooks.md has no section %q", section)
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	prompted := regexp.MustCompile(`^(n[0-9]# |\$ )`)
+	for i, block := range strings.Split(text, "\n```") {
+		if i%2 == 0 || !strings.HasPrefix(block, "console\n") {
+			continue
+		}
+		for line := range strings.Lines(block) {
+			if prompted.MatchString(line) {
+				lines = append(lines, strings.TrimSpace(line))
+			}
+		}
+	}
+	return lines
+}
+
+// TestTheRunbookForALostMajority types what the page says, line by line, after two of three
+// servers were lost with their disks. Only addresses, paths and the checkpoint's name are
+// others.
+func TestTheRunbookForALostMajority(t *testing.T) {
+	needBinaries(t)
+	lc, err := localcluster.Start(deadline(t, time.Minute), localcluster.Options{
+		Binary: filepath.Join(bin, "rowraft"), Dir: t.TempDir(), Servers: 3, Shards: 2, Profile: "default",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{Cluster: lc, t: t}
+	t.Cleanup(func() {
+		if err := lc.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	dest := t.TempDir()
+	c.must("table", "create", "users", "--dim", "4", "--optimizer", "adagrad", "--lr", "0.1")
+	c.must("row", "set", "users", "1", "2", "3", "--weights", "1,1,1,3")
+	c.must("checkpoint", "policy", "set", "nightly", "--to", dest, "--every", "10m")
+	c.must("checkpoint", "policy", "run-now", "nightly")
+	c.must("row", "set", "users", "4", "--weights", "4,4,4,4")
+	made, err := filepath.Glob(filepath.Join(dest, "nightly-*", "MANIFEST"))
+	if err != nil || len(made) != 1 {
+		t.Fatalf("checkpoints %v, %v", made, err)
+	}
+	lost := c.Servers()[1:]
+	c.killAll(lost)
+	for _, s := range lost {
+		if err := os.RemoveAll(s.DataDir); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	named := regexp.MustCompile(`nightly-[0-9TZ.]+`)
+	starting := new(errgroup.Group)
+	printed := make(map[string]string)
+	for _, line := range runbook(t, "Lose a majority") {
+		if host, command, root := strings.Cut(line, "# "); root && !strings.HasPrefix(line, "$") {
+			c.asRoot(starting, host, command)
+			continue
+		}
+		line = strings.ReplaceAll(named.ReplaceAllString(line, filepath.Base(filepath.Dir(made[0]))), "/mnt/checkpoints", dest)
+		found, err := tidy.Commands("runbooks.md", "```\n"+strings.TrimPrefix(line, "$ ")+"\n```\n", "rowraft")
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%s: %v, %v", line, found, err)
+		}
+		args := found[0].Args
+		what := strings.Join(args[:min(len(args), 2)], " ")
+		if what == "cluster status" && printed[what] == "" {
+			out, errout, code := c.rowraft(deadline(t, time.Minute), args...)
+			if printed[what] = out + errout; code == 0 {
+				t.Fatalf("the cluster is well without two of three servers:\n%s", out)
+			}
+			continue
+		}
+		if what == "cluster status" {
+			if err := starting.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			if err := poll(deadline(t, time.Minute), func() error {
+				if out, errout, code := c.rowraft(deadline(t, time.Minute), args...); code != 0 || !strings.Contains(out, "healthy") {
+					return fmt.Errorf("exit code %d: %s%s", code, out, errout)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		// A leader may change on a busy machine; replicas may be a moment behind.
+		if err := poll(deadline(t, time.Minute), func() error {
+			out, errout, code := c.rowraft(deadline(t, time.Minute), args...)
+			switch printed[what] = out; {
+			case code == 0:
+				return nil
+			case code == 4 || what == "shard digest":
+				return fmt.Errorf("exit code %d: %s%s", code, out, errout)
+			}
+			t.Fatalf("rowraft %s: exit code %d: %s%s", strings.Join(args, " "), code, out, errout)
+			return nil
+		}); err != nil {
+			t.Fatalf("rowraft %s: %v", strings.Join(args, " "), err)
+		}
+	}
+	for what, want := range map[string]string{
+		"checkpoint verify":  "is whole: 3 rows in 1 table",
+		"checkpoint restore": "restored 3 rows",
+		"row get":            "1 1 1 3",
+		"shard digest":       "yes",
+		"checkpoint policy":  "every 10m",
+		"table list":         "users",
+	} {
+		if !strings.Contains(printed[what], want) {
+			t.Errorf("rowraft %s printed %q, want %q in it", what, printed[what], want)
+		}
+	}
+	if !strings.Contains(printed["row get"], "4  no, initial weights") {
+		t.Errorf("row 4, of after the checkpoint: %s", printed["row get"])
+	}
+}
+
+// asRoot does what a line of the page does on a machine.
+func (c *cluster) asRoot(starting *errgroup.Group, host, command string) {
+	c.t.Helper()
+	var server *localcluster.Server
+	for _, s := range c.Servers() {
+		if s.Name == host {
+			server = s
+		}
+	}
+	if server == nil {
+		c.t.Fatalf("no server %s for %q", host, command)
+	}
+	var err error
+	switch command {
+	case "systemctl stop rowraft":
+		err = server.Stop(time.Minute)
+	case "mv /var/lib/rowraft /var/lib/rowraft.lost":
+		err = os.Rename(server.DataDir, server.DataDir+".lost")
+	case "systemctl start rowraft":
+		starting.Go(func() error { return c.Restart(deadline(c.t, time.Minute), server) })
+	default:
+		err = errors.New("the test does not know this line")
+	}
+	if err != nil {
+		c.t.Fatalf("%s# %s: %v", host, command, err)
+	}
+}
