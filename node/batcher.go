@@ -51,6 +51,13 @@ type waiting struct {
 	ctx  context.Context // of the caller: ended before the part is proposed, it is dropped
 	part wire.Part
 	done chan shard.PartResult // capacity 1: the caller may have left
+
+	ticket *ticket // until it is answered, whether or not the caller waits
+}
+
+func (w *waiting) answer(r shard.PartResult) {
+	w.ticket.release()
+	w.done <- r
 }
 
 type proposed struct {
@@ -71,10 +78,10 @@ func newBatcher(group proposer, header func() wire.EntryHeader) *batcher {
 	return b
 }
 
-// submit queues a part and returns where its result will come. It never waits:
-// a full queue is CodeOverloaded.
-func (b *batcher) submit(ctx context.Context, p wire.Part) (<-chan shard.PartResult, error) {
-	w := &waiting{ctx: ctx, part: p, done: make(chan shard.PartResult, 1)}
+// submit queues a part and returns where its result will come; t is released by then.
+// It never waits: a full queue is CodeOverloaded, and t stays the caller's.
+func (b *batcher) submit(ctx context.Context, p wire.Part, t *ticket) (<-chan shard.PartResult, error) {
+	w := &waiting{ctx: ctx, part: p, done: make(chan shard.PartResult, 1), ticket: t}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
@@ -168,7 +175,7 @@ func (b *batcher) propose(parts []*waiting, size int) {
 	rpc.Pool.Put(buf)
 	if canary.Is(canary.AckBeforeCommit) {
 		for _, w := range parts {
-			w.done <- shard.PartResult{}
+			w.answer(shard.PartResult{})
 		}
 		parts = nil
 	}
@@ -185,7 +192,7 @@ func (b *batcher) dropAbandoned(parts []*waiting) []*waiting {
 		bytes += w.part.Size()
 		if w.ctx.Err() != nil {
 			rpc.Pool.Release(w.part.Payload)
-			w.done <- shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the push was proposed")}
+			w.answer(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the push was proposed")})
 			continue
 		}
 		kept = append(kept, w)
@@ -199,7 +206,7 @@ func (b *batcher) dropAbandoned(parts []*waiting) []*waiting {
 // drain refuses what is still queued: nothing of it was proposed.
 func (b *batcher) drain() {
 	for w := b.poll(); w != nil; w = b.poll() {
-		w.done <- shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")}
+		w.answer(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})
 	}
 }
 
@@ -222,10 +229,10 @@ func answer(p proposed) {
 	}
 	for i, w := range p.parts {
 		if err != nil {
-			w.done <- shard.PartResult{Err: err}
+			w.answer(shard.PartResult{Err: err})
 			continue
 		}
-		w.done <- applied.Parts[i]
+		w.answer(applied.Parts[i])
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -59,6 +60,9 @@ type Config struct {
 	DiskStallLimit time.Duration
 	// DiskReserveBytes is kept free: below it pushes are refused; 0: 256 MiB.
 	DiskReserveBytes int64
+	// Limits of what clients have in flight here, and of memory.
+	Limits Limits
+
 	// SnapshotEveryBytes of log are written until a shard's next snapshot; 0: as many as
 	// its last one has, at least 512 MiB and at most SnapshotMaxBytes.
 	SnapshotEveryBytes int64
@@ -128,6 +132,9 @@ func (c *Config) setDefaults() error {
 		return bad("snapshot every %d bytes, at most every %d bytes, trailing log %d bytes: want ≥ 0", c.SnapshotEveryBytes, c.SnapshotMaxBytes, c.TrailingLogBytes)
 	}
 	if _, err := profileOf(c.Profile); err != nil {
+		return err
+	}
+	if err := c.Limits.setDefaults(os.DirFS("/")); err != nil {
 		return err
 	}
 	if c.LogBackend != "" && !slices.Contains(raftstore.Backends, c.LogBackend) {

@@ -35,7 +35,7 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 			stop:   make(chan struct{}),
 		}
 		for range min(maxQueuedParts, 4<<20/partBytes) {
-			if _, err := b.submit(t.Context(), wire.Part{Payload: make([]byte, partBytes)}); err != nil {
+			if _, err := b.submit(t.Context(), wire.Part{Payload: make([]byte, partBytes)}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -72,13 +72,13 @@ func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 		part := func() wire.Part { return wire.Part{Seq: 7, Payload: make([]byte, 1000)} }
 		left, leave := context.WithCancel(t.Context())
 		for range 5 {
-			if _, err := b.submit(left, part()); err != nil {
+			if _, err := b.submit(left, part(), nil); err != nil {
 				t.Fatal(err)
 			}
 		}
 		leave()
 		if stays {
-			if _, err := b.submit(t.Context(), part()); err != nil {
+			if _, err := b.submit(t.Context(), part(), nil); err != nil {
 				t.Fatal(err)
 			}
 		}

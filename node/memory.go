@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strconv"
 	"strings"
+
+	"github.com/rowraft/rowraft"
 )
 
 // freeMemory is how much more this process may take, as far as the machine tells:
@@ -28,13 +31,16 @@ func freeMemory(root fs.FS) uint64 {
 }
 
 // available reads MemAvailable.
-func available(root fs.FS) uint64 {
+func available(root fs.FS) uint64 { return meminfo(root, "MemAvailable:") }
+
+// meminfo reads a line of /proc/meminfo, in bytes; 0 if there is none.
+func meminfo(root fs.FS, line string) uint64 {
 	b, err := fs.ReadFile(root, "proc/meminfo")
 	if err != nil {
 		return 0
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
-		if rest, ok := strings.CutPrefix(lines.Text(), "MemAvailable:"); ok {
+		if rest, ok := strings.CutPrefix(lines.Text(), line); ok {
 			kib, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 50)
 			if err != nil {
 				return 0
@@ -79,4 +85,39 @@ func residentBytes(root fs.FS) uint64 {
 		}
 	}
 	return 0
+}
+
+// machineMemory is what this process may have in all: the limit of its cgroup or, without
+// one, what the machine has; 0 is unknown.
+func machineMemory(root fs.FS) uint64 {
+	total := meminfo(root, "MemTotal:")
+	if limit := cgroupLimit(root); limit > 0 && (total == 0 || limit < total) {
+		return limit
+	}
+	return total
+}
+
+// setDefaults fills in the limits that are not given.
+func (l *Limits) setDefaults(root fs.FS) error {
+	for _, given := range []struct {
+		name  string
+		bytes int64
+	}{{"memory limit", l.Memory}, {"bytes in flight", l.InFlight}, {"bytes in flight of a shard", l.Shard}, {"bytes in flight of a client", l.Client}} {
+		if given.bytes < 0 {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %d: want 0 (the default) or more", given.name, given.bytes)
+		}
+	}
+	if l.Memory == 0 {
+		l.Memory = int64(min(machineMemory(root), math.MaxInt64))
+	}
+	if l.InFlight == 0 {
+		l.InFlight = max(64<<20, min(l.Memory/16, 1<<30))
+	}
+	if l.Shard == 0 {
+		l.Shard = max(1, l.InFlight/2)
+	}
+	if l.Client == 0 {
+		l.Client = max(1, l.InFlight/4)
+	}
+	return nil
 }

@@ -99,6 +99,9 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{buildInfo, readyDesc, certDesc, lagDesc} {
 		ch <- d
 	}
+	for _, d := range admissionDescs {
+		ch <- d
+	}
 	for _, d := range replicaMetrics {
 		ch <- d.desc
 	}
@@ -114,6 +117,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	replicas := m.n.replicaStatus()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
+	m.n.admission.collect(ch)
 	nodes, tables := m.names()
 	for _, r := range replicas {
 		shard := strconv.Itoa(int(r.Shard))

@@ -46,6 +46,8 @@ type Node struct {
 	health   *health.Server
 	control  *control
 
+	admission *admission
+
 	fatal    chan error      // capacity 1: why the process must end
 	stopping context.Context // ends when the services stop
 	stop     context.CancelFunc
@@ -98,7 +100,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
+	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: newAdmission(cfg.Limits), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
 	if n.identity, err = identity.Open(cfg.FS, cfg.DataDir); err != nil {
@@ -422,7 +424,7 @@ func (n *Node) closeReplicas() error {
 
 // serve starts the gRPC services; the channel gives the error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
-	n.grpc = grpc.NewServer(append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.endLongPolls), grpc.ChainStreamInterceptor(n.endAttendance))...)
+	n.grpc = grpc.NewServer(append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.endLongPolls, n.countReplies), grpc.ChainStreamInterceptor(n.endAttendance))...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
 	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
@@ -435,7 +437,8 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	rowraftv1.RegisterJobsServer(n.grpc, n.sched.Jobs())
 	healthpb.RegisterHealthServer(n.grpc, n.health)
 	served := make(chan error, 1)
-	go func() { served <- n.grpc.Serve(rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost)) }()
+	l := countedListener{rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost), n.admission}
+	go func() { served <- n.grpc.Serve(l) }()
 	if source == nil {
 		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; this server serves loopback addresses only")
 	}

@@ -23,6 +23,14 @@ type pulled struct {
 	index   rowraft.Index // that the rows reflect, at least
 	age     time.Duration // of a bounded read: what was met
 	lag     uint64
+
+	ticket *ticket // of payload
+}
+
+// drop gives back what was made and is not sent.
+func (p *pulled) drop() {
+	rpc.Pool.Release(p.payload)
+	p.ticket.release()
 }
 
 func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
@@ -52,9 +60,10 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 		return nil, err
 	}
 	if err := r.mayTouch(ctx, req.Payload); err != nil { // the table has come while the read waited
-		rpc.Pool.Release(got.payload)
+		got.drop()
 		return nil, err
 	}
+	keepTicket(ctx, got.ticket)
 	return &rowraftv1.PullReply{
 		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
 	}, nil
@@ -74,7 +83,7 @@ const maxMaxAge = 365 * 24 * time.Hour
 // pull answers a read as the leader, not before minIndex is applied.
 func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
 	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
-		return r.pullRows(payload, presence)
+		return r.pullRows(ctx, payload, presence)
 	}
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
 	defer cancel()
@@ -91,12 +100,25 @@ func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizab
 			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
 		}
 	}
-	return r.pullRows(payload, presence)
+	return r.pullRows(ctx, payload, presence)
 }
 
-func (r *replica) pullRows(payload []byte, presence bool) (got pulled, err error) {
-	got.payload, got.index, err = r.machine.Pull(payload, presence, rpc.Pool.Bytes)
-	return got, err
+func (r *replica) pullRows(ctx context.Context, payload []byte, presence bool) (got pulled, err error) {
+	var refused error
+	got.payload, got.index, err = r.machine.Pull(payload, presence, func(size int) []byte {
+		if got.ticket, refused = r.admit.admit(ctx, r.shard, admitPull, size); refused != nil {
+			return nil
+		}
+		return rpc.Pool.Bytes(size)
+	})
+	if err != nil {
+		got.ticket.release()
+		if refused != nil {
+			err = refused
+		}
+		return pulled{}, err
+	}
+	return got, nil
 }
 
 // knowsNoOtherLeader is the sabotage canary.StaleReads.
@@ -132,7 +154,7 @@ func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool
 		if !ok {
 			return pulled{}, r.tooStale(p, b, minIndex)
 		}
-		got, err := r.pullRows(payload, presence)
+		got, err := r.pullRows(ctx, payload, presence)
 		if err != nil {
 			return pulled{}, err
 		}
@@ -140,7 +162,7 @@ func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool
 		if got.age, got.lag = p.age(), p.lag; got.age <= b.maxAge {
 			return got, nil
 		}
-		rpc.Pool.Release(got.payload)
+		got.drop()
 		if ctx.Err() != nil {
 			return pulled{}, r.tooStale(p, b, minIndex)
 		}

@@ -30,6 +30,7 @@ type replica struct {
 	gate    gate // before batch
 	steps   *steps
 	fresh   *freshness
+	admit   *admission // of the server
 	log     *slog.Logger
 
 	gateVersion func(rowraft.ShardID, uint16) error // of the server; nil: anything may be logged
@@ -87,6 +88,7 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	}
 	r := &replica{
 		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: n.cfg.tamper, gateVersion: n.mayLog,
+		admit: n.admission,
 		proof: prover{round: make(chan struct{}, 1)},
 		log:   n.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
@@ -206,18 +208,26 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
+	t, err := r.admit.push(ctx, r.shard, &p)
+	if err != nil {
+		rpc.Pool.Release(p.Payload)
+		return 0, false, err
+	}
 	if err := r.gate.enter(ctx, p.Size()); err != nil {
+		t.release()
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
 	defer r.gate.leave()
 	duplicate, err = checkPart(ctx, r.machine, &p, r.confirm)
 	if err != nil || duplicate {
+		t.release()
 		rpc.Pool.Release(p.Payload)
 		return r.machine.AppliedIndex(), duplicate, err
 	}
-	done, err := r.batch.submit(ctx, p)
+	done, err := r.batch.submit(ctx, p, t)
 	if err != nil {
+		t.release()
 		return 0, false, err
 	}
 	result, err := wait(ctx, done)

@@ -35,6 +35,11 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 	if err != nil {
 		return err
 	}
+	t, err := r.admit.admit(stream.Context(), r.shard, admitPull, 2*scanMessageBytes)
+	if err != nil {
+		return err
+	}
+	defer t.release()
 	for c.slot <= req.LastSlot {
 		reply, err := c.fill(req.LastSlot)
 		if err == nil {

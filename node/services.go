@@ -118,16 +118,8 @@ func (s *tableService) OpenSession(ctx context.Context, req *rowraftv1.OpenSessi
 const maxStreamCalls = 64
 
 func (s *tableService) PullStream(stream grpc.BidiStreamingServer[rowraftv1.PullStreamRequest, rowraftv1.PullStreamReply]) error {
-	return serveStream(stream.Context(), stream.Recv, stream.Send, func(ctx context.Context, m *rowraftv1.PullStreamRequest) *rowraftv1.PullStreamReply {
-		out := &rowraftv1.PullStreamReply{Id: m.Id}
-		reply, err := s.Pull(ctx, m.GetPull())
-		if err != nil {
-			out.Error = rpc.Detail(err)
-			return out
-		}
-		out.Reply = reply
-		return out
-	})
+	send := func(c *rpc.Counted) error { return stream.SendMsg(c) }
+	return serveStream(stream.Context(), stream.Recv, send, s.pullForStream)
 }
 
 func (s *tableService) PushStream(stream grpc.BidiStreamingServer[rowraftv1.PushStreamRequest, rowraftv1.PushStreamReply]) error {

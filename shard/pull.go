@@ -17,11 +17,11 @@ const MaxPullBytes = 64 << 20
 // pushed reads as the initializer and is not created.
 //
 // The reply is written once, into what alloc(size) returns: size bytes, which
-// need not be zero. The rows reflect the index applied or a later one, each row
+// need not be zero, or nil: then there is no room and Pull ends. The rows reflect the index applied or a later one, each row
 // as a whole. Pull keeps neither buffer. Safe for concurrent use.
 //
 // Errors: CodeInvalidArgument, CodeTableNotFound, CodeWrongShard; CodeStarting
-// if a snapshot was restored meanwhile; CodeClosing. What alloc returned is then
+// if a snapshot was restored meanwhile; CodeClosing; CodeOverloaded without room. What alloc returned is then
 // the caller's to free.
 func (m *Machine) Pull(payload []byte, presence bool, alloc func(size int) []byte) (reply []byte, applied rowraft.Index, err error) {
 	size, err := m.replySize(payload, presence)
@@ -32,7 +32,10 @@ func (m *Machine) Pull(payload []byte, presence bool, alloc func(size int) []byt
 	st := m.view.Load().state
 	applied = m.AppliedIndex()
 	m.life.RUnlock()
-	reply = alloc(size)[:size]
+	if reply = alloc(size); reply == nil {
+		return nil, 0, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: no room for %d bytes of rows", m.shard, size)
+	}
+	reply = reply[:size]
 	out := reply
 	for len(payload) > 0 {
 		ask, body, rest, err := wire.ParseSegment(payload)

@@ -43,6 +43,7 @@ type serverFlags struct {
 	snapshotMax              int64
 	snapshotSend             int64
 	segment                  int
+	limits                   node.Limits
 	cpuProfile               string
 	readyFile                string
 	logLevel, logFormat      string
@@ -88,6 +89,10 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
 	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second, "pause between two looks for expired rows in the shards that this server leads; negative: never")
 	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard compares its replicas; one that differs from the majority is fenced; negative: never")
+	fl.Int64Var(&f.limits.InFlight, "in-flight-bytes", 0, "pushes that are not applied and replies that are not taken, of everybody; more is refused, and clients ask again; default a sixteenth of the memory limit, 64 MiB to 1 GiB")
+	fl.Int64Var(&f.limits.Shard, "shard-in-flight-bytes", 0, "the same of one shard; default half of --in-flight-bytes")
+	fl.Int64Var(&f.limits.Client, "client-in-flight-bytes", 0, "the same of one client: an identity or, without certificates, a connection; default a quarter of --in-flight-bytes")
+	fl.Int64Var(&f.limits.Memory, "memory-limit-bytes", 0, "memory of this process; beyond nine tenths of it pushes are refused until there is room again; default what its cgroup gives it, or the machine has")
 	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default: as many as its last snapshot has, at least 512 MiB and at most --snapshot-max-bytes")
 	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard between two snapshots, however large its state is; default 4 GiB")
 	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files, preallocated; default 64 MiB, less with more than 8 shards on a server")
@@ -168,7 +173,8 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		Exact: f.exact, Workers: f.workers, StartTimeout: f.startTimeout,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
-		TLS: g.tls, Insecure: g.insecure, Logger: logger,
+		Limits: f.limits,
+		TLS:    g.tls, Insecure: g.insecure, Logger: logger,
 	}
 	f.placementFlags.set(&cfg)
 	if f.opsListen != "" {

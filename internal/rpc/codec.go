@@ -20,8 +20,51 @@ type codec struct{ std encoding.CodecV2 }
 
 func (codec) Name() string { return "proto" }
 
+// Counted is a reply whose payload somebody counts. Taken is called once the transport
+// has written the payload or dropped it; it may not be when the connection breaks.
+type Counted struct {
+	Reply any // *rowraftv1.PullReply or *rowraftv1.PullStreamReply
+	Taken func()
+}
+
+// countedPool gives a payload back and says so.
+type countedPool struct {
+	*BufferPool
+	taken func()
+}
+
+func (p *countedPool) Put(b *[]byte) {
+	p.BufferPool.Put(b)
+	p.taken()
+}
+
+// counted is the buffer of a payload that is counted. Very small ones are never freed by
+// package mem: they are taken at once.
+func counted(payload *[]byte, taken func()) mem.Buffer {
+	if mem.IsBelowBufferPoolingThreshold(cap(*payload)) {
+		taken()
+		return mem.SliceBuffer(*payload)
+	}
+	return mem.NewBuffer(payload, &countedPool{Pool, taken})
+}
+
+func (c codec) marshalCounted(m *Counted) (mem.BufferSlice, error) {
+	switch r := m.Reply.(type) {
+	case *rowraftv1.PullReply:
+		return withPayload(pullReplyHead(nil, r), 3, counted(&r.Payload, m.Taken)), nil
+	case *rowraftv1.PullStreamReply:
+		if r.Reply != nil {
+			return nested(r.Id, pullReplyHead(nil, r.Reply), 3, counted(&r.Reply.Payload, m.Taken)), nil
+		}
+	}
+	m.Taken()
+	return c.Marshal(m.Reply)
+}
+
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch m := v.(type) {
+	case *Counted:
+		return c.marshalCounted(m)
 	case *rowraftv1.PullRequest:
 		return withPayload(pullRequestHead(nil, m), 6, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.PullReply:

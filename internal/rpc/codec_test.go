@@ -31,6 +31,35 @@ func hotMessages() []proto.Message {
 	}
 }
 
+// A reply that is counted has the bytes of one that is not, and says once that it was
+// taken: when its buffer is let go of, or at once if nobody will.
+func TestCountedRepliesAreTaken(t *testing.T) {
+	for _, bytes := range []int{0, 16, 5000} {
+		reply := func() *rowraftv1.PullReply {
+			return &rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 9, Payload: Pool.Bytes(bytes)[:bytes]}
+		}
+		failed := &rowraftv1.PullStreamReply{Id: 7, Error: &rowraftv1.ErrorDetail{Code: 4, Message: "no"}}
+		for _, m := range []proto.Message{reply(), &rowraftv1.PullStreamReply{Id: 7, Reply: reply()}, failed} {
+			plain, err := Codec.Marshal(proto.Clone(m))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, taken := plain.Materialize(), 0
+			got, err := Codec.Marshal(&Counted{Reply: m, Taken: func() { taken++ }})
+			if err != nil || string(got.Materialize()) != string(want) {
+				t.Errorf("%T of %d bytes: not the same as without counting (%v)", m, bytes, err)
+			}
+			if held := bytes == 5000 && m != proto.Message(failed); held && taken != 0 {
+				t.Errorf("%T of %d bytes: taken while the transport has it", m, bytes)
+			}
+			got.Free()
+			if taken != 1 {
+				t.Errorf("%T of %d bytes: taken %d times, want once", m, bytes, taken)
+			}
+		}
+	}
+}
+
 // TestCodecSpeaksProtobuf checks both directions against the protobuf library:
 // what we write it reads, what it writes we read, whole or in small buffers.
 func TestCodecSpeaksProtobuf(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 type authInfo struct {
 	credentials.TLSInfo
 	caller Caller
+	client any // see ClientOf
 }
 
 // transport is TLS whose certificates are those of the files at each handshake. The
@@ -48,7 +49,7 @@ func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 		secure.Close()
 		return nil, nil, err
 	}
-	return secure, &authInfo{tlsInfo, Caller{id, leaf.NotAfter}}, nil
+	return secure, &authInfo{tlsInfo, Caller{id, leaf.NotAfter}, id.Tag()}, nil
 }
 
 func (t *transport) Clone() credentials.TransportCredentials { return transportOf(t.source) }

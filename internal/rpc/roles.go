@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -116,6 +117,29 @@ func CallerOf(ctx context.Context) *Caller {
 		return nil
 	}
 	return &info.caller
+}
+
+// ClientOf tells by which bytes in flight are counted: client is whose the call of ctx
+// is, an identity with all of its connections or, without certificates, a connection;
+// conn is the connection, as ConnKey has it. Both can be compared; nil is this process.
+func ClientOf(ctx context.Context) (client, conn any) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil, nil
+	}
+	conn = ConnKey(p.Addr)
+	if info, ok := p.AuthInfo.(*authInfo); ok {
+		return info.client, conn
+	}
+	return conn, conn
+}
+
+// ConnKey names a connection by its RemoteAddr, as long as it is open.
+func ConnKey(remote net.Addr) any {
+	if tcp, ok := remote.(*net.TCPAddr); ok {
+		return tcp // each connection has its own
+	}
+	return remote.String()
 }
 
 // Limited reports whether the caller may touch some tables only.

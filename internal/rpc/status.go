@@ -6,10 +6,13 @@ import (
 	"math"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -144,7 +147,11 @@ func ToStatus(err error) error {
 		}
 		code = codes.Unknown
 	}
-	s, derr := status.New(code, d.Message).WithDetails(d)
+	details := []protoadapt.MessageV1{d}
+	if d.RetryAfterNs > 0 { // so that clients of others, which do not know ours, wait as well
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(duration(d.RetryAfterNs))})
+	}
+	s, derr := status.New(code, d.Message).WithDetails(details...)
 	if derr != nil {
 		return status.Error(code, d.Message)
 	}

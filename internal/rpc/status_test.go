@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -49,6 +50,23 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 	nl, ok := errors.AsType[*rowraft.NotLeaderError](FromStatus(ToStatus(fmt.Errorf("x: %w", &rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}))))
 	if !ok || *nl != (rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}) {
 		t.Errorf("the hint of NotLeader was lost: %+v", nl)
+	}
+}
+
+// Clients that do not know our detail are told in gRPC's own words when to ask again.
+func TestOverloadedSaysWhenToAskAgain(t *testing.T) {
+	s := status.Convert(ToStatus(&rowraft.OverloadedError{What: "queue", RetryAfter: 30 * time.Millisecond}))
+	var told time.Duration
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok {
+			told = info.GetRetryDelay().AsDuration()
+		}
+	}
+	if s.Code() != codes.ResourceExhausted || told != 30*time.Millisecond {
+		t.Errorf("%v with a RetryInfo of %v, want ResourceExhausted with 30 ms", s.Code(), told)
+	}
+	if n := len(status.Convert(ToStatus(rowraft.Errorf(rowraft.CodeOverloaded, "another is running"))).Details()); n != 1 {
+		t.Errorf("without a time to wait for there are %d details, want ours", n)
 	}
 }
 

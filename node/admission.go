@@ -1,0 +1,259 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// Limits bound what a server holds in memory for those who call it, in bytes. A push
+// counts from its arrival until it is applied or refused, whether or not its caller
+// waits; the reply to a pull from when it is made until the transport has it.
+//
+// One client, and one shard, never get more than half of what all share while others
+// need it: see pool.fits. What alone is larger than a limit is let in when nothing else
+// is there.
+type Limits struct {
+	InFlight int64 // of everybody; 0: a sixteenth of Memory, 64 MiB to 1 GiB
+	Shard    int64 // of one shard; 0: half of InFlight
+	Client   int64 // of one client: an identity or, without certificates, a connection; 0: a quarter of InFlight
+	// Memory is what the process may have: beyond nine tenths of it pushes are refused.
+	// 0: what its cgroup gives it or, without one, what the machine has.
+	Memory int64
+}
+
+// admittedOp is what bytes in flight are of.
+type admittedOp uint8
+
+const (
+	admitPush admittedOp = iota
+	admitPull
+	admittedOps
+)
+
+var admittedOpNames = [admittedOps]string{"push", "pull"}
+
+// refusal is why something was not let in.
+type refusal uint8
+
+const (
+	refusedNode refusal = iota
+	refusedShard
+	refusedClient
+	refusedShare
+	refusedMemory
+	refusals
+)
+
+var refusalNames = [refusals]string{"node", "shard", "client", "share", "memory"}
+
+// admission counts the bytes in flight of a server and refuses what is too much, at
+// once: it queues nothing. A nil one lets everything in.
+//
+// mu is held for some map lookups, never across a call out of this file.
+type admission struct {
+	limits Limits
+
+	mu      sync.Mutex
+	node    pool
+	shards  map[rowraft.ShardID]*pool
+	conns   map[any]map[*ticket]struct{} // replies that open connections have not taken
+	used    [admittedOps]int64
+	refused [refusals]uint64
+	hint    hint
+	full    string // why there is no memory for pushes; "": there is
+}
+
+func newAdmission(l Limits) *admission {
+	return &admission{limits: l, node: newPool(l.InFlight), shards: make(map[rowraft.ShardID]*pool), conns: make(map[any]map[*ticket]struct{})}
+}
+
+// pool is what many share: bytes in flight, by client.
+type pool struct {
+	limit, used int64
+	by          map[any]int64 // clients without any are not in it
+}
+
+func newPool(limit int64) pool { return pool{limit: limit, by: make(map[any]int64)} }
+
+// fits says whether client may have n more bytes of p. While half of p is free it may.
+// Of the other half each client that has something gets an equal share, so that who
+// stays below that is never refused because of others who ask for more.
+func (p *pool) fits(client any, n int64) (bool, refusal) {
+	have := p.by[client]
+	switch {
+	case p.used == 0:
+		return true, 0
+	case p.used+n > p.limit:
+		return false, refusedNode
+	case p.used+n <= p.limit/2 || have == 0:
+		return true, 0
+	}
+	return have+n <= p.limit/int64(2*len(p.by)), refusedShare
+}
+
+func (p *pool) add(client any, n int64) {
+	p.used += n
+	if have := p.by[client] + n; have > 0 {
+		p.by[client] = have
+	} else {
+		delete(p.by, client)
+	}
+}
+
+// ticket is what was let in. It is given back once; more often does nothing.
+type ticket struct {
+	a            *admission
+	client, conn any
+	shard        rowraft.ShardID
+	op           admittedOp
+	bytes        int64
+	over         bool // under a.mu
+}
+
+// admit lets n bytes in, or refuses them with an *rowraft.OverloadedError.
+func (a *admission) admit(ctx context.Context, shard rowraft.ShardID, op admittedOp, n int) (*ticket, error) {
+	if a == nil {
+		return nil, nil
+	}
+	t := &ticket{a: a, shard: shard, op: op, bytes: int64(n)}
+	t.client, t.conn = rpc.ClientOf(ctx)
+	a.mu.Lock()
+	err := a.admitLocked(t)
+	a.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// push lets a part in. Without memory only what gives some back is.
+func (a *admission) push(ctx context.Context, shard rowraft.ShardID, p *wire.Part) (*ticket, error) {
+	if p.Op != wire.OpDelete {
+		if err := a.roomForRows(); err != nil {
+			return nil, err
+		}
+	}
+	return a.admit(ctx, shard, admitPush, p.Size())
+}
+
+// roomForRows refuses what may make rows while there is no memory for them.
+func (a *admission) roomForRows() error {
+	if a == nil {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.full == "" {
+		return nil
+	}
+	a.refused[refusedMemory]++
+	return &rowraft.OverloadedError{What: a.full, RetryAfter: hintMost}
+}
+
+// REQUIRES: a.mu is held.
+func (a *admission) admitLocked(t *ticket) error {
+	s := a.shards[t.shard]
+	if s == nil {
+		p := newPool(a.limits.Shard)
+		s = &p
+		a.shards[t.shard] = s
+	}
+	if have := a.node.by[t.client]; have > 0 && have+t.bytes > a.limits.Client {
+		return a.refuseLocked(refusedClient, "this client has %d bytes in flight on this server, at most %d: wait for answers before asking for more (--client-in-flight-bytes)", have, a.limits.Client)
+	}
+	if ok, why := s.fits(t.client, t.bytes); !ok {
+		if why == refusedNode {
+			why = refusedShard
+		}
+		return a.refuseLocked(why, "shard %d has %d bytes in flight, %d of them of this client, at most %d: ask again later (--shard-in-flight-bytes)", t.shard, s.used, s.by[t.client], s.limit)
+	}
+	if ok, why := a.node.fits(t.client, t.bytes); !ok {
+		return a.refuseLocked(why, "the server has %d bytes in flight, %d of them of this client, at most %d: ask again later (--in-flight-bytes)", a.node.used, a.node.by[t.client], a.node.limit)
+	}
+	a.node.add(t.client, t.bytes)
+	s.add(t.client, t.bytes)
+	a.used[t.op] += t.bytes
+	a.hint.admitted()
+	if open := a.conns[t.conn]; open != nil && t.op == admitPull {
+		open[t] = struct{}{}
+	}
+	return nil
+}
+
+// REQUIRES: a.mu is held.
+func (a *admission) refuseLocked(why refusal, format string, args ...any) error {
+	a.refused[why]++
+	return &rowraft.OverloadedError{What: fmt.Sprintf(format, args...), RetryAfter: a.hint.refused(time.Now())}
+}
+
+// release gives the bytes of t back.
+func (t *ticket) release() {
+	if t == nil {
+		return
+	}
+	t.a.mu.Lock()
+	t.a.releaseLocked(t)
+	t.a.mu.Unlock()
+}
+
+// REQUIRES: a.mu is held.
+func (a *admission) releaseLocked(t *ticket) {
+	if t.over {
+		return
+	}
+	t.over = true
+	a.node.add(t.client, -t.bytes)
+	a.shards[t.shard].add(t.client, -t.bytes)
+	a.used[t.op] -= t.bytes
+	delete(a.conns[t.conn], t)
+}
+
+// hint says how long one who was refused should wait: 20 ms, and as much again for each
+// refusal that came for one admission lately, so that those who wait ask about as often
+// as somebody gets in.
+type hint struct {
+	since     time.Time
+	ins, outs int
+}
+
+const (
+	hintBase   = 20 * time.Millisecond
+	hintMost   = time.Second
+	hintWindow = 200 * time.Millisecond
+)
+
+func (h *hint) admitted() { h.ins++ }
+
+func (h *hint) refused(now time.Time) time.Duration {
+	if now.Sub(h.since) > hintWindow {
+		h.since, h.ins, h.outs = now, h.ins/2, h.outs/2
+	}
+	h.outs++
+	return min(hintBase*time.Duration(1+h.outs/(1+h.ins)), hintMost)
+}
+
+// admissionStats is what metrics show.
+type admissionStats struct {
+	limits  Limits
+	used    [admittedOps]int64
+	refused [refusals]uint64
+	clients int // that have bytes in flight
+	shards  map[rowraft.ShardID]int64
+	full    bool
+}
+
+func (a *admission) stats() admissionStats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := admissionStats{limits: a.limits, used: a.used, refused: a.refused, clients: len(a.node.by), shards: make(map[rowraft.ShardID]int64), full: a.full != ""}
+	for id, p := range a.shards {
+		s.shards[id] = p.used
+	}
+	return s
+}

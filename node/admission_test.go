@@ -1,0 +1,350 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// Whoever stays below its share of half the pool is never refused, whatever others ask
+// for and in whatever order.
+func TestAPoolIsShared(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		const limit, clients = 1000, 8
+		p := newPool(limit)
+		held := make([][]int64, clients) // client 0 is modest: never more than its share of all
+		sum := func(c int) (n int64) {
+			for _, b := range held[c] {
+				n += b
+			}
+			return n
+		}
+		for range 5000 {
+			c := rng.IntN(clients)
+			if n := len(held[c]); n > 0 && rng.IntN(3) == 0 {
+				i := rng.IntN(n)
+				p.add(c, -held[c][i])
+				held[c] = append(held[c][:i], held[c][i+1:]...)
+				continue
+			}
+			n := 1 + rng.Int64N(60)
+			if c == 0 {
+				if n = 1 + rng.Int64N(10); sum(0)+n > limit/(2*clients) {
+					continue
+				}
+			}
+			ok, _ := p.fits(c, n)
+			if !ok && c == 0 {
+				t.Fatalf("seed %d: a client with %d bytes may not have %d more of %d, %d of which %d clients have", seed, sum(0), n, limit, p.used, len(p.by))
+			}
+			if ok {
+				p.add(c, n)
+				held[c] = append(held[c], n)
+			}
+			if p.used > limit {
+				t.Fatalf("seed %d: %d bytes in flight, at most %d", seed, p.used, limit)
+			}
+		}
+	}
+}
+
+func TestOneClientLeavesRoomForOthers(t *testing.T) {
+	p := newPool(100)
+	for p.used < 100 {
+		ok, _ := p.fits("greedy", 10)
+		if !ok {
+			break
+		}
+		p.add("greedy", 10)
+	}
+	if p.used != 50 {
+		t.Errorf("one client alone has %d bytes of 100, want half", p.used)
+	}
+	for i := range 5 {
+		if ok, _ := p.fits(i, 10); !ok {
+			t.Errorf("client %d, which has nothing, is refused with %d of 100 in flight", i, p.used)
+		}
+		p.add(i, 10)
+	}
+	if ok, why := p.fits("one more", 10); ok || why != refusedNode {
+		t.Errorf("with all in flight one more is let in: %v, %v", ok, why)
+	}
+}
+
+// What is larger than every limit would else be refused for ever.
+func TestWhatIsLargeGetsInAlone(t *testing.T) {
+	a := newAdmission(Limits{InFlight: 100, Shard: 50, Client: 25})
+	big, err := a.admit(t.Context(), 3, admitPush, 1000)
+	if err != nil {
+		t.Fatalf("alone: %v", err)
+	}
+	_, err = a.admit(t.Context(), 3, admitPush, 1)
+	o, ok := errors.AsType[*rowraft.OverloadedError](err)
+	if !ok || o.RetryAfter < hintBase || o.RetryAfter > hintMost {
+		t.Fatalf("beside it: %v, want an OverloadedError with a hint", err)
+	}
+	big.release()
+	big.release() // counts once
+	if s := a.stats(); s.used[admitPush] != 0 || s.shards[3] != 0 || s.clients != 0 || s.refused[refusedClient] != 1 {
+		t.Errorf("after it: %+v", s)
+	}
+}
+
+// Ten who wait for one that is let in ask a tenth as often each.
+func TestTheHintGrowsWithRefusals(t *testing.T) {
+	h, now := hint{}, time.Now()
+	first := h.refused(now)
+	var busy time.Duration
+	for range 100 {
+		now = now.Add(time.Millisecond)
+		h.admitted()
+		for range 10 {
+			busy = h.refused(now)
+		}
+	}
+	if first != 2*hintBase || busy < 8*hintBase || busy > 12*hintBase {
+		t.Errorf("the first hint is %v, with ten refusals for one admission %v", first, busy)
+	}
+	for range 10000 {
+		busy = h.refused(now)
+	}
+	if busy != hintMost {
+		t.Errorf("when nobody is let in the hint is %v, want %v", busy, hintMost)
+	}
+	if now = now.Add(time.Minute); h.refused(now) > hintMost {
+		t.Error("it never gets shorter")
+	}
+}
+
+func TestLimitsComeFromMemory(t *testing.T) {
+	disk := fstest.MapFS{"proc/meminfo": {Data: []byte("MemTotal: 8388608 kB\n")}}
+	for _, tc := range []struct {
+		name        string
+		given, want Limits
+	}{
+		{"of the machine", Limits{}, Limits{512 << 20, 256 << 20, 128 << 20, 8 << 30}},
+		{"of a small one", Limits{Memory: 256 << 20}, Limits{64 << 20, 32 << 20, 16 << 20, 256 << 20}},
+		{"of a large one", Limits{Memory: 1 << 40}, Limits{1 << 30, 512 << 20, 256 << 20, 1 << 40}},
+		{"given", Limits{InFlight: 100, Client: 7}, Limits{100, 50, 7, 8 << 30}},
+	} {
+		got := tc.given
+		if err := got.setDefaults(disk); err != nil || got != tc.want {
+			t.Errorf("%s: %+v, %v, want %+v", tc.name, got, err, tc.want)
+		}
+	}
+	if err := (&Limits{Shard: -1}).setDefaults(disk); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a negative limit: %v", err)
+	}
+}
+
+// metric reads a number without labels, or with exactly these.
+func (n *testNode) metric(t testing.TB, name string) float64 {
+	t.Helper()
+	_, text := n.get(t, "/metrics")
+	found := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindStringSubmatch(text)
+	if found == nil {
+		t.Fatalf("no metric %s", name)
+	}
+	v, err := strconv.ParseFloat(found[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func (n *testNode) awaitMetric(t testing.TB, name string, ok func(float64) bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+		v := n.metric(t, name)
+		if ok(v) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %v after a minute", name, v)
+		}
+	}
+}
+
+// stuckConn reads nothing once it is stuck.
+type stuckConn struct {
+	net.Conn
+	stuck *atomic.Bool
+	ended chan struct{}
+	once  sync.Once
+}
+
+func (c *stuckConn) Read(b []byte) (int, error) {
+	if c.stuck.Load() {
+		<-c.ended
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Read(b)
+}
+
+func (c *stuckConn) Close() error {
+	c.once.Do(func() { close(c.ended) })
+	return c.Conn.Close()
+}
+
+// TestRepliesCountUntilTheyAreTaken: a client that asks and does not read gets as much
+// as its limit, others are served beside it, and what it has not taken counts until its
+// connection ends.
+func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
+	limits := Limits{InFlight: 16 << 20, Client: 4 << 20, Shard: 16 << 20}
+	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Limits = limits })
+	ctx, n := testContext(t), c.nodes[0]
+	schema := counterSchema("wide")
+	schema.Dim = 256
+	cl := c.dial()
+	table, err := cl.CreateTable(ctx, schema, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := make([]rowraft.Key, 1024) // 1 MiB of weights
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+
+	// Not a client of ours: that would notice that nothing comes, and close.
+	var stuck atomic.Bool
+	greedy, err := grpc.NewClient("passthrough:///"+n.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			return &stuckConn{Conn: conn, stuck: &stuck, ended: make(chan struct{})}, err
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := make([]uint64, len(keys))
+	for i := range ids {
+		ids[i] = uint64(i)
+	}
+	ask := &rowraftv1.PullRequest{MapVersion: anyMapVersion, Payload: segment(wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 256, DType: rowraft.Float32, Flags: wire.FlagNoValues}, ids, nil)}
+	stub := rowraftv1.NewTableClient(greedy)
+	if _, err := stub.Pull(ctx, ask); status.Code(err) != codes.OK {
+		t.Fatal(err)
+	}
+	stuck.Store(true)
+	var wg sync.WaitGroup
+	more := func() {
+		wg.Go(func() {
+			if _, err := stub.Pull(ctx, ask); err == nil {
+				t.Error("a pull whose answer nobody reads ends well")
+			}
+		})
+	}
+	// What the sockets hold counts as taken; the rest fills the limit.
+	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(held float64) bool {
+		if held > float64(limits.Client) {
+			t.Fatalf("a client that takes nothing has %v bytes in flight, at most %d", held, limits.Client)
+		}
+		if held > float64(limits.Client)-1<<20 {
+			return true
+		}
+		more()
+		return false
+	})
+	for range 4 {
+		more()
+	}
+	n.awaitMetric(t, `rowraft_admission_refused_total{reason="client"}`, func(v float64) bool { return v > 0 })
+	for range 5 {
+		if err := table.Pull(ctx, keys, make([]float32, len(keys)*256)); err != nil {
+			t.Errorf("beside it: %v", err)
+		}
+	}
+	if err := greedy.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(v float64) bool { return v == 0 })
+	n.awaitMetric(t, `rowraft_in_flight_clients`, func(v float64) bool { return v == 0 })
+}
+
+// TestPushesBeyondTheLimitAreAskedAgain: with limits far below what is pushed, every
+// push is applied, once, and nothing stays counted.
+func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
+	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.Limits = Limits{InFlight: 8 << 10, Shard: 4 << 10, Client: 2 << 10} })
+	ctx := testContext(t)
+	const clients, pushes = 4, 25
+	keys := make([]rowraft.Key, 64)
+	grads := make([]float32, len(keys)*4)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	for i := range grads {
+		grads[i] = -1
+	}
+	if _, err := c.dial().CreateTable(ctx, counterSchema("audit"), false); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range clients {
+		cl := c.dial()
+		table, err := cl.Table(ctx, "audit")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			wg.Go(func() {
+				got := make([]float32, len(grads))
+				for range pushes / 4 {
+					if _, err := table.Push(ctx, keys, grads); err != nil {
+						t.Error(err)
+					}
+					if err := table.Pull(ctx, keys, got); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	cl := c.dial()
+	table, err := cl.Table(ctx, "audit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]float32, len(grads))
+	if err := table.Pull(ctx, keys, got); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range got {
+		if want := float32(clients * 4 * (pushes / 4)); v != want {
+			t.Fatalf("key %d was pushed %v times, want %v", i/4, v, want)
+		}
+	}
+	refused := 0.0
+	for _, n := range c.nodes {
+		for _, why := range []string{"client", "share", "shard", "node"} {
+			refused += n.metric(t, fmt.Sprintf(`rowraft_admission_refused_total{reason=%q}`, why))
+		}
+		for _, op := range admittedOpNames {
+			n.awaitMetric(t, fmt.Sprintf(`rowraft_in_flight_bytes{op=%q}`, op), func(v float64) bool { return v == 0 })
+		}
+	}
+	if refused == 0 {
+		t.Error("nothing was refused: the limits were not reached")
+	}
+}

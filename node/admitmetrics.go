@@ -1,0 +1,42 @@
+package node
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var (
+	inFlightDesc      = desc("in_flight_bytes", "Pushes that are not applied and replies that are not taken.", "op")
+	shardInFlightDesc = desc("shard_in_flight_bytes", "The same, by shard.", "shard")
+	inFlightLimitDesc = desc("in_flight_limit_bytes", "What may be in flight: of the server, of one shard, of one client.", "of")
+	clientsDesc       = desc("in_flight_clients", "Clients that have something in flight.")
+	refusedDesc       = desc("admission_refused_total", "Calls refused because a limit was reached: of the server (node), the shard, the client, the client's share of a busy server or shard, the memory.", "reason")
+	memoryFullDesc    = desc("memory_full", "1: pushes are refused because the process is near its memory limit (critical).")
+	memoryLimitDesc   = desc("memory_limit_bytes", "What the process may have; 0: unknown.")
+)
+
+var admissionDescs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc, memoryFullDesc, memoryLimitDesc}
+
+// collect tells what is in flight. No label is a client: there may be any number.
+func (a *admission) collect(ch chan<- prometheus.Metric) {
+	s := a.stats()
+	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	for op, name := range admittedOpNames {
+		gauge(inFlightDesc, s.used[op], name)
+	}
+	for id, used := range s.shards {
+		gauge(shardInFlightDesc, used, strconv.Itoa(int(id)))
+	}
+	gauge(inFlightLimitDesc, s.limits.InFlight, "server")
+	gauge(inFlightLimitDesc, s.limits.Shard, "shard")
+	gauge(inFlightLimitDesc, s.limits.Client, "client")
+	gauge(clientsDesc, int64(s.clients))
+	for why, name := range refusalNames {
+		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(s.refused[why]), name)
+	}
+	gauge(memoryFullDesc, int64(bit(s.full)))
+	gauge(memoryLimitDesc, s.limits.Memory)
+}
