@@ -88,6 +88,17 @@ type StepResult struct {
 // followed by another; CodeNotFound if the job has ended; CodeInvalidArgument;
 // CodeTableNotFound; CodeDeadline when ctx ends.
 func (j *Job) PushStep(ctx context.Context, step rowraft.Step, read []rowraft.Position, segs ...Segment) (StepResult, error) {
+	return j.pushStep(ctx, step, false, read, segs)
+}
+
+// PushIdle is PushStep of a worker that has nothing to read, and keeps step so that it can go on
+// where another one dies: it is in the mean, as zeros, but a step that others are still to push is
+// not closed by it where a quorum, or a deadline, closes steps.
+func (j *Job) PushIdle(ctx context.Context, step rowraft.Step, read []rowraft.Position) (StepResult, error) {
+	return j.pushStep(ctx, step, true, read, nil)
+}
+
+func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read []rowraft.Position, segs []Segment) (StepResult, error) {
 	if step == 0 {
 		return StepResult{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "step 0: steps count from 1")
 	}
@@ -99,7 +110,7 @@ func (j *Job) PushStep(ctx context.Context, step rowraft.Step, read []rowraft.Po
 	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*j.c.opts.DType.Size()} }
 	parts := make([]*stepPart, len(m.Shards))
 	for i := range parts {
-		parts[i] = &stepPart{j: j, shard: rowraft.ShardID(i), step: step}
+		parts[i] = &stepPart{j: j, shard: rowraft.ShardID(i), step: step, idle: idle}
 	}
 	for _, r := range plan(m, ready, perRow, load{sent: partBytes}) {
 		p := parts[r.shard]
@@ -158,6 +169,7 @@ type stepPart struct {
 	j         *Job
 	shard     rowraft.ShardID
 	step      rowraft.Step
+	idle      bool
 	fragments [][]byte
 	read      []rowraft.Position
 
@@ -216,7 +228,7 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	req := &rowraftv1.PushStepRequest{
 		MapVersion: uint64(p.j.c.cluster.Load().SlotsVersion), Shard: uint32(p.shard), Job: o.ID[:], Rank: uint32(o.Rank),
 		Incarnation: uint64(o.Incarnation), Step: uint64(p.step), Generation: p.j.generation.Load(),
-		Fragment: uint32(fragment), Fragments: uint32(len(p.fragments)), Probe: probe, TableEpoch: p.j.tableEpoch(),
+		Fragment: uint32(fragment), Fragments: uint32(len(p.fragments)), Probe: probe, Idle: p.idle, TableEpoch: p.j.tableEpoch(),
 	}
 	if !probe {
 		req.Payload = p.fragments[fragment]

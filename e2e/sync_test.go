@@ -191,6 +191,10 @@ func (a *averager) apply(ctx context.Context) error {
 	return a.Push(ctx, out)
 }
 
+func (a averaged) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (trainer.StepAnswer, error) {
+	return a.PushStep(ctx, step, read, nil)
+}
+
 func (a averaged) PushClock(context.Context, uint64, []rowraft.Position, []trainer.Segment) error {
 	panic("no worker in step has a clock")
 }

@@ -42,7 +42,7 @@ func stepPushOf(req *rowraftv1.PushStepRequest) (*stepPush, error) {
 			Job: job, Generation: rowraft.Generation(req.Generation), Rank: rowraft.Rank(req.Rank),
 			Incarnation: rowraft.Incarnation(req.Incarnation), Step: rowraft.Step(req.Step),
 		},
-		fragment: int(req.Fragment), fragments: int(req.Fragments), payload: req.Payload, probe: req.Probe,
+		fragment: int(req.Fragment), fragments: int(req.Fragments), payload: req.Payload, probe: req.Probe, idle: req.Idle,
 	}
 	switch {
 	case p.Rank >= rowraft.MaxRanks, p.Step == 0, p.Generation == 0, p.Incarnation == 0:
@@ -51,6 +51,8 @@ func stepPushOf(req *rowraftv1.PushStepRequest) (*stepPush, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fragment %d of %d: want at most %d, counted from 0", p.fragment, p.fragments, maxFragments)
 	case len(req.Positions) > wire.MaxPushPositions:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d", len(req.Positions), wire.MaxPushPositions)
+	case p.idle && len(p.payload) > 0:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker with nothing to read has gradients")
 	case p.probe && len(p.payload) > 0:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a probe with a payload")
 	}

@@ -36,13 +36,17 @@ func (s *steps) kickLocked(j *jobSteps) {
 	s.wg.Go(func() { s.closeReady(j) })
 }
 
-// startTimersLocked starts the deadline of each step with a whole part.
+// startTimersLocked starts the deadline of each step with a whole part, if it, or a later one, has
+// that of a worker with something to read.
 func (s *steps) startTimersLocked(j *jobSteps, plan *shard.JobPlan) {
 	if plan.Deadline == 0 {
 		return
 	}
-	for _, o := range j.open {
+	for step, o := range j.open {
 		if whole := o.whole(plan.Generation, &plan.Members); o.timer != nil || whole.Len() == 0 {
+			continue
+		}
+		if busy := j.busy(step, plan); busy.Len() == 0 {
 			continue
 		}
 		o.timer = time.AfterFunc(time.Duration(min(plan.Deadline, uint64(24*time.Hour))), func() {
@@ -54,6 +58,18 @@ func (s *steps) startTimersLocked(j *jobSteps, plan *shard.JobPlan) {
 			}
 		})
 	}
+}
+
+// enough reports whether those who have passed a step close it: all members do, and where there is a
+// quorum that share of the members that are not idle.
+func (j *jobSteps) enough(step rowraft.Step, plan *shard.JobPlan) bool {
+	passed, members := j.passed(step, plan), plan.Members.Len()
+	if plan.Needed >= members || passed.Len() == members {
+		return passed.Len() >= plan.Needed
+	}
+	busy := j.busy(step, plan)
+	left := members - (passed.Len() - busy.Len()) // that are not idle, or not known to be
+	return busy.Len() >= max((plan.Needed*left+members-1)/members, 1)
 }
 
 // ready returns the lowest step and whose parts close it, if it can be closed now.
@@ -72,7 +88,7 @@ func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	if o == nil {
 		return nil, with
 	}
-	if passed := j.passed(o.step, plan); passed.Len() < plan.Needed && !o.due {
+	if !o.due && !j.enough(o.step, plan) {
 		return nil, with
 	}
 	return o, with

@@ -85,6 +85,7 @@ type rankPart struct {
 	fragments  [][]byte // nil: missing
 	missing    int
 	positions  []rowraft.Position
+	idle       bool
 }
 
 // stepPush is one call of PushStep.
@@ -94,6 +95,7 @@ type stepPush struct {
 	payload             []byte // kept
 	positions           []rowraft.Position
 	probe               bool
+	idle                bool // its worker has nothing to read
 }
 
 // stepAnswer is what a call is told, unless it is an error.
@@ -259,7 +261,7 @@ func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 				o.bytes, s.held = o.bytes-len(f), s.held-len(f)
 			}
 		}
-		part = &rankPart{generation: p.Generation, fragments: make([][]byte, p.fragments), missing: p.fragments}
+		part = &rankPart{generation: p.Generation, fragments: make([][]byte, p.fragments), missing: p.fragments, idle: p.idle}
 		o.parts[p.Rank] = part
 	}
 	part.fragments[p.fragment] = p.payload[:size:size]
@@ -347,6 +349,22 @@ func (j *jobSteps) passed(step rowraft.Step, plan *shard.JobPlan) (all wire.Rank
 		whole := o.whole(plan.Generation, &plan.Members)
 		for i := range all {
 			all[i] |= whole[i]
+		}
+	}
+	return all
+}
+
+// busy are the members that have a whole part of step, or of a later one, as workers with something to read.
+func (j *jobSteps) busy(step rowraft.Step, plan *shard.JobPlan) (all wire.RankSet) {
+	for at, o := range j.open {
+		if at < step {
+			continue
+		}
+		whole := o.whole(plan.Generation, &plan.Members)
+		for rank, part := range o.parts {
+			if whole.Has(rank) && !part.idle {
+				all.Add(rank)
+			}
 		}
 	}
 	return all

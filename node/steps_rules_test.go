@@ -300,3 +300,60 @@ func TestAPartThatIsSentAgainCountsOnce(t *testing.T) {
 	wantOutcome(applied, half(0, 1))
 	c.row(-4)
 }
+
+// idle begins to push a step as a worker that has nothing to read.
+func (c *stepCluster) idle(rank rowraft.Rank, step rowraft.Step) *pushed {
+	c.t.Helper()
+	_, j := c.worker(1, rank, 1)
+	p := &pushed{done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		p.result, p.err = j.PushIdle(c.ctx, step, nil)
+	}()
+	return p
+}
+
+// Workers that have nothing to read close no step by a quorum, and begin no deadline; of those who have
+// something to read the same share closes it as of all.
+func TestIdleWorkersCloseNoStep(t *testing.T) {
+	for _, rule := range []*rowraftv1.EnsureJobRequest{{Generation: 1, FirstStep: 1, Quorum: 2}, {Generation: 1, FirstStep: 1, DeadlineNs: 1}} {
+		c := startStepCluster(t)
+		c.ensureJob(c.ctx, rule, 1, 1, 1, 1)
+		two, three := c.idle(2, 1), c.idle(3, 1)
+		eventually(t, c.ctx, "the idle workers are there", func() bool {
+			s := c.state()
+			return s.LastClosed > 0 || slices.Equal(s.WaitingFor, []uint32{0, 1})
+		})
+		if s := c.state(); s.LastClosed > 0 {
+			t.Fatalf("quorum %d, deadline %d: idle workers have closed step %d", rule.Quorum, rule.DeadlineNs, s.LastClosed)
+		}
+		cl0, j0 := c.worker(1, 0, 1)
+		zero := c.push(cl0, j0, 1, 6) // one of the two that are not idle
+		c.want(zero, true, 2)
+		c.want(two, true, 2)
+		c.want(three, true, 2)
+		c.row(-2)
+		// All four idle: nobody is left to wait for.
+		var all []*pushed
+		for rank := range rowraft.Rank(4) {
+			all = append(all, c.idle(rank, 2))
+		}
+		for _, p := range all {
+			c.want(p, true, 3)
+		}
+		c.row(-2)
+	}
+}
+
+// Without a quorum a step waits for all, also for those with nothing to read.
+func TestAStepWaitsForIdleWorkers(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
+	cl0, j0 := c.worker(1, 0, 1)
+	zero := c.push(cl0, j0, 1, 6)
+	c.heldFrom(1, 1)
+	one := c.idle(1, 1)
+	c.want(zero, true, 2)
+	c.want(one, true, 2)
+	c.row(-3)
+}

@@ -256,6 +256,10 @@ func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position, s
 	return StepAnswer{Late: 1, Next: step + 2, Rest: []Segment{half}}, nil
 }
 
+func (l *lateAt) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error) {
+	return l.PushStep(ctx, step, read, nil)
+}
+
 func (l *lateAt) PushClock(context.Context, uint64, []rowraft.Position, []Segment) error {
 	panic("no clocks in step")
 }

@@ -15,6 +15,8 @@ type Stepper interface {
 	// when it is closed everywhere, as the mean of those who contributed. Without segments
 	// it contributes zeros. read are positions in the data that the job's clock shard is to keep.
 	PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error)
+	// PushIdle is PushStep of a worker that has nothing to read: it closes no step before those who have.
+	PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error)
 	// PushClock applies gradients at once and raises this worker's clock, which never falls;
 	// read as PushStep.
 	PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []Segment) error
@@ -69,6 +71,16 @@ func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Posit
 	return answer, err
 }
 
+// PushIdle implements [Stepper].
+func (c *Cluster) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error) {
+	job, err := c.member()
+	if err != nil {
+		return StepAnswer{}, err
+	}
+	r, err := job.PushIdle(ctx, rowraft.Step(step), read)
+	return StepAnswer{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}, err
+}
+
 // of are those gradients that are for some shards; s are the segments as the client has them.
 func (c *Cluster) of(shards []rowraft.ShardID, s []client.Segment, segs []Segment) (out []Segment) {
 	m := c.client.Map()
@@ -115,6 +127,10 @@ type alone struct{ Tables }
 
 func (a alone) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepAnswer, error) {
 	return StepAnswer{Next: step + 1}, a.Push(ctx, segs)
+}
+
+func (a alone) PushIdle(_ context.Context, step int64, _ []rowraft.Position) (StepAnswer, error) {
+	return StepAnswer{Next: step + 1}, nil
 }
 
 func (a alone) PushClock(ctx context.Context, _ uint64, _ []rowraft.Position, segs []Segment) error {

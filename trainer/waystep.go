@@ -101,7 +101,7 @@ func (s *inStep) pushOnce(ctx context.Context, w *work, sent time.Time) (again b
 		s.j.gate.refuse(p, fmt.Errorf("%w: steps up to %d were closed without it", client.ErrNotNow, step-1))
 	}
 	s.j.setRates(w.segs, s.j.before.jobStep+step) // those of the others
-	answer, err := s.pushStep(ctx, step, s.j.parts.positions(w.piece), w.segs)
+	answer, err := s.pushStep(ctx, step, w.idle, s.j.parts.positions(w.piece), w.segs)
 	switch {
 	case err != nil:
 		return false, s.j.answered(sent, 1, fmt.Errorf("batch %d: push %d rows: %w", w.step, rowsOf(w.segs), err))
@@ -133,10 +133,15 @@ func (s *inStep) step() int64 {
 	return s.next
 }
 
-func (s *inStep) pushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error) {
+// pushStep pushes gradients, or that this worker has nothing to read.
+func (s *inStep) pushStep(ctx context.Context, step int64, idle bool, read []rowraft.Position, segs []Segment) (answer StepAnswer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.j.cfg.Patience)
 	defer cancel()
-	answer, err := s.tables.PushStep(ctx, step, read, segs)
+	if idle {
+		answer, err = s.tables.PushIdle(ctx, step, read)
+	} else {
+		answer, err = s.tables.PushStep(ctx, step, read, segs)
+	}
 	if err != nil {
 		return answer, err
 	}
@@ -172,7 +177,7 @@ func (s *inStep) end(ctx context.Context, begin func() (bool, error)) error {
 		if ok, err := begin(); !ok {
 			return err
 		}
-		if _, err := s.pushStep(ctx, s.step(), nil, nil); err != nil {
+		if _, err := s.pushStep(ctx, s.step(), true, nil, nil); err != nil {
 			return s.j.fail(fmt.Errorf("empty part of step %d: %w", step, err))
 		}
 	}

@@ -51,6 +51,10 @@ func (m *worker) Pull(ctx context.Context, segs []Segment) error {
 	return err
 }
 
+func (m *worker) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error) {
+	return m.PushStep(ctx, step, read, nil)
+}
+
 func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error) {
 	if m.before != nil {
 		if err := m.before("step", step); err != nil {

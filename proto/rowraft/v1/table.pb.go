@@ -568,6 +568,7 @@ type PushStepRequest struct {
 	Payload       []byte          `protobuf:"bytes,11,opt,name=payload,proto3" json:"payload,omitempty"`      // segments: strictly ascending keys, gradients; may be empty; ≤ 4 MiB
 	Positions     []*DataPosition `protobuf:"bytes,12,rep,name=positions,proto3" json:"positions,omitempty"`  // at most 64, ascending by part; to the job's clock shard only
 	Probe         bool            `protobuf:"varint,13,opt,name=probe,proto3" json:"probe,omitempty"`         // no payload: what has become of the fragment that was sent before?
+	Idle          bool            `protobuf:"varint,14,opt,name=idle,proto3" json:"idle,omitempty"`           // the worker has nothing to read: its part is empty, and counts for no quorum
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -689,6 +690,13 @@ func (x *PushStepRequest) GetPositions() []*DataPosition {
 func (x *PushStepRequest) GetProbe() bool {
 	if x != nil {
 		return x.Probe
+	}
+	return false
+}
+
+func (x *PushStepRequest) GetIdle() bool {
+	if x != nil {
+		return x.Idle
 	}
 	return false
 }
@@ -1976,7 +1984,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\rslowest_clock\x18\x04 \x01(\x04R\fslowestClock\":\n" +
 	"\fDataPosition\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\x04R\x04part\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x87\x03\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9b\x03\n" +
 	"\x0fPushStepRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1995,7 +2003,8 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	" \x01(\rR\tfragments\x12\x18\n" +
 	"\apayload\x18\v \x01(\fR\apayload\x126\n" +
 	"\tpositions\x18\f \x03(\v2\x18.rowraft.v1.DataPositionR\tpositions\x12\x14\n" +
-	"\x05probe\x18\r \x01(\bR\x05probe\"\xa9\x01\n" +
+	"\x05probe\x18\r \x01(\bR\x05probe\x12\x12\n" +
+	"\x04idle\x18\x0e \x01(\bR\x04idle\"\xa9\x01\n" +
 	"\rPushStepReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
