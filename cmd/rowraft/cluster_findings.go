@@ -75,15 +75,20 @@ func (v *clusterJSON) printFindings(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, strings.ToUpper(v.Verdict)+headline[len(v.Verdict):])
 	for _, f := range v.Findings {
-		fmt.Fprintf(&b, "  %-8s  %s", f.Severity, f.Text)
-		if f.Next != "" {
-			fmt.Fprintf(&b, " → %s", f.Next)
-		}
-		fmt.Fprintln(&b)
+		fmt.Fprintln(&b, "  "+f.line())
 	}
 	fmt.Fprintln(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// line is a finding with what to do about it.
+func (f *finding) line() string {
+	line := fmt.Sprintf("%-8s  %s", f.Severity, f.Text)
+	if f.Next != "" {
+		line += " → " + f.Next
+	}
+	return line
 }
 
 // patience is how long `cluster status` waits for a leader of the scheduler before it

@@ -45,6 +45,7 @@ var commands = []func(*globals) *cobra.Command{
 	newBenchCmd,
 	newDemoCmd,
 	newVersionCmd,
+	newCompletionCmd,
 }
 
 func newRoot(g *globals) *cobra.Command {
@@ -55,10 +56,18 @@ func newRoot(g *globals) *cobra.Command {
 replicated by Raft, and trains them from many workers at once.
 
 Every flag can also be given as an environment variable: --endpoints is ROWRAFT_ENDPOINTS,
---log-level is ROWRAFT_LOG_LEVEL. A flag wins over the environment.`,
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+--log-level is ROWRAFT_LOG_LEVEL. A flag wins over the environment.
+
+Exit codes, of every command:
+    0  done
+    1  failed
+    2  wrong command line or configuration
+    3  a verdict: it ran, and found something wrong (an unhealthy cluster, files that do not verify, replicas that differ)
+    4  nobody answers, there is no leader, or --timeout has passed; trying again may help
+    5  refused, because of what could be lost; the message names the flag that insists
+  130  interrupted; what runs in the cluster goes on`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fromEnvironment(cmd.Flags()); err != nil {
 				return err
@@ -83,6 +92,7 @@ Every flag can also be given as an environment variable: --endpoints is ROWRAFT_
 		root.AddCommand(newCmd(g))
 	}
 	makeGroup(root)
+	completeNames(g, root)
 	return root
 }
 
@@ -93,6 +103,9 @@ func makeGroup(cmd *cobra.Command) {
 		if sub.HasSubCommands() && sub.RunE == nil {
 			makeGroup(sub)
 		}
+	}
+	if cmd.Example == "" {
+		cmd.Example = examplesBelow(cmd)
 	}
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -107,6 +120,20 @@ func makeGroup(cmd *cobra.Command) {
 		}
 		return usagef("unknown command %q for %q%s; `%s --help` lists the commands", args[0], cmd.CommandPath(), didYouMean("", args[0], names), cmd.CommandPath())
 	}
+}
+
+// examplesBelow is the first example of each command that cmd holds.
+func examplesBelow(cmd *cobra.Command) string {
+	var lines []string
+	for _, sub := range cmd.Commands() {
+		for line := range strings.Lines(sub.Example) {
+			if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(strings.TrimSpace(line), cmd.CommandPath()) && !strings.HasSuffix(line, "\\") {
+				lines = append(lines, line)
+				break
+			}
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // flagError adds the nearest flag to pflag's own message.

@@ -37,7 +37,7 @@ func newShardCmd(g *globals) *cobra.Command {
 		},
 	}
 	list.Flags().StringVar(&tableName, "table", "", "count the rows and bytes of this table only")
-	cmd.AddCommand(list, newDigestCmd(g), newTransferLeaderCmd(g), newMoveCmd(g), newMovesCmd(g), newCancelMoveCmd(g))
+	cmd.AddCommand(list, newShardDescribeCmd(g), newDigestCmd(g), newTransferLeaderCmd(g), newMoveCmd(g), newMovesCmd(g), newCancelMoveCmd(g))
 	return cmd
 }
 

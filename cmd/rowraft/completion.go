@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+var shells = []string{"bash", "zsh", "fish", "powershell"}
+
+func newCompletionCmd(*globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "completion bash|zsh|fish|powershell",
+		Short: "Write a script that completes commands, flags and names of the cluster in a shell",
+		Long: `Write a script that completes commands, flags and names of the cluster in a shell.
+
+Names of tables, servers, shards, jobs and operations are those of the cluster that --endpoints, or ROWRAFT_ENDPOINTS and
+the other variables, name; where it does not answer at once there are none.`,
+		Example: `  source <(rowraft completion bash)
+  rowraft completion zsh > "${fpath[1]}/_rowraft"
+  rowraft completion fish > ~/.config/fish/completions/rowraft.fish`,
+		Args:      oneArg("the shell: bash, zsh, fish or powershell"),
+		ValidArgs: shells,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root, w := cmd.Root(), cmd.OutOrStdout()
+			switch args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(w, true)
+			case "zsh":
+				return root.GenZshCompletion(w)
+			case "fish":
+				return root.GenFishCompletion(w, true)
+			case "powershell":
+				return root.GenPowerShellCompletionWithDesc(w)
+			}
+			return usagef("shell %q: want bash, zsh, fish or powershell%s", args[0], didYouMean("", args[0], shells))
+		},
+	}
+}
+
+// completionPatience is how long a key press may take.
+const completionPatience = 2 * time.Second
+
+// namer lists names in a status that can stand in a command line.
+type namer func(*rowraftv1.StatusReply) []string
+
+func shardNames(r *rowraftv1.StatusReply) (out []string) {
+	leaders := leaderOfEach(r)
+	for _, s := range r.GetMap().GetShards() {
+		out = append(out, fmt.Sprintf("%d\tled by %s", s.GetId(), dash(nameIn(r.GetMap(), leaders[s.GetId()]))))
+	}
+	return out
+}
+
+func nodeNames(r *rowraftv1.StatusReply) (out []string) {
+	for _, n := range r.GetNodes() {
+		out = append(out, nameOr(n.GetNode().GetName(), n.GetNode().GetId())+"\t"+n.GetState())
+	}
+	return out
+}
+
+func tableNames(r *rowraftv1.StatusReply) (out []string) {
+	for _, t := range r.GetMap().GetTables() {
+		out = append(out, t.GetName())
+	}
+	return out
+}
+
+func jobNames(r *rowraftv1.StatusReply) (out []string) {
+	for _, j := range r.GetJobs() {
+		out = append(out, j.GetJob())
+	}
+	return out
+}
+
+func operationNames(r *rowraftv1.StatusReply) (out []string) {
+	for _, o := range newOperationsJSON(r, false).Operations {
+		out = append(out, o.ID+"\t"+o.Kind+" "+o.Node)
+	}
+	return out
+}
+
+// argNames says what the first argument of a command names, by its path.
+var argNames = map[string]namer{
+	"shard describe": shardNames, "shard digest": shardNames, "shard transfer-leader": shardNames, "shard move": shardNames, "shard cancel-move": shardNames,
+	"node status": nodeNames, "node drain": nodeNames, "node undrain": nodeNames, "node decommission": nodeNames, "node recommission": nodeNames,
+	"table describe": tableNames, "table delete": tableNames, "table export": tableNames, "table import": tableNames, "table shrink": tableNames, "table forecast": tableNames,
+	"row get": tableNames, "row set": tableNames, "row delete": tableNames,
+	"job describe": jobNames, "job watch": jobNames, "job stop": jobNames,
+	"operation watch": operationNames, "operation cancel": operationNames,
+}
+
+// flagValues says what the values of flags name.
+var flagValues = []struct {
+	path, flag string
+	names      namer
+}{
+	{"shard list", "table", tableNames}, {"shard move", "from", nodeNames}, {"shard move", "to", nodeNames}, {"shard transfer-leader", "to", nodeNames},
+}
+
+// completeNames has the commands under root complete names of the cluster. It panics
+// where one of them is not there.
+func completeNames(g *globals, root *cobra.Command) {
+	for path, names := range argNames {
+		cmd := commandAt(root, path)
+		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 && cmd.Name() != "digest" { // which takes any number
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return g.names(cmd, names), cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	for _, f := range flagValues {
+		complete(commandAt(root, f.path), f.flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return g.names(cmd, f.names), cobra.ShellCompDirectiveNoFileComp
+		})
+	}
+	complete(root, "output", cobra.FixedCompletions([]string{formatTable, formatWide, formatJSON, formatYAML}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func commandAt(root *cobra.Command, path string) *cobra.Command {
+	cmd, _, err := root.Find(strings.Fields(path))
+	if err != nil || cmd.CommandPath() != root.Name()+" "+path {
+		panic(fmt.Sprintf("there is no command %q: %v", path, err))
+	}
+	return cmd
+}
+
+func complete(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, fn); err != nil {
+		panic(err)
+	}
+}
+
+// names asks the cluster that the flags and the environment name; none if it does not
+// answer at once.
+func (g *globals) names(cmd *cobra.Command, of namer) []string {
+	if err := fromEnvironment(cmd.Flags()); err != nil {
+		return nil
+	}
+	if g.tls.IsZero() {
+		if err := g.useCerts(cmd); err != nil {
+			return nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(cmd.Root().Context(), completionPatience)
+	defer cancel()
+	reply, err := g.status(ctx)
+	if err != nil {
+		return nil
+	}
+	return of(reply)
+}

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func newShardDescribeCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "describe SHARD",
+		Short: "Show one shard: its replicas, how far each is, whether they are proved equal, its tables, its moves",
+		Long: `Show one shard: its replicas, how far each is, whether they are proved equal, its tables, its moves.
+
+MATCH is the last entry that the leader knows to be in the replica's log, APPLIED the last that its rows have, LAG how far
+that is behind what is committed. PROVED is the last index at which the replica was seen to have the rows of the majority;
+` + "`rowraft shard digest`" + ` compares them now.`,
+		Example: `  rowraft shard describe 2
+  rowraft shard describe 2 -o json | jq '.replicas[] | {server, role, lag_entries}'`,
+		Args: oneArg("the SHARD, a number from `rowraft shard list`"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			shard, err := shardArg(args[0])
+			if err != nil {
+				return err
+			}
+			ctx, cancel := g.withTimeout(cmd)
+			defer cancel()
+			reply, err := g.anyStatus(ctx)
+			if err != nil {
+				return fmt.Errorf("shard describe: %w", err)
+			}
+			v, err := newShardDescription(reply, shard)
+			if err != nil {
+				return fmt.Errorf("shard describe: %w", err)
+			}
+			return show(cmd.OutOrStdout(), g.output, v, v.print)
+		},
+	}
+}
+
+// shardDescription is the contract of `shard describe -o json`.
+type shardDescription struct {
+	Schema     string `json:"schema"`
+	MapVersion uint64 `json:"map_version"`
+	shardJSON
+	Members  []shardMemberJSON `json:"members"` // of the Raft group, as its leader says; none without one
+	Tables   []shardTableJSON  `json:"tables"`  // as the leader has them
+	Moves    []moveJSON        `json:"moves"`   // that run, and the last that ended
+	Findings []finding         `json:"findings"`
+}
+
+type shardMemberJSON struct {
+	ReplicaID  string `json:"replica_id"`
+	Server     string `json:"server"`
+	Voter      bool   `json:"voter"`
+	MatchIndex uint64 `json:"match_index"`
+	LagEntries uint64 `json:"lag_entries"` // of its log
+	CaughtUp   bool   `json:"caught_up"`
+}
+
+type shardTableJSON struct {
+	Table       string `json:"table"`
+	Rows        uint64 `json:"rows"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+}
+
+func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescription, error) {
+	all, err := newShardsJSON(r, "")
+	if err != nil {
+		return nil, err
+	}
+	v := &shardDescription{Schema: jsonSchema, MapVersion: all.MapVersion, Members: []shardMemberJSON{}, Tables: []shardTableJSON{}, Moves: []moveJSON{}, Findings: []finding{}}
+	found := false
+	for _, s := range all.Shards {
+		if s.Shard == shard {
+			v.shardJSON, found = s, true
+		}
+	}
+	if !found {
+		return nil, &hintedError{usagef("shard %d does not exist: the cluster has %s", shard, plural(len(all.Shards), "shard")), "`rowraft shard list` shows them"}
+	}
+	for i := range v.Learners {
+		if l := &v.Learners[i]; l.Role != "" {
+			l.Lag = max(v.CommitIndex, l.Applied) - l.Applied
+		}
+	}
+	if lead := leaderReport(r, shard); lead != nil {
+		for _, m := range lead.GetMembers() {
+			v.Members = append(v.Members, shardMemberJSON{m.GetReplicaId(), nameIn(r.GetMap(), m.GetNode()), m.GetVoter(), m.GetMatchIndex(), m.GetLagEntries(), m.GetCaughtUp()})
+		}
+		for _, t := range lead.GetTables() {
+			v.Tables = append(v.Tables, shardTableJSON{tableName(r.GetMap(), t.GetTable()), t.GetRows(), t.GetMemoryBytes()})
+		}
+	}
+	for _, m := range movesJSON(r, true) {
+		if m.Shard == shard {
+			v.Moves = append(v.Moves, m)
+		}
+	}
+	subject := fmt.Sprintf("shard %d", shard)
+	for _, f := range newClusterJSON(r).Findings {
+		if f.Subject == subject {
+			v.Findings = append(v.Findings, f)
+		}
+	}
+	return v, nil
+}
+
+// leaderReport is what the leader of a shard last said of it, nil if it has none.
+func leaderReport(r *rowraftv1.StatusReply, shard uint32) *rowraftv1.ReplicaStatus {
+	leader := leaderOfEach(r)[shard]
+	for _, n := range r.GetNodes() {
+		for _, rep := range n.GetReplicas() {
+			if n.GetNode().GetId() == leader && rep.GetShard() == shard && rep.GetRole() == roleLeader {
+				return rep
+			}
+		}
+	}
+	return nil
+}
+
+// tableName is what a table is called, its id if the map does not know it.
+func tableName(m *rowraftv1.Map, id uint64) string {
+	for _, t := range m.GetTables() {
+		if t.GetId() == id {
+			return t.GetName()
+		}
+	}
+	return fmt.Sprintf("%#x", id)
+}
+
+func (v *shardDescription) print(w io.Writer, wide bool) error {
+	leader := "none"
+	if v.Leader != "" {
+		leader = fmt.Sprintf("%s, in term %d", v.Leader, v.Term)
+	}
+	if err := facts(w,
+		"SHARD", fmt.Sprintf("%d, with %s", v.Shard, plural(v.Slots, "slot")),
+		"STATE", v.State,
+		"LEADER", leader,
+		"COMMITTED", count(v.CommitIndex),
+		"HOLDS", fmt.Sprintf("%s rows, %s of memory", count(v.Rows), size(v.MemoryBytes)),
+	); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	v.printReplicas(w, wide)
+	if len(v.Tables) > 0 {
+		fmt.Fprintln(w)
+		t := newTable(w, []string{"TABLE", "ROWS", "MEMORY"}, "ROWS", "MEMORY")
+		for _, s := range v.Tables {
+			t.AppendRow(table.Row{s.Table, count(s.Rows), size(s.MemoryBytes)})
+		}
+		t.Render()
+	}
+	var lines []string
+	if len(v.Moves) > 0 {
+		lines = append(lines, "", "MOVES")
+		for _, m := range v.Moves {
+			lines = append(lines, "  "+m.line())
+		}
+	}
+	if len(v.Findings) > 0 {
+		lines = append(lines, "", "FINDINGS")
+		for _, f := range v.Findings {
+			lines = append(lines, "  "+f.line())
+		}
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
+	return err
+}
+
+func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
+	match := make(map[string]string)
+	for _, m := range v.Members {
+		match[m.ReplicaID] = count(m.MatchIndex)
+	}
+	if rep := v.leads(); rep != nil {
+		match[rep.ID] = "-" // nobody asks it
+	}
+	header := []string{"SERVER", "IS", "ROLE", "TERM", "MATCH", "APPLIED", "LAG", "PROVED", "ROWS", "MEMORY", "LOG"}
+	if wide {
+		header = append(header, "REPLICA", "ERROR")
+	}
+	t := newTable(w, header, "TERM", "MATCH", "APPLIED", "LAG", "PROVED", "ROWS", "MEMORY", "LOG")
+	for i, r := range append(v.Replicas[:len(v.Replicas):len(v.Replicas)], v.Learners...) {
+		role := dash(r.Role)
+		switch {
+		case r.Fenced:
+			role = "fenced"
+		case r.Divided > 0:
+			role += " (divided)"
+		case i >= len(v.Replicas):
+			role = "learner"
+		}
+		row := table.Row{r.Server, r.ServerState, role, r.Term, dash(match[r.ID]), count(r.Applied), count(r.Lag), count(r.Proved), count(r.Rows), size(r.MemoryBytes), size(r.LogBytes)}
+		if r.Role == "" {
+			row = table.Row{r.Server, r.ServerState, role, "-", dash(match[r.ID]), "-", "-", "-", "-", "-", "-"}
+		}
+		if wide {
+			row = append(row, r.ID, dash(r.Error))
+		}
+		t.AppendRow(row)
+	}
+	t.Render()
+}
+
+func (v *shardDescription) leads() *replicaJSON {
+	for i := range v.Replicas {
+		if r := &v.Replicas[i]; r.Role == roleLeader && r.Server == v.Leader {
+			return r
+		}
+	}
+	return nil
+}
