@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -104,14 +105,8 @@ func TestTheRunbookForALostMajority(t *testing.T) {
 			if err := starting.Wait(); err != nil {
 				t.Fatal(err)
 			}
-			if err := poll(deadline(t, time.Minute), func() error {
-				if out, errout, code := c.rowraft(deadline(t, time.Minute), args...); code != 0 || !strings.Contains(out, "healthy") {
-					return fmt.Errorf("exit code %d: %s%s", code, out, errout)
-				}
-				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
+			c.healthy()
+			c.must(args...)
 			continue
 		}
 		// A leader may change on a busy machine; replicas may be a moment behind.
@@ -171,5 +166,20 @@ func (c *cluster) asRoot(starting *errgroup.Group, host, command string) {
 	}
 	if err != nil {
 		c.t.Fatalf("%s# %s: %v", host, command, err)
+	}
+}
+
+// healthy waits until `cluster status` finds nothing wrong.
+func (c *cluster) healthy() {
+	c.t.Helper()
+	if err := poll(deadline(c.t, 2*time.Minute), func() error {
+		var status struct{ Healthy bool }
+		out, errout, _ := c.rowraft(deadline(c.t, time.Minute), "cluster", "status", "-o", "json")
+		if err := json.Unmarshal([]byte(out), &status); err != nil || !status.Healthy {
+			return fmt.Errorf("%v: %s%s", err, out, errout)
+		}
+		return nil
+	}); err != nil {
+		c.t.Fatal(err)
 	}
 }
