@@ -64,9 +64,9 @@ func TestReadModes(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	defer func() { server.Stop(); <-served }()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	c, err := Dial(ctx, Options{Endpoints: []string{l.Addr().String()}})
+	c, err := Dial(ctx, Options{Endpoints: []string{l.Addr().String()}, AttemptTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

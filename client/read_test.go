@@ -99,6 +99,18 @@ var tenSeconds = Read{Mode: Bounded, MaxAge: 10 * time.Second, MaxLag: 99}
 
 // Bounded reads go to the replicas in turn, and carry the bound and what was met.
 func TestBoundedReadsAreSpread(t *testing.T) {
+	var counts map[int]int
+	for range 5 {
+		if counts = spreadReads(t); min(counts[0], counts[1], counts[2]) >= 3 {
+			return
+		}
+		t.Logf("of 30 reads the servers have got %v", counts) // a busy machine: whoever is slow is passed over
+	}
+	t.Errorf("of 30 reads the servers have got %v", counts)
+}
+
+// spreadReads counts what each server gets of 30 bounded reads.
+func spreadReads(t *testing.T) map[int]int {
 	r, c, seg := startReplicas(t, func(_ context.Context, _ int, req *rowraftv1.PullRequest) error {
 		if req.Mode != rowraftv1.ReadMode_READ_MODE_BOUNDED || req.MaxAgeNs != 1e10 || req.MaxLag != 99 || req.MinIndex != 5 {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "asked for %v", req)
@@ -113,13 +125,7 @@ func TestBoundedReadsAreSpread(t *testing.T) {
 			t.Fatalf("met %+v, %v", met, err)
 		}
 	}
-	for i, n := range r.counts() {
-		// The first 9 are in turn. Later a read that takes long, on a busy machine, asks another
-		// one, and whoever was slow is passed over.
-		if n < 3 || n > 24 {
-			t.Errorf("of 30 reads server %d has got %d", i, n)
-		}
-	}
+	return r.counts()
 }
 
 // A replica that is too old, or broken, is passed over, and then asked last.
@@ -140,12 +146,14 @@ func TestBoundedReadsFallBack(t *testing.T) {
 				}
 				return nil
 			})
+			begin := time.Now()
 			for range 30 {
 				if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if n := r.counts(); n[1] != 30 || n[0]+n[2] > 20 {
+			rounds := int(time.Since(begin) / shunFor) // after each they are asked again
+			if n := r.counts(); n[1] < 30 || rounds == 0 && n[1] > 30 || n[0]+n[2] > 20+2*rounds {
 				t.Errorf("30 reads asked the servers %v times; only 1 can answer", n)
 			}
 		})

@@ -74,7 +74,7 @@ func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
 		go srv.Serve(listeners[i])
 		t.Cleanup(srv.Stop)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	c, err := Dial(ctx, Options{Endpoints: []string{listeners[0].Addr().String()}, AttemptTimeout: time.Hour})
 	if err != nil {

@@ -17,8 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rowraft/rowraft"
+	"github.com/hashicorp/raft"
 	"go.uber.org/goleak"
+
+	"github.com/rowraft/rowraft"
 )
 
 func TestMain(m *testing.M) {
@@ -204,6 +206,67 @@ func startedCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
 	return c
 }
 
+// patient are timers of a group whose leader stays where it is, on however busy a machine;
+// who leads is said with elect.
+var patient = Profile{10 * time.Second, 10 * time.Second, 10 * time.Millisecond}
+
+// patientCluster is a started cluster whose first node leads, until another one is elected.
+func patientCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
+	t.Helper()
+	c := startedCluster(t, n, func(o *Options) {
+		o.Profile = patient
+		if opts != nil {
+			opts(o)
+		}
+	})
+	c.elect(c.nodes[0])
+	return c
+}
+
+// elect makes n campaign until it leads.
+func (c *testCluster) elect(n *testNode) {
+	c.t.Helper()
+	eventually(c.t, fmt.Sprintf("node %s leads", n.id), func() bool {
+		if _, _, me := n.group.Leader(); me {
+			return c.leader() == n
+		}
+		who := n
+		if n.group.Status().Role == RoleCandidate { // nobody has heard it; that lasts, unless there is another one
+			for _, other := range c.nodes {
+				if other != n && other.running() {
+					who = other
+				}
+			}
+		}
+		who.campaign(c)
+		for range 500 {
+			if _, _, me := n.group.Leader(); me {
+				return c.leader() == n
+			}
+			//tidy:allow sleep polls, up to a deadline, what has no event
+			time.Sleep(2 * time.Millisecond)
+		}
+		return false
+	})
+}
+
+func (n *testNode) running() bool { return n.group != nil && n.group.run.Load() != nil }
+
+// campaign makes a follower a candidate at once.
+func (n *testNode) campaign(c *testCluster) {
+	for _, from := range c.nodes {
+		if from == n || !from.running() {
+			continue
+		}
+		if run := from.group.run.Load(); run != nil {
+			req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(replicaOf(from.id)), Addr: []byte(from.id)}}
+			if run.trans.TimeoutNow(raft.ServerID(replicaOf(n.id)), raft.ServerAddress(n.id), req, &raft.TimeoutNowResponse{}) == nil {
+				return
+			}
+		}
+	}
+}
+
 func replicaOf(n rowraft.NodeID) rowraft.ReplicaID { return rowraft.ReplicaID("replica-of-" + n) }
 
 func (c *testCluster) resolve(id rowraft.NodeID) (string, error) {
@@ -228,7 +291,7 @@ func testOptions(t testing.TB, dir string, id rowraft.NodeID, fatal chan error) 
 		Dir: filepath.Join(dir, "raft"), Cluster: testCluID, Node: id, Listener: ln,
 		Profile:          ProfileFast,
 		SegmentSizeBytes: 1 << 20,
-		DiskStallLimit:   10 * time.Second, // shared, noisy disks
+		DiskStallLimit:   time.Minute, // shared, noisy disks
 		DiskReserveBytes: -1,
 		Fatal:            func(err error) { fatal <- err },
 		Logger:           slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("node", id),
@@ -295,7 +358,7 @@ func (c *testCluster) stop(n *testNode) {
 }
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -303,7 +366,7 @@ func testContext(t testing.TB) context.Context {
 // eventually polls: raft offers no event for most of what tests wait for.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	end := time.Now().Add(30 * time.Second)
+	end := time.Now().Add(2 * time.Minute)
 	for !ok() {
 		if time.Now().After(end) {
 			t.Fatalf("never happened: %s", what)

@@ -17,7 +17,7 @@ import (
 // not wait for ever: proposals end, and no goroutine stays (TestMain).
 func TestQueuedProposalsEndWithAFailedLog(t *testing.T) {
 	var logs sync.Map
-	c := startedCluster(t, 3, faultyLogs(&logs, nil))
+	c := patientCluster(t, 3, faultyLogs(&logs, nil))
 	c.propose("before")
 	l := c.leader()
 	gate := make(chan struct{})
@@ -31,7 +31,7 @@ func TestQueuedProposalsEndWithAFailedLog(t *testing.T) {
 	}
 	close(gate)
 	waitFatal(t, l)
-	limit := time.After(30 * time.Second)
+	limit := time.After(2 * time.Minute)
 	for i, f := range futures {
 		select {
 		case <-f.done:

@@ -62,7 +62,7 @@ func TestTheLogWaitsForASnapshotThatIsSent(t *testing.T) {
 func snapshotIsSentWhile(t *testing.T, entries int, again bool) bool {
 	began, goOn := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	c := startedCluster(t, 3, func(o *Options) {
+	c := patientCluster(t, 3, func(o *Options) {
 		o.SegmentSizeBytes = 64 << 10 // raft-wal still reads what it cut from a segment in use
 		o.SnapshotEveryBytes = keepEvery
 		o.TrailingLogBytes = 8 << 10

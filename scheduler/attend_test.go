@@ -30,7 +30,7 @@ func served(t *testing.T) (*Scheduler, *fakeLog, *client.Client) {
 func servedBeside(t *testing.T, more func(*grpc.Server)) (*Scheduler, *fakeLog, *client.Client) {
 	t.Helper()
 	s, l := newLeader(t, 1, 1)
-	s.attendance.patience = 50 * time.Millisecond
+	s.attendance.patience = 2 * time.Minute
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -191,6 +191,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _, c := served(t)
+			s.attendance.patience = 50 * time.Millisecond
 			f := attend(t, c, "a", 0, 2, nil)
 			absent(t, s, c)
 			if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
@@ -225,6 +226,9 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 	for _, how := range []rowraftv1.MemberState{rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED} {
 		for _, divided := range []bool{true, false} {
 			s, _, c := served(t)
+			if !divided {
+				s.attendance.patience = 50 * time.Millisecond
+			}
 			var members [2]*client.Member
 			for rank := range members {
 				var err error
@@ -267,6 +271,7 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 // The log knows of a trainer of which nothing else is left, until its job counts as dead.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s, _, c := served(t)
+	s.attendance.patience = 50 * time.Millisecond
 	f := attend(t, c, "a", 0, 1, nil)
 	changed := s.attendance.watch()
 	f.Close()
@@ -364,7 +369,6 @@ func TestTrainersFindTheNextLeader(t *testing.T) {
 	l.elect("somebody")
 	<-changed // gone
 	l.elect(s.opts.Self.ID)
-	s.attendance.patience = 30 * time.Second
 	m, err := s.pauseTrainers(t.Context(), "", false)
 	if err != nil {
 		t.Fatal(err)
