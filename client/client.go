@@ -53,6 +53,12 @@ type Options struct {
 	// without an answer, that the shard has a new leader.
 	AttemptTimeout time.Duration
 
+	// FailWhenOverloaded: when more calls are refused by servers that have too much to do
+	// than the client may send again, a fifth of what it sends and ten a second, a Pull
+	// and a new Push end with CodeOverloaded. Otherwise they wait until ctx ends. Parts
+	// that were sent keep their number and wait in either case.
+	FailWhenOverloaded bool
+
 	Logger *slog.Logger // zero: discards
 }
 
@@ -82,6 +88,7 @@ type Client struct {
 	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged part
 
 	spread spread // of bounded reads
+	budget budget // of what is sent again
 
 	session session
 

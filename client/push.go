@@ -60,6 +60,9 @@ func (c *Client) parts(op wire.Op, segs []Segment) ([]*part, error) {
 	if err := c.takeLost(); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier one failed after its caller had left: %w", opName(op), err)
 	}
+	if err := c.mayPush(); err != nil {
+		return nil, err
+	}
 	ready, err := c.prepare(op, segs)
 	if err != nil {
 		return nil, err

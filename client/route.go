@@ -18,13 +18,15 @@ type attempt func(context.Context, rowraftv1.TableClient) error
 // other replicas, until it succeeds, fails for good, ctx ends, or the client is
 // closed (errClosed). The error is the last answer; maybe says whether any try may have taken effect.
 func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
-	return c.onLeader(ctx, shard, func(node rowraft.NodeID, addr string) error { return c.try(ctx, shard, node, addr, call) })
+	return c.onLeader(ctx, shard, false, func(node rowraft.NodeID, addr string) error { return c.try(ctx, shard, node, addr, call) })
 }
 
-// onLeader is shardCall of any way to try.
-func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, try func(node rowraft.NodeID, addr string) error) (maybe bool, err error) {
+// onLeader is shardCall of any way to try; failFast says that it ends when the retry
+// budget is spent.
+func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast bool, try func(node rowraft.NodeID, addr string) error) (maybe bool, err error) {
 	b := backoff{}
-	useHint := true
+	useHint, again := true, false
+	c.budget.request()
 	var last rowraft.NodeID // that answered, or did not
 	for c.ctx.Err() == nil {
 		node, addr := c.target(shard, last, useHint)
@@ -33,6 +35,9 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, try func(n
 		err = try(node, addr)
 		if err == nil {
 			c.confirmLeader(shard, node)
+			if again {
+				c.budget.succeeded()
+			}
 			return false, nil
 		}
 		code := rowraft.CodeOf(err)
@@ -54,9 +59,13 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, try func(n
 			continue // follow a new hint at once
 		}
 		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
-			useHint, atLeast = true, o.RetryAfter
+			useHint, again, atLeast = true, true, o.RetryAfter
+			if err := c.mayRetry(ctx, failFast, err); err != nil {
+				return maybe, c.ended(err)
+			}
+		} else {
+			c.askForMap()
 		}
-		c.askForMap()
 		if c.pause(ctx, &b, atLeast) != nil {
 			break
 		}

@@ -61,7 +61,7 @@ func (s *scan) run(ctx context.Context) error {
 	c := s.t.c
 	m := c.cluster.Load()
 	shard, last := runOf(m, s.slot)
-	_, err := c.onLeader(ctx, shard, func(node rowraft.NodeID, addr string) error {
+	_, err := c.onLeader(ctx, shard, false, func(node rowraft.NodeID, addr string) error {
 		err := s.try(ctx, m, shard, last, node, addr)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound && c.named(s.t.schema.ID) {
 			return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)

@@ -27,7 +27,7 @@ import (
 // Whoever stays below its share of half the pool is never refused, whatever others ask
 // for and in whatever order.
 func TestAPoolIsShared(t *testing.T) {
-	for seed := range uint64(50) {
+	for seed := range uint64(10) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		const limit, clients = 1000, 8
 		p := newPool(limit)
@@ -38,7 +38,7 @@ func TestAPoolIsShared(t *testing.T) {
 			}
 			return n
 		}
-		for range 5000 {
+		for range 2000 {
 			c := rng.IntN(clients)
 			if n := len(held[c]); n > 0 && rng.IntN(3) == 0 {
 				i := rng.IntN(n)

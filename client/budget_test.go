@@ -1,0 +1,190 @@
+package client
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func TestBudgetIsAFifthAndAFloor(t *testing.T) {
+	var b budget
+	now := time.Now()
+	taken := 0
+	for b.take(now) {
+		taken++
+	}
+	if taken != retryBurst {
+		t.Errorf("%d at once, want %v", taken, retryBurst)
+	}
+	count := func() (n int) {
+		for b.take(now) {
+			n++
+		}
+		return n
+	}
+	b.since, now = b.since.Add(time.Hour), now.Add(time.Hour+2*time.Second) // as if nothing but 2 s had passed
+	if n := count(); n != 2*retryFloor {
+		t.Errorf("%d after two seconds, want %v", n, 2*retryFloor)
+	}
+	b.since = now.Add(time.Hour) // no floor: real time stands still for it
+	b.tokens += retryShare * 50
+	if n := int(b.tokens); n != 10 {
+		t.Errorf("%d for 50 requests, want 10", n)
+	}
+}
+
+// overloaded refuses everything while it is told to.
+type overloaded struct {
+	fakeServer
+	refuse atomic.Bool
+	pulls  atomic.Int64
+
+	mu   sync.Mutex
+	seqs map[uint64]int // that were applied
+}
+
+func newOverloaded(t *testing.T) *overloaded {
+	s := &overloaded{seqs: make(map[uint64]int)}
+	busy := &rowraft.OverloadedError{What: "busy", RetryAfter: time.Millisecond}
+	s.pull = func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+		s.pulls.Add(1)
+		if s.refuse.Load() {
+			return nil, busy
+		}
+		return zeros(req)
+	}
+	s.push = func(_ context.Context, req *rowraftv1.PushRequest) error {
+		if s.refuse.Load() {
+			return busy
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.seqs[req.Seq]++
+		return nil
+	}
+	s.serve(t, 1)
+	return s
+}
+
+// spend leaves a client n retries now.
+func (c *Client) spend(n float64) {
+	c.budget.mu.Lock()
+	defer c.budget.mu.Unlock()
+	c.budget.tokens, c.budget.since = n, time.Now()
+}
+
+// TestRetriesOfAnOverloadedServerAreBounded: calls that are all refused make
+// at most a fifth more of them, and what the floor gives.
+func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
+	s := newOverloaded(t)
+	c, table := s.dial(t, func(o *Options) { o.FailWhenOverloaded = true })
+	s.refuse.Store(true)
+	c.spend(5)
+	begin := time.Now()
+	const calls = 300
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			for range calls / 10 {
+				err := table.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2))
+				if rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "retry budget") || !strings.Contains(err.Error(), "busy") {
+					t.Errorf("refused for good: %v, want CodeOverloaded that tells of the budget and the last answer", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	most := calls + 5 + calls*retryShare + retryFloor*time.Since(begin).Seconds() + 1
+	if got := s.pulls.Load(); got > int64(most) || got < calls {
+		t.Errorf("%d calls made %d tries, at most %v", calls, got, most)
+	}
+}
+
+// TestNumberedPushesWaitForTheBudget: what has a number is sent until it is answered,
+// and applied once; new pushes are told at once that nothing of them was sent.
+func TestNumberedPushesWaitForTheBudget(t *testing.T) {
+	s := newOverloaded(t)
+	c, table := s.dial(t, func(o *Options) { o.FailWhenOverloaded = true })
+	push := func() error { _, err := table.Push(patience(t), []rowraft.Key{1}, []float32{1, 1}); return err }
+	if err := push(); err != nil {
+		t.Fatal(err)
+	}
+	s.refuse.Store(true)
+	c.spend(0)
+	first := make(chan error, 1)
+	go func() { first <- push() }()
+	for deadline := time.Now().Add(time.Minute); ; {
+		if _, spent := c.budget.spent(); spent {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a push that is refused does not wait for the budget")
+		}
+		time.Sleep(time.Millisecond) //tidy:allow sleep polls
+	}
+	// It may have just got a token, and the next push be let in behind it.
+	refused := 0
+	for range 20 {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		_, err := table.Push(ctx, []rowraft.Key{1}, []float32{1, 1})
+		cancel()
+		switch rowraft.CodeOf(err) {
+		case rowraft.CodeOverloaded:
+			refused++
+			if !strings.Contains(err.Error(), "nothing of this one was sent") {
+				t.Errorf("a new push: %v", err)
+			}
+		case rowraft.CodeDeadline: // it has a number now
+		default:
+			t.Errorf("a new push: %v, want CodeOverloaded or CodeDeadline", err)
+		}
+	}
+	if refused == 0 {
+		t.Error("no new push was refused while an earlier one waited")
+	}
+	s.refuse.Store(false)
+	if err := <-first; err != nil {
+		t.Errorf("the push that had a number: %v", err)
+	}
+	if err := c.Flush(patience(t)); err != nil {
+		t.Error(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.seqs) != 2+20-refused {
+		t.Errorf("%d numbers were applied, %d pushes had one", len(s.seqs), 2+20-refused)
+	}
+	for seq, n := range s.seqs {
+		if n != 1 {
+			t.Errorf("number %d was applied %d times", seq, n)
+		}
+	}
+}
+
+// Without FailWhenOverloaded a call waits for the budget as long as its context allows.
+func TestPatientCallsWaitForTheBudget(t *testing.T) {
+	s := newOverloaded(t)
+	c, table := s.dial(t, nil)
+	s.refuse.Store(true)
+	c.spend(0)
+	short, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer cancel()
+	if err := table.Pull(short, []rowraft.Key{1}, make([]float32, 2)); err == nil {
+		t.Error("a pull that is refused until its context ends ends well")
+	}
+	done := make(chan error, 1)
+	go func() { done <- table.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2)) }()
+	for before := s.pulls.Load(); s.pulls.Load() <= before; {
+		time.Sleep(time.Millisecond) //tidy:allow sleep polls
+	}
+	s.refuse.Store(false)
+	if err := <-done; err != nil {
+		t.Errorf("once the server takes calls again: %v", err)
+	}
+}
