@@ -417,6 +417,18 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	if code := <-done; code != exitDone {
 		t.Errorf("exit code %d after a stop; log:\n%s", code, errout.String())
 	}
+	identity := filepath.Join(dir, "data", "IDENTITY")
+	raw, err := os.ReadFile(identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw[len(raw)/2] ^= 1
+	if err := os.WriteFile(identity, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if damaged := rowraftCmd(t, args...); damaged.code != exitSpoiled || !strings.Contains(damaged.errout, "start the server with an empty data directory") {
+		t.Errorf("a server on damaged data: %+v, want exit code %d", damaged, exitSpoiled)
+	}
 }
 
 // checkTableDelete deletes table t, which others have forgotten by then.

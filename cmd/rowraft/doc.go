@@ -2,5 +2,6 @@
 // status, tables, shards, benchmarks, the demo.
 //
 // Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong
-// usage, 3 the verdict is negative, 4 unavailable or timed out, 130 interrupted.
+// usage, 3 the verdict is negative, 4 unavailable or timed out, 5
+// refused by a safety check, 6 a server's data is damaged, 130 interrupted.
 package main

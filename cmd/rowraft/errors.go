@@ -20,6 +20,7 @@ const (
 	exitVerdict     = 3
 	exitUnavailable = 4
 	exitRefused     = 5 // by a safety check
+	exitSpoiled     = 6 // a server's data
 	exitInterrupted = 130
 )
 
@@ -40,6 +41,20 @@ type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
 
+// spoiledError ended a server whose data does not let it go on: a restart would find the same.
+type spoiledError struct{ error }
+
+func (e spoiledError) Unwrap() error { return e.error }
+
+// endOfServer is why a server ended, marked if it was its data.
+func endOfServer(err error) error {
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew:
+		return spoiledError{err}
+	}
+	return err
+}
+
 // hintedError carries advice for a person.
 type hintedError struct {
 	error
@@ -54,6 +69,9 @@ func exitCode(ctx context.Context, err error) int {
 	}
 	if _, ok := errors.AsType[refusedError](err); ok {
 		return exitRefused
+	}
+	if _, ok := errors.AsType[spoiledError](err); ok {
+		return exitSpoiled
 	}
 	switch code := rowraft.CodeOf(err); code {
 	case rowraft.CodeInvalidArgument:
@@ -74,6 +92,9 @@ func exitCode(ctx context.Context, err error) int {
 func hintOf(err error) string {
 	if h, ok := errors.AsType[*hintedError](err); ok {
 		return h.hint
+	}
+	if _, ok := errors.AsType[spoiledError](err); ok && rowraft.CodeOf(err) == rowraft.CodeCorrupt {
+		return "the other replicas have what it had: `rowraft log verify` shows the damage; start the server with an empty data directory and it joins as a new one (docs/ops/runbooks.md)"
 	}
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeDeadline:

@@ -65,6 +65,7 @@ Exit codes, of every command:
     3  a verdict: it ran, and found something wrong (an unhealthy cluster, files that do not verify, replicas that differ)
     4  nobody answers, there is no leader, or --timeout has passed; trying again may help
     5  refused, because of what could be lost; the message names the flag that insists
+    6  of a server: its data is damaged, or newer than this binary; a restart would find the same
   130  interrupted; what runs in the cluster goes on`,
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -199,7 +199,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		// An orderly stop would wait for the disk that may be what has failed, while
 		// this server's groups still look alive to the others.
 		logger.Error("the server must stop", "err", err)
-		os.Exit(exitCode(context.Background(), err))
+		os.Exit(exitCode(context.Background(), endOfServer(err)))
 	}
 	stop, err := startProfile(f.cpuProfile)
 	if err != nil {
@@ -207,7 +207,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 	}
 	defer stop()
 	if err := node.Run(ctx, cfg); err != nil {
-		return err
+		return endOfServer(err)
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
