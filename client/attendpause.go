@@ -97,11 +97,10 @@ func (c *attendCall) target(t *rowraftv1.AttendTarget) {
 // paused tells the scheduler of a boundary that was reached.
 func (c *attendCall) paused(r reached) {
 	switch {
-	case r.of != c.pausing: // it was given up meanwhile
+	case r.of != c.pausing, c.ctx.Err() != nil: // it was given up meanwhile, or the call is over
 		if r.err == nil {
 			r.at.Release()
 		}
-	case c.ctx.Err() != nil: // the call is over, and nobody asks any more
 	case r.err != nil:
 		c.goOn()
 		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Failed{Failed: &rowraftv1.AttendFailed{

@@ -24,6 +24,9 @@ const (
 	// forgetJobAfter is how long none of a job's trainers was heard of when the job
 	// counts as dead: checkpoints do not wait for it any more.
 	forgetJobAfter = time.Minute
+	// endingPatience is how long a checkpoint of trainers that leave is tried again when it
+	// failed for what passes, such as an election.
+	endingPatience = 2 * time.Minute
 )
 
 // attendance are the trainers that have a call to this leader. Which trainers there
@@ -344,7 +347,7 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 
 // endingOf makes the checkpoint that a asks for, or waits for one that another
 // trainer of the job asked for after a had parked. It returns nil if it must be
-// asked again.
+// asked again: also when it has failed for what passes, or with the call of who had asked.
 func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1.AttendPark, parkedAt time.Time) *rowraftv1.AttendLeave {
 	t := c.s.attendance
 	t.mu.Lock()
@@ -374,12 +377,24 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 	}
 	e.leave = &rowraftv1.AttendLeave{}
 	name, err := c.createFor(ctx, a.id.job, park, func() { e.begun = time.Now() })
-	if err != nil {
-		e.leave.Error = err.Error()
-	} else {
+	switch {
+	case err == nil:
 		e.leave.Checkpoint = name
+	case ctx.Err() != nil, passes(err) && time.Since(parkedAt) < endingPatience:
+		e.begun, e.leave = time.Time{}, nil // so it covers nobody
+	default:
+		e.leave.Error = err.Error()
 	}
 	e.over = time.Now()
 	close(e.done)
 	return e.leave
+}
+
+// passes reports that a checkpoint failed because somebody was not there at that moment.
+func passes(err error) bool {
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeLeadershipLost, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeDeadline:
+		return true
+	}
+	return false
 }

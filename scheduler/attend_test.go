@@ -61,6 +61,7 @@ type fakeTrainer struct {
 	content  string
 	step     int64
 	fail     error
+	notNow   int           // pauses that fail with ErrNotNow, before all others
 	hold     chan struct{} // not nil: Pause waits for it
 	asked    chan struct{} // gets one for each Pause
 	standing int
@@ -90,6 +91,10 @@ func (f *fakeTrainer) pause(ctx context.Context, agree client.Agree) (*client.Pa
 	defer f.mu.Unlock()
 	if f.told = target; f.stands != 0 {
 		target = f.stands
+	}
+	if f.notNow > 0 {
+		f.notNow--
+		return nil, client.ErrNotNow
 	}
 	if f.fail != nil {
 		return nil, f.fail
@@ -358,6 +363,18 @@ func TestTrainersLeaveTogether(t *testing.T) {
 	<-other.Ended()
 	if err := other.Err(); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
 		t.Errorf("replaced: %v", err)
+	}
+}
+
+// The checkpoint of a trainer that leaves is tried again when it fails for what passes, and
+// not when it fails for good.
+func TestTheCheckpointOfWhoLeavesIsTriedAgain(t *testing.T) {
+	parts := &preparedParts{prepared: make(chan struct{}, 16), ended: make(chan struct{}, 16)}
+	_, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterPartsServer(srv, parts) })
+	f := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.notNow, f.fail = cutAttempts, fmt.Errorf("it has none") })
+	_, err := f.Park(t.Context(), client.Parking{Destination: t.TempDir()})
+	if !strings.Contains(fmt.Sprint(err), "no state to give: it has none") {
+		t.Errorf("it left with %v, want the failure of the second try", err)
 	}
 }
 

@@ -1,0 +1,20 @@
+package client
+
+import (
+	"context"
+	"testing"
+)
+
+// TestAPauseThatIsReachedWhenTheCallIsOver lets the trainer go on: nobody else would, and it
+// would answer no other pause.
+func TestAPauseThatIsReachedWhenTheCallIsOver(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	c := &attendCall{ctx: ctx, pausing: &pausing{cancel: func() {}}}
+	end()
+	released := 0
+	c.paused(reached{of: c.pausing, at: &Paused{Release: func() { released++ }}})
+	c.goOn() // as at the end of the call
+	if released != 1 {
+		t.Errorf("it was released %d times, want once", released)
+	}
+}
