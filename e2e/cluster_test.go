@@ -42,7 +42,7 @@ func start(t testing.TB, opts localcluster.Options) *cluster {
 		}
 	}
 	opts.Args = append(opts.Args, "--disk-reserve-bytes", "1")
-	lc, err := localcluster.Start(deadline(t, time.Minute), opts)
+	lc, err := localcluster.Start(deadline(t, patience), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func (c *cluster) finish() {
 func (c *cluster) dial(opts client.Options) *client.Client {
 	c.t.Helper()
 	opts.Endpoints = c.Endpoints()
-	cl, err := client.Dial(deadline(c.t, 30*time.Second), opts)
+	cl, err := client.Dial(deadline(c.t, patience), opts)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func (c *cluster) killAll(servers []*localcluster.Server) {
 // restartAll restarts servers together and returns when all serve.
 func (c *cluster) restartAll(servers []*localcluster.Server) {
 	c.t.Helper()
-	ctx := deadline(c.t, time.Minute)
+	ctx := deadline(c.t, patience)
 	c.each(servers, func(s *localcluster.Server) error { return c.Restart(ctx, s) })
 }
 
@@ -122,14 +122,14 @@ func (c *cluster) each(servers []*localcluster.Server, do func(*localcluster.Ser
 	}
 }
 
-// admin calls one server within two seconds.
+// admin calls one server within five seconds.
 func admin(ctx context.Context, addr string, call func(context.Context, rowraftv1.AdminClient) error) error {
 	conn, err := rpc.Dial(addr, nil, nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	return call(ctx, rowraftv1.NewAdminClient(conn))
 }
@@ -175,21 +175,35 @@ func (c *cluster) leaders(ctx context.Context) ([]*localcluster.Server, error) {
 	return leads, err
 }
 
+// greatest is, by shard, the greatest figure that any server but one has, once all of them
+// have answered.
+func (c *cluster) greatest(ctx context.Context, but *localcluster.Server, figure func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
+	out := make(map[uint32]uint64)
+	for _, o := range c.Servers() {
+		if o == but {
+			continue
+		}
+		var st *rowraftv1.NodeStatusReply
+		err := poll(ctx, func() (err error) {
+			st, err = nodeStatus(ctx, o)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range st.Replicas {
+			out[r.Shard] = max(out[r.Shard], figure(r))
+		}
+	}
+	return out, nil
+}
+
 // caughtUp waits until server s has applied, of every shard, what any other had
 // committed when this was called.
 func (c *cluster) caughtUp(ctx context.Context, s *localcluster.Server) error {
-	want := make(map[uint32]uint64)
-	for _, o := range c.Servers() {
-		if o == s {
-			continue
-		}
-		st, err := nodeStatus(ctx, o)
-		if err != nil {
-			return err
-		}
-		for _, r := range st.Replicas {
-			want[r.Shard] = max(want[r.Shard], r.CommitIndex)
-		}
+	want, err := c.greatest(ctx, s, (*rowraftv1.ReplicaStatus).GetCommitIndex)
+	if err != nil {
+		return err
 	}
 	return poll(ctx, func() error {
 		st, err := nodeStatus(ctx, s)
@@ -213,7 +227,7 @@ func (c *cluster) caughtUp(ctx context.Context, s *localcluster.Server) error {
 // write meanwhile. It returns the rows of all shards.
 func (c *cluster) sameDigests() (rows uint64) {
 	c.t.Helper()
-	ctx := deadline(c.t, time.Minute)
+	ctx := deadline(c.t, patience)
 	m := c.dial(client.Options{}).Map()
 	for _, shard := range m.Shards {
 		var replies []*rowraftv1.DigestReply

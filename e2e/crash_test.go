@@ -2,8 +2,8 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // Every process, schedulers included, dies by kill −9 in the middle of pushes,
@@ -44,7 +45,7 @@ func TestKillLeaders(t *testing.T) {
 	rng := seed(t)
 	c := start(t, localcluster.Options{})
 	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 512, perPush: 64})
-	ctx := deadline(t, 2*time.Minute)
+	ctx := deadline(t, patience)
 	var failovers []time.Duration
 	for range rounds(4) {
 		l.more(50 + rng.IntN(200))
@@ -58,7 +59,7 @@ func TestKillLeaders(t *testing.T) {
 		took := l.recovered(killed)
 		failovers = append(failovers, took)
 		t.Logf("%s led %d shards: kill −9 to the next acknowledged push %.2f s", victim.Name, countOf(leads, victim), took.Seconds())
-		if took > 15*time.Second {
+		if took > time.Minute {
 			t.Errorf("no push was acknowledged for %v after the kill of one leader", took)
 		}
 		l.more(20)
@@ -95,7 +96,7 @@ func TestStoppedLeader(t *testing.T) {
 	rng := seed(t)
 	c := start(t, localcluster.Options{})
 	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 128, perPush: 64})
-	ctx := deadline(t, 2*time.Minute)
+	ctx := deadline(t, patience)
 	for range rounds(2) {
 		l.more(50 + rng.IntN(200))
 		leads, err := c.leaders(ctx)
@@ -136,27 +137,32 @@ func testBehindTheLog(t *testing.T, backend string) {
 		"--snapshot-every-bytes", "2000000", "--trailing-log-bytes", "500000", "--log-segment-bytes", "1000000", "--log-level", "debug",
 	}})
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 4, keys: 2048, perPush: 512, dim: 64})
-	ctx := deadline(t, 2*time.Minute)
+	ctx := deadline(t, patience)
 	victim := c.Servers()[rng.IntN(3)]
 	l.more(20)
 	c.killAll([]*localcluster.Server{victim})
 	// A push is 135 kB. raft-wal gives an entry back, compacted or not, as long as
 	// it has not dropped the segment: write many.
 	l.more(100)
-	behind := c.lastIndexes(ctx, victim)
+	behind, err := c.greatest(ctx, victim, (*rowraftv1.ReplicaStatus).GetLastIndex)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := poll(ctx, func() error { return c.compactedBeyond(behind, victim) }); err != nil {
 		t.Fatal(err)
 	}
-	const installed = "installed a snapshot"
-	if logHas(t, victim, installed) {
-		t.Fatal("a snapshot was installed before the server was away: the test shows nothing")
-	}
+	before := installs(t, victim) // it may have lagged before, too
 	c.restartAll([]*localcluster.Server{victim})
 	if err := c.caughtUp(ctx, victim); err != nil {
 		t.Fatal(err)
 	}
-	if !logHas(t, victim, installed) {
-		t.Error("the server has caught up without a snapshot")
+	if err := poll(ctx, func() error { // it says so a moment later
+		if installs(t, victim) == before {
+			return errors.New("the server has caught up without a snapshot")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 	l.more(50)
 	l.check(c)
@@ -166,24 +172,11 @@ func testBehindTheLog(t *testing.T, backend string) {
 	c.sameDigests()
 }
 
-// lastIndexes returns, by shard, the last index of the logs of the servers that
-// were not killed.
-func (c *cluster) lastIndexes(ctx context.Context, killed *localcluster.Server) map[uint32]uint64 {
-	c.t.Helper()
-	last := make(map[uint32]uint64)
-	for _, s := range c.Servers() {
-		if s == killed {
-			continue
-		}
-		st, err := nodeStatus(ctx, s)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		for _, r := range st.Replicas {
-			last[r.Shard] = max(last[r.Shard], r.LastIndex)
-		}
-	}
-	return last
+// installs counts the snapshots that a server got from others, in the words of raft: ours are
+// missing where a replica had applied nothing yet.
+func installs(t testing.TB, s *localcluster.Server) int {
+	t.Helper()
+	return bytes.Count(mustRead(t, s.LogFile), []byte("raft: Installed remote snapshot"))
 }
 
 // compactedBeyond tells whether the logs of all shards, on all servers but one,

@@ -2,9 +2,13 @@ package e2e
 
 import (
 	"context"
+	"errors"
+	"io"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
@@ -23,10 +27,18 @@ type cutShard struct {
 
 func (s *cutShard) step(req *rowraftv1.WritePartRequest) *rowraftv1.WritePartReply {
 	s.t.Helper()
-	if err := s.stream.Send(req); err != nil {
-		s.t.Fatal(err)
+	reply, err := s.try(req)
+	if err != nil {
+		s.t.Fatal(rpc.FromStatus(err))
 	}
-	return s.recv()
+	return reply
+}
+
+func (s *cutShard) try(req *rowraftv1.WritePartRequest) (*rowraftv1.WritePartReply, error) {
+	if err := s.stream.Send(req); err != nil && !errors.Is(err, io.EOF) { // the answer says why
+		return nil, err
+	}
+	return s.stream.Recv()
 }
 
 func (s *cutShard) recv() *rowraftv1.WritePartReply {
@@ -39,8 +51,9 @@ func (s *cutShard) recv() *rowraftv1.WritePartReply {
 }
 
 func (s *cutShard) prepare(shard uint32, dest string) {
+	mark := uuid.New()
 	s.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{
-		Shard: shard, Mark: make([]byte, 16), Destination: dest, Name: "by-hand",
+		Shard: shard, Mark: mark[:], Destination: dest, Name: "by-hand",
 	}}})
 }
 
@@ -48,11 +61,13 @@ func (s *cutShard) hold() {
 	s.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Hold{Hold: &rowraftv1.WritePartHold{LeaseNs: uint64(5 * time.Second)}}})
 }
 
-func (s *cutShard) mark() {
-	s.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Mark{Mark: &rowraftv1.WritePartMark{}}})
+// mark fails when the hold has ended before.
+func (s *cutShard) mark() error {
+	_, err := s.try(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Mark{Mark: &rowraftv1.WritePartMark{}}})
+	return rpc.FromStatus(err)
 }
 
-func (s *cutShard) rows() uint64 {
+func (s *cutShard) written() uint64 {
 	s.t.Helper()
 	for {
 		if done := s.recv().GetDone(); done != nil {
@@ -66,90 +81,127 @@ func (s *cutShard) rows() uint64 {
 func TestAHeldShardLetsNoPushIn(t *testing.T) {
 	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
 	cl := c.dial(client.Options{})
-	table, err := cl.CreateTable(deadline(t, 30*time.Second), rowraft.Schema{
+	table, err := cl.CreateTable(deadline(t, patience), rowraft.Schema{
 		Name: "t", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys, dest := make([]rowraft.Key, 2), t.TempDir()
 	conn, err := rpc.Dial(c.Servers()[0].Addr, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithCancel(deadline(t, time.Minute))
-	defer cancel()
-	shards := make([]*cutShard, 2)
-	for i := range shards {
-		if keys[i], err = cl.Map().KeyInShard(table.Schema().ID, rowraft.ShardID(i)); err != nil {
+	h := &byHand{t: t, cl: cl, table: table, parts: rowraftv1.NewPartsClient(conn), dest: t.TempDir(), next: make([]rowraft.Key, 2), rows: make([]uint64, 2)}
+	ctx := deadline(t, patience)
+	for shard := range h.rows {
+		if err := h.push(ctx, shard); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := table.Push(ctx, keys[i:i+1], []float32{-1}); err != nil {
-			t.Fatal(err)
-		}
-		shards[i] = &cutShard{t: t}
-		if shards[i].stream, err = rowraftv1.NewPartsClient(conn).WritePart(ctx); err != nil {
-			t.Fatal(err)
-		}
-		shards[i].prepare(uint32(i), dest)
 	}
-	shards[0].hold()
-	shards[1].hold()
-	shards[0].mark()
-	if _, err := table.Push(ctx, []rowraft.Key{newKey(t, cl, table, 0)}, []float32{-1}); err != nil {
-		t.Fatal(err)
-	}
-	second := make(chan error, 1)
-	go func() {
-		_, err := table.Push(ctx, []rowraft.Key{newKey(t, cl, table, 1)}, []float32{-1})
-		second <- err
-	}()
-	select {
-	case err := <-second:
-		t.Errorf("a push got into a shard that is held: %v", err)
-		second <- nil
-	case <-time.After(200 * time.Millisecond):
-	}
-	shards[1].mark()
-	if err := <-second; err != nil {
-		t.Errorf("the push that waited: %v", err)
-	}
-	for i, s := range shards {
-		if n := s.rows(); n != 1 {
-			t.Errorf("the cut has %d rows of shard %d, want the one from before", n, i)
+	for tries := 1; !h.cut(ctx); tries++ { // a process may stand still for longer than a hold lasts
+		if tries == 20 {
+			t.Fatal("no cut was fast enough")
 		}
 	}
-
-	// A coordinator that vanishes while it holds a shard lets pushes go on.
-	gone, leave := context.WithCancel(ctx)
-	s := &cutShard{t: t}
-	if s.stream, err = rowraftv1.NewPartsClient(conn).WritePart(gone); err != nil {
-		t.Fatal(err)
+	for tries := 1; !h.vanish(ctx); tries++ {
+		if tries == 10 {
+			t.Fatal("pushes wait for a coordinator that is gone")
+		}
 	}
-	s.prepare(0, dest)
-	s.hold()
-	leave()
-	begin := time.Now()
-	if _, err := table.Push(ctx, keys[:1], []float32{-1}); err != nil {
-		t.Fatal(err)
-	}
-	if d := time.Since(begin); d > 3*time.Second {
-		t.Errorf("a push waited %v for a coordinator that is gone", d)
-	}
-	c.createCheckpoint(dest, "after")
+	c.createCheckpoint(h.dest, "after")
 }
 
-// newKey returns a key of shard other than the first.
-func newKey(t *testing.T, cl *client.Client, table *client.Table, shard rowraft.ShardID) rowraft.Key {
-	t.Helper()
-	first, err := cl.Map().KeyInShard(table.Schema().ID, shard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for k := first + 1; ; k++ {
-		if cl.Map().ShardOf(clustermap.SlotOf(table.Schema().ID, rowraft.Sparse, k)) == shard {
-			return k
+// byHand cuts through two shards as the scheduler does.
+type byHand struct {
+	t     *testing.T
+	cl    *client.Client
+	table *client.Table
+	parts rowraftv1.PartsClient
+	dest  string
+	next  []rowraft.Key // by shard: where to look for one that was not pushed
+	rows  []uint64      // by shard
+}
+
+// push makes a new row in a shard.
+func (h *byHand) push(ctx context.Context, shard int) error {
+	for k := h.next[shard] + 1; ; k++ {
+		if h.cl.Map().ShardOf(clustermap.SlotOf(h.table.Schema().ID, rowraft.Sparse, k)) == rowraft.ShardID(shard) {
+			h.next[shard], h.rows[shard] = k, h.rows[shard]+1
+			_, err := h.table.Push(ctx, []rowraft.Key{k}, []float32{-1})
+			return err
 		}
 	}
+}
+
+// begin prepares and holds a shard.
+func (h *byHand) begin(ctx context.Context, shard int) *cutShard {
+	h.t.Helper()
+	s := &cutShard{t: h.t}
+	var err error
+	if s.stream, err = h.parts.WritePart(ctx); err != nil {
+		h.t.Fatal(err)
+	}
+	s.prepare(uint32(shard), h.dest)
+	s.hold()
+	return s
+}
+
+// cut returns false if a hold ended before its mark: then it says nothing.
+func (h *byHand) cut(ctx context.Context) bool {
+	h.t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	want := slices.Clone(h.rows)
+	shards := []*cutShard{h.begin(ctx, 0), h.begin(ctx, 1)}
+	if err := shards[0].mark(); err != nil {
+		h.t.Logf("mark shard 0: %v", err)
+		return false
+	}
+	if err := h.push(ctx, 0); err != nil {
+		h.t.Fatal(err)
+	}
+	second := make(chan error, 1)
+	go func() { second <- h.push(ctx, 1) }()
+	early := false
+	select {
+	case err := <-second:
+		early = true
+		second <- err
+	case <-time.After(200 * time.Millisecond):
+	}
+	marked := shards[1].mark() // only if it has been held until now
+	if err := <-second; err != nil {
+		h.t.Fatalf("the push that waited: %v", err)
+	}
+	if marked != nil {
+		h.t.Logf("mark shard 1: %v", marked)
+		return false
+	}
+	if early {
+		h.t.Error("a push got into a shard that is held")
+	}
+	for i, s := range shards {
+		if n := s.written(); n != want[i] {
+			h.t.Errorf("the cut has %d rows of shard %d, want the %d from before", n, i, want[i])
+		}
+	}
+	return true
+}
+
+// vanish holds a shard and is gone. It returns whether a push went on before the hold would
+// have ended.
+func (h *byHand) vanish(ctx context.Context) bool {
+	h.t.Helper()
+	gone, leave := context.WithCancel(ctx)
+	defer leave()
+	h.begin(gone, 0)
+	leave()
+	begin := time.Now()
+	if err := h.push(ctx, 0); err != nil {
+		h.t.Fatal(err)
+	}
+	took := time.Since(begin)
+	h.t.Logf("a push waited %v for a coordinator that is gone", took)
+	return took < 3*time.Second
 }

@@ -18,7 +18,7 @@ import (
 func BenchmarkDelta(b *testing.B) {
 	const rows, dim = 1_000_000, 16
 	c := start(b, localcluster.Options{})
-	table, err := c.dial(client.Options{}).CreateTable(deadline(b, time.Minute), rowraft.Schema{
+	table, err := c.dial(client.Options{}).CreateTable(deadline(b, patience), rowraft.Schema{
 		Name: "emb", Kind: rowraft.Sparse, Dim: dim,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1},
 	}, true)
@@ -36,7 +36,7 @@ func BenchmarkDelta(b *testing.B) {
 			for _, k := range keys[from:min(from+batch, len(keys))] {
 				part = append(part, rowraft.Key(k))
 			}
-			if _, err := table.Push(deadline(b, time.Minute), part, grads[:len(part)*dim]); err != nil {
+			if _, err := table.Push(deadline(b, patience), part, grads[:len(part)*dim]); err != nil {
 				b.Fatal(err)
 			}
 		}

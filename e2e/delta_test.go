@@ -23,11 +23,7 @@ import (
 // createDelta makes a delta to the newest checkpoint and returns its manifest.
 func (c *cluster) createDelta(dest, name string) *checkpoint.Manifest {
 	c.t.Helper()
-	out, errout, code := c.rowraft(deadline(c.t, time.Minute), "checkpoint", "create", dest, "--name", name, "--delta")
-	if code != 0 {
-		c.t.Fatalf("checkpoint create --delta: exit code %d: %s", code, errout)
-	}
-	c.t.Log(out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:])
+	c.mustCreate(dest, name, "--delta")
 	return openChain(c.t, dest, name).Manifest()
 }
 
@@ -131,7 +127,7 @@ func chained(t testing.TB, opts localcluster.Options) (c *cluster, dest string) 
 	t.Helper()
 	c, dest, _ = filled(t, opts, 600)
 	for i, name := range []string{"b", "c"} {
-		table, err := c.dial(client.Options{}).Table(deadline(t, 30*time.Second), "emb")
+		table, err := c.dial(client.Options{}).Table(deadline(t, patience), "emb")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +135,7 @@ func chained(t testing.TB, opts localcluster.Options) (c *cluster, dest string) 
 		for k := range keys {
 			keys[k] = rowraft.Key((k + 40*i) * 7919)
 		}
-		if _, err := table.Push(deadline(t, 30*time.Second), keys, make([]float32, 8*len(keys))); err != nil {
+		if _, err := table.Push(deadline(t, patience), keys, make([]float32, 8*len(keys))); err != nil {
 			t.Fatal(err)
 		}
 		if m := c.createDelta(dest, name); m.Written() != 50 {
@@ -173,11 +169,11 @@ func TestRestoreOfAChain(t *testing.T) {
 	}
 	// What was restored is another state: no delta of it stands on what was before.
 	src.mustRestore(dest+"/c", "--replace")
-	_, errout, code := src.rowraft(deadline(t, time.Minute), "checkpoint", "create", dest, "--base", "c", "--name", "x")
+	_, errout, code := src.patiently(nil, "checkpoint", "create", dest, "--base", "c", "--name", "x")
 	if code != 2 || !strings.Contains(errout, "table epoch 1") {
 		t.Errorf("a delta to a base of an earlier epoch: exit code %d: %s", code, errout)
 	}
-	out, errout, code := src.rowraft(deadline(t, time.Minute), "checkpoint", "create", dest, "--delta", "--name", "x")
+	out, errout, code := src.patiently(nil, "checkpoint", "create", dest, "--delta", "--name", "x")
 	if code != 0 || !strings.Contains(out, "it is full: base c: it is of table epoch 1") {
 		t.Errorf("a delta where none can be: exit code %d: %s%s", code, out, errout)
 	}
@@ -189,11 +185,11 @@ func TestAChainInABucket(t *testing.T) {
 	const dest = "s3://bucket/ctr"
 	c, _, _ := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 300)
 	c.createCheckpoint(dest, "a")
-	table, err := c.dial(client.Options{}).Table(deadline(t, 30*time.Second), "emb")
+	table, err := c.dial(client.Options{}).Table(deadline(t, patience), "emb")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := table.Push(deadline(t, 30*time.Second), []rowraft.Key{1, 2, 3}, make([]float32, 24)); err != nil {
+	if _, err := table.Push(deadline(t, patience), []rowraft.Key{1, 2, 3}, make([]float32, 24)); err != nil {
 		t.Fatal(err)
 	}
 	if m := c.createDelta(dest, "b"); m.Written() != 3 {
@@ -208,10 +204,10 @@ func TestAChainInABucket(t *testing.T) {
 	if got := other.digestOfAll(); got != sum {
 		t.Errorf("the shards have digest %x, the source %x", got, sum)
 	}
-	if _, errout, code := c.rowraft(deadline(t, time.Minute), "checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it, which are nothing without it, or what is left of one: b:") {
+	if _, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it, which are nothing without it, or what is left of one: b:") {
 		t.Errorf("delete what a delta needs: exit code %d: %s", code, errout)
 	}
-	if out, errout, code := c.rowraft(deadline(t, time.Minute), "checkpoint", "delete", dest+"/a", "--cascade"); code != 0 || len(listed(t, dest)) != 0 {
+	if out, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a", "--cascade"); code != 0 || len(listed(t, dest)) != 0 {
 		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
 	}
 }
@@ -255,7 +251,7 @@ func TestDamageInAChainIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, errout, code := c.rowraft(deadline(t, time.Minute), "checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it") {
+	if _, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it") {
 		t.Errorf("delete what a delta needs: exit code %d: %s", code, errout)
 	}
 	if after := c.digestOfAll(); after != before {
@@ -265,7 +261,7 @@ func TestDamageInAChainIsFound(t *testing.T) {
 	if after := c.digestOfAll(); after != before {
 		t.Error("the chain is not what was saved")
 	}
-	out, errout, code := c.rowraft(deadline(t, time.Minute), "checkpoint", "delete", dest+"/a", "--cascade")
+	out, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a", "--cascade")
 	if code != 0 || !strings.Contains(out, "c, b, a") || len(listed(t, dest)) != 0 {
 		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
 	}

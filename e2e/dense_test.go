@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -20,7 +19,7 @@ import (
 func TestDenseTensors(t *testing.T) {
 	needBinaries(t)
 	c := start(t, localcluster.Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	dial := func() *client.Client {
 		cl, err := client.Dial(ctx, client.Options{Endpoints: c.Endpoints()})

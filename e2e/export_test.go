@@ -12,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -52,7 +51,7 @@ func (r rowsOf) same(t testing.TB, what string, want rowsOf) {
 // scanned reads a whole table through a client.
 func scanned(t testing.TB, cl *client.Client, name string) rowsOf {
 	t.Helper()
-	ctx := deadline(t, time.Minute)
+	ctx := deadline(t, patience)
 	table, err := cl.Table(ctx, name)
 	if err != nil {
 		t.Fatal(err)
@@ -89,23 +88,13 @@ func inFile(t testing.TB, path string) rowsOf {
 	}
 }
 
-// mustRowraft runs a command that must succeed.
-func (c *cluster) mustRowraft(args ...string) string {
-	c.t.Helper()
-	out, errout, code := c.rowraft(deadline(c.t, time.Minute), args...)
-	if code != 0 {
-		c.t.Fatalf("rowraft %v: exit code %d: %s", args, code, errout)
-	}
-	return out
-}
-
 // TestExportAndImport takes a table, trained a little, through every format into
 // another table, and into another cluster with another number of shards.
 func TestExportAndImport(t *testing.T) {
 	a := start(t, localcluster.Options{Servers: 1, Shards: 4})
 	b := start(t, localcluster.Options{Servers: 1, Shards: 3})
 	ac, bc := a.dial(client.Options{}), b.dial(client.Options{})
-	ctx := deadline(t, time.Minute)
+	ctx := deadline(t, patience)
 	table, err := ac.CreateTable(ctx, rowraft.Schema{
 		Name: "user", Kind: rowraft.Sparse, Dim: 7, Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 5, B: 1},
 		Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8},
@@ -143,20 +132,20 @@ func TestExportAndImport(t *testing.T) {
 			Rows uint64 `json:"rows"`
 			Dim  int    `json:"dim"`
 		}
-		if err := json.Unmarshal([]byte(a.mustRowraft("table", "export", "user", "--to", file, "-o", "json")), &v); err != nil || v.Rows != uint64(len(keys)) || v.Dim != 7 {
+		if err := json.Unmarshal([]byte(a.must("table", "export", "user", "--to", file, "-o", "json")), &v); err != nil || v.Rows != uint64(len(keys)) || v.Dim != 7 {
 			t.Errorf("export says %+v, %v", v, err)
 		}
 		inFile(t, file).same(t, string(format), want)
 
 		other := "user_" + string(format)
-		a.mustRowraft("table", "import", other, "--from", file, "--create", "--optimizer", "sgd", "--lr", "1")
+		a.must("table", "import", other, "--from", file, "--create", "--optimizer", "sgd", "--lr", "1")
 		scanned(t, ac, other).same(t, other, want)
-		b.mustRowraft("table", "import", "user", "--from", file, "--create") // again with each format: the same rows
+		b.must("table", "import", "user", "--from", file, "--create") // again with each format: the same rows
 		scanned(t, bc, "user").same(t, "the other cluster, "+string(format), want)
 
 		// From the checkpoint, without a cluster.
 		from := filepath.Join(dir, "saved."+string(format))
-		a.mustRowraft("table", "export", "user", "--to", from, "--checkpoint", dest+"/c", "--endpoints", "127.0.0.1:1")
+		a.must("table", "export", "user", "--to", from, "--checkpoint", dest+"/c", "--endpoints", "127.0.0.1:1")
 		inFile(t, from).same(t, "checkpoint, "+string(format), want)
 	}
 
@@ -175,9 +164,9 @@ func TestExportAndImport(t *testing.T) {
 		{[]string{"import", "wide", "--from", filepath.Join(dir, "user.npy")}, 2, "have 7 numbers, the rows of the table 9"},
 	} {
 		if tc.args[1] == "wide" {
-			a.mustRowraft("table", "create", "wide", "--dim", "9", "--if-not-exists")
+			a.must("table", "create", "wide", "--dim", "9", "--if-not-exists")
 		}
-		_, errout, code := a.rowraft(ctx, append([]string{"table"}, tc.args...)...)
+		_, errout, code := a.patiently(nil, append([]string{"table"}, tc.args...)...)
 		if code != tc.code || !strings.Contains(errout, tc.says) {
 			t.Errorf("table %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
 		}
@@ -195,7 +184,7 @@ func TestExportAndImport(t *testing.T) {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, errout, code := a.rowraft(ctx, "table", "import", "new", "--from", file, "--create")
+	_, errout, code := a.patiently(nil, "table", "import", "new", "--from", file, "--create")
 	if code != 2 || !strings.Contains(errout, "row 19999") || !strings.Contains(errout, "number 6 is NaN") {
 		t.Errorf("a NaN: exit code %d, %s", code, errout)
 	}
@@ -211,7 +200,7 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 	const dim, rows = 4, 20_000
 	c := start(t, localcluster.Options{})
 	cl := c.dial(client.Options{})
-	ctx := deadline(t, 2*time.Minute)
+	ctx := deadline(t, patience)
 	table, err := cl.CreateTable(ctx, rowraft.Schema{
 		Name: "counts", Kind: rowraft.Sparse, Dim: dim, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}, false)

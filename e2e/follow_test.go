@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
@@ -52,21 +51,7 @@ checkpoint: {to: %s, on_stop: true}
 	}
 	rows := func(n int) {
 		t.Helper()
-		err := poll(deadline(t, time.Minute), func() error {
-			var v struct {
-				Table struct {
-					Rows int `json:"rows"`
-				} `json:"table"`
-			}
-			out := c.must("table", "describe", "stream.embeddings", "-o", "json")
-			if err := json.Unmarshal([]byte(out), &v); err != nil || v.Table.Rows != n+users {
-				return fmt.Errorf("%d rows, want one for each of %d ads and %d users (%v)", v.Table.Rows, n, users, err)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c.hasRows("stream.embeddings", uint64(n+users)) // one for each ad and user
 	}
 	tr := &trainers{c: c, dir: dir, config: config, n: 1}
 	run := func() { tr.start() }
@@ -75,7 +60,7 @@ checkpoint: {to: %s, on_stop: true}
 		if err := tr.procs[0].cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
 		}
-		if code := tr.procs[0].code(t, time.Minute); code != 130 {
+		if code := tr.procs[0].code(t, patience); code != 130 {
 			t.Fatalf("exit code %d:\n%s%s", code, &tr.procs[0].stdout, &tr.procs[0].stderr)
 		}
 	}

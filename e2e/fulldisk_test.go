@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -52,7 +51,7 @@ func TestSnapshotOnAFullDisk(t *testing.T) {
 	}})
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 2048, perPush: 512, dim: 64})
 	l.more(5)
-	ctx := deadline(t, 2*time.Minute)
+	ctx := deadline(t, patience)
 	leads, err := c.leaders(ctx)
 	if err != nil {
 		t.Fatal(err)

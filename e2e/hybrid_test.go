@@ -34,7 +34,8 @@ func TestATrainerThatAveragesDies(t *testing.T) {
 mode: sync
 steps: 150
 batch: 32
-lease: 2s
+lease: 6s
+model: {sleep: 30ms} # so that nobody is done before who is to die
 generator: {examples: 0, held: 200}
 parameters:
   - {name: "*", placement: trainers}
@@ -51,7 +52,7 @@ average: {addresses: [%s]}
 			"--json", filepath.Join(dir, fmt.Sprintf("result-%d", rank))))
 	}
 	killed := false
-	for limit := time.After(2 * time.Minute); !killed; {
+	for limit := time.After(patience); !killed; {
 		b, _ := os.ReadFile(events(1))
 		if killed = bytes.Count(b, []byte(`"event":"step"`)) >= 5; killed {
 			trainers[1].kill()
@@ -63,7 +64,7 @@ average: {addresses: [%s]}
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	if code := trainers[0].code(t, 3*time.Minute); code != 0 {
+	if code := trainers[0].code(t, patience); code != 0 {
 		t.Fatalf("exit code %d:\n%s%s", code, &trainers[0].stdout, &trainers[0].stderr)
 	}
 	var r struct {

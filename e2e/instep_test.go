@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -104,7 +103,7 @@ func (w *stepWorkers) stopInStep(p *running, rank uint32) (step uint64) {
 // waitsFor returns the step that is open in the job and waits for one rank only.
 func (w *stepWorkers) waitsFor(rank uint32) (step uint64) {
 	w.c.t.Helper()
-	ctx := deadline(w.c.t, time.Minute)
+	ctx := deadline(w.c.t, patience)
 	err := poll(ctx, func() (err error) {
 		step, err = w.openStep(ctx, rank)
 		return err
@@ -150,7 +149,7 @@ func (w *stepWorkers) openStep(ctx context.Context, rank uint32) (step uint64, e
 func (w *stepWorkers) audit() (rows [][]float32) {
 	w.c.t.Helper()
 	cl := w.c.dial(client.Options{})
-	table, err := cl.Table(deadline(w.c.t, time.Minute), w.job+".audit")
+	table, err := cl.Table(deadline(w.c.t, patience), w.job+".audit")
 	if err != nil {
 		w.c.t.Fatal(err)
 	}
@@ -160,7 +159,7 @@ func (w *stepWorkers) audit() (rows [][]float32) {
 			w.c.t.Fatal(err)
 		}
 		row := make([]float32, table.Dim())
-		if err := table.Pull(deadline(w.c.t, time.Minute), []rowraft.Key{key}, row); err != nil {
+		if err := table.Pull(deadline(w.c.t, patience), []rowraft.Key{key}, row); err != nil {
 			w.c.t.Fatal(err)
 		}
 		rows = append(rows, row)
@@ -177,7 +176,7 @@ func (w *stepWorkers) audit() (rows [][]float32) {
 func TestWorkersInStepComeAndGo(t *testing.T) {
 	skipUnderRace(t)
 	c := start(t, localcluster.Options{})
-	w := inStepJob(c, "synced", "lease: 3s\naudit: true\nsteps: 1000000000\n")
+	w := inStepJob(c, "synced", "lease: 6s\naudit: true\nsteps: 1000000000\n")
 	a, b, dies := w.start("a"), w.start("b"), w.start("dies")
 	w.until("all train", func(v jobView) bool { return v.Training == 3 })
 	before := w.farther("a", 10)
@@ -224,7 +223,7 @@ func TestWorkersInStepComeAndGo(t *testing.T) {
 	end.ends(t, "stopped")
 	steps, changes := int64(0), int64(w.until("it is stopped", func(v jobView) bool { return v.State == "stopped" }).Generation)
 	for worker, p := range map[string]*running{"a": a, "b": b, "late": late} {
-		if code := p.code(t, time.Minute); code != 0 {
+		if code := p.code(t, patience); code != 0 {
 			t.Errorf("worker %s: exit code %d:\n%s%s", worker, code, &p.stdout, &p.stderr)
 		}
 		var r struct {
@@ -273,7 +272,7 @@ func TestAStepOutlivesTheScheduler(t *testing.T) {
 	}
 	signal(t, all[2], syscall.SIGCONT)
 	for i, p := range all {
-		if code := p.code(t, 2*time.Minute); code != 0 {
+		if code := p.code(t, patience); code != 0 {
 			t.Errorf("worker %s: exit code %d:\n%s%s", names[i], code, &p.stdout, &p.stderr)
 		}
 		var r struct {
@@ -296,7 +295,7 @@ func TestAStepOutlivesTheScheduler(t *testing.T) {
 		}
 	}
 	c.restartAll([]*localcluster.Server{leader})
-	if err := c.caughtUp(deadline(t, time.Minute), leader); err != nil {
+	if err := c.caughtUp(deadline(t, patience), leader); err != nil {
 		t.Fatal(err)
 	}
 	c.sameDigests()

@@ -86,7 +86,7 @@ func startLoad(c *cluster, rng *rand.Rand, opts loadOptions) *load {
 	for rank := range opts.clients {
 		cl := &loadClient{rank: rank, c: c.dial(client.Options{}), sent: make([]int, opts.keys), acked: make([]int, opts.keys)}
 		var err error
-		cl.table, err = cl.c.CreateTable(deadline(c.t, 30*time.Second), rowraft.Schema{
+		cl.table, err = cl.c.CreateTable(deadline(c.t, patience), rowraft.Schema{
 			Name: counters, Kind: rowraft.Sparse, Dim: opts.dim,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
@@ -231,14 +231,14 @@ func (l *load) more(n int) {
 	l.mu.Lock()
 	want := l.acks + n
 	l.mu.Unlock()
-	l.await(time.Minute, fmt.Sprintf("%d more acknowledged pushes", n), func() bool { return l.acks >= want })
+	l.await(patience, fmt.Sprintf("%d more acknowledged pushes", n), func() bool { return l.acks >= want })
 }
 
 // recovered waits for the first acknowledged push that was sent after a moment,
 // and returns how long after it that was.
 func (l *load) recovered(since time.Time) time.Duration {
 	l.t.Helper()
-	l.await(time.Minute, "push acknowledged after the fault", func() bool { return l.lastSent.After(since) })
+	l.await(patience, "push acknowledged after the fault", func() bool { return l.lastSent.After(since) })
 	return time.Since(since)
 }
 
@@ -255,14 +255,14 @@ func (l *load) check(c *cluster) {
 	go func() { l.end(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(time.Minute):
-		l.t.Fatal("the pushes under way have no answer after a minute")
+	case <-time.After(patience):
+		l.t.Fatalf("the pushes under way have no answer after %v", patience)
 	}
 	if l.err != nil {
 		l.t.Fatal(l.err)
 	}
 	reader := c.dial(client.Options{})
-	ctx := deadline(l.t, 30*time.Second)
+	ctx := deadline(l.t, patience)
 	table, err := reader.Table(ctx, counters)
 	if err != nil {
 		l.t.Fatal(err)

@@ -201,10 +201,20 @@ func (p *running) code(t testing.TB, patience time.Duration) int {
 		return p.cmd.ProcessState.ExitCode()
 	case <-timer.C:
 	}
+	// What its goroutines wait for is the best that can be said of it.
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-p.ended:
+	case <-time.After(10 * time.Second):
+	}
 	p.kill()
 	t.Fatalf("%v has not ended after %v; it wrote\n%s%s", p.cmd.Args, patience, &p.stdout, &p.stderr)
 	return -1
 }
+
+// patience is how long one step of a test may take on a busy machine, where processes may
+// stand still for seconds: whoever waits longer has a bug.
+const patience = 4 * time.Minute
 
 // deadline is a context for one phase of a test.
 func deadline(t testing.TB, d time.Duration) context.Context {

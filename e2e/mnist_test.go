@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -45,7 +44,7 @@ data:
 	}
 	p := spawn(t, "rowraft-trainer", "train", "--config", job, "--endpoints", strings.Join(c.Endpoints(), ","), "--insecure",
 		"--accelerator", "go", "--json", out, "--progress", "plain")
-	if code := p.code(t, 5*time.Minute); code != 0 {
+	if code := p.code(t, patience); code != 0 {
 		t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 	}
 	var r struct {

@@ -100,7 +100,7 @@ func smallJob(name, optimizer string, steps int64) trainer.Config {
 
 func train(t *testing.T, cfg trainer.Config, tables trainer.Tables) {
 	t.Helper()
-	ctx := deadline(t, 2*time.Minute)
+	ctx := deadline(t, patience)
 	j, err := trainer.NewJob(ctx, cfg, tables, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +172,7 @@ func (r *recorder) rows(t *testing.T, s rowraft.Schema) ([]rowraft.Key, []float3
 	}
 	slices.Sort(keys)
 	values := make([]float32, len(keys)*s.Dim)
-	err := r.Tables.Pull(deadline(t, 30*time.Second), []trainer.Segment{{Table: s.ID, Dim: s.Dim, Keys: keys, Values: values}})
+	err := r.Tables.Pull(deadline(t, patience), []trainer.Segment{{Table: s.ID, Dim: s.Dim, Keys: keys, Values: values}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ type killer struct {
 
 func startKiller(c *cluster, shards int) *killer {
 	k := &killer{c: c, shards: shards, orders: make(chan rowraft.ShardID), done: make(chan struct{})}
-	ctx := deadline(c.t, 2*time.Minute)
+	ctx := deadline(c.t, patience)
 	go func() {
 		defer close(k.done)
 		for shard := range k.orders {

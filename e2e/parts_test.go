@@ -1,13 +1,11 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -25,7 +23,7 @@ func TestPartsInStep(t *testing.T) {
 	writeJob(t, dir, examples, fmt.Sprintf(`job: read
 mode: sync
 trainers: 4
-lease: 3s
+lease: 6s
 batch: 8
 evaluate: false
 data: {file: %s/data.csv, schema: %s/schema.yaml, held: 0}
@@ -55,7 +53,7 @@ model: {dim: 4, sleep: 10ms} # so that nobody is done before who is to die
 	signal(t, sleeps, syscall.SIGCONT)
 	workers := map[string]*running{"a": a, "sleeps": sleeps, "joins": joins}
 	for worker, p := range workers {
-		if code := p.code(t, 3*time.Minute); code != 0 {
+		if code := p.code(t, patience); code != 0 {
 			t.Fatalf("worker %s: exit code %d:\n%s%s", worker, code, &p.stdout, &p.stderr)
 		}
 	}
@@ -67,26 +65,12 @@ model: {dim: 4, sleep: 10ms} # so that nobody is done before who is to die
 		t.Errorf("after three were lost %d to %d examples were read again, want the same number, and at most a batch of each", v.Data.AtLeast, v.Data.AtMost)
 	}
 	t.Logf("%d examples read again, generation %d", v.Data.AtMost, v.Generation)
-	err := poll(deadline(t, time.Minute), func() error { // servers tell of their rows now and then
-		var table struct {
-			Table struct {
-				Rows uint64 `json:"rows"`
-			} `json:"table"`
-		}
-		err := json.Unmarshal([]byte(c.must("table", "describe", "read.embeddings", "-o", "json")), &table)
-		if err == nil && table.Table.Rows != examples {
-			err = fmt.Errorf("%d rows, want one for each of %d examples", table.Table.Rows, examples)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead := "x" // whose rank nobody has taken
+	c.hasRows("read.embeddings", examples) // one for each example
+	dead := "x"                            // whose rank nobody has taken
 	if !lost(dead)(v) {
 		dead = "y"
 	}
-	if p := work(dead); p.code(t, time.Minute) != 0 || !strings.Contains(p.stderr.String(), "job read is done: worker "+dead+" was lost") {
+	if p := work(dead); p.code(t, patience) != 0 || !strings.Contains(p.stderr.String(), "job read is done: worker "+dead+" was lost") {
 		t.Errorf("who was killed and comes when all is done says\n%s%s", &p.stdout, &p.stderr)
 	}
 	c.sameDigests()

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -33,21 +32,36 @@ func (c *cluster) describePolicy(name string) (v struct{ Policy policyState }) {
 	return v
 }
 
-// must runs a command that succeeds.
+// must runs a command that succeeds, and may be run again.
 func (c *cluster) must(args ...string) string {
 	c.t.Helper()
-	out, errout, code := c.rowraft(deadline(c.t, time.Minute), args...)
+	out, errout, code := c.patiently(nil, args...)
 	if code != 0 {
 		c.t.Fatalf("rowraft %s: exit code %d: %s", strings.Join(args, " "), code, errout)
 	}
 	return out
 }
 
+// deletePolicy deletes a policy; it is gone when a try finds none.
+func (c *cluster) deletePolicy(name string) {
+	c.t.Helper()
+	err := poll(deadline(c.t, patience), func() error {
+		_, errout, code := c.patiently(nil, "checkpoint", "policy", "delete", name)
+		if code != 0 && !strings.Contains(errout, "there is no checkpoint policy") {
+			return fmt.Errorf("exit code %d: %s", code, errout)
+		}
+		return nil
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 // clusterStatus is what `rowraft cluster status` prints; whether all is well is the
 // caller's to read.
 func (c *cluster) clusterStatus() string {
 	c.t.Helper()
-	out, errout, code := c.rowraft(deadline(c.t, time.Minute), "cluster", "status")
+	out, errout, code := c.patiently(nil, "cluster", "status")
 	if code != 0 && code != 3 {
 		c.t.Fatalf("rowraft cluster status: exit code %d: %s", code, errout)
 	}
@@ -57,7 +71,7 @@ func (c *cluster) clusterStatus() string {
 // metaLeader is the server that leads the metadata group.
 func (c *cluster) metaLeader() (leader *localcluster.Server) {
 	c.t.Helper()
-	err := poll(deadline(c.t, time.Minute), func() error {
+	err := poll(deadline(c.t, patience), func() error {
 		for _, s := range c.Servers() {
 			if leads(c.t, s) {
 				leader = s
@@ -80,7 +94,7 @@ func leads(t testing.TB, s *localcluster.Server) bool {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_, err = rowraftv1.NewClusterClient(conn).Status(deadline(t, 10*time.Second), &rowraftv1.StatusRequest{})
+	_, err = rowraftv1.NewClusterClient(conn).Status(deadline(t, patience), &rowraftv1.StatusRequest{})
 	return err == nil
 }
 
@@ -93,7 +107,7 @@ func TestAPolicyMakesCheckpoints(t *testing.T) {
 	seen := map[string]bool{}
 	made := func(n int) {
 		t.Helper()
-		err := poll(deadline(t, time.Minute), func() error {
+		err := poll(deadline(t, patience), func() error {
 			for _, name := range c.describePolicy("often").Policy.Checkpoints {
 				seen[name] = true
 			}
@@ -114,7 +128,7 @@ func TestAPolicyMakesCheckpoints(t *testing.T) {
 	if out := c.must("checkpoint", "policy", "run-now", "often"); !strings.Contains(out, "made "+dest+"/often-") {
 		t.Errorf("run-now says %q", out)
 	}
-	c.must("checkpoint", "policy", "delete", "often")
+	c.deletePolicy("often")
 
 	found := listed(t, dest)
 	if found["a"] != "complete" {
@@ -140,7 +154,7 @@ func TestAPolicyMakesCheckpoints(t *testing.T) {
 	}
 	c.must("checkpoint", "policy", "set", "broken", "--to", blocked, "--every", "1s", "--keep", "1", "--full-every", "3")
 	var v struct{ Policy policyState }
-	err := poll(deadline(t, time.Minute), func() error {
+	err := poll(deadline(t, patience), func() error {
 		if v = c.describePolicy("broken"); v.Policy.Failures < 2 {
 			return fmt.Errorf("%d failures", v.Policy.Failures)
 		}
@@ -158,7 +172,7 @@ func TestAPolicyMakesCheckpoints(t *testing.T) {
 	if err := os.Remove(blocked); err != nil {
 		t.Fatal(err)
 	}
-	err = poll(deadline(t, time.Minute), func() error {
+	err = poll(deadline(t, patience), func() error {
 		if v = c.describePolicy("broken"); v.Policy.Failures > 0 || len(v.Policy.Checkpoints) < 2 {
 			return fmt.Errorf("%+v", v.Policy)
 		}
@@ -168,7 +182,7 @@ func TestAPolicyMakesCheckpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := c.must("checkpoint", "policy", "run-now", "broken")
-	c.must("checkpoint", "policy", "delete", "broken")
+	c.deletePolicy("broken")
 	name := strings.TrimSpace(out[strings.LastIndexByte(out, '/')+1:])
 	if code, out := verifies(t, blocked+"/"+name); code != 0 {
 		t.Errorf("verify %s: %d: %s", name, code, out)

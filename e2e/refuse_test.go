@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -75,7 +74,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := spawn(t, tc.binary, tc.args...)
-			code := p.code(t, 30*time.Second)
+			code := p.code(t, patience)
 			text := p.stderr.String()
 			if code != tc.code {
 				t.Errorf("exit code %d, want %d; it says\n%s", code, tc.code, text)
@@ -139,7 +138,7 @@ func refused(t *testing.T, dir string, join []string, says string) {
 	t.Helper()
 	p := spawn(t, "rowraft", "server", "--insecure", "--with-scheduler", "--log-format", "json", "--data-dir", dir,
 		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--join", strings.Join(join, ","))
-	if code := p.code(t, 20*time.Second); code != 1 {
+	if code := p.code(t, patience); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
 	var said string // the last line but the logs

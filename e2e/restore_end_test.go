@@ -83,11 +83,11 @@ func TestARestoreEndsWhatAnotherStaged(t *testing.T) {
 	defer conn.Close()
 	for shard := range uint32(3) {
 		req := &rowraftv1.RestorePartRequest{Shard: shard, Restore: bytes.Repeat([]byte{9}, 16), Step: &rowraftv1.RestorePartRequest_Begin{Begin: &rowraftv1.RestorePartBegin{TableEpoch: 2}}}
-		if r, err := rowraftv1.NewPartsClient(conn).RestorePart(deadline(t, 30*time.Second), req); err != nil || !r.GetStaged() {
+		if r, err := rowraftv1.NewPartsClient(conn).RestorePart(deadline(t, patience), req); err != nil || !r.GetStaged() {
 			t.Fatalf("shard %d: %v, %v", shard, r, err)
 		}
 	}
-	if v := c.mustRestore(dest + "/a"); v.Epoch != 2 {
+	if v := c.mustRestore(dest + "/a"); v.Epoch < 2 {
 		t.Errorf("%+v", v)
 	}
 	if again := c.createCheckpoint(dest, "again"); again.Rows() != m.Rows() {

@@ -7,11 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
@@ -20,7 +20,7 @@ import (
 // runJob trains on c and takes part in its checkpoints.
 func runJob(c *cluster, cfg trainer.Config, observe trainer.Observer) (*trainer.Result, error) {
 	c.t.Helper()
-	ctx := deadline(c.t, 2*time.Minute)
+	ctx := deadline(c.t, patience)
 	cl := c.dial(client.Options{})
 	j, err := trainer.NewJob(ctx, cfg, trainer.NewCluster(cl), observe)
 	if err != nil {
@@ -44,16 +44,17 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	cfg.Audit = false             // its rows are one per shard
 	cfg.Generator.Examples = 1000 // five passes
 	cfg.Checkpoint.AtEnd = dest
-	made := make(chan *checkpoint.Manifest, 1)
-	straight, err := runJob(a, cfg, func(e trainer.Event) {
-		if e.Event == trainer.EventStep && e.Step == 30 {
-			go func() { made <- a.createCheckpoint(dest, "midway") }()
-		}
-	})
+	pause := newMidway(30)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { pause.make(a, dest) })
+	straight, err := runJob(a, cfg, pause.watch)
+	pause.reach() // or it failed before
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := <-made
+	beside.Wait()
+	m := pause.made
 	if len(m.Blobs) != 1 || m.Blobs[0].Name != "trainer/exact/0" {
 		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)
 	}
@@ -132,7 +133,7 @@ func (tr *trainers) progress(rank int) string {
 // reached waits until every trainer has made so many steps.
 func (tr *trainers) reached(step int64) {
 	tr.c.t.Helper()
-	err := poll(deadline(tr.c.t, time.Minute), func() error {
+	err := poll(deadline(tr.c.t, patience), func() error {
 		for rank := range tr.n {
 			b, err := os.ReadFile(tr.progress(rank))
 			if err != nil {
@@ -154,7 +155,7 @@ func (tr *trainers) reached(step int64) {
 func (tr *trainers) ended() {
 	tr.c.t.Helper()
 	for _, p := range tr.procs {
-		if code := p.code(tr.c.t, 4*time.Minute); code != 0 {
+		if code := p.code(tr.c.t, patience); code != 0 {
 			tr.c.t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 	}
@@ -178,7 +179,7 @@ audit: true
 evaluate: false
 resume: auto
 generator: {examples: 0, held: 0, keys: 400, categorical: 4, dense: 3}
-model: {dim: 8, bottom: [16], top: [16]}
+model: {dim: 8, bottom: [16], top: [16], sleep: 10ms} # so that none is done before it is stopped
 checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 `, steps, dest), 0o600)
 	if err != nil {
@@ -205,7 +206,7 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 	}
 	stopped := ""
 	for _, p := range tr.procs {
-		if code := p.code(t, 3*time.Minute); code != 130 {
+		if code := p.code(t, 2*time.Minute); code != 130 { // a try of a cut that waits for shards takes a minute
 			t.Fatalf("exit code %d of a trainer that was told to stop:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 		if _, after, ok := strings.Cut(p.stdout.String(), dest+"/pair-stop-"); ok {
@@ -248,7 +249,7 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 func auditCounts(c *cluster, name string, trainers int) (counts [][]int) {
 	c.t.Helper()
 	cl := c.dial(client.Options{})
-	table, err := cl.Table(deadline(c.t, 30*time.Second), name)
+	table, err := cl.Table(deadline(c.t, patience), name)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -258,7 +259,7 @@ func auditCounts(c *cluster, name string, trainers int) (counts [][]int) {
 			c.t.Fatal(err)
 		}
 		row := make([]float32, table.Dim())
-		if err := table.Pull(deadline(c.t, 30*time.Second), []rowraft.Key{k}, row); err != nil {
+		if err := table.Pull(deadline(c.t, patience), []rowraft.Key{k}, row); err != nil {
 			c.t.Fatal(err)
 		}
 		n := make([]int, trainers)

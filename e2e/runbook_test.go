@@ -49,7 +49,7 @@ func runbook(t *testing.T, section string) (lines []string) {
 // others.
 func TestTheRunbookForALostMajority(t *testing.T) {
 	needBinaries(t)
-	lc, err := localcluster.Start(deadline(t, time.Minute), localcluster.Options{
+	lc, err := localcluster.Start(deadline(t, patience), localcluster.Options{
 		Binary: filepath.Join(bin, "rowraft"), Dir: t.TempDir(), Servers: 3, Shards: 2, Profile: "default",
 	})
 	if err != nil {
@@ -95,7 +95,7 @@ func TestTheRunbookForALostMajority(t *testing.T) {
 		args := found[0].Args
 		what := strings.Join(args[:min(len(args), 2)], " ")
 		if what == "cluster status" && printed[what] == "" {
-			out, errout, code := c.rowraft(deadline(t, time.Minute), args...)
+			out, errout, code := c.rowraft(deadline(t, patience), args...)
 			if printed[what] = out + errout; code == 0 {
 				t.Fatalf("the cluster is well without two of three servers:\n%s", out)
 			}
@@ -110,8 +110,8 @@ func TestTheRunbookForALostMajority(t *testing.T) {
 			continue
 		}
 		// A leader may change on a busy machine; replicas may be a moment behind.
-		if err := poll(deadline(t, time.Minute), func() error {
-			out, errout, code := c.rowraft(deadline(t, time.Minute), args...)
+		if err := poll(deadline(t, patience), func() error {
+			out, errout, code := c.rowraft(deadline(t, patience), args...)
 			switch printed[what] = out; {
 			case code == 0:
 				return nil
@@ -160,7 +160,7 @@ func (c *cluster) asRoot(starting *errgroup.Group, host, command string) {
 	case "mv /var/lib/rowraft /var/lib/rowraft.lost":
 		err = os.Rename(server.DataDir, server.DataDir+".lost")
 	case "systemctl start rowraft":
-		starting.Go(func() error { return c.Restart(deadline(c.t, time.Minute), server) })
+		starting.Go(func() error { return c.Restart(deadline(c.t, patience), server) })
 	default:
 		err = errors.New("the test does not know this line")
 	}
@@ -172,9 +172,9 @@ func (c *cluster) asRoot(starting *errgroup.Group, host, command string) {
 // healthy waits until `cluster status` finds nothing wrong.
 func (c *cluster) healthy() {
 	c.t.Helper()
-	if err := poll(deadline(c.t, 2*time.Minute), func() error {
+	if err := poll(deadline(c.t, patience), func() error {
 		var status struct{ Healthy bool }
-		out, errout, _ := c.rowraft(deadline(c.t, time.Minute), "cluster", "status", "-o", "json")
+		out, errout, _ := c.rowraft(deadline(c.t, patience), "cluster", "status", "-o", "json")
 		if err := json.Unmarshal([]byte(out), &status); err != nil || !status.Healthy {
 			return fmt.Errorf("%v: %s%s", err, out, errout)
 		}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -17,7 +16,7 @@ import (
 // restartScheduler brings a scheduler back and waits until it answers for tables.
 func (c *cluster) restartScheduler(s *localcluster.Server) {
 	c.t.Helper()
-	if err := c.Restart(deadline(c.t, time.Minute), s); err != nil {
+	if err := c.Restart(deadline(c.t, patience), s); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -68,11 +67,11 @@ model: {dim: 8, bottom: [16], top: [16]}
 			t.Errorf("shard %d counts %v pushes of the two trainers, want %d each", shard, n, steps)
 		}
 	}
-	if err := c.caughtUp(deadline(t, time.Minute), victim); err != nil {
+	if err := c.caughtUp(deadline(t, patience), victim); err != nil {
 		t.Fatal(err)
 	}
 	c.sameDigests()
-	c.must("table", "create", "after", "--dim", "4")
+	c.must("table", "create", "after", "--dim", "4", "--if-not-exists")
 }
 
 // Three processes of the scheduler go on without any one of them, and every process of
@@ -83,7 +82,7 @@ func TestThreeSchedulersGoOnWithoutOne(t *testing.T) {
 	create := func(name string) {
 		t.Helper()
 		s := rowraft.Schema{Name: name, Kind: rowraft.Sparse, Dim: 4, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}}
-		if _, err := cl.CreateTable(deadline(t, time.Minute), s, true); err != nil {
+		if _, err := cl.CreateTable(deadline(t, patience), s, true); err != nil {
 			t.Fatalf("create table %s: %v", name, err)
 		}
 	}
@@ -98,7 +97,7 @@ func TestThreeSchedulersGoOnWithoutOne(t *testing.T) {
 	everybody := append(c.Schedulers()[:3:3], c.Servers()...)
 	c.killAll(everybody)
 	c.restartAll(everybody)
-	if _, err := cl.Table(deadline(t, time.Minute), "without2"); err != nil {
+	if _, err := cl.Table(deadline(t, patience), "without2"); err != nil {
 		t.Error(err)
 	}
 	create("again")
@@ -121,7 +120,7 @@ func TestSchedulerRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "data")
 			p := spawn(t, "rowraft", append(strings.Fields(tc.args), "--data-dir", dir, "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")...)
-			if code := p.code(t, time.Minute); code != 2 || !strings.Contains(p.stderr.String(), tc.want) {
+			if code := p.code(t, patience); code != 2 || !strings.Contains(p.stderr.String(), tc.want) {
 				t.Errorf("exit code %d, want 2 and %q:\n%s", code, tc.want, &p.stderr)
 			}
 			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // certificates makes certificates with `rowraft cert` in a directory of its own.
@@ -31,7 +30,7 @@ func newCertificates(t testing.TB, cluster string) *certificates {
 func (c *certificates) rowraft(args ...string) {
 	c.t.Helper()
 	p := spawn(c.t, "rowraft", append([]string{"cert"}, append(args, "--dir", c.dir)...)...)
-	if code := p.code(c.t, time.Minute); code != 0 {
+	if code := p.code(c.t, patience); code != 0 {
 		c.t.Fatalf("rowraft cert %v: exit code %d: %s", args, code, &p.stderr)
 	}
 }
@@ -67,7 +66,7 @@ func (c *certificates) tls(name string) *tls.Config {
 // plaintext.
 func ask(t testing.TB, addr string, conf *tls.Config) (answer string, err error) {
 	t.Helper()
-	ctx := deadline(t, time.Minute)
+	ctx := deadline(t, patience)
 	var conn net.Conn
 	if conf == nil {
 		conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr)
@@ -111,6 +110,7 @@ func TestTrainersSpeakTLS(t *testing.T) {
 	if err := os.WriteFile(job, fmt.Appendf(nil, `job: kept
 mode: sync
 trainers: 2
+lease: 1m
 steps: 1000000000
 batch: 16
 evaluate: false
@@ -127,7 +127,7 @@ average: {addresses: [%q, %q]}
 	}
 	admin := func(ctx context.Context, flags []string, args ...string) (string, error) {
 		p := spawn(t, "rowraft", append(append(args, "--endpoints", at.Addr), flags...)...)
-		code := p.code(t, time.Minute)
+		code := p.code(t, patience)
 		if code != 0 {
 			return "", fmt.Errorf("exit code %d: %s", code, &p.stderr)
 		}
@@ -136,7 +136,7 @@ average: {addresses: [%q, %q]}
 	workers := []*running{train(0, mine...), train(1, mine...)}
 	trains := func(beyond uint64) (v struct{ Job jobView }) {
 		t.Helper()
-		ctx := deadline(t, time.Minute)
+		ctx := deadline(t, patience)
 		err := poll(ctx, func() error {
 			out, err := admin(ctx, lab.flags("admin"), "job", "describe", "kept", "-o", "json")
 			if err != nil {
@@ -190,7 +190,7 @@ average: {addresses: [%q, %q]}
 		"a stop by a reader":       spawn(t, "rowraft", append(lab.flags("reader"), "job", "stop", "kept", "--endpoints", at.Addr)...),
 	}
 	for who, p := range refused {
-		code := p.code(t, time.Minute)
+		code := p.code(t, patience)
 		t.Logf("%s: %d: %s", who, code, strings.TrimSpace(p.stderr.String()))
 		if code == 0 || strings.Contains(who, "reader") != strings.Contains(p.stderr.String(), "reader") {
 			t.Errorf("%s: exit code %d: %s%s", who, code, &p.stdout, &p.stderr)
@@ -203,7 +203,7 @@ average: {addresses: [%q, %q]}
 		t.Errorf("stop: %q, %v", out, err)
 	}
 	for i, p := range workers {
-		if code := p.code(t, time.Minute); code != 0 {
+		if code := p.code(t, patience); code != 0 {
 			t.Errorf("worker %d: exit code %d:\n%s", i, code, &p.stderr)
 		}
 	}

@@ -47,7 +47,7 @@ func roleEnv(env string) []string {
 	clean := slices.DeleteFunc(flagenv.Without(os.Environ()), func(v string) bool {
 		return strings.HasPrefix(v, "MS_") || strings.HasPrefix(v, "PADDLE_") || strings.HasPrefix(v, "TRAINING_ROLE=") || strings.HasPrefix(v, "POD_IP=")
 	})
-	return append(append(clean, "ROWRAFT_DISK_STALL_LIMIT=10s"), strings.Fields(env)...)
+	return append(append(clean, "ROWRAFT_DISK_STALL_LIMIT=60s"), strings.Fields(env)...)
 }
 
 // spawnRole starts a process of a three-role start.
@@ -59,7 +59,7 @@ func spawnRole(t testing.TB, binary, env string, args ...string) *running {
 // says waits until a file has a text.
 func says(t testing.TB, file, text string) {
 	t.Helper()
-	err := poll(deadline(t, time.Minute), func() error {
+	err := poll(deadline(t, patience), func() error {
 		b, err := os.ReadFile(file)
 		if err == nil && !strings.Contains(string(b), text) {
 			err = fmt.Errorf("%s does not say %q:\n%s", file, text, b)
@@ -80,7 +80,7 @@ func TestThreeRoleScripts(t *testing.T) {
 		t.Helper()
 		path := "PATH=" + bin + string(os.PathListSeparator) + os.Getenv("PATH")
 		p := spawnScript(t, append(roleEnv(env), path, "DIR="+dir, "ROWRAFT_ACCELERATOR=go"), filepath.Join("examples", "three-roles", script))
-		if code := p.code(t, 2*time.Minute); code != 0 {
+		if code := p.code(t, patience); code != 0 {
 			t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 		return p.stdout.String()
@@ -126,7 +126,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	needBinaries(t)
 	dir := t.TempDir()
 	addr := freePorts(t, 1)[0]
-	env := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addr) + " MS_SERVER_NUM=1 MS_WORKER_NUM=2 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=10s MS_RECOVERY_PATH=" + dir + " "
+	env := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addr) + " MS_SERVER_NUM=1 MS_WORKER_NUM=2 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s MS_RECOVERY_PATH=" + dir + " "
 	job := filepath.Join("examples", "three-roles", "job.yaml")
 	worker := func(name string, more ...string) *running {
 		return spawnRole(t, "rowraft-trainer", env+"MS_ROLE=MS_WORKER MS_NODE_ID="+name,
@@ -134,7 +134,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	}
 	refused := func(what string, p *running, code int, says string) {
 		t.Helper()
-		if got := p.code(t, time.Minute); got != code || !strings.Contains(p.stderr.String(), says) {
+		if got := p.code(t, patience); got != code || !strings.Contains(p.stderr.String(), says) {
 			t.Errorf("%s: exit code %d, want %d and %q:\n%s", what, got, code, says, &p.stderr)
 		}
 	}
@@ -146,7 +146,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	refused("a second server", spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER"), 2, "is one too many: the cluster was started for 1")
 	refused("a second scheduler", spawnRole(t, "rowraft", env+"MS_ROLE=MS_SCHED"), 2, "is used by another process")
 	refused("a worker of other numbers", worker("c", "--workers", "3"), 2, "expects 3 workers, the scheduler was started for 2")
-	refused("a worker that waits for others in vain", worker("b", "--start-timeout", "1s", "--job", "lonely"), 4, "has not all of its workers after 1s: 1 of 2 workers are here: [b]")
+	refused("a worker that waits for others in vain", worker("b", "--start-timeout", "5s", "--job", "lonely"), 4, "has not all of its workers after 5s: 1 of 2 workers are here: [b]")
 	select {
 	case <-a.ended:
 		t.Errorf("a worker trained before all were there:\n%s%s", &a.stdout, &a.stderr)
@@ -159,7 +159,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	case <-late[0].ended:
 	case <-late[1].ended:
 		out = 1
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatal("nobody was refused")
 	}
 	refused("a third worker", late[out], 2, "has all of its 2 workers")
@@ -169,7 +169,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 		if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
 		}
-		if code := p.code(t, time.Minute); code != 130 {
+		if code := p.code(t, patience); code != 130 {
 			t.Errorf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 	}
@@ -179,8 +179,8 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 func TestAStartEndsAfterItsTimeout(t *testing.T) {
 	needBinaries(t)
 	addrs := freePorts(t, 2)
-	paddle := "PADDLE_PSERVERS_IP_PORT_LIST=" + strings.Join(addrs, ",") + " PADDLE_TRAINERS_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=2s ROWRAFT_DISK_STALL_LIMIT=10s "
-	ms := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) + " MS_SERVER_NUM=2 MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=2s ROWRAFT_DISK_STALL_LIMIT=10s "
+	paddle := "PADDLE_PSERVERS_IP_PORT_LIST=" + strings.Join(addrs, ",") + " PADDLE_TRAINERS_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=5s ROWRAFT_DISK_STALL_LIMIT=60s "
+	ms := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) + " MS_SERVER_NUM=2 MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=5s ROWRAFT_DISK_STALL_LIMIT=60s "
 	job := filepath.Join("examples", "three-roles", "job.yaml")
 	type start struct {
 		p    *running
@@ -197,7 +197,7 @@ func TestAStartEndsAfterItsTimeout(t *testing.T) {
 	check := func() {
 		t.Helper()
 		for who, s := range all {
-			if code := s.p.code(t, time.Minute); code != 4 || !strings.Contains(s.p.stderr.String(), "the cluster has not started within 2s: "+s.says) {
+			if code := s.p.code(t, patience); code != 4 || !strings.Contains(s.p.stderr.String(), "the cluster has not started within 5s: "+s.says) {
 				t.Errorf("%s: exit code %d, want 4 and that it waits, %s:\n%s", who, code, s.says, &s.p.stderr)
 			}
 		}
@@ -228,7 +228,7 @@ func TestBadEnvironmentsStartNothing(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "root")
 			p := spawnRole(t, tc.binary, tc.env+" ROWRAFT_INSECURE=true ROWRAFT_DATA_ROOT="+dir)
-			if code := p.code(t, time.Minute); code != 2 || !strings.Contains(p.stderr.String(), tc.want) {
+			if code := p.code(t, patience); code != 2 || !strings.Contains(p.stderr.String(), tc.want) {
 				t.Errorf("exit code %d, want 2 and %q:\n%s", code, tc.want, &p.stderr)
 			}
 			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -246,7 +246,7 @@ func TestOrderOfTheSources(t *testing.T) {
 	job := filepath.Join("examples", "three-roles", "job.yaml")
 	asks := func(addr string, p *running) {
 		t.Helper()
-		if code := p.code(t, time.Minute); code != 4 || !strings.Contains(p.stderr.String(), "not ready endpoints:['"+addr+"']") {
+		if code := p.code(t, patience); code != 4 || !strings.Contains(p.stderr.String(), "not ready endpoints:['"+addr+"']") {
 			t.Errorf("exit code %d, want 4 and that it asked %s:\n%s", code, addr, &p.stderr)
 		}
 	}

@@ -64,7 +64,7 @@ func TestSyncParity(t *testing.T) {
 	cl := c.dial(client.Options{})
 	ids := make(map[string]rowraft.TableID)
 	for _, name := range []string{".embeddings", ".dense", ".audit"} {
-		table, err := cl.Table(deadline(t, 30*time.Second), cfg.Job+name)
+		table, err := cl.Table(deadline(t, patience), cfg.Job+name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +84,7 @@ func TestSyncParity(t *testing.T) {
 	}, func() {})
 	remote := &recorder{Tables: trainer.NewCluster(cl), keys: mean.keys}
 	for _, s := range mean.schemas {
-		if _, err := remote.EnsureTable(deadline(t, 30*time.Second), s); err != nil {
+		if _, err := remote.EnsureTable(deadline(t, patience), s); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -95,7 +95,7 @@ func TestSyncParity(t *testing.T) {
 // inStep runs a trainer for each rank of a job, and beside, and returns their results.
 func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*trainer.Result, error), beside func()) []*trainer.Result {
 	t.Helper()
-	ctx := deadline(t, 3*time.Minute)
+	ctx := deadline(t, patience)
 	results := make([]*trainer.Result, cfg.Trainers)
 	var all sync.WaitGroup
 	for rank := range results {

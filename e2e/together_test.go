@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,10 +39,11 @@ func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config, watch func
 	return j.RunOn(ctx, cl, saved)
 }
 
-// midway makes a checkpoint in the middle of a run, which is slow from a step on until it
-// is made: the run must not end before.
+// midway makes a checkpoint in the middle of a run, which is slow from a step on, and then
+// slower, until it is made: the run must not end before.
 type midway struct {
 	step    int64
+	slowed  atomic.Int64 // steps
 	reach   func()
 	reached chan struct{}
 	over    chan struct{}
@@ -59,7 +61,11 @@ func (m *midway) watch(e trainer.Event) {
 		return
 	}
 	m.reach()
-	slow := time.NewTimer(200 * time.Millisecond)
+	pause := 200 * time.Millisecond
+	if m.slowed.Add(1) > 10 {
+		pause = 2 * time.Second
+	}
+	slow := time.NewTimer(pause)
 	defer slow.Stop()
 	select {
 	case <-m.over:

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -32,7 +31,7 @@ func TestQuality(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "result.json")
 			p := spawn(t, "rowraft-trainer", "train", "--config", "examples/train-"+tc.name+".yaml",
 				"--endpoints", strings.Join(c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--json", out)
-			if code := p.code(t, 3*time.Minute); code != 0 {
+			if code := p.code(t, patience); code != 0 {
 				t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 			}
 			var r struct {
@@ -84,7 +83,7 @@ func TestDemo(t *testing.T) {
 func demo(t *testing.T, mode string, steps int) {
 	out := filepath.Join(t.TempDir(), "demo.json")
 	p := spawn(t, "rowraft", "demo", "--mode", mode, "--steps", fmt.Sprint(steps), "--json", out)
-	if code := p.code(t, 3*time.Minute); code != 0 {
+	if code := p.code(t, patience); code != 0 {
 		t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 	}
 	var r map[string]any
@@ -93,7 +92,7 @@ func demo(t *testing.T, mode string, steps int) {
 		"auc":                 func(v any) bool { x, ok := v.(float64); return ok && x > 0.7 && x < 0.85 },
 		"best_auc":            func(v any) bool { x, ok := v.(float64); return ok && x > 0.75 && x < 0.85 },
 		"examples_per_second": func(v any) bool { x, ok := v.(float64); return ok && x > 0 },
-		"failover_seconds":    func(v any) bool { x, ok := v.(float64); return ok && x > 0 && x < 15 },
+		"failover_seconds":    func(v any) bool { x, ok := v.(float64); return ok && x > 0 && x < 60 },
 		"pushes_acknowledged": func(v any) bool { return v == float64(2*steps) },
 		"pushes_lost":         func(v any) bool { return v == 0.0 },
 		"pushes_duplicated":   func(v any) bool { return v == 0.0 },

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // watching is `rowraft job watch -o json`.
@@ -36,7 +35,7 @@ func watch(t testing.TB, c *cluster, job string) *watching {
 // ends waits for the watch to end by itself, when nobody trains any more.
 func (w *watching) ends(t testing.TB, state string) {
 	t.Helper()
-	if code := w.p.code(t, time.Minute); code != 0 {
+	if code := w.p.code(t, patience); code != 0 {
 		t.Errorf("the watch ends with code %d: %s", code, &w.p.stderr)
 	}
 	if v := w.last(t); v.State != state || v.Training != 0 {
@@ -48,7 +47,7 @@ func (w *watching) ends(t testing.TB, state string) {
 func (w *watching) interrupt(t testing.TB, job string) {
 	t.Helper()
 	signal(t, w.p, syscall.SIGINT)
-	if code := w.p.code(t, time.Minute); code != 0 || !strings.Contains(w.p.stderr.String(), "job "+job+" goes on") {
+	if code := w.p.code(t, patience); code != 0 || !strings.Contains(w.p.stderr.String(), "job "+job+" goes on") {
 		t.Errorf("the watch ends with code %d: %s", code, &w.p.stderr)
 	}
 	if v := w.last(t); v.State != "running" {

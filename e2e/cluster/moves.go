@@ -49,14 +49,32 @@ func (a Admins) onScheduler(ctx context.Context, fn func(context.Context, rowraf
 	return errors.Join(err, refused)
 }
 
-// StartMove begins to move a replica, past the proxies.
+// StartMove begins to move a replica, past the proxies. A move that began in a try whose answer
+// was lost is the one.
 func (a Admins) StartMove(ctx context.Context, shard rowraft.ShardID, from, to string) (id uint64, err error) {
+	before, err := a.Placement(ctx)
+	if err != nil {
+		return 0, err
+	}
 	err = a.onScheduler(ctx, func(ctx context.Context, s rowraftv1.ClusterClient) error {
 		reply, err := s.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: uint32(shard), FromNode: from, ToNode: to})
 		id = reply.GetMove().GetId()
 		return err
 	})
-	return id, err
+	if err == nil {
+		return id, nil
+	}
+	now, lost := a.Placement(ctx)
+	if lost != nil {
+		return 0, errors.Join(err, lost)
+	}
+	for _, m := range now.Moves {
+		known := slices.ContainsFunc(before.Moves, func(o Move) bool { return o.ID == m.ID })
+		if !known && m.Shard == shard && m.From == from && m.To == to {
+			return m.ID, nil
+		}
+	}
+	return 0, err
 }
 
 // CancelMove turns a move back, if it is not too late.

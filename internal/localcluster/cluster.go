@@ -245,7 +245,7 @@ func (c *Cluster) args(s *Server) []string {
 		"--advertise", s.Advertise, "--peer-advertise", s.PeerAdvertise,
 		// All servers share one disk, with whatever else this machine does: none must end
 		// over a stall that they all have. Options.Args may say otherwise.
-		"--disk-stall-limit", "10s",
+		"--disk-stall-limit", "60s",
 	}
 	switch {
 	case s.scheduler:
@@ -282,13 +282,16 @@ const serverName = "{server}"
 // dir/n1suffix, dir/n2suffix …
 func PerServer(dir, suffix string) string { return filepath.Join(dir, serverName+suffix) }
 
-// Stop ends every process: first politely, then, after ten seconds, for good.
+// stopPatience is how long a process may take to end on a busy machine.
+const stopPatience = time.Minute
+
+// Stop ends every process: first politely, then, after a minute, for good.
 func (c *Cluster) Stop() error {
 	all := c.all()
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, s := range all {
-		wg.Go(func() { errs[i] = s.Stop(10 * time.Second) })
+		wg.Go(func() { errs[i] = s.Stop(stopPatience) })
 	}
 	wg.Wait()
 	return errors.Join(append(errs, c.release())...)
