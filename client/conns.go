@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
@@ -68,6 +70,30 @@ func (p *connPool) add(addr string) (*addrConns, error) {
 	return a, nil
 }
 
+// reachLimit bounds how long a call waits for a connection to a server that has been away.
+const reachLimit = 100 * time.Millisecond
+
+// reach opens the connections to addr again, if they are broken: gRPC pauses between its
+// tries, up to half a second, and whoever was found to lead has just shown that it is there.
+func (p *connPool) reach(ctx context.Context, addr string) {
+	p.mu.RLock()
+	a := p.addrs[addr]
+	p.mu.RUnlock()
+	if a == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	defer cancel()
+	for _, c := range a.conns {
+		if c.GetState() == connectivity.TransientFailure {
+			c.ResetConnectBackoff()
+		}
+	}
+	for _, c := range a.conns {
+		c.WaitForStateChange(ctx, connectivity.TransientFailure) // returns at once if it is in another
+	}
+}
+
 func (p *connPool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,9 +112,11 @@ func (p *connPool) close() error {
 // new leader is there within half a second, and must not be missed by much.
 type backoff struct{ next time.Duration }
 
+const longestBackoff = 100 * time.Millisecond
+
 // delay returns the next one, or one after atLeast if that is longer.
 func (b *backoff) delay(atLeast time.Duration) time.Duration {
-	b.next = min(max(2*b.next, 5*time.Millisecond), 100*time.Millisecond)
+	b.next = min(max(2*b.next, 5*time.Millisecond), longestBackoff)
 	d := max(b.next, atLeast)
 	return d + time.Duration(rand.Int64N(int64(d)/2+1))
 }

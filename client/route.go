@@ -28,10 +28,12 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 	useHint, again := true, false
 	c.budget.request()
 	var last rowraft.NodeID // that answered, or did not
+	var gone rowraft.NodeID // that did not
 	for c.ctx.Err() == nil {
 		node, addr := c.target(shard, last, useHint)
 		last = node
 		before := c.leaders[shard].Load()
+		begin := time.Now()
 		err = try(node, addr)
 		if err == nil {
 			c.confirmLeader(shard, node)
@@ -50,12 +52,20 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 			break
 		}
 		useHint = false
+		if !answers(code) {
+			gone = node
+		} else if gone == node {
+			gone = ""
+		}
 		var atLeast time.Duration
 		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
 			c.learnLeader(shard, nl.Leader, nl.Term)
+			// A leader that is known already may have been asked before it could serve.
+			useHint = nl.Leader != "" && nl.Leader != node && nl.Leader != gone
 		}
 		if c.leaderMoved(shard, node, before) {
 			useHint = true
+			c.conns.reach(ctx, c.addrOf(c.leaders[shard].Load().node))
 			continue // follow a new hint at once
 		}
 		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
@@ -66,11 +76,23 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 		} else {
 			c.askForMap()
 		}
+		if atLeast == 0 && time.Since(begin) >= longestBackoff {
+			continue // the server has waited already
+		}
 		if c.pause(ctx, &b, atLeast) != nil {
 			break
 		}
 	}
 	return maybe, c.ended(err)
+}
+
+// answers says that an error of this code comes from a server that is there.
+func answers(code rowraft.Code) bool {
+	switch code {
+	case rowraft.CodeNotLeader, rowraft.CodeNoLeader, rowraft.CodeStarting, rowraft.CodeOverloaded, rowraft.CodeTooStale:
+		return true
+	}
+	return false
 }
 
 // soonKnown makes CodeTableNotFound an answer to try again after, if the map names

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"testing"
 	"time"
@@ -102,4 +103,47 @@ func listenLoopback(t *testing.T) net.Listener {
 		t.Fatal(err)
 	}
 	return l
+}
+
+// Who is said to lead is asked again after it was not ready, and not while it does not answer.
+func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
+	m, err := clustermap.New(clustermap.Map{
+		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
+		Nodes:  []clustermap.Node{{ID: "a", Addr: "a:1", Scheduler: true}, {ID: "b", Addr: "b:1"}, {ID: "c", Addr: "c:1"}},
+		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "ra", Node: "a"}, {ID: "rb", Node: "b"}, {ID: "rc", Node: "c"}}}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := &rowraft.NotLeaderError{}
+	named := &rowraft.NotLeaderError{Leader: "c", Term: 2}
+	for _, tc := range []struct {
+		name    string
+		answers []error // of one try after the other; then success
+		want    string
+	}{
+		{"a new leader at once", []error{nobody, named}, "abc"},
+		{"a leader that is not ready", []error{nobody, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named}, "abcac"},
+		{"a leader that is gone", []error{nobody, named, rowraft.Errorf(rowraft.CodeUnknown, "connection refused"), named, named}, "abcabc"},
+		{"a leader that is back", []error{nobody, named, rowraft.Errorf(rowraft.CodeUnknown, "connection refused"), named, named, nobody, named}, "abcabcac"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := &Client{log: slog.New(slog.DiscardHandler), refresh: make(chan struct{}, 1), conns: newConnPool(nil, nil, 1)}
+			c.ctx, c.cancel = context.WithCancel(patience(t))
+			defer c.cancel()
+			c.cluster.Store(m)
+			c.learnLeader(0, "a", 1)
+			var asked string
+			maybe, err := c.onLeader(c.ctx, 0, false, func(node rowraft.NodeID, _ string) error {
+				asked += string(node)
+				if len(asked) <= len(tc.answers) {
+					return tc.answers[len(asked)-1]
+				}
+				return nil
+			})
+			if err != nil || maybe || asked != tc.want {
+				t.Errorf("asked %s, want %s (%v)", asked, tc.want, err)
+			}
+		})
+	}
 }

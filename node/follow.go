@@ -12,6 +12,9 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
+// minStarts is how many replicas start at once even on few cores: they wait for the disk.
+const minStarts = 4
+
 // followReplicas starts the replicas that m gives this server, and deletes those
 // that m says have left.
 //
@@ -22,7 +25,7 @@ import (
 // Replicas that start read their snapshots and logs, so they do it beside each other.
 func (n *Node) followReplicas(m *clustermap.Map) error {
 	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0))
+	g.SetLimit(max(runtime.GOMAXPROCS(0), minStarts))
 	err := n.startReplicas(m, &g)
 	return errors.Join(err, g.Wait())
 }

@@ -12,9 +12,13 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// leaveLimit bounds how long a server that was told to stop hands over what it leads:
-// where nobody can take a lead, an election follows as after a crash.
-const leaveLimit = 2 * time.Second
+// leaveNotice bounds how long it tries to tell the scheduler.
+const leaveNotice = 2 * time.Second
+
+// leaveLimit bounds how long a server that was told to stop hands over what it leads,
+// while others are there who could take it: after that an election follows, as after a
+// crash.
+const leaveLimit = 5 * time.Second
 
 // leave hands over all leads of this server, so that pushes wait for a transfer and not
 // for an election, and lets the scheduler and load balancers know that it goes.
@@ -32,26 +36,34 @@ func (n *Node) leave() {
 	n.mu.RUnlock()
 	var wg sync.WaitGroup
 	if c := n.talk.Load(); c != nil { // or its leads would be given back to it
-		wg.Go(func() { _ = c.heartbeat(ctx) })
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, leaveNotice)
+			defer cancel()
+			_ = c.heartbeat(ctx)
+		})
 	}
-	for id, g := range groups {
-		wg.Go(func() { n.giveUp(ctx, g, "shard", uint32(id)) })
+	for range 2 { // what was handed to this server meanwhile goes in the second round
+		for id, g := range groups {
+			wg.Go(func() { n.giveUp(ctx, g, "shard", uint32(id)) })
+		}
+		wg.Wait()
 	}
-	wg.Wait()
 	if meta != nil {
 		n.giveUp(ctx, meta, "group", "metadata")
 	}
 }
 
-// giveUp hands over the lead of g, if this server has it.
+// giveUp hands over the lead of g, if this server has it. It tries every other voter, and
+// ends when none has the lead to take: nobody else answers, or ctx has ended.
 func (n *Node) giveUp(ctx context.Context, g *raftstore.Group, key string, what any) {
 	if _, _, leads := g.Leader(); !leads {
 		return
 	}
 	begin := time.Now()
-	if err := g.TransferLeadership(ctx, ""); err != nil {
-		n.log.Info("stops as the leader: nobody takes the lead", key, what, "err", err)
+	tries, err := g.GiveUpLead(ctx)
+	if err != nil {
+		n.log.Info("stops as the leader: nobody takes the lead", key, what, "tries", tries, "err", err)
 		return
 	}
-	n.log.Info("handed over the lead, to stop", key, what, "took", time.Since(begin).String())
+	n.log.Info("handed over the lead, to stop", key, what, "tries", tries, "took", time.Since(begin).String())
 }

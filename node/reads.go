@@ -87,7 +87,7 @@ func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizab
 	}
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
 	defer cancel()
-	if err := r.mustServe(); err != nil {
+	if err := r.awaitServe(ctx); err != nil {
 		return got, err
 	}
 	if linearizable {

@@ -22,6 +22,7 @@ import (
 // batcher in front of the log.
 type replica struct {
 	shard   rowraft.ShardID
+	node    rowraft.NodeID // this server
 	id      rowraft.ReplicaID
 	machine *shard.Machine
 	group   *raftstore.Group
@@ -46,6 +47,8 @@ type replica struct {
 	proof   prover
 	fenced  chan struct{} // closed by noticeFence
 	fence   sync.Once
+
+	handOverWaits atomic.Int32 // calls that wait while the lead changes hands
 
 	opened chan struct{}   // closed when group and batch are set
 	ctx    context.Context // ends in close
@@ -87,7 +90,7 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		return nil, err
 	}
 	r := &replica{
-		shard: s.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: n.cfg.tamper, gateVersion: n.mayLog,
+		shard: s.ID, node: n.self.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: n.cfg.tamper, gateVersion: n.mayLog,
 		admit: n.admission,
 		proof: prover{round: make(chan struct{}, 1)},
 		log:   n.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
@@ -192,7 +195,7 @@ func (r *replica) mustLead() error {
 		return nil
 	case me:
 		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the new leader still applies what was committed before term %d", r.shard, term)
-	case node == "":
+	case node == "" || node == r.node: // it has just stepped down
 		return rowraft.Errorf(rowraft.CodeNoLeader, "shard %d has no leader (term %d)", r.shard, term)
 	}
 	return &rowraft.NotLeaderError{Shard: r.shard, Term: term, Leader: node}
@@ -201,7 +204,8 @@ func (r *replica) mustLead() error {
 // push logs one part and returns the index at which it is visible. It owns
 // p.Payload.
 func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
-	if err := r.mustServe(); err != nil {
+	if err := r.awaitServe(ctx); err != nil {
+		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
 	if err := r.mayLog(p.Op.Version()); err != nil {
@@ -232,7 +236,7 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 	}
 	result, err := wait(ctx, done)
 	if err != nil {
-		return 0, false, translate(r.shard, err)
+		return 0, false, r.refused(ctx, err)
 	}
 	return r.machine.AppliedIndex(), result.Duplicate, nil
 }
@@ -313,7 +317,7 @@ func (r *replica) answer(ctx context.Context, f *raftstore.Future) (*shard.Appli
 
 // openSession logs a session.
 func (r *replica) openSession(ctx context.Context, client rowraft.ClientID, inc rowraft.Incarnation) (rowraft.Index, error) {
-	if err := r.mustLead(); err != nil {
+	if err := r.awaitServe(ctx); err != nil {
 		return 0, err
 	}
 	if r.machine.CheckSession(client, inc) == nil {

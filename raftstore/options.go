@@ -55,15 +55,15 @@ func (e *FatalError) Unwrap() error { return e.Err }
 // Profile is a set of Raft timers (HAZARDS: measured failover times).
 type Profile struct {
 	Heartbeat   time.Duration // also the election timeout
-	LeaderLease time.Duration
+	LeaderLease time.Duration // how long a leader whom no majority answers goes on
 	Commit      time.Duration // bounds how stale an idle follower is
 }
 
 // The profiles that were measured, by the number of replicas on a node.
 var (
-	ProfileFast    = Profile{250 * time.Millisecond, 125 * time.Millisecond, 10 * time.Millisecond}   // ≤ 24, on cores of their own
-	ProfileDefault = Profile{500 * time.Millisecond, 250 * time.Millisecond, 20 * time.Millisecond}   // ≤ 100
-	ProfileDense   = Profile{1000 * time.Millisecond, 500 * time.Millisecond, 200 * time.Millisecond} // above
+	ProfileFast    = Profile{250 * time.Millisecond, 200 * time.Millisecond, 10 * time.Millisecond}   // ≤ 24, on cores of their own
+	ProfileDefault = Profile{500 * time.Millisecond, 400 * time.Millisecond, 20 * time.Millisecond}   // ≤ 100
+	ProfileDense   = Profile{1000 * time.Millisecond, 800 * time.Millisecond, 200 * time.Millisecond} // above
 )
 
 // Log backends.

@@ -1,8 +1,10 @@
 package raftstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -28,7 +30,7 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	if to == g.cfg.Replica {
 		return nil
 	}
-	target, err := n.successor(to)
+	target, err := n.successor(to, nil)
 	if err != nil {
 		return fmt.Errorf("group %s: transfer the leadership: %w", g.cfg.ID, err)
 	}
@@ -78,8 +80,15 @@ const settleLimit = 250 * time.Millisecond
 func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
-	if err := n.await(n.raft.Barrier(settleLimit)); err != nil { // what was dispatched before is in the log
-		return err
+	dispatched := make(chan error, 1) // what was dispatched before is in the log
+	n.reads.Go(func() { dispatched <- n.await(n.raft.Barrier(settleLimit)) })
+	select {
+	case err := <-dispatched:
+		if err != nil {
+			return err
+		}
+	case <-ctx.Done(): // a majority does not answer
+		return rowraft.Errorf(rowraft.CodeNoLeader, "what was proposed before is not committed within %v", settleLimit)
 	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -98,8 +107,64 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 	}
 }
 
-// successor is the voter to, or the one with the longest log, if it has caught up.
-func (n *instance) successor(to rowraft.ReplicaID) (best MemberStatus, err error) {
+// giveUpPause is between two rounds of GiveUpLead through the voters.
+const giveUpPause = 20 * time.Millisecond
+
+// GiveUpLead hands the lead over to any voter: one after the other, the one with the longest
+// log first, and again from the beginning, until this replica does not lead. It returns how
+// often it tried; the error is that of the last try, when ctx ends, when no other voter has
+// answered of late, or when the group stops.
+func (g *Group) GiveUpLead(ctx context.Context) (tries int, err error) {
+	var tried []rowraft.ReplicaID
+	for {
+		n, rerr := g.running()
+		if rerr != nil {
+			return tries, rerr
+		}
+		if n.raft.State() != raft.Leader {
+			return tries, nil
+		}
+		next, serr := n.successor("", tried)
+		if serr == nil && ctx.Err() == nil {
+			tries++
+			tried = append(tried, next.Replica)
+			err = g.TransferLeadership(ctx, next.Replica)
+			continue // this replica may lead all the same
+		}
+		if err = cmp.Or(err, serr); !n.anyVoterAnswers() {
+			return tries, err
+		}
+		tried = nil
+		t := time.NewTimer(giveUpPause)
+		select {
+		case <-t.C:
+		case <-n.over:
+			t.Stop()
+			return tries, errFailed
+		case <-ctx.Done():
+			t.Stop()
+			return tries, cmp.Or(err, context.Cause(ctx))
+		}
+	}
+}
+
+// anyVoterAnswers says that another voter has answered within the last four heartbeats.
+func (n *instance) anyVoterAnswers() bool {
+	term := n.raft.CurrentTerm()
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		if s.Suffrage != raft.Voter || s.ID == raft.ServerID(n.g.cfg.Replica) {
+			continue
+		}
+		if p, ok := n.trans.progress(s.ID, term); ok && time.Since(p.contact) < 4*n.g.store.opts.Profile.Heartbeat {
+			return true
+		}
+	}
+	return false
+}
+
+// successor is the voter to, or the one with the longest log that is not in but, if it has
+// caught up.
+func (n *instance) successor(to rowraft.ReplicaID, but []rowraft.ReplicaID) (best MemberStatus, err error) {
 	m := Membership{Members: n.members(n.raft.GetConfiguration().Configuration().Servers)}
 	if to != "" {
 		found, ok := m.Find(to)
@@ -112,7 +177,7 @@ func (n *instance) successor(to rowraft.ReplicaID) (best MemberStatus, err error
 		return found, nil
 	}
 	for _, s := range m.Members {
-		if s.Voter && s.CaughtUp && s.Replica != n.g.cfg.Replica && (best.Replica == "" || s.MatchIndex > best.MatchIndex) {
+		if s.Voter && s.CaughtUp && s.Replica != n.g.cfg.Replica && !slices.Contains(but, s.Replica) && (best.Replica == "" || s.MatchIndex > best.MatchIndex) {
 			best = s
 		}
 	}
