@@ -89,8 +89,12 @@ type Config struct {
 	// digests, on all replicas together; 0: 16 MiB, negative: none.
 	ScrubBytesPerSecond int
 
-	TLS      rpc.TLSFiles
-	Insecure bool // plaintext, on loopback only
+	TLS rpc.TLSFiles
+	// CAKey is the file of the key of a CA in TLS.CA: a server with a scheduler signs with
+	// it for machines that have a join token, and to renew. "": it signs nothing.
+	CAKey     string
+	RenewCert bool // ask the scheduler for a new certificate before TLS.Cert ends, and write it there
+	Insecure  bool // plaintext, on loopback only
 
 	Logger *slog.Logger    // nil: slog.Default()
 	Ready  func(info Info) // called once the server serves its replicas; may be nil

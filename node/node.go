@@ -43,6 +43,7 @@ type Node struct {
 	store    *raftstore.Store
 	opened   atomic.Pointer[raftstore.Store] // store, once it is, for those who may ask before
 	grpc     *grpc.Server
+	entrance *grpc.Server // for machines with a join token; nil: none get in here
 	health   *health.Server
 	control  *control
 
@@ -100,6 +101,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
+	ca, err := openCA(&cfg)
+	if err != nil {
+		return err
+	}
 	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: newAdmission(cfg.Limits), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
@@ -107,7 +112,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.identity.Close()) }()
-	if err := n.openScheduler(source); err != nil {
+	if err := n.openScheduler(source, ca); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.sched.Close()) }()
@@ -170,7 +175,7 @@ func (n *Node) fail(err error) {
 	}
 }
 
-func (n *Node) openScheduler(source *certs.Source) (err error) {
+func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
 	n.self = clustermap.Node{
 		ID: n.identity.Identity().Node, Name: n.cfg.Name, Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise,
 		Scheduler: n.cfg.WithScheduler, NoShards: n.cfg.SchedulerOnly, Labels: n.cfg.Labels,
@@ -179,7 +184,7 @@ func (n *Node) openScheduler(source *certs.Source) (err error) {
 	n.sched, err = scheduler.New(scheduler.Options{
 		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
 		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance,
-		TLS: source, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
+		TLS: source, CA: ca, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err
 }
@@ -229,6 +234,9 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	wg.Go(func() { n.scrub(ctx) })
 	wg.Go(func() { n.sweep(ctx) })
 	wg.Go(func() { n.control.hear(ctx) })
+	if source != nil && n.cfg.RenewCert {
+		wg.Go(func() { n.control.renewCert(ctx) })
+	}
 	return n.followMap(ctx)
 }
 
@@ -424,7 +432,8 @@ func (n *Node) closeReplicas() error {
 
 // serve starts the gRPC services; the channel gives the error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
-	n.grpc = grpc.NewServer(append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.endLongPolls, n.countReplies), grpc.ChainStreamInterceptor(n.endAttendance))...)
+	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.endLongPolls, n.countReplies), grpc.ChainStreamInterceptor(n.endAttendance))
+	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
 	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
@@ -435,6 +444,8 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	rowraftv1.RegisterClusterServer(n.grpc, n.sched)
 	rowraftv1.RegisterCheckpointsServer(n.grpc, n.sched.Checkpoints())
 	rowraftv1.RegisterJobsServer(n.grpc, n.sched.Jobs())
+	rowraftv1.RegisterCertificatesServer(n.grpc, n.sched.Certificates())
+	rowraftv1.RegisterEntranceServer(n.grpc, n.sched.Certificates())
 	healthpb.RegisterHealthServer(n.grpc, n.health)
 	served := make(chan error, 1)
 	l := countedListener{rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost), n.admission}
@@ -480,6 +491,9 @@ func (s *streamWithContext) Context() context.Context { return s.ctx }
 func (n *Node) stopServing() error {
 	n.stop()
 	n.health.Shutdown()
+	if n.entrance != nil {
+		n.entrance.Stop()
+	}
 	timer := time.AfterFunc(stopGrace, n.grpc.Stop)
 	defer timer.Stop()
 	n.grpc.GracefulStop()

@@ -56,6 +56,7 @@ func strangers(t *testing.T, l *lab) []stranger {
 	out := []stranger{
 		{"plaintext", nil},
 		{"no certificate", &tls.Config{}},
+		{"no certificate, by the protocol of machines that join beside gRPC's", &tls.Config{NextProtos: []string{certs.JoinProtocol}}},
 		{"a certificate of another CA", load(newLab(t).files(certs.Admin, "ann"))},
 		{"an expired certificate", admin(func(r *certs.Request) { r.NotBefore = time.Now().Add(-2 * time.Hour) })},
 		{"a certificate of another cluster", admin(func(r *certs.Request) { r.Cluster = "there" })},
@@ -114,12 +115,17 @@ func knock(ctx context.Context, conn *grpc.ClientConn, method string, streams bo
 	return s.RecvMsg(&emptypb.Empty{})
 }
 
+// caKey is the file of the CA's key.
+func (l *lab) caKey() string {
+	return strings.TrimSuffix(l.files(certs.Admin, "ann").CA, ".pem") + ".key"
+}
+
 // TestNobodyGetsIn is the matrix: every call of every service that a server really has
 // × every kind of certificate that must be refused for it, and all ports × every
 // stranger.
 func TestNobodyGetsIn(t *testing.T) {
 	l := newLab(t)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
+	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey() })
 	ctx := testContext(t)
 	n := c.nodes[0]
 	calls := everyCall()

@@ -9,9 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -33,6 +36,32 @@ func openCerts(cfg *Config) (*certs.Source, error) {
 		cfg.Logger.Warn("the certificate of this server expires soon, or has: replace its files, no restart is needed", "cert", cfg.TLS.Cert, "expires", source.NotAfter())
 	}
 	return source, nil
+}
+
+// openCA reads the key that signs for machines with join tokens; nil: there is none here.
+//
+// Errors: CodeInvalidArgument.
+func openCA(cfg *Config) (*certs.CA, error) {
+	if cfg.CAKey == "" {
+		return nil, nil
+	}
+	if cfg.TLS.IsZero() || !cfg.WithScheduler {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "--ca-key is for servers with a scheduler and certificates: the others sign nothing")
+	}
+	return certs.OpenKey(cfg.CAKey, cfg.TLS.CA)
+}
+
+// openEntrance lets machines without a certificate in to ask for one, and to nothing else,
+// if this server can sign. The options are those that the services' server needs for it.
+func (n *Node) openEntrance(source *certs.Source) []grpc.ServerOption {
+	if n.cfg.CAKey == "" {
+		return nil
+	}
+	e := rpc.NewEntrance(n.cfg.Listener.Addr())
+	n.entrance = grpc.NewServer(e.Options()...)
+	rowraftv1.RegisterEntranceServer(n.entrance, n.sched.Certificates())
+	go n.entrance.Serve(e.Listener()) // ends with stopServing
+	return []grpc.ServerOption{e.Credentials(source)}
 }
 
 // peerTLS puts TLS between nodes, and nobody else, onto the peer port and its dials.

@@ -17,8 +17,9 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 11 // the newest that this binary reads
+	frameVersion  = 12 // the newest that this binary reads
 	frameBytes    = 16
+	tokenFrame    = 12 // join tokens
 	baseFrame     = 11 // from which on a run knows how many steps its job had before
 	dealtFrame    = 9  // from which on jobs deal their data by rank, and ask the shards how far it was read
 
@@ -49,6 +50,10 @@ func encodeFrame(magic string, m proto.Message) ([]byte, error) {
 func versionOf(m proto.Message) uint32 {
 	switch m := m.(type) {
 	case *rowraftv1.MetaCommand:
+		switch m.Command.(type) {
+		case *rowraftv1.MetaCommand_CreateToken, *rowraftv1.MetaCommand_UseToken, *rowraftv1.MetaCommand_DeleteToken:
+			return tokenFrame
+		}
 		if m.GetEnterJob().GetRequest().GetBaseStep() > 0 {
 			return baseFrame
 		}
@@ -85,6 +90,9 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
+		if len(m.GetTokens()) > 0 {
+			return tokenFrame
+		}
 		if slices.ContainsFunc(m.GetRuns(), func(r *rowraftv1.MetaRun) bool { return r.GetBaseStep() > 0 }) {
 			return baseFrame
 		}

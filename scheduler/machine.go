@@ -149,6 +149,12 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.endOperation(c.EndOperation.GetId())
 	case *rowraftv1.MetaCommand_RetireNode:
 		return nil, s.retireNode(rowraft.NodeID(c.RetireNode.GetNode()))
+	case *rowraftv1.MetaCommand_CreateToken:
+		return nil, s.createToken(c.CreateToken)
+	case *rowraftv1.MetaCommand_UseToken:
+		return nil, s.useToken(c.UseToken)
+	case *rowraftv1.MetaCommand_DeleteToken:
+		return nil, s.deleteToken(c.DeleteToken.GetId())
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
@@ -240,7 +246,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		return nil, err
 	}
 	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
-		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs), EndedRuns: s.endedRuns}
+		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs), EndedRuns: s.endedRuns, Tokens: s.tokens}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -302,7 +308,7 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 		!slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
 		return nil, fmt.Errorf("nodes or jobs are out of order")
 	}
-	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p), s.runsFromProto(p)); err != nil {
+	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p), s.runsFromProto(p), s.tokensFromProto(p)); err != nil {
 		return nil, err
 	}
 	if err := s.movesFromProto(p); err != nil {

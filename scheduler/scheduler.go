@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -67,6 +68,7 @@ type Options struct {
 	Exact    bool            // refuse servers beyond Servers
 	Workers  int             // that every job has; 0: any number
 	TLS      *certs.Source   // for calls to other servers; nil is plaintext
+	CA       *certs.CA       // that signs for machines with join tokens; nil: this server cannot
 
 	// ReplaceAfter is how long a server may be silent before its replicas are rebuilt
 	// elsewhere; 0: DefaultReplaceAfter, negative: for ever.
@@ -106,8 +108,10 @@ type Scheduler struct {
 	// driving is held for reading while a table is driven into a shard.
 	driving sync.RWMutex
 
-	checkpoints *Checkpoints
-	jobs        *Jobs
+	checkpoints  *Checkpoints
+	jobs         *Jobs
+	certificates *Certificates
+
 	workers     workers
 	generations generations
 	jobKick     chan struct{} // capacity 1: wakes keepJobs
@@ -188,6 +192,7 @@ func New(opts Options) (*Scheduler, error) {
 	s.generations.drive, s.generations.positions, s.generations.end = s.driveMembers, s.positionsOf, s.endMembers
 	s.generations.rest = s.restMembers
 	s.checkpoints, s.jobs = &Checkpoints{s: s}, &Jobs{s: s}
+	s.certificates = &Certificates{s: s, strangers: rpc.Throttle{Burst: 20, Every: 3 * time.Second}}
 	return s, nil
 }
 

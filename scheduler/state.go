@@ -38,6 +38,7 @@ type state struct {
 	runs            []*rowraftv1.MetaRun     // of jobs, by job, each immutable
 	endedRuns       [][]byte                 // that shards are to forget, oldest first; immutable
 	operations      []operation              // by id: those that run and the last that ended; immutable
+	tokens          []*joinToken             // by which machines join, by id; immutable
 	retired         []rowraft.NodeID         // servers that must not come back, oldest first; immutable
 }
 

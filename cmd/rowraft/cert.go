@@ -39,7 +39,7 @@ Servers and clients read their files again when they change: to renew one, remov
 		Example: `  rowraft cert lab --dir certs                  # all that a lab on this machine needs
   rowraft cert client --dir certs --role trainer --name alice --tables 'user,item_*' --out certs/alice`,
 	}
-	cmd.AddCommand(newCertLabCmd(g), newCertCACmd(g), newCertNodeCmd(g), newCertClientCmd(g), newCertInspectCmd(g))
+	cmd.AddCommand(newCertLabCmd(g), newCertCACmd(g), newCertNodeCmd(g), newCertClientCmd(g), newCertJoinCmd(g), newCertRenewCmd(g), newCertInspectCmd(g))
 	return cmd
 }
 
@@ -235,18 +235,25 @@ func newCertInspectCmd(g *globals) *cobra.Command {
 
 // useCerts fills in the files of --certs: those of a server, or of a client.
 func (g *globals) useCerts(cmd *cobra.Command) error {
-	if g.certs == "" || callsNobody(cmd) {
+	if callsNobody(cmd) {
+		return nil
+	}
+	if serves(cmd) {
+		return g.certsOf("node")
+	}
+	return g.certsOf("client")
+}
+
+// certsOf takes the files of --certs that have a name, if it was given.
+func (g *globals) certsOf(name string) error {
+	if g.certs == "" {
 		return nil
 	}
 	if !g.tls.IsZero() || g.insecure {
 		return usagef("--certs together with --cert, --key, --cacert or --insecure: want one of them")
 	}
-	name := "client"
-	if serves(cmd) {
-		name = "node"
-	}
 	g.tls = rpc.TLSFiles{Cert: filepath.Join(g.certs, name+".pem"), Key: filepath.Join(g.certs, name+".key"), CA: filepath.Join(g.certs, "ca.pem")}
-	if _, err := os.Stat(g.tls.Cert); err != nil {
+	if _, err := os.Stat(g.tls.Cert); err != nil && name != "node" { // a server may be about to get it
 		return &hintedError{usagef("--certs: %w", err), "`rowraft cert lab --dir " + g.certs + "` makes the certificates for a cluster on this machine"}
 	}
 	return nil

@@ -42,6 +42,7 @@ var commands = []func(*globals) *cobra.Command{
 	newCheckpointCmd,
 	newJobCmd,
 	newCertCmd,
+	newTokenCmd,
 	newBenchCmd,
 	newDemoCmd,
 	newVersionCmd,

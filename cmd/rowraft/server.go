@@ -49,6 +49,9 @@ type serverFlags struct {
 	logLevel, logFormat      string
 
 	placementFlags
+	tokens    tokenFlags
+	caKey     string
+	renewCert bool
 
 	exact        bool // of `rowraft start`: no more servers than expected
 	workers      int
@@ -114,6 +117,9 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.advertise, "advertise", "", "host:port at which others reach --listen; default: that address")
 	fl.StringVar(&f.peerAdvertise, "peer-advertise", "", "host:port at which others reach --peer-listen; default: that address")
 	f.placementFlags.register(fl)
+	f.tokens.register(fl)
+	fl.StringVar(&f.caKey, "ca-key", "", "of a scheduler: private key of a CA in --cacert, to sign for machines with a join token, and to renew; default: it signs nothing")
+	fl.BoolVar(&f.renewCert, "renew-cert", false, "ask the scheduler for a new certificate when two thirds of this one's time are over, and write it to --cert; with --token always")
 	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, 1 to 256, fixed for ever; default 4")
 	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the Raft groups: wal, rowlog (our own: fewer copies) or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "default", "Raft timers: fast (up to 24 replicas a server), default (100) or dense")
@@ -167,6 +173,9 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	if err := f.joinCluster(ctx, g, listener.Addr(), peers.Addr()); err != nil {
+		return errors.Join(err, listener.Close(), peers.Close())
+	}
 	cfg := node.Config{
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: buildVersion().Version, Listener: listener, PeerListener: peers,
 		WithScheduler: f.withScheduler, SchedulerOnly: f.schedulerOnly, Join: f.join, Servers: f.servers, Shards: f.shards,
@@ -174,7 +183,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		Limits: f.limits,
-		TLS:    g.tls, Insecure: g.insecure, Logger: logger,
+		TLS:    g.tls, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.insecure, Logger: logger,
 	}
 	f.placementFlags.set(&cfg)
 	if f.opsListen != "" {

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/big"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -22,6 +21,11 @@ import (
 
 // caName are the files of a CA in its directory, without their endings.
 const caName = "ca"
+
+const (
+	keyPEM  = "EC PRIVATE KEY"
+	certPEM = "CERTIFICATE"
+)
 
 // backdate lets machines whose clocks are behind take a new certificate.
 const backdate = 5 * time.Minute
@@ -66,15 +70,8 @@ func OpenCA(dir string) (*CA, error) {
 	if ca.Cluster = ClusterOfCA(cert); ca.Cluster == "" {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was not made by `rowraft cert ca`: it names no cluster", filepath.Join(dir, caName+".pem"))
 	}
-	path := filepath.Join(dir, caName+".key")
-	block, err := readPEM(path)
-	if err != nil {
-		return nil, err
-	}
-	if ca.key, err = x509.ParseECPrivateKey(block.Bytes); err != nil {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "key %s: %w", path, err)
-	}
-	return ca, nil
+	ca.key, err = readKey(filepath.Join(dir, caName+".key"))
+	return ca, err
 }
 
 // ClusterOfCA is the cluster that the certificate of a CA names; "": none.
@@ -101,25 +98,9 @@ type Request struct {
 //
 // Errors: CodeAlreadyExists if one of the files is there; CodeInvalidArgument.
 func (ca *CA) Issue(base string, r Request) (Files, error) {
-	if r.Cluster == "" {
-		r.Cluster = ca.Cluster
-	}
-	if err := r.Check(); err != nil {
+	template, err := ca.template(&r)
+	if err != nil {
 		return Files{}, err
-	}
-	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: r.Name}, URIs: []*url.URL{r.uri()}, NotBefore: r.NotBefore,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	for _, h := range r.Hosts {
-		if ip := net.ParseIP(h); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, h)
-		}
-	}
-	if len(r.Hosts) > 0 {
-		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
 	if _, _, err := sign(base, template, ca.Cert, ca.key, r.Valid); err != nil {
 		return Files{}, err
@@ -127,28 +108,37 @@ func (ca *CA) Issue(base string, r Request) (Files, error) {
 	return Files{Cert: base + ".pem", Key: base + ".key", CA: filepath.Join(ca.dir, caName+".pem")}, nil
 }
 
-// sign fills template in, signs it, by itself without a parent, and writes it with a new key.
+// template is the certificate that r asks for, not signed yet.
+func (ca *CA) template(r *Request) (*x509.Certificate, error) {
+	if r.Cluster == "" {
+		r.Cluster = ca.Cluster
+	}
+	if err := r.Check(); err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: r.Name}, URIs: []*url.URL{r.uri()}, NotBefore: r.NotBefore,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	template.IPAddresses, template.DNSNames = divide(r.Hosts)
+	if len(r.Hosts) > 0 {
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	}
+	return template, nil
+}
+
+// sign signs template for a new key, by itself without a parent, and writes both.
 func sign(base string, template, parent *x509.Certificate, signer *ecdsa.PrivateKey, valid time.Duration) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a key: %w", err)
 	}
-	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
-		return nil, nil, fmt.Errorf("make a serial number: %w", err)
-	}
-	if template.NotBefore.IsZero() {
-		template.NotBefore = time.Now()
-	}
-	template.NotAfter = template.NotBefore.Add(valid)
-	template.NotBefore = template.NotBefore.Add(-backdate)
 	if parent == nil {
 		parent, signer = template, key
-	} else if template.NotAfter.After(parent.NotAfter) {
-		return nil, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "valid until %s, longer than the CA, which is until %s", template.NotAfter.Format(time.DateOnly), parent.NotAfter.Format(time.DateOnly))
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	der, err := complete(template, parent, &key.PublicKey, signer, valid)
 	if err != nil {
-		return nil, nil, fmt.Errorf("sign: %w", err)
+		return nil, nil, err
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -159,13 +149,32 @@ func sign(base string, template, parent *x509.Certificate, signer *ecdsa.Private
 		return nil, nil, fmt.Errorf("encode the key: %w", err)
 	}
 	// The key first: without it there is no certificate that anybody could use.
-	if err := write(base+".key", "EC PRIVATE KEY", keyDER); err != nil {
+	if err := write(base+".key", keyPEM, keyDER); err != nil {
 		return nil, nil, err
 	}
-	if err := write(base+".pem", "CERTIFICATE", der); err != nil {
+	if err := write(base+".pem", certPEM, der); err != nil {
 		return nil, nil, errors.Join(err, os.Remove(base+".key"))
 	}
 	return cert, key, nil
+}
+
+// complete fills in what is another one in each certificate, and signs.
+func complete(template, parent *x509.Certificate, key *ecdsa.PublicKey, signer *ecdsa.PrivateKey, valid time.Duration) (der []byte, err error) {
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
+		return nil, fmt.Errorf("make a serial number: %w", err)
+	}
+	if template.NotBefore.IsZero() {
+		template.NotBefore = time.Now()
+	}
+	template.NotAfter = template.NotBefore.Add(valid)
+	template.NotBefore = template.NotBefore.Add(-backdate)
+	if parent != template && template.NotAfter.After(parent.NotAfter) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "valid until %s, longer than the CA, which is until %s", template.NotAfter.Format(time.DateOnly), parent.NotAfter.Format(time.DateOnly))
+	}
+	if der, err = x509.CreateCertificate(rand.Reader, template, parent, key, signer); err != nil {
+		return nil, fmt.Errorf("sign: %w", err)
+	}
+	return der, nil
 }
 
 // write makes a file that only its owner reads; one that is there stays as it is.

@@ -52,6 +52,7 @@ type Source struct {
 type material struct {
 	cert tls.Certificate
 	pool *x509.CertPool
+	ca   []byte // of the file, PEM
 	id   Identity
 }
 
@@ -83,7 +84,7 @@ func (f Files) load() (*material, error) {
 	if err != nil {
 		return bad("CA certificate: %w", err)
 	}
-	if !m.pool.AppendCertsFromPEM(pem) {
+	if m.ca = pem; !m.pool.AppendCertsFromPEM(pem) {
 		return bad("CA certificate %s holds no PEM certificate", f.CA)
 	}
 	if m.id, err = Of(m.cert.Leaf); err != nil {
@@ -121,8 +122,26 @@ func (s *Source) current() *material {
 // Identity is who this side is.
 func (s *Source) Identity() Identity { return s.current().id }
 
+// Leaf is this side's certificate.
+func (s *Source) Leaf() *x509.Certificate { return s.current().cert.Leaf }
+
 // NotAfter is when this side's certificate expires.
 func (s *Source) NotAfter() time.Time { return s.current().cert.Leaf.NotAfter }
+
+// CA is the file of CAs as it stands, PEM.
+func (s *Source) CA() []byte { return s.current().ca }
+
+// Entrance is the configuration for a client that joins: it has no certificate, and
+// knows the CA, which is shown to it, by its fingerprint.
+func (s *Source) Entrance() *tls.Config {
+	m := s.current()
+	chain := m.cert
+	chain.Certificate = slices.Clone(chain.Certificate)
+	for _, ca := range parseAll(m.ca) {
+		chain.Certificate = append(chain.Certificate, ca.Raw)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{chain}, SessionTicketsDisabled: true, NextProtos: []string{JoinProtocol}}
+}
 
 // Server is the configuration of a listener that lets in the roles of its own cluster,
 // all if none is named. It follows the files.

@@ -42,6 +42,11 @@ func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 	if err != nil {
 		return nil, nil, err
 	}
+	return identify(secure, info)
+}
+
+// identify reads who is on the other side of a handshake.
+func identify(secure net.Conn, info credentials.AuthInfo) (net.Conn, credentials.AuthInfo, error) {
 	tlsInfo := info.(credentials.TLSInfo)
 	leaf := tlsInfo.State.PeerCertificates[0]
 	id, err := certs.Of(leaf)

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"crypto/x509"
 	"net"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ var (
 	watchers  = []certs.Role{certs.Admin, certs.Operator, certs.Node}
 	admins    = []certs.Role{certs.Admin}
 	servers   = []certs.Role{certs.Node}
+	entrants  = []certs.Role{Stranger, certs.Node} // who has no certificate yet, and a server that passes it on
 )
 
 // roles says who may make each call of each service. A call that is not here is
@@ -91,6 +93,12 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Jobs/DescribeJob": anybody,
 	"/rowraft.v1.Jobs/StopJob":     runs,
 
+	"/rowraft.v1.Entrance/Join":                 entrants, // the only call of strangers
+	"/rowraft.v1.Certificates/CreateToken":      admins,
+	"/rowraft.v1.Certificates/ListTokens":       admins,
+	"/rowraft.v1.Certificates/DeleteToken":      admins,
+	"/rowraft.v1.Certificates/RenewCertificate": anybody, // its own
+
 	"/grpc.health.v1.Health/Check": anybody,
 	"/grpc.health.v1.Health/Watch": anybody,
 	"/grpc.health.v1.Health/List":  anybody,
@@ -144,6 +152,16 @@ func ConnKey(remote net.Addr) any {
 
 // Limited reports whether the caller may touch some tables only.
 func (c *Caller) Limited() bool { return c != nil && !c.Everything() }
+
+// Certificate is the caller's, nil if the call came without TLS.
+func Certificate(ctx context.Context) *x509.Certificate {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(*authInfo); ok && len(info.State.PeerCertificates) > 0 {
+			return info.State.PeerCertificates[0]
+		}
+	}
+	return nil
+}
 
 // CheckTable refuses a table that is not the caller's, with a *rowraft.DeniedError.
 func (c *Caller) CheckTable(name string) error {

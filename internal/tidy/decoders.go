@@ -30,6 +30,8 @@ var decoders = map[string]string{
 	"cmd/rowraft.fromFile":                "cmd/rowraft.FuzzServerFile",
 	"e2e/history.Decode":                  "e2e/history.FuzzDecode",
 	"internal/certs.ParseIdentity":        "internal/certs.FuzzParseIdentity",
+	"internal/certs.ParseRequest":         "internal/certs.FuzzParseRequest",
+	"internal/certs.ParseToken":           "internal/certs.FuzzParseToken",
 	"internal/identity.decode":            "internal/identity.FuzzDecode",
 	"internal/rpc.FromDetail":             "internal/rpc.FuzzErrorDetail",
 	"internal/rpc.FromStatus":             "internal/rpc.FuzzErrorDetail",
@@ -119,6 +121,7 @@ var decoders = map[string]string{
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
 	"internal/certs.readPEM":           "a file of the operator, through encoding/pem",
+	"internal/certs.parseAll":          "likewise",
 	"checkpoint.partCheck.block":       "its bytes are those that Reader has checked",
 	"checkpoint.merge.block":           "likewise",
 	"trainer/average.jobFloats":        "an id, its own or 16 bytes of a frame",

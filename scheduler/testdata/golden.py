@@ -167,3 +167,15 @@ runs = num(1, 5) + num(2, 2) + data(3, b"n-1") + num(5, 1) + num(6, 1)
 state = (num(1, 78) + data(2, cmap) + data(5, move(6, replica(b"r-1", b"n-1"), replica(b"r-2", b"n-2"), 1) + num(6, 2)) + num(7, 6)
          + data(60, ended) + data(60, runs) + data(61, b"n-0"))
 open(os.path.join(here, "placement.snapshot"), "wb").write(frame(b"RRMS", state, 10))
+
+# Version 12: join tokens. One for two servers of any name, for an hour from second 1000 on; one of them has used it at second 1001.
+token_id = b"0123456789abcdef"
+hour = 3600 * 10**9
+token = data(1, token_id) + data(2, b"node") + num(5, 2) + num(6, 1000 * 10**9) + num(7, 1000 * 10**9 + hour) + num(8, 24 * hour) + data(9, b"admin ann")
+secret = data(2, bytes(range(32)))
+open(os.path.join(here, "create_token.entry"), "wb").write(frame(b"RRME", data(70, data(1, data(1, token) + secret)), 12))
+used = data(1, b"n1") + num(2, 1001 * 10**9) + data(3, bytes(range(32, 64)))
+open(os.path.join(here, "use_token.entry"), "wb").write(frame(b"RRME", data(71, data(1, token_id) + data(2, used)), 12))
+open(os.path.join(here, "delete_token.entry"), "wb").write(frame(b"RRME", data(72, data(1, token_id)), 12))
+cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
+open(os.path.join(here, "tokens.snapshot"), "wb").write(frame(b"RRMS", num(1, 3) + data(2, cmap) + data(70, data(1, token + data(10, used)) + secret), 12))

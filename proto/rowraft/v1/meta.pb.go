@@ -58,6 +58,9 @@ type MetaCommand struct {
 	//	*MetaCommand_SetIntent
 	//	*MetaCommand_EndOperation
 	//	*MetaCommand_RetireNode
+	//	*MetaCommand_CreateToken
+	//	*MetaCommand_UseToken
+	//	*MetaCommand_DeleteToken
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -388,6 +391,33 @@ func (x *MetaCommand) GetRetireNode() *MetaRetireNode {
 	return nil
 }
 
+func (x *MetaCommand) GetCreateToken() *MetaCreateToken {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_CreateToken); ok {
+			return x.CreateToken
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetUseToken() *MetaUseToken {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_UseToken); ok {
+			return x.UseToken
+		}
+	}
+	return nil
+}
+
+func (x *MetaCommand) GetDeleteToken() *MetaDeleteToken {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_DeleteToken); ok {
+			return x.DeleteToken
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -520,6 +550,18 @@ type MetaCommand_RetireNode struct {
 	RetireNode *MetaRetireNode `protobuf:"bytes,69,opt,name=retire_node,json=retireNode,proto3,oneof"` // since version 10
 }
 
+type MetaCommand_CreateToken struct {
+	CreateToken *MetaCreateToken `protobuf:"bytes,70,opt,name=create_token,json=createToken,proto3,oneof"` // since version 12
+}
+
+type MetaCommand_UseToken struct {
+	UseToken *MetaUseToken `protobuf:"bytes,71,opt,name=use_token,json=useToken,proto3,oneof"` // since version 12
+}
+
+type MetaCommand_DeleteToken struct {
+	DeleteToken *MetaDeleteToken `protobuf:"bytes,72,opt,name=delete_token,json=deleteToken,proto3,oneof"` // since version 12
+}
+
 func (*MetaCommand_Init) isMetaCommand_Command() {}
 
 func (*MetaCommand_PutNode) isMetaCommand_Command() {}
@@ -583,6 +625,12 @@ func (*MetaCommand_SetIntent) isMetaCommand_Command() {}
 func (*MetaCommand_EndOperation) isMetaCommand_Command() {}
 
 func (*MetaCommand_RetireNode) isMetaCommand_Command() {}
+
+func (*MetaCommand_CreateToken) isMetaCommand_Command() {}
+
+func (*MetaCommand_UseToken) isMetaCommand_Command() {}
+
+func (*MetaCommand_DeleteToken) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -1289,6 +1337,201 @@ func (x *MetaRetireNode) GetNode() string {
 	return ""
 }
 
+// MetaToken is a token by which machines join, and what its secret is held against.
+type MetaToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *JoinToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	SecretSha256  []byte                 `protobuf:"bytes,2,opt,name=secret_sha256,json=secretSha256,proto3" json:"secret_sha256,omitempty"` // docs/formats/join-token.md
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaToken) Reset() {
+	*x = MetaToken{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaToken) ProtoMessage() {}
+
+func (x *MetaToken) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaToken.ProtoReflect.Descriptor instead.
+func (*MetaToken) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *MetaToken) GetToken() *JoinToken {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *MetaToken) GetSecretSha256() []byte {
+	if x != nil {
+		return x.SecretSha256
+	}
+	return nil
+}
+
+// MetaCreateToken adds a token that nobody has used, and drops those that have expired.
+type MetaCreateToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *MetaToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"` // created_ns is now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaCreateToken) Reset() {
+	*x = MetaCreateToken{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaCreateToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaCreateToken) ProtoMessage() {}
+
+func (x *MetaCreateToken) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaCreateToken.ProtoReflect.Descriptor instead.
+func (*MetaCreateToken) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MetaCreateToken) GetToken() *MetaToken {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+// MetaUseToken notes that a machine joins by a token.
+type MetaUseToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Use           *JoinUse               `protobuf:"bytes,2,opt,name=use,proto3" json:"use,omitempty"` // at_ns is now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaUseToken) Reset() {
+	*x = MetaUseToken{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaUseToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaUseToken) ProtoMessage() {}
+
+func (x *MetaUseToken) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaUseToken.ProtoReflect.Descriptor instead.
+func (*MetaUseToken) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MetaUseToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MetaUseToken) GetUse() *JoinUse {
+	if x != nil {
+		return x.Use
+	}
+	return nil
+}
+
+type MetaDeleteToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaDeleteToken) Reset() {
+	*x = MetaDeleteToken{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaDeleteToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaDeleteToken) ProtoMessage() {}
+
+func (x *MetaDeleteToken) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaDeleteToken.ProtoReflect.Descriptor instead.
+func (*MetaDeleteToken) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *MetaDeleteToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 // MetaAdvanceMove takes a move from one phase to a later one; refused if it is not
 // in that phase.
 type MetaAdvanceMove struct {
@@ -1302,7 +1545,7 @@ type MetaAdvanceMove struct {
 
 func (x *MetaAdvanceMove) Reset() {
 	*x = MetaAdvanceMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1557,7 @@ func (x *MetaAdvanceMove) String() string {
 func (*MetaAdvanceMove) ProtoMessage() {}
 
 func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1570,7 @@ func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAdvanceMove.ProtoReflect.Descriptor instead.
 func (*MetaAdvanceMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MetaAdvanceMove) GetMoveId() uint64 {
@@ -1363,7 +1606,7 @@ type MetaForgetReplica struct {
 
 func (x *MetaForgetReplica) Reset() {
 	*x = MetaForgetReplica{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1618,7 @@ func (x *MetaForgetReplica) String() string {
 func (*MetaForgetReplica) ProtoMessage() {}
 
 func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1631,7 @@ func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetReplica.ProtoReflect.Descriptor instead.
 func (*MetaForgetReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaForgetReplica) GetShard() uint32 {
@@ -1416,7 +1659,7 @@ type MetaEnterJob struct {
 
 func (x *MetaEnterJob) Reset() {
 	*x = MetaEnterJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1671,7 @@ func (x *MetaEnterJob) String() string {
 func (*MetaEnterJob) ProtoMessage() {}
 
 func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1684,7 @@ func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEnterJob.ProtoReflect.Descriptor instead.
 func (*MetaEnterJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaEnterJob) GetRequest() *EnterRequest {
@@ -1471,7 +1714,7 @@ type MetaLeaveJob struct {
 
 func (x *MetaLeaveJob) Reset() {
 	*x = MetaLeaveJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1726,7 @@ func (x *MetaLeaveJob) String() string {
 func (*MetaLeaveJob) ProtoMessage() {}
 
 func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1739,7 @@ func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeaveJob.ProtoReflect.Descriptor instead.
 func (*MetaLeaveJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaLeaveJob) GetIdentity() *JobIdentity {
@@ -1537,7 +1780,7 @@ type MetaTakePart struct {
 
 func (x *MetaTakePart) Reset() {
 	*x = MetaTakePart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1792,7 @@ func (x *MetaTakePart) String() string {
 func (*MetaTakePart) ProtoMessage() {}
 
 func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,7 +1805,7 @@ func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTakePart.ProtoReflect.Descriptor instead.
 func (*MetaTakePart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaTakePart) GetIdentity() *JobIdentity {
@@ -1590,7 +1833,7 @@ type MetaEndPart struct {
 
 func (x *MetaEndPart) Reset() {
 	*x = MetaEndPart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1845,7 @@ func (x *MetaEndPart) String() string {
 func (*MetaEndPart) ProtoMessage() {}
 
 func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1858,7 @@ func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPart.ProtoReflect.Descriptor instead.
 func (*MetaEndPart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaEndPart) GetIdentity() *JobIdentity {
@@ -1649,7 +1892,7 @@ type MetaStopJob struct {
 
 func (x *MetaStopJob) Reset() {
 	*x = MetaStopJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1904,7 @@ func (x *MetaStopJob) String() string {
 func (*MetaStopJob) ProtoMessage() {}
 
 func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1917,7 @@ func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStopJob.ProtoReflect.Descriptor instead.
 func (*MetaStopJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaStopJob) GetJob() string {
@@ -1705,7 +1948,7 @@ type MetaStartGeneration struct {
 
 func (x *MetaStartGeneration) Reset() {
 	*x = MetaStartGeneration{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +1960,7 @@ func (x *MetaStartGeneration) String() string {
 func (*MetaStartGeneration) ProtoMessage() {}
 
 func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +1973,7 @@ func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartGeneration.ProtoReflect.Descriptor instead.
 func (*MetaStartGeneration) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaStartGeneration) GetJob() string {
@@ -1771,7 +2014,7 @@ type MetaForgetRun struct {
 
 func (x *MetaForgetRun) Reset() {
 	*x = MetaForgetRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +2026,7 @@ func (x *MetaForgetRun) String() string {
 func (*MetaForgetRun) ProtoMessage() {}
 
 func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +2039,7 @@ func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetRun.ProtoReflect.Descriptor instead.
 func (*MetaForgetRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaForgetRun) GetRun() []byte {
@@ -1818,7 +2061,7 @@ type MetaSettleParts struct {
 
 func (x *MetaSettleParts) Reset() {
 	*x = MetaSettleParts{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +2073,7 @@ func (x *MetaSettleParts) String() string {
 func (*MetaSettleParts) ProtoMessage() {}
 
 func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +2086,7 @@ func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSettleParts.ProtoReflect.Descriptor instead.
 func (*MetaSettleParts) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaSettleParts) GetJob() string {
@@ -1898,7 +2141,7 @@ type MetaRun struct {
 
 func (x *MetaRun) Reset() {
 	*x = MetaRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1910,7 +2153,7 @@ func (x *MetaRun) String() string {
 func (*MetaRun) ProtoMessage() {}
 
 func (x *MetaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1923,7 +2166,7 @@ func (x *MetaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
 func (*MetaRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaRun) GetJob() string {
@@ -2085,7 +2328,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2340,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2353,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaJob) GetName() string {
@@ -2144,7 +2387,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2399,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2412,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -2206,13 +2449,14 @@ type MetaState struct {
 	EndedRuns       [][]byte               `protobuf:"bytes,51,rep,name=ended_runs,json=endedRuns,proto3" json:"ended_runs,omitempty"`            // that shards are to forget, oldest first; since version 7
 	Operations      []*Operation           `protobuf:"bytes,60,rep,name=operations,proto3" json:"operations,omitempty"`                           // by id: those that run, and the last 32 that ended; since version 10
 	Retired         []string               `protobuf:"bytes,61,rep,name=retired,proto3" json:"retired,omitempty"`                                 // ids of the last 1024 nodes that were retired, oldest first; since version 10
+	Tokens          []*MetaToken           `protobuf:"bytes,70,rep,name=tokens,proto3" json:"tokens,omitempty"`                                   // by id; since version 12
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2468,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2481,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -2359,6 +2603,13 @@ func (x *MetaState) GetRetired() []string {
 	return nil
 }
 
+func (x *MetaState) GetTokens() []*MetaToken {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
 // MetaBeginRestore is logged before anything is staged: this restore, and no
 // other one, may be decided, until it ends.
 type MetaBeginRestore struct {
@@ -2370,7 +2621,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2382,7 +2633,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2395,7 +2646,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -2420,7 +2671,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2683,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2696,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -2495,7 +2746,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2758,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2771,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -2558,7 +2809,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2821,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2834,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -2634,7 +2885,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +2897,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +2910,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -2695,7 +2946,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2958,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2971,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -2757,7 +3008,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +3020,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +3033,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -2825,7 +3076,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +3088,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +3101,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -2878,7 +3129,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2890,7 +3141,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2903,7 +3154,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -2932,7 +3183,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3195,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3208,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -2983,7 +3234,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +3246,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +3259,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -3031,7 +3282,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3294,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3307,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -3093,7 +3344,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3356,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3369,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -3162,7 +3413,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3425,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3438,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -3216,7 +3467,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xf3\x0f\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb0\x11\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3256,7 +3507,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"set_intent\x18C \x01(\v2\x19.rowraft.v1.MetaSetIntentH\x00R\tsetIntent\x12C\n" +
 	"\rend_operation\x18D \x01(\v2\x1c.rowraft.v1.MetaEndOperationH\x00R\fendOperation\x12=\n" +
 	"\vretire_node\x18E \x01(\v2\x1a.rowraft.v1.MetaRetireNodeH\x00R\n" +
-	"retireNodeB\t\n" +
+	"retireNode\x12@\n" +
+	"\fcreate_token\x18F \x01(\v2\x1b.rowraft.v1.MetaCreateTokenH\x00R\vcreateToken\x127\n" +
+	"\tuse_token\x18G \x01(\v2\x18.rowraft.v1.MetaUseTokenH\x00R\buseToken\x12@\n" +
+	"\fdelete_token\x18H \x01(\v2\x1b.rowraft.v1.MetaDeleteTokenH\x00R\vdeleteTokenB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -3301,7 +3555,17 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x10MetaEndOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"$\n" +
 	"\x0eMetaRetireNode\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\"|\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"]\n" +
+	"\tMetaToken\x12+\n" +
+	"\x05token\x18\x01 \x01(\v2\x15.rowraft.v1.JoinTokenR\x05token\x12#\n" +
+	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\">\n" +
+	"\x0fMetaCreateToken\x12+\n" +
+	"\x05token\x18\x01 \x01(\v2\x15.rowraft.v1.MetaTokenR\x05token\"E\n" +
+	"\fMetaUseToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12%\n" +
+	"\x03use\x18\x02 \x01(\v2\x13.rowraft.v1.JoinUseR\x03use\"!\n" +
+	"\x0fMetaDeleteToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"|\n" +
 	"\x0fMetaAdvanceMove\x12\x17\n" +
 	"\amove_id\x18\x01 \x01(\x04R\x06moveId\x12)\n" +
 	"\x04from\x18\x02 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x04from\x12%\n" +
@@ -3379,7 +3643,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xed\x05\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x9c\x06\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -3400,7 +3664,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"operations\x18< \x03(\v2\x15.rowraft.v1.OperationR\n" +
 	"operations\x12\x18\n" +
-	"\aretired\x18= \x03(\tR\aretired\"\"\n" +
+	"\aretired\x18= \x03(\tR\aretired\x12-\n" +
+	"\x06tokens\x18F \x03(\v2\x15.rowraft.v1.MetaTokenR\x06tokens\"\"\n" +
 	"\x10MetaBeginRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\"\xd7\x01\n" +
 	"\vMetaRestore\x12\x0e\n" +
@@ -3481,7 +3746,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -3497,56 +3762,62 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaSetIntent)(nil),        // 11: rowraft.v1.MetaSetIntent
 	(*MetaEndOperation)(nil),     // 12: rowraft.v1.MetaEndOperation
 	(*MetaRetireNode)(nil),       // 13: rowraft.v1.MetaRetireNode
-	(*MetaAdvanceMove)(nil),      // 14: rowraft.v1.MetaAdvanceMove
-	(*MetaForgetReplica)(nil),    // 15: rowraft.v1.MetaForgetReplica
-	(*MetaEnterJob)(nil),         // 16: rowraft.v1.MetaEnterJob
-	(*MetaLeaveJob)(nil),         // 17: rowraft.v1.MetaLeaveJob
-	(*MetaTakePart)(nil),         // 18: rowraft.v1.MetaTakePart
-	(*MetaEndPart)(nil),          // 19: rowraft.v1.MetaEndPart
-	(*MetaStopJob)(nil),          // 20: rowraft.v1.MetaStopJob
-	(*MetaStartGeneration)(nil),  // 21: rowraft.v1.MetaStartGeneration
-	(*MetaForgetRun)(nil),        // 22: rowraft.v1.MetaForgetRun
-	(*MetaSettleParts)(nil),      // 23: rowraft.v1.MetaSettleParts
-	(*MetaRun)(nil),              // 24: rowraft.v1.MetaRun
-	(*MetaJob)(nil),              // 25: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 26: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 27: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 28: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 29: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 30: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 31: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 32: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 33: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 34: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 35: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 36: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 37: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 38: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 39: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 40: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 41: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 42: rowraft.v1.Node
-	(*Shard)(nil),                // 43: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 44: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 45: rowraft.v1.Replica
-	(MoveReason)(0),              // 46: rowraft.v1.MoveReason
-	(NodeIntent)(0),              // 47: rowraft.v1.NodeIntent
-	(OperationKind)(0),           // 48: rowraft.v1.OperationKind
-	(MovePhase)(0),               // 49: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 50: rowraft.v1.EnterRequest
-	(*JobIdentity)(nil),          // 51: rowraft.v1.JobIdentity
-	(MemberState)(0),             // 52: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 53: rowraft.v1.PartReached
-	(*PartSettled)(nil),          // 54: rowraft.v1.PartSettled
-	(*JobSetting)(nil),           // 55: rowraft.v1.JobSetting
-	(JobState)(0),                // 56: rowraft.v1.JobState
-	(*RunMember)(nil),            // 57: rowraft.v1.RunMember
-	(*JobData)(nil),              // 58: rowraft.v1.JobData
-	(*Map)(nil),                  // 59: rowraft.v1.Map
-	(*Move)(nil),                 // 60: rowraft.v1.Move
-	(*Operation)(nil),            // 61: rowraft.v1.Operation
-	(*CheckpointPolicy)(nil),     // 62: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 63: rowraft.v1.PolicyRecord
+	(*MetaToken)(nil),            // 14: rowraft.v1.MetaToken
+	(*MetaCreateToken)(nil),      // 15: rowraft.v1.MetaCreateToken
+	(*MetaUseToken)(nil),         // 16: rowraft.v1.MetaUseToken
+	(*MetaDeleteToken)(nil),      // 17: rowraft.v1.MetaDeleteToken
+	(*MetaAdvanceMove)(nil),      // 18: rowraft.v1.MetaAdvanceMove
+	(*MetaForgetReplica)(nil),    // 19: rowraft.v1.MetaForgetReplica
+	(*MetaEnterJob)(nil),         // 20: rowraft.v1.MetaEnterJob
+	(*MetaLeaveJob)(nil),         // 21: rowraft.v1.MetaLeaveJob
+	(*MetaTakePart)(nil),         // 22: rowraft.v1.MetaTakePart
+	(*MetaEndPart)(nil),          // 23: rowraft.v1.MetaEndPart
+	(*MetaStopJob)(nil),          // 24: rowraft.v1.MetaStopJob
+	(*MetaStartGeneration)(nil),  // 25: rowraft.v1.MetaStartGeneration
+	(*MetaForgetRun)(nil),        // 26: rowraft.v1.MetaForgetRun
+	(*MetaSettleParts)(nil),      // 27: rowraft.v1.MetaSettleParts
+	(*MetaRun)(nil),              // 28: rowraft.v1.MetaRun
+	(*MetaJob)(nil),              // 29: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 30: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 31: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 32: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 33: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 34: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 35: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 36: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 37: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 38: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 39: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 40: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 41: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 42: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 43: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 44: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 45: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 46: rowraft.v1.Node
+	(*Shard)(nil),                // 47: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 48: rowraft.v1.TableSchema
+	(*Replica)(nil),              // 49: rowraft.v1.Replica
+	(MoveReason)(0),              // 50: rowraft.v1.MoveReason
+	(NodeIntent)(0),              // 51: rowraft.v1.NodeIntent
+	(OperationKind)(0),           // 52: rowraft.v1.OperationKind
+	(*JoinToken)(nil),            // 53: rowraft.v1.JoinToken
+	(*JoinUse)(nil),              // 54: rowraft.v1.JoinUse
+	(MovePhase)(0),               // 55: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 56: rowraft.v1.EnterRequest
+	(*JobIdentity)(nil),          // 57: rowraft.v1.JobIdentity
+	(MemberState)(0),             // 58: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 59: rowraft.v1.PartReached
+	(*PartSettled)(nil),          // 60: rowraft.v1.PartSettled
+	(*JobSetting)(nil),           // 61: rowraft.v1.JobSetting
+	(JobState)(0),                // 62: rowraft.v1.JobState
+	(*RunMember)(nil),            // 63: rowraft.v1.RunMember
+	(*JobData)(nil),              // 64: rowraft.v1.JobData
+	(*Map)(nil),                  // 65: rowraft.v1.Map
+	(*Move)(nil),                 // 66: rowraft.v1.Move
+	(*Operation)(nil),            // 67: rowraft.v1.Operation
+	(*CheckpointPolicy)(nil),     // 68: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 69: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3556,76 +3827,83 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	7,  // 4: rowraft.v1.MetaCommand.issue_incarnation:type_name -> rowraft.v1.MetaIssueIncarnation
 	9,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
 	10, // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
-	14, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
-	15, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	29, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	35, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	28, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	32, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	33, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	18, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
+	19, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
+	33, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	39, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	32, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	36, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	37, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	37, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	38, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	39, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	40, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	41, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
-	16, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
-	17, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
-	18, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
-	19, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
-	20, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
-	21, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
-	22, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
-	23, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
+	41, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	42, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	43, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	44, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	45, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	20, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
+	21, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
+	22, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
+	23, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
+	24, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
+	25, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
+	26, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
+	27, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
 	8,  // 28: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
 	11, // 29: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
 	12, // 30: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
 	13, // 31: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
-	42, // 32: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	43, // 33: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	44, // 34: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	45, // 35: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	46, // 36: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
-	47, // 37: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
-	47, // 38: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
-	48, // 39: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
-	49, // 40: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	49, // 41: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	50, // 42: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	51, // 43: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	52, // 44: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	53, // 45: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	51, // 46: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	51, // 47: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	54, // 48: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
-	55, // 49: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	56, // 50: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	57, // 51: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	58, // 52: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	26, // 53: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	59, // 54: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	25, // 55: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	60, // 56: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	60, // 57: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	29, // 58: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	30, // 59: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	31, // 60: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	36, // 61: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 62: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	24, // 63: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	61, // 64: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	44, // 65: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	34, // 66: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	30, // 67: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	31, // 68: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	62, // 69: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	63, // 70: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	62, // 71: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	72, // [72:72] is the sub-list for method output_type
-	72, // [72:72] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	15, // 32: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
+	16, // 33: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
+	17, // 34: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
+	46, // 35: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	47, // 36: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	48, // 37: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	49, // 38: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	50, // 39: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
+	51, // 40: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
+	51, // 41: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
+	52, // 42: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
+	53, // 43: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
+	14, // 44: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
+	54, // 45: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
+	55, // 46: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	55, // 47: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	56, // 48: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	57, // 49: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	58, // 50: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	59, // 51: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	57, // 52: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	57, // 53: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	60, // 54: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	61, // 55: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	62, // 56: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	63, // 57: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	64, // 58: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	30, // 59: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	65, // 60: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	29, // 61: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	66, // 62: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	66, // 63: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	33, // 64: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	34, // 65: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	35, // 66: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	40, // 67: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 68: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	28, // 69: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	67, // 70: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	14, // 71: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	48, // 72: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	38, // 73: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	34, // 74: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	35, // 75: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	68, // 76: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	69, // 77: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	68, // 78: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	79, // [79:79] is the sub-list for method output_type
+	79, // [79:79] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -3633,6 +3911,7 @@ func file_rowraft_v1_meta_proto_init() {
 	if File_rowraft_v1_meta_proto != nil {
 		return
 	}
+	file_rowraft_v1_certificates_proto_init()
 	file_rowraft_v1_checkpoint_proto_init()
 	file_rowraft_v1_cluster_proto_init()
 	file_rowraft_v1_jobs_proto_init()
@@ -3669,6 +3948,9 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_SetIntent)(nil),
 		(*MetaCommand_EndOperation)(nil),
 		(*MetaCommand_RetireNode)(nil),
+		(*MetaCommand_CreateToken)(nil),
+		(*MetaCommand_UseToken)(nil),
+		(*MetaCommand_DeleteToken)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3676,7 +3958,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

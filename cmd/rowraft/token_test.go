@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// serve runs `rowraft server` with args until the test ends, and returns what it wrote once
+// it served.
+func serve(t *testing.T, args ...string) readyJSON {
+	t.Helper()
+	dir := t.TempDir()
+	ready := filepath.Join(dir, "ready")
+	args = append([]string{
+		"server", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready,
+		"--profile", "fast", "--disk-stall-limit", "30s", "--log-format", "json",
+	}, args...)
+	ctx, cancel := context.WithCancel(t.Context())
+	var log, out bytes.Buffer // of the server, until it has ended
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		run(ctx, args, &out, &log)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	limit := time.After(2 * time.Minute)
+	for {
+		select {
+		case <-ended:
+			t.Fatalf("the server has ended; log:\n%s", &log)
+		case <-limit:
+			t.Fatal("the server is not ready after 2 minutes")
+		case <-poll.C:
+		}
+		raw, err := os.ReadFile(ready)
+		if err != nil {
+			continue
+		}
+		var info readyJSON
+		if err := json.Unmarshal(raw, &info); err != nil {
+			t.Fatalf("ready file %q: %v", raw, err)
+		}
+		return info
+	}
+}
+
+// TestAServerJoinsByAToken: from `rowraft cert lab` on one machine to a server on another that
+// was given nothing but an address and a token.
+func TestAServerJoinsByAToken(t *testing.T) {
+	here, there := t.TempDir(), filepath.Join(t.TempDir(), "certs")
+	if got := rowraftCmd(t, "cert", "lab", "--dir", here); got.code != exitDone {
+		t.Fatal(got)
+	}
+	first := serve(t, "--certs", here, "--ca-key", filepath.Join(here, "ca.key"), "--with-scheduler", "--shards", "1")
+	admin := []string{"--certs", here, "--endpoints", first.Addr, "--timeout", "60s"}
+	cli := func(args ...string) outcome {
+		t.Helper()
+		got := rowraftCmd(t, append(args, admin...)...)
+		if got.code != exitDone {
+			t.Fatalf("%v: %+v", args, got)
+		}
+		return got
+	}
+	token := filepath.Join(here, "token")
+	if err := os.WriteFile(token, []byte(cli("token", "create").out), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second := serve(t, "--join", first.Addr, "--certs", there, "--token-file", token, "--name", "n2")
+	if nodes := cli("node", "list"); !strings.Contains(nodes.out, second.Addr) {
+		t.Errorf("the cluster does not know who joined: %s", nodes.out)
+	}
+	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem")); got.code != exitDone || !strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
+		t.Errorf("its certificate: %+v", got)
+	}
+
+	// A token for a trainer's machine, and how each is told of.
+	var made struct {
+		Token  tokenJSON `json:"token"`
+		Secret string    `json:"secret"`
+	}
+	if err := json.Unmarshal([]byte(cli("token", "create", "--role", "trainer", "--name", "ctr", "--tables", "user,item_*", "-o", "json").out), &made); err != nil {
+		t.Fatal(err)
+	}
+	client := filepath.Join(here, "trainer")
+	join := []string{"cert", "join", "--token", made.Secret, "--endpoints", first.Addr, "--certs", client, "--timeout", "60s"}
+	if got := rowraftCmd(t, join...); got.code != exitDone || !strings.Contains(got.out, "user,item_*") {
+		t.Errorf("cert join: %+v", got)
+	}
+	if got := rowraftCmd(t, join...); got.code != exitUsage || !strings.Contains(got.errout, "is there already") {
+		t.Errorf("cert join again: %+v", got)
+	}
+	serial := func() string {
+		got := rowraftCmd(t, "cert", "inspect", filepath.Join(client, "client.pem"), "-o", "json")
+		var v []certView
+		if err := json.Unmarshal([]byte(got.out), &v); err != nil || len(v) != 1 {
+			t.Fatalf("%+v: %v", got, err)
+		}
+		return v[0].Serial
+	}
+	before := serial()
+	renew := []string{"cert", "renew", "--endpoints", first.Addr, "--certs", client, "--timeout", "60s"}
+	if got := rowraftCmd(t, renew...); got.code != exitDone || serial() != before {
+		t.Errorf("cert renew of a new one: %+v", got)
+	}
+	if got := rowraftCmd(t, append(renew, "--now")...); got.code != exitDone || serial() == before {
+		t.Errorf("cert renew --now: %+v", got)
+	}
+	list := cli("token", "list", "-o", "wide").out
+	for _, want := range []string{made.Token.ID, "1/1", "used", "ctr", "n2", "admin admin", "user,item_*"} {
+		if !strings.Contains(list, want) {
+			t.Errorf("token list lacks %q: %s", want, list)
+		}
+	}
+	if strings.Contains(list+cli("token", "list", "-o", "json").out, strings.Split(made.Secret, ".")[2]) {
+		t.Error("the list shows a secret")
+	}
+	cli("token", "delete", made.Token.ID)
+	if got := rowraftCmd(t, append([]string{"token", "delete", made.Token.ID}, admin...)...); got.code != exitFailed {
+		t.Errorf("delete of a token that is gone: %+v", got)
+	}
+	for what, bad := range map[string][]string{
+		"no token":      {"cert", "join", "--certs", filepath.Join(here, "x")},
+		"a damaged one": {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", "rowraft-join-1.x"},
+		"two":           {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", made.Secret, "--token-file", token},
+		"plaintext":     {"server", "--insecure", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
+		"no place":      {"server", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
+		"an admin's":    append([]string{"token", "create", "--role", "admin", "--name", "eve"}, admin...),
+	} {
+		if got := rowraftCmd(t, bad...); got.code != exitUsage {
+			t.Errorf("%s: %+v, want a usage error", what, got)
+		}
+	}
+}

@@ -1,0 +1,310 @@
+package node
+
+import (
+	"context"
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// joins is a cluster that machines can join.
+type joins struct {
+	*testCluster
+	lab   *lab
+	admin rowraftv1.CertificatesClient // of the leader
+}
+
+// newJoins starts servers that all have the key of the CA.
+func newJoins(t *testing.T, servers int) *joins {
+	t.Helper()
+	l := newLab(t)
+	j := &joins{lab: l}
+	j.testCluster = startClusterWith(t, servers, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey() })
+	j.admin = rowraftv1.NewCertificatesClient(j.dial(t, j.leader(t), l.files(certs.Admin, "ann")))
+	return j
+}
+
+func (j *joins) dial(t *testing.T, addr string, files rpc.TLSFiles) *grpc.ClientConn {
+	t.Helper()
+	source, err := files.Open(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := rpc.Dial(addr, source, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// leader is the address of the server that leads the metadata group.
+func (j *joins) leader(t *testing.T) (leader string) {
+	t.Helper()
+	ctx := testContext(t)
+	stub := rowraftv1.NewClusterClient(j.dial(t, j.nodes[0].addr, j.lab.files(certs.Admin, "ann")))
+	for leader == "" {
+		hello, err := stub.Hello(ctx, &rowraftv1.HelloRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		leader = hello.GetSchedulerLeader()
+	}
+	return leader
+}
+
+// token asks for one, whoever leads.
+func (j *joins) token(t *testing.T, ask *rowraftv1.JoinToken) *certs.Token {
+	t.Helper()
+	ctx := testContext(t)
+	for {
+		reply, err := j.admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: ask})
+		if err == nil {
+			token, err := certs.ParseToken(reply.GetSecret())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return token
+		}
+		if !rowraft.CodeOf(err).Retryable() {
+			t.Fatal(err)
+		}
+		j.admin = rowraftv1.NewCertificatesClient(j.dial(t, j.leader(t), j.lab.files(certs.Admin, "ann")))
+	}
+}
+
+func newFiles(t *testing.T) rpc.TLSFiles {
+	dir := t.TempDir()
+	return rpc.TLSFiles{Cert: filepath.Join(dir, "node.pem"), Key: filepath.Join(dir, "node.key"), CA: filepath.Join(dir, "ca.pem")}
+}
+
+var loopback = []string{"127.0.0.1"}
+
+// TestAMachineJoinsByAToken: whoever shows a token gets a certificate of its role, through
+// every server, as often as the token says, and who shows another one is told nothing of
+// what is wrong.
+func TestAMachineJoinsByAToken(t *testing.T) {
+	j := newJoins(t, 3)
+	ctx := testContext(t)
+	token := j.token(t, &rowraftv1.JoinToken{Role: "node", Uses: 3})
+	var machines []rpc.TLSFiles
+	for i, n := range j.nodes { // one of them leads
+		files := newFiles(t)
+		if err := rpc.Join(ctx, []string{n.addr}, token, files, "new"+string('a'+rune(i)), loopback); err != nil {
+			t.Fatalf("through %s: %v", n.addr, err)
+		}
+		machines = append(machines, files)
+	}
+	for _, path := range []string{machines[0].Cert, machines[0].Key, machines[0].CA} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, %v; want 0600", path, info.Mode(), err)
+		}
+	}
+	source, err := machines[0].Open(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id := source.Identity(); id.String() != "node newa" || id.Cluster != "lab" {
+		t.Errorf("who joined is %s of cluster %s", id.String(), id.Cluster)
+	}
+	if _, err := rowraftv1.NewClusterClient(j.dial(t, j.nodes[1].addr, machines[0])).Hello(ctx, &rowraftv1.HelloRequest{}); err != nil {
+		t.Errorf("who joined is not let in: %v", err)
+	}
+
+	// The same machine again, as after a lost answer: that is one use.
+	os.Remove(machines[0].Cert)
+	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, token, machines[0], "newa", loopback); err != nil {
+		t.Errorf("a machine that asks again: %v", err)
+	}
+
+	// The others hear one and the same.
+	named := j.token(t, &rowraftv1.JoinToken{Role: "trainer", Name: "tom", Tables: []string{"user"}, Uses: 9})
+	gone := j.token(t, &rowraftv1.JoinToken{Role: "node"})
+	if _, err := j.admin.DeleteToken(ctx, &rowraftv1.DeleteTokenRequest{Id: gone.ID}); err != nil {
+		t.Fatal(err)
+	}
+	wrong, unknown := *named, *named
+	wrong.Secret[3] ^= 1
+	unknown.ID = "0123456789abcdef"
+	said := map[string]bool{}
+	for name, x := range map[string]struct {
+		token *certs.Token
+		as    string
+	}{"used up": {token, "newd"}, "a wrong secret": {&wrong, "tom"}, "an unknown id": {&unknown, "tom"}, "deleted": {gone, "newd"}, "another name": {named, "bob"}} {
+		files := newFiles(t)
+		err := rpc.Join(ctx, []string{j.nodes[0].addr}, x.token, files, x.as, loopback)
+		if rowraft.CodeOf(err) != rowraft.CodeDenied {
+			t.Errorf("%s: %v, want it denied", name, err)
+			continue
+		}
+		said[err.Error()] = true
+		if _, err := os.Stat(files.Cert); err == nil {
+			t.Errorf("%s: there is a certificate", name)
+		}
+	}
+	if len(said) != 1 {
+		t.Errorf("what is wrong with a token is told: %v", said)
+	}
+
+	tom := newFiles(t)
+	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, named, tom, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if source, err := tom.Open(nil); err != nil {
+		t.Error(err)
+	} else if id := source.Identity(); id.String() != "trainer tom" || id.May("item") || !id.May("user") {
+		t.Errorf("the trainer's token gave %s, %v", id.String(), id.Tables)
+	}
+
+	// A token of another cluster is not told to this one.
+	foreign := *named
+	foreign.CA[0] ^= 1
+	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, &foreign, newFiles(t), "tom", nil); rowraft.CodeOf(err) != rowraft.CodeDenied || !strings.Contains(err.Error(), "nothing was sent to it") {
+		t.Errorf("with another CA's fingerprint: %v", err)
+	}
+}
+
+// TestTokensAreForAdmins: who may make one, and for what.
+func TestTokensAreForAdmins(t *testing.T) {
+	j := newJoins(t, 1)
+	ctx := testContext(t)
+	operator := rowraftv1.NewCertificatesClient(j.dial(t, j.nodes[0].addr, j.lab.files(certs.Operator, "oli")))
+	if _, err := operator.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodeDenied {
+		t.Errorf("an operator makes a token: %v", err)
+	}
+	for name, ask := range map[string]*rowraftv1.JoinToken{
+		"an admin's":                {Role: "admin", Name: "eve"},
+		"no role's":                 {Role: "king", Name: "eve"},
+		"a trainer's of any name":   {Role: "trainer", Tables: []string{"*"}},
+		"a trainer's of no table":   {Role: "trainer", Name: "tom"},
+		"for a thousand machines":   {Role: "node", Uses: 1000},
+		"for certificates of a day": {Role: "node", ValidNs: uint64(time.Hour)},
+	} {
+		if _, err := j.admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: ask}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("a token %s: %v", name, err)
+		}
+	}
+	token := j.token(t, &rowraftv1.JoinToken{Role: "reader", Name: "rob", Tables: []string{"a_*"}, Uses: 2})
+	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, token, newFiles(t), "rob", nil); err != nil {
+		t.Fatal(err)
+	}
+	list, err := j.admin.ListTokens(ctx, &rowraftv1.ListTokensRequest{})
+	if err != nil || len(list.GetTokens()) != 1 {
+		t.Fatalf("tokens: %v, %v", list, err)
+	}
+	got := list.GetTokens()[0]
+	if got.GetId() != token.ID || got.GetCreatedBy() != "admin ann" || len(got.GetUsed()) != 1 || got.GetUsed()[0].GetName() != "rob" || strings.Contains(got.String(), string(token.Secret[:])) {
+		t.Errorf("the token is listed as %v", got)
+	}
+}
+
+// TestOnlyJoinIsOpen: behind the door for machines without a certificate there is one call.
+func TestOnlyJoinIsOpen(t *testing.T) {
+	j := newJoins(t, 1)
+	ctx := testContext(t)
+	token, err := certs.NewToken(mustCert(t, j.lab.files(certs.Admin, "ann").CA))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := rpc.DialEntrance(j.nodes[0].addr, token, nil, make(chan error, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	open := 0
+	for _, m := range everyCall() {
+		// Each call is a stream of a connection that takes one: no two at a time.
+		err := knock(ctx, conn, m.name, m.streams)
+		if m.name == rowraftv1.Entrance_Join_FullMethodName {
+			open++
+			if rowraft.CodeOf(rpc.FromStatus(err)) != rowraft.CodeInvalidArgument { // it was empty
+				t.Errorf("Join: %v", err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), "unknown service") {
+			t.Errorf("%s without a certificate: %v", m.name, err)
+		}
+	}
+	if open != 1 {
+		t.Errorf("%d calls are open", open)
+	}
+	if err := conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName, &rowraftv1.JoinRequest{Request: make([]byte, 20<<10)}, &rowraftv1.JoinReply{}); err == nil || !strings.Contains(err.Error(), "received message larger than max") {
+		t.Errorf("a request of 20 KiB: %v", err)
+	}
+	var last error
+	for ctx.Err() == nil { // 20 at once, and then one in 3 s
+		last = rpc.FromStatus(conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName, &rowraftv1.JoinRequest{}, &rowraftv1.JoinReply{}))
+		if rowraft.CodeOf(last) == rowraft.CodeOverloaded {
+			break
+		}
+	}
+	if rowraft.CodeOf(last) != rowraft.CodeOverloaded {
+		t.Errorf("many tries of one address: %v", last)
+	}
+	// Servers without the key have no such door.
+	other := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, j.lab.files(certs.Node, "n1") })
+	if err := rpc.Join(ctx, []string{other.nodes[0].addr}, token, newFiles(t), "x", loopback); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
+		t.Errorf("through a server without --ca-key: %v", err)
+	}
+	admin := rowraftv1.NewCertificatesClient(j.dial(t, other.nodes[0].addr, j.lab.files(certs.Admin, "ann")))
+	if _, err := admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
+		t.Errorf("a token of a cluster without --ca-key: %v", err)
+	}
+}
+
+// TestAServerRenewsItsCertificate: with a third of its time left it gets the same one anew,
+// and shows it at once.
+func TestAServerRenewsItsCertificate(t *testing.T) {
+	l := newLab(t)
+	files := l.request(certs.Request{Identity: certs.Identity{Role: certs.Node, Name: "n1"}, Hosts: loopback, NotBefore: time.Now().Add(-2 * time.Hour), Valid: 2*time.Hour + 10*time.Minute})
+	before := mustCert(t, files.Cert)
+	c := startClusterWith(t, 1, 1, func(cfg *Config) {
+		cfg.Insecure, cfg.TLS, cfg.CAKey, cfg.RenewCert = false, files, l.caKey(), true
+	})
+	ctx := testContext(t)
+	for {
+		now := mustCert(t, files.Cert)
+		if now.SerialNumber.Cmp(before.SerialNumber) != 0 {
+			// The CA of this lab is valid for an hour, which a certificate does not outlive.
+			if id, err := certs.Of(now); err != nil || id.String() != "node n1" || !now.NotAfter.After(before.NotAfter) || now.VerifyHostname("127.0.0.1") != nil {
+				t.Errorf("renewed: %v (%v) until %v, it was until %v", id, err, now.NotAfter, before.NotAfter)
+			}
+			break
+		}
+		pause(ctx, t, 20*time.Millisecond)
+	}
+	j := &joins{testCluster: c, lab: l}
+	if _, err := rowraftv1.NewClusterClient(j.dial(t, c.nodes[0].addr, l.files(certs.Admin, "ann"))).Hello(ctx, &rowraftv1.HelloRequest{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func mustCert(t *testing.T, path string) *x509.Certificate {
+	t.Helper()
+	cert, err := certs.ReadCertificate(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+// pause waits before the next look.
+func pause(ctx context.Context, t *testing.T, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+		t.Fatal("nothing has happened in a minute")
+	}
+}

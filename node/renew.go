@@ -1,0 +1,63 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// How often a server looks how long its certificate is good for, and asks again for
+// another one.
+const (
+	renewLook     = time.Minute
+	renewRetry    = 200 * time.Millisecond // at first
+	renewMaxRetry = 30 * time.Second
+)
+
+// renewCert keeps this server's certificate from ending: with a third of its time left it
+// asks the scheduler for the same one anew. It ends with ctx.
+func (c *control) renewCert(ctx context.Context) {
+	for failed, retry := 0, renewRetry; ; {
+		wait := renewLook
+		if leaf := c.tls.Leaf(); certs.DueForRenewal(leaf, time.Now()) {
+			if err := c.renewOnce(ctx); err != nil {
+				if failed++; failed%20 == 5 && // not while the cluster starts
+					ctx.Err() == nil {
+					c.n.log.Error("the certificate of this server cannot be renewed", "cert", c.n.cfg.TLS.Cert, "expires", leaf.NotAfter, "err", err)
+				}
+				wait, retry = retry, min(2*retry, renewMaxRetry)
+			} else {
+				failed, retry = 0, renewRetry
+			}
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *control) renewOnce(ctx context.Context) error {
+	err := rowraft.Errorf(rowraft.CodeNoLeader, "no scheduler is known")
+	for _, addr := range c.schedulers() {
+		conn, derr := c.conn(addr)
+		if derr != nil {
+			return derr
+		}
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		var reply *rowraftv1.RenewCertificateReply
+		reply, err = rowraftv1.NewCertificatesClient(conn).RenewCertificate(attempt, &rowraftv1.RenewCertificateRequest{})
+		cancel()
+		if err == nil {
+			return c.n.cfg.TLS.Keep(reply.GetCertificate(), reply.GetCa())
+		}
+		if ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() {
+			break
+		}
+	}
+	return err
+}

@@ -1,0 +1,170 @@
+package scheduler
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Limits of join tokens.
+const (
+	maxTokens     = 64
+	maxTokenUses  = 256
+	maxTokenNames = 64 // tables
+	minTokenTTL   = time.Minute
+	maxTokenTTL   = 30 * 24 * time.Hour
+	minCertLife   = 4 * time.Hour // a connection lives for one, and renewing begins with a third left
+	maxCertLife   = 366 * 24 * time.Hour
+)
+
+// joinToken is a token with what its secret is held against; immutable.
+type joinToken = rowraftv1.MetaToken
+
+func (s *state) findToken(id string) (int, bool) {
+	return slices.BinarySearchFunc(s.tokens, id, func(t *joinToken, id string) int { return cmp.Compare(t.GetToken().GetId(), id) })
+}
+
+// checkToken reports what no token can be. Every member must see it alike, whatever its
+// version: docs/formats/metadata.md has the rules.
+func checkToken(m *joinToken) error {
+	t := m.GetToken()
+	bad := func(format string, args ...any) error {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %.16q: "+format, append([]any{t.GetId()}, args...)...)
+	}
+	role := certs.Role(t.GetRole())
+	ttl, life := time.Duration(t.GetExpiresNs()-t.GetCreatedNs()), time.Duration(t.GetValidNs())
+	who := certs.Identity{Cluster: "any", Role: role, Name: cmp.Or(t.GetName(), "any"), Tables: t.GetTables()}
+	switch {
+	case !certs.IsTokenID(t.GetId()) || len(m.GetSecretSha256()) != sha256.Size:
+		return bad("an id, or a hash of %d bytes, as no token has", len(m.GetSecretSha256()))
+	case role == certs.Admin:
+		return bad("nobody becomes an admin by a token: make the certificate with `rowraft cert client --role admin`, where the CA's key is")
+	case t.GetName() == "" && role != certs.Node:
+		return bad("whose name is a %s to have? Give --name: jobs and sessions belong to names", role)
+	case t.GetUses() < 1 || t.GetUses() > maxTokenUses:
+		return bad("%d uses: want 1 to %d", t.GetUses(), maxTokenUses)
+	case t.GetCreatedNs() > t.GetExpiresNs() || ttl < minTokenTTL || ttl > maxTokenTTL:
+		return bad("good for %v: want %v to %v", ttl, minTokenTTL, maxTokenTTL)
+	case life < minCertLife || life > maxCertLife:
+		return bad("certificates for %v: want %v to %v", life, minCertLife, maxCertLife)
+	case len(t.GetCreatedBy()) > maxNameLength || len(t.GetTables()) > maxTokenNames:
+		return bad("%d tables, by %.20q: want at most %d tables, and %d bytes", len(t.GetTables()), t.GetCreatedBy(), maxTokenNames, maxNameLength)
+	}
+	return who.Check()
+}
+
+// createToken adds a token, and drops those that have expired by its creation.
+func (s *state) createToken(c *rowraftv1.MetaCreateToken) error {
+	t := c.GetToken()
+	if err := checkToken(t); err != nil {
+		return err
+	}
+	now := t.GetToken().GetCreatedNs()
+	live := slices.DeleteFunc(slices.Clone(s.tokens), func(o *joinToken) bool { return o.GetToken().GetExpiresNs() <= now })
+	switch _, found := s.findToken(t.GetToken().GetId()); {
+	case found:
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "there is a join token %s already", t.GetToken().GetId())
+	case len(t.GetToken().GetUsed()) > 0:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a new one has been used by nobody", t.GetToken().GetId())
+	case len(live) >= maxTokens:
+		return rowraft.Errorf(rowraft.CodeOverloaded, "there are %d join tokens, the most there can be: delete one, or wait until one expires", maxTokens)
+	}
+	s.tokens = live
+	i, _ := s.findToken(t.GetToken().GetId())
+	s.tokens = slices.Insert(s.tokens, i, t)
+	return nil
+}
+
+// useToken notes a use. The same key uses a token once, however often it comes.
+func (s *state) useToken(c *rowraftv1.MetaUseToken) error {
+	i, found := s.findToken(c.GetId())
+	use := c.GetUse()
+	switch {
+	case !found:
+		return rowraft.Errorf(rowraft.CodeNotFound, "there is no join token %.16q", c.GetId())
+	case len(use.GetKey()) != sha256.Size || len(use.GetName()) > maxNameLength:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a key's hash of %d bytes, a name of %d", c.GetId(), len(use.GetKey()), len(use.GetName()))
+	}
+	t := s.tokens[i].GetToken()
+	again := slices.ContainsFunc(t.GetUsed(), func(u *rowraftv1.JoinUse) bool { return string(u.GetKey()) == string(use.GetKey()) })
+	switch {
+	case use.GetAtNs() >= t.GetExpiresNs():
+		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s has expired", c.GetId())
+	case t.GetName() != "" && t.GetName() != use.GetName():
+		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s is for %s, not for %s", c.GetId(), t.GetName(), use.GetName())
+	case again:
+		return nil
+	case len(t.GetUsed()) >= int(t.GetUses()):
+		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s is used up", c.GetId())
+	}
+	next := proto.CloneOf(s.tokens[i])
+	next.Token.Used = append(next.Token.Used, use)
+	s.tokens = slices.Clone(s.tokens)
+	s.tokens[i] = next
+	return nil
+}
+
+func (s *state) deleteToken(id string) error {
+	i, found := s.findToken(id)
+	if !found {
+		return rowraft.Errorf(rowraft.CodeNotFound, "there is no join token %.16q", id)
+	}
+	s.tokens = slices.Delete(slices.Clone(s.tokens), i, i+1)
+	return nil
+}
+
+// tokensFromProto checks what a snapshot says of tokens.
+func (s *state) tokensFromProto(p *rowraftv1.MetaState) error {
+	s.tokens = p.GetTokens()
+	for i, t := range s.tokens {
+		if err := checkToken(t); err != nil {
+			return err
+		}
+		if i > 0 && s.tokens[i-1].GetToken().GetId() >= t.GetToken().GetId() {
+			return fmt.Errorf("join tokens are out of order")
+		}
+		used := t.GetToken().GetUsed()
+		if len(used) > int(t.GetToken().GetUses()) || slices.ContainsFunc(used, func(u *rowraftv1.JoinUse) bool {
+			return len(u.GetKey()) != sha256.Size || len(u.GetName()) > maxNameLength
+		}) {
+			return fmt.Errorf("join token %s has uses that it cannot have", t.GetToken().GetId())
+		}
+	}
+	if len(s.tokens) > maxTokens {
+		return fmt.Errorf("%d join tokens", len(s.tokens))
+	}
+	return nil
+}
+
+// tokens returns all of them by id.
+func (m *machine) tokens() []*joinToken {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.tokens // never changed in place
+}
+
+// tokenOf returns the token whose secret this is, nil if there is none. It takes as long
+// for an id that there is not as for a wrong secret.
+func (m *machine) tokenOf(id string, secret []byte) *rowraftv1.JoinToken {
+	var none [sha256.Size]byte
+	want, token := none[:], (*rowraftv1.JoinToken)(nil)
+	for _, t := range m.tokens() {
+		if t.GetToken().GetId() == id {
+			want, token = t.GetSecretSha256(), t.GetToken()
+		}
+	}
+	got := certs.TokenHash(id, secret)
+	if subtle.ConstantTimeCompare(got[:], want) != 1 {
+		return nil
+	}
+	return token
+}
