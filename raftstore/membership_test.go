@@ -341,7 +341,7 @@ func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 // hashicorp/raft #696: a transfer whose follower stopped taking entries ends
 // without clearing the flag that makes raft refuse proposals.
 func TestInterruptedTransferDoesNotStopTheGroup(t *testing.T) {
-	for range 3 {
+	for range 10 {
 		if interruptTransfer(t) {
 			return
 		}
@@ -356,15 +356,16 @@ func interruptTransfer(t *testing.T) bool {
 	var held atomic.Int64
 	wedged.Store(raft.ServerID(""))
 	c := startedCluster(t, 3, func(o *Options) {
-		o.WedgeTimeout = time.Minute // not what is tested here
-		o.Profile = ProfileDefault
+		o.WedgeTimeout = time.Minute                                                 // not what is tested here
+		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // a transfer takes as long to fail
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged, held: &held}
 		}
 	})
+	c.elect(c.nodes[0])
 	c.propose("x")
-	l, f := c.leader(), c.followers()[0]
+	l, f := c.nodes[0], c.nodes[1]
 	wedged.Store(raft.ServerID(replicaOf(f.id)))
 	c.propose("not on the follower")
 	eventually(t, "replication to it stands still", func() bool { return held.Load() > 0 })
@@ -397,6 +398,7 @@ func interruptTransfer(t *testing.T) bool {
 	if refused == 0 {
 		t.Error("no proposal was refused: the transfers did not leave the flag set, and nothing was tested")
 	}
+	c.elect(c.nodes[2])
 	c.converged(c.propose("after"))
 	return true
 }

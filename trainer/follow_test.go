@@ -99,7 +99,7 @@ func runStream(t *testing.T, cfg Config, tables Tables, from *state.State) *stre
 // until waits for what an event brings.
 func (r *streamRun) until(what string, reached func() bool) {
 	r.t.Helper()
-	limit := time.NewTimer(time.Minute)
+	limit := time.NewTimer(3 * time.Minute)
 	defer limit.Stop()
 	for {
 		r.mu.Lock()
@@ -111,7 +111,7 @@ func (r *streamRun) until(what string, reached func() bool) {
 		select {
 		case <-r.changed:
 		case <-limit.C:
-			r.t.Fatalf("%s: not after a minute; the last event was %+v", what, r.now)
+			r.t.Fatalf("%s: not after three minutes; the last event was %+v", what, r.now)
 		}
 	}
 }

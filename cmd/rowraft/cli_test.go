@@ -396,7 +396,7 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	done := make(chan int, 1)
 	args := []string{
 		"server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0",
-		"--ready-file", ready, "--name", "solo", "--shards", "1", "--disk-stall-limit", "5s", "--disk-reserve-bytes", "-1",
+		"--ready-file", ready, "--name", "solo", "--shards", "1", "--disk-stall-limit", "1m", "--disk-reserve-bytes", "-1",
 	}
 	go func() { done <- run(ctx, args, &errout, &errout) }()
 	info := waitReady(t, ready, done, &errout)

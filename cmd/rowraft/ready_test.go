@@ -13,13 +13,13 @@ func waitReady(t *testing.T, file string, done <-chan int, log *bytes.Buffer) re
 	t.Helper()
 	poll := time.NewTicker(20 * time.Millisecond)
 	defer poll.Stop()
-	limit := time.After(30 * time.Second)
+	limit := time.After(2 * time.Minute)
 	for {
 		select {
 		case code := <-done:
 			t.Fatalf("the server ended with code %d; log:\n%s", code, log)
 		case <-limit:
-			t.Fatal("the server is not ready after 30 s")
+			t.Fatal("the server is not ready after 2 minutes")
 		case <-poll.C:
 		}
 		raw, err := os.ReadFile(file)

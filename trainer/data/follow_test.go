@@ -65,7 +65,7 @@ func follow(t *testing.T, path string, rank, trainers int, from Place) *follower
 func (f *follower) next(size int) error {
 	f.t.Helper()
 	b := NewBatch(size, f.follow.Shape())
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(3 * time.Minute); ; {
 		err := f.stream.Next(b)
 		if errors.Is(err, ErrNoneYet) && time.Now().Before(deadline) {
 			continue
