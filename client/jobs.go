@@ -189,7 +189,8 @@ func memberClient(id *rowraftv1.JobIdentity) (out rowraft.ClientID) {
 	return out
 }
 
-// adopt makes the sessions that are opened from here on those of another client id.
+// adopt makes the sessions that are opened from here on those of another client id. A worker
+// that waits for others enters its job again and again, and adopts a newer one each time.
 func (c *Client) adopt(ctx context.Context, id rowraft.ClientID, inc rowraft.Incarnation) error {
 	select {
 	case c.session.opening <- struct{}{}:
@@ -197,8 +198,10 @@ func (c *Client) adopt(ctx context.Context, id rowraft.ClientID, inc rowraft.Inc
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if c.session.inc != 0 {
-		return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
+	for shard := range c.session.shards {
+		if c.session.shards[shard].Load() != nil {
+			return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
+		}
 	}
 	c.opts.ClientID, c.session.inc = own(c.tls, id), inc
 	return nil

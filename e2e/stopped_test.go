@@ -73,7 +73,7 @@ func TestAStoppedLeaderAnswersNothingOld(t *testing.T) {
 	stub := rowraftv1.NewTableClient(conn)
 	// It proves its age now, and so remembers that it was young.
 	young := request(rowraftv1.ReadMode_READ_MODE_BOUNDED, time.Minute, 0)
-	for rowraft.CodeOf(young.ask(ctx, stub)).Retryable() && ctx.Err() == nil { // it gives up after 300 ms
+	for young.ask(ctx, stub) != nil && rowraft.CodeOf(young.err).Retryable() && ctx.Err() == nil { // it gives up after 300 ms
 	}
 	if young.err != nil || young.count != before {
 		t.Fatalf("a bounded read of the leader: %v, %v, want %d pushes", young.count, young.err, before)
