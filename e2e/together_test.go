@@ -226,3 +226,53 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 		}
 	}
 }
+
+// TestAStoppedJobStandsBehindOneStep: `job stop` has trainers in step end behind the same one, so that what goes
+// on from the checkpoint that they make then ends with the bits of a run that was not stopped.
+func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
+	skipUnderRace(t)
+	needBinaries(t)
+	const all, from = 120, 20
+	dest := t.TempDir()
+	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
+	cfg := smallJob("halts", "adagrad", 2)
+	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, time.Minute, false, 16
+	cfg.Generator.Examples = 1 << 13
+	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: all}
+	cfg.Checkpoint.AtEnd = dest
+	begun := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
+	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
+
+	c.mustRestore(begun, "--replace")
+	straight := runTogether(t, c, cfg, nil, func() {})
+	want := c.digestOfAll()
+
+	c.mustRestore(begun, "--replace")
+	cfg.Checkpoint.To, cfg.Checkpoint.OnStop = dest, true
+	stop := newMidway(from)
+	stopped := runTogether(t, c, cfg, stop.watch, func() {
+		<-stop.reached
+		c.must("job", "stop", "halts")
+	})
+	made := stopped[0].Checkpoint
+	var steps []int64
+	for rank, r := range stopped {
+		s, err := trainer.ReadSaved(t.Context(), made, "halts", rank)
+		if err != nil || !r.Stopped || r.Checkpoint != made {
+			t.Fatalf("trainer %d was stopped: %+v; its state in %q: %v", rank, r, made, err)
+		}
+		steps = append(steps, s.State.JobStep)
+	}
+	if steps[0] != steps[1] || steps[0] < from || steps[0] >= all {
+		t.Errorf("the trainers ended behind the steps %v, of %d", steps, all)
+	}
+	c.mustRestore(made, "--replace")
+	for rank, r := range runTogether(t, c, cfg, nil, func() {}) {
+		if r.ResumedFrom != made || r.JobSteps != all || r.Examples != straight[rank].Examples {
+			t.Errorf("trainer %d went on as %+v, the straight run was %+v", rank, r, straight[rank])
+		}
+	}
+	if got := c.digestOfAll(); got != want {
+		t.Errorf("digest %x after the stop behind step %d, %x without", got, steps[0], want)
+	}
+}

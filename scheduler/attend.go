@@ -16,7 +16,7 @@ import (
 const (
 	attendBeat = 500 * time.Millisecond
 	// leavePatience is how long a trainer that has done its work waits for others of
-	// its job that ought to be there, and are not, before it asks for a checkpoint.
+	// its job that ought to be there, and are not, or that were told to stop, before it asks for a checkpoint.
 	leavePatience = 30 * time.Second
 	// stopGrace is how long a trainer that was told to stop stays although its
 	// checkpoint is made: the others are told to stop a moment later, and theirs need it.
@@ -38,6 +38,7 @@ type attendance struct {
 	trainers  map[trainerID]*attendee
 	heard     map[string]time.Time // of jobs: when the last trainer went
 	endings   map[string]*ending   // of jobs: the last checkpoint of trainers that leave
+	halts     map[string]*halt     // of jobs: the last stop
 	changed   chan struct{}        // closed at the next change
 	lastPause uint64
 }
@@ -45,7 +46,7 @@ type attendance struct {
 func newAttendance() *attendance {
 	return &attendance{
 		patience: absentPatience,
-		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), changed: make(chan struct{}),
+		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), halts: make(map[string]*halt), changed: make(chan struct{}),
 	}
 }
 
@@ -69,9 +70,8 @@ type attendee struct {
 	park     *rowraftv1.AttendPark // nil while it trains
 	parkedAt time.Time
 
-	// Of the goroutine of its call.
-	told       uint64 // generation of its job
-	toldToStop bool
+	told       uint64 // generation of its job; of the goroutine of its call
+	toldToStop atomic.Bool
 }
 
 func (a *attendee) tell(r *rowraftv1.AttendReply) error {
@@ -259,7 +259,7 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 	defer tick.Stop()
 	for {
 		changed := c.s.attendance.watch()
-		if err := c.s.tellMember(a); err != nil {
+		if err := c.s.tellMember(ctx, a); err != nil {
 			return err
 		}
 		if leave := c.mayLeave(ctx, a); leave != nil {
@@ -310,13 +310,16 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	t.mu.Lock()
 	park, parkedAt := a.park, a.parkedAt
 	last := t.endings[a.id.job]
-	training, waiting, there := 0, 0, uint32(0) // waiting: for a checkpoint
+	training, stopping, waiting, there := 0, 0, 0, uint32(0) // waiting: for a checkpoint
 	for _, o := range t.trainers {
 		if o.id.job != a.id.job {
 			continue
 		}
 		if there++; o.park == nil {
 			training++
+			if o.toldToStop.Load() {
+				stopping++
+			}
 		} else if o.park.GetDestination() != "" && !last.covers(o.parkedAt) {
 			waiting++
 		}
@@ -335,6 +338,8 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 		return nil
 	case park.GetDestination() == "":
 		return &rowraftv1.AttendLeave{}
+	case stopping > 0 && time.Since(parkedAt) < leavePatience:
+		return nil // they park in a moment, and one checkpoint does for all
 	case park.GetEnded() && there < a.trainers && time.Since(parkedAt) < leavePatience && !park.GetSkipAbsent():
 		return nil
 	}

@@ -69,6 +69,20 @@ type fakeTrainer struct {
 	stands   int64 // not 0: the boundary at which it stands, whatever was agreed
 	told     int64 // what was agreed
 	parts    []client.PartReached
+	member   *client.Member // of its job; may be nil
+	stopped  chan stoppedAt // not nil: gets how it stands when it is told to stop
+}
+
+// stoppedAt is how a trainer stands: so many pauses, behind a boundary.
+type stoppedAt struct {
+	standing int
+	boundary int64
+}
+
+func (f *fakeTrainer) onStop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stopped <- stoppedAt{f.standing, f.told}
 }
 
 func (f *fakeTrainer) pause(ctx context.Context, agree client.Agree) (*client.Paused, error) {
@@ -123,7 +137,11 @@ func attend(t *testing.T, c *client.Client, job string, rank, trainers int, chan
 		change(f)
 	}
 	var err error
-	if f.Attending, err = c.Attend(t.Context(), client.Attendance{Job: job, Rank: rank, Trainers: trainers, Pause: f.pause, Announces: f.boundary != 0}); err != nil {
+	a := client.Attendance{Job: job, Rank: rank, Trainers: trainers, Pause: f.pause, Announces: f.boundary != 0, Member: f.member}
+	if f.stopped != nil {
+		a.OnStop = f.onStop
+	}
+	if f.Attending, err = c.Attend(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Close)

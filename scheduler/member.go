@@ -28,7 +28,7 @@ func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
 
 // tellMember tells a trainer what is new in its job. It fails for one that is not a
 // member any more.
-func (s *Scheduler) tellMember(a *attendee) error {
+func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
 	if a.member == nil {
 		return nil
 	}
@@ -50,9 +50,8 @@ func (s *Scheduler) tellMember(a *attendee) error {
 			return err
 		}
 	}
-	if r.GetStopping() && !a.toldToStop {
-		a.toldToStop = true
-		return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Stop{Stop: &rowraftv1.AttendStop{}}})
+	if r.GetStopping() && !a.toldToStop.Load() && s.mayStop(ctx, a, r) {
+		return a.stop()
 	}
 	return nil
 }

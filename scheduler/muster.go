@@ -114,6 +114,18 @@ func (s *Scheduler) pauseTrainers(ctx context.Context, job string, skip bool) (*
 	if err != nil {
 		return nil, err
 	}
+	m := s.newMuster(who, skip)
+	wait, cancel := context.WithTimeout(ctx, pausePatience)
+	defer cancel()
+	if err := m.stop(wait); err != nil {
+		m.letGo()
+		return nil, err
+	}
+	return m, nil
+}
+
+// newMuster begins a pause of some trainers.
+func (s *Scheduler) newMuster(who []*attendee, skip bool) *muster {
 	s.attendance.mu.Lock()
 	s.attendance.lastPause++
 	m := &muster{s: s, id: s.attendance.lastPause, skip: skip}
@@ -123,13 +135,7 @@ func (s *Scheduler) pauseTrainers(ctx context.Context, job string, skip bool) (*
 		a.pause.Store(p)
 		m.members = append(m.members, p)
 	}
-	wait, cancel := context.WithTimeout(ctx, pausePatience)
-	defer cancel()
-	if err := m.stop(wait); err != nil {
-		m.letGo()
-		return nil, err
-	}
-	return m, nil
+	return m
 }
 
 // stop returns when all trainers stand.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -40,6 +41,55 @@ func TestTrainersOfAJobAgreeWhereToStand(t *testing.T) {
 		t.Error(err)
 	}
 	m.end()
+}
+
+// Trainers that wait for each other are told to stop when all of them stand at one boundary, and not
+// before, also if one of them is not here at first; a job that goes on can be stopped again.
+func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
+	s, _, c := served(t)
+	runJobs(t, s)
+	clients := []*client.Client{c, another(t, s)}
+	for round := range 2 {
+		var list []*fakeTrainer
+		for rank := range clients {
+			m, err := enter(t, clients[rank], fmt.Sprintf("w%d", rank), 2, func(e *client.Entry) { e.Gather = true })
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, &fakeTrainer{member: m})
+		}
+		stopped := make(chan stoppedAt, 4)
+		for rank, f := range list {
+			if rank == 1 {
+				if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			list[rank] = attend(t, clients[rank], "ctr", rank, 2, func(g *fakeTrainer) {
+				g.member, g.boundary, g.stopped = f.member, int64(5+4*rank), stopped
+			})
+		}
+		for range list {
+			select {
+			case at := <-stopped:
+				if at != (stoppedAt{1, 9}) {
+					t.Errorf("round %d: told to stop, a trainer stands %d times, at boundary %d, want once, at 9", round, at.standing, at.boundary)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("nobody told it")
+			}
+		}
+		for rank, f := range list {
+			f.Close()
+			if err := f.member.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+				t.Fatal(err)
+			}
+			clients[rank] = another(t, s)
+		}
+		if r := s.machine.runOf("ctr"); r.GetState() != jobStopped || len(stopped) > 0 {
+			t.Errorf("round %d: the job is %v, and %d were told twice", round, r.GetState(), len(stopped))
+		}
+	}
 }
 
 // One that dies while the others wait for its word, one that cannot stand now, or one that
