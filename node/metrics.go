@@ -91,12 +91,14 @@ var (
 	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
 	readyDesc = desc("ready", "1: /readyz says ok.")
 	certDesc  = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
+	diskFree  = desc("disk_free_bytes", "Free where this server keeps its data, as seen every few seconds.")
+	diskKept  = desc("disk_reserve_bytes", "With less free, the shards that this server leads refuse pushes.")
 	lagDesc   = desc("raft_member_lag_entries", "Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
 )
 
 // Describe and Collect implement prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{buildInfo, readyDesc, certDesc, lagDesc} {
+	for _, d := range []*prometheus.Desc{buildInfo, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
 		ch <- d
 	}
 	for _, d := range admissionDescs {
@@ -113,6 +115,10 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	if m.n.certs != nil {
 		ch <- prometheus.MustNewConstMetric(certDesc, prometheus.GaugeValue, float64(m.n.certs.NotAfter().Unix()))
+	}
+	if d := m.n.disk(); d != nil {
+		ch <- prometheus.MustNewConstMetric(diskFree, prometheus.GaugeValue, float64(d.FreeBytes))
+		ch <- prometheus.MustNewConstMetric(diskKept, prometheus.GaugeValue, float64(d.ReserveBytes))
 	}
 	replicas := m.n.replicaStatus()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))

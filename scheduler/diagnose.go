@@ -22,7 +22,7 @@ const (
 const CertificateSoon = 14 * 24 * time.Hour
 
 // nearlyFull times its reserve is what a disk should have free.
-const nearlyFull = 4
+const nearlyFull = 2
 
 // shownShards bounds how many shards one sentence names.
 const shownShards = 8

@@ -59,13 +59,13 @@ func TestDiskAndCertificateLimits(t *testing.T) {
 		ends time.Duration
 		want string
 	}{
-		{"room and time", 4000, CertificateSoon, ""},
-		{"nearly full", 3999, CertificateSoon, "disk-nearly-full"},
+		{"room and time", 2000, CertificateSoon, ""},
+		{"nearly full", 1999, CertificateSoon, "disk-nearly-full"},
 		{"as much as the reserve", 1000, CertificateSoon, "disk-nearly-full"},
 		{"full", 999, CertificateSoon, "disk-full"},
-		{"two weeks less a second", 4000, CertificateSoon - time.Second, "certificate-expires"},
-		{"a second left", 4000, time.Second, "certificate-expires"},
-		{"over", 4000, 0, "certificate-expired"},
+		{"two weeks less a second", 2000, CertificateSoon - time.Second, "certificate-expires"},
+		{"a second left", 2000, time.Second, "certificate-expires"},
+		{"over", 2000, 0, "certificate-expired"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			found := Diagnose(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{

@@ -71,9 +71,8 @@ func (v *clusterJSON) headline() string {
 }
 
 func (v *clusterJSON) printFindings(w io.Writer) error {
-	headline := v.headline()
 	var b strings.Builder
-	fmt.Fprintln(&b, strings.ToUpper(v.Verdict)+headline[len(v.Verdict):])
+	fmt.Fprintln(&b, v.headline())
 	for _, f := range v.Findings {
 		fmt.Fprintln(&b, "  "+f.line())
 	}

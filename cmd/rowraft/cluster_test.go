@@ -32,7 +32,7 @@ func illness() *rowraftv1.StatusReply {
 	r := leaving()
 	r.ReplaceAfterNs = uint64(10 * time.Minute)
 	r.Nodes[0].Version, r.Nodes[0].Disk = "v0.7.0", &rowraftv1.Disk{FreeBytes: 300 << 20, ReserveBytes: 512 << 20}
-	r.Nodes[1].Disk = &rowraftv1.Disk{FreeBytes: 1 << 30, ReserveBytes: 512 << 20}
+	r.Nodes[1].Disk = &rowraftv1.Disk{FreeBytes: 1000 << 20, ReserveBytes: 512 << 20}
 	r.Nodes[0].CertificateEnds = uint64(goldenTime.Add(-time.Hour).Unix())
 	r.Nodes[1].CertificateEnds = uint64(goldenTime.AddDate(0, 0, 13).Unix())
 	r.Nodes[1].Node.Scheduler, r.Nodes[2].Node.Scheduler = true, true
@@ -83,7 +83,7 @@ func TestNotesAreNoProblem(t *testing.T) {
 	r.Nodes[0].Node.Intent = rowraftv1.NodeIntent_NODE_INTENT_DRAIN
 	r.Moves = []*rowraftv1.MoveStatus{{Move: &rowraftv1.Move{Id: 4, Shard: 1, To: &rowraftv1.Replica{Id: "x", Node: "00000001-aaaa"}, Phase: rowraftv1.MovePhase_MOVE_PHASE_LEARN}}}
 	got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", start(t, &fakeCluster{status: r}))
-	if got.code != exitDone || !strings.HasPrefix(got.out, "HEALTHY, 2 notes\n") || !strings.Contains(got.out, "rowraft node undrain n1") {
+	if got.code != exitDone || !strings.HasPrefix(got.out, "healthy, 2 notes\n") || !strings.Contains(got.out, "rowraft node undrain n1") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -120,7 +120,7 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 		}
 	}
 	got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s")
-	if got.code != exitVerdict || !strings.HasPrefix(got.out, "CRITICAL: ") {
+	if got.code != exitVerdict || !strings.HasPrefix(got.out, "critical: ") {
 		t.Fatalf("%+v", got)
 	}
 	for _, says := range []string{"The scheduler has no leader", "Server n2 at " + gone + " is down, with the 2 replicas it holds: it does not answer.", "Shard 1: no leader has reported", "1 of its 3 replicas answer, 2 are needed"} {
