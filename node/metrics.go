@@ -107,6 +107,11 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range replicaMetrics {
 		ch <- d.desc
 	}
+	for _, d := range insideMetrics {
+		ch <- d.desc
+	}
+	ch <- matchDesc
+	ch <- logWriteDesc
 	for _, d := range tableMetrics {
 		ch <- d.desc
 	}
@@ -120,6 +125,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(diskFree, prometheus.GaugeValue, float64(d.FreeBytes))
 		ch <- prometheus.MustNewConstMetric(diskKept, prometheus.GaugeValue, float64(d.ReserveBytes))
 	}
+	m.inside(ch)
 	replicas := m.n.replicaStatus()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
@@ -132,6 +138,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		}
 		for _, member := range r.Members {
 			ch <- prometheus.MustNewConstMetric(lagDesc, prometheus.GaugeValue, float64(member.LagEntries), shard, nodes(member.Node))
+			ch <- prometheus.MustNewConstMetric(matchDesc, prometheus.GaugeValue, float64(member.MatchIndex), shard, nodes(member.Node))
 		}
 		for _, t := range r.Tables {
 			for _, d := range tableMetrics {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -447,6 +448,7 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	rowraftv1.RegisterCertificatesServer(n.grpc, n.sched.Certificates())
 	rowraftv1.RegisterEntranceServer(n.grpc, n.sched.Certificates())
 	healthpb.RegisterHealthServer(n.grpc, n.health)
+	reflection.Register(n.grpc)
 	served := make(chan error, 1)
 	l := countedListener{rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost), n.admission}
 	go func() { served <- n.grpc.Serve(l) }()

@@ -108,6 +108,9 @@ func (r *replica) applied(entry []byte) {
 		r.written.Add(uint64(len(entry)))
 		return
 	}
+	if proved := uint64(r.machine.Proved()); r.lastProved.Swap(proved) != proved {
+		r.provedAt.Store(time.Now().UnixNano())
+	}
 	r.noticeFence()
 }
 

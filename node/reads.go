@@ -152,6 +152,7 @@ func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool
 			ok = r.group.WaitApplied(ctx, minIndex) == nil
 		}
 		if !ok {
+			r.reads.refused.Add(1)
 			return pulled{}, r.tooStale(p, b, minIndex)
 		}
 		got, err := r.pullRows(ctx, payload, presence)
@@ -160,10 +161,12 @@ func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool
 		}
 		// The process may have been stopped since.
 		if got.age, got.lag = p.age(), p.lag; got.age <= b.maxAge {
+			r.reads.served.Add(1)
 			return got, nil
 		}
 		got.drop()
 		if ctx.Err() != nil {
+			r.reads.refused.Add(1)
 			return pulled{}, r.tooStale(p, b, minIndex)
 		}
 	}

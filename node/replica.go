@@ -41,6 +41,11 @@ type replica struct {
 	// sessions, tables or reads: it may not know them yet.
 	leading atomic.Uint64
 
+	provedAt atomic.Int64 // Unix nanoseconds of the last comparison at which it agreed; 0: none since the start
+	reads    readCounts
+
+	lastProved atomic.Uint64 // index that provedAt belongs to
+
 	// written is the bytes of applied entries but for proofs.
 	written atomic.Uint64
 	tamper  func(r *replica, index rowraft.Index, entry []byte) []byte // nil but in tests and canaries

@@ -83,7 +83,7 @@ type call struct {
 
 func everyCall() (out []call) {
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		if p := f.Package(); p != "rowraft.v1" && p != "grpc.health.v1" {
+		if p := f.Package(); p != "rowraft.v1" && p != "grpc.health.v1" && !strings.HasPrefix(string(p), "grpc.reflection.") {
 			return true
 		}
 		for i := range f.Services().Len() {

@@ -57,6 +57,7 @@ type Group struct {
 	wantRestart   chan string // capacity 1, to the supervisor
 
 	restarts atomic.Int64
+	installs atomic.Int64 // snapshots of the leader that took this replica forwards
 }
 
 // latch is a mutex that is held across waits: whoever waits for it waits on a
@@ -108,7 +109,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
 		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log, writing: &s.writing,
-		stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
+		took: &s.logWrites, stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
 	}
 	defer func() {
 		if err != nil {
@@ -121,6 +122,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
 	g.fsm.yield = g.newYield
 	g.fsm.installed = func(from, to uint64) {
+		g.installs.Add(1)
 		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
 		if list, err := g.snaps.List(); err == nil && len(list) > 0 {
 			g.noteSnapshot(list[0])

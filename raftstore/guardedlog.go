@@ -52,6 +52,7 @@ type guardedLog struct {
 	stores     atomic.Int64 // StoreLogs calls
 	slowStores atomic.Int64 // of those, slower than slowStore
 	readMisses atomic.Int64 // entries read from disk
+	took       *durations   // of the log writes of the store
 }
 
 // boundary is where a snapshot ends and the log goes on.
@@ -141,7 +142,9 @@ func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
 	}
 	stop := g.watch("append to")
 	g.writing.Add(1)
+	begun := time.Now()
 	err := g.inner.StoreLogs(logs)
+	g.took.observe(time.Since(begun))
 	g.writing.Add(-1)
 	stop()
 	if err := g.check("append to", err); err != nil {

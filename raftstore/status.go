@@ -42,6 +42,7 @@ type GroupStatus struct {
 	SlowLogWrites int64 // of those, longer than 100 ms
 	LogReads      int64 // entries read from disk, not from memory
 	Restarts      int64 // in place, by the supervisor
+	Installs      int64 // snapshots of the leader that took the replica forwards
 
 	Members []MemberStatus
 }
@@ -68,7 +69,7 @@ func (g *Group) Status() GroupStatus {
 		LogBytes:      g.ledger.bytes(),
 		BacklogBytes:  g.backlogBytes(),
 		LogWrites:     g.glog.stores.Load(), SlowLogWrites: g.glog.slowStores.Load(), LogReads: g.glog.readMisses.Load(),
-		Restarts: g.restarts.Load(),
+		Restarts: g.restarts.Load(), Installs: g.installs.Load(),
 	}
 	n := g.run.Load()
 	if n == nil {

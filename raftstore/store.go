@@ -23,6 +23,8 @@ type Store struct {
 	port  *peerPort
 	cache *entryCache
 
+	logWrites durations // of all groups
+
 	// diskFull is set while less than DiskReserveBytes are free.
 	diskFull atomic.Bool
 	freeDisk atomic.Int64 // bytes; negative: unknown

@@ -105,7 +105,13 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 			return nil, err
 		}
 		return a, m.change(h, a, func(st *state, now uint64) (error, error) {
-			return st.sessions.open(client, inc, now), nil
+			_, known := st.sessions.find(client)
+			full := len(st.sessions) >= MaxSessions
+			err := st.sessions.open(client, inc, now)
+			if err == nil && known == nil && full {
+				m.evicted.Add(1)
+			}
+			return err, nil
 		})
 	case wire.EntryCreateTable:
 		s, rest, err := wire.ParseSchema(body)

@@ -50,6 +50,8 @@ type Machine struct {
 	divided atomic.Uint64 // mark at which no majority agreed; 0: none
 	provers atomic.Bool   // there was a proof entry
 
+	evicted atomic.Uint64 // sessions that made room since the start; in no snapshot
+
 	scrub scrubber
 
 	// entry is held while one entry is applied, so that its holder sees the state
@@ -196,6 +198,9 @@ func (st *state) close() error {
 // AppliedIndex returns the index of the last entry whose effects Pull can see.
 // It never decreases, except by Restore.
 func (m *Machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
+
+// EvictedSessions returns how many expired sessions made room for others here.
+func (m *Machine) EvictedSessions() uint64 { return m.evicted.Load() }
 
 // LogTime returns the logged time of the last entry in nanoseconds.
 func (m *Machine) LogTime() uint64 { return m.logTime.Load() }

@@ -102,6 +102,9 @@ var roles = map[string][]certs.Role{
 	"/grpc.health.v1.Health/Check": anybody,
 	"/grpc.health.v1.Health/Watch": anybody,
 	"/grpc.health.v1.Health/List":  anybody,
+
+	"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      operators,
+	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": operators,
 }
 
 // RolesOf lists who may make a call, by its full name; nil: nobody.

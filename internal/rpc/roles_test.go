@@ -2,9 +2,12 @@ package rpc
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	_ "google.golang.org/grpc/health/grpc_health_v1"
+	_ "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	_ "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
@@ -14,7 +17,7 @@ import (
 // methods are the full names of all calls that servers answer.
 func methods() (out []string) {
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		if p := f.Package(); p != "rowraft.v1" && p != "grpc.health.v1" {
+		if p := f.Package(); p != "rowraft.v1" && p != "grpc.health.v1" && !strings.HasPrefix(string(p), "grpc.reflection.") {
 			return true
 		}
 		for i := range f.Services().Len() {

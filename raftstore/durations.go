@@ -1,0 +1,48 @@
+package raftstore
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// durationBounds are the upper ends of the buckets of durations.
+var durationBounds = [...]time.Duration{
+	250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond,
+}
+
+// durations counts how long something took. Any goroutine may observe and read.
+type durations struct {
+	counts [len(durationBounds) + 1]atomic.Uint64
+	sum    atomic.Int64
+}
+
+func (d *durations) observe(took time.Duration) {
+	i := 0
+	for i < len(durationBounds) && took > durationBounds[i] {
+		i++
+	}
+	d.counts[i].Add(1)
+	d.sum.Add(int64(took))
+}
+
+// Histogram is what durations has counted, as Prometheus wants it.
+type Histogram struct {
+	Count   uint64
+	Sum     time.Duration
+	Buckets map[float64]uint64 // upper end in seconds → how many took at most so long
+}
+
+func (d *durations) histogram() Histogram {
+	h := Histogram{Sum: time.Duration(d.sum.Load()), Buckets: make(map[float64]uint64, len(durationBounds))}
+	for i := range d.counts {
+		h.Count += d.counts[i].Load()
+		if i < len(durationBounds) {
+			h.Buckets[durationBounds[i].Seconds()] = h.Count
+		}
+	}
+	return h
+}
+
+// LogWrites tells how long the log writes of all groups took, each with its fsync.
+func (s *Store) LogWrites() Histogram { return s.logWrites.histogram() }
