@@ -45,6 +45,7 @@ var commands = []func(*globals) *cobra.Command{
 	newTokenCmd,
 	newBenchCmd,
 	newDemoCmd,
+	newDebugCmd,
 	newVersionCmd,
 	newCompletionCmd,
 }

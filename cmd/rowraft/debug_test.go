@@ -1,0 +1,91 @@
+package main
+
+import (
+	"archive/zip"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// TestDebugZip: what the servers tell is in one file, what is down is named in it, and
+// nothing secret is.
+func TestDebugZip(t *testing.T) {
+	status := well()
+	h := &headless{fakeCluster: fakeCluster{status: status}}
+	addr := start(t, &h.fakeCluster, func(g *grpc.Server) { rowraftv1.RegisterAdminServer(g, h) })
+	gone := unusedAddr(t)
+	for i, n := range status.Map.Nodes {
+		if n.Addr = gone; i == 0 {
+			n.Addr = addr
+		}
+	}
+	ops := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/debug/pprof/heap" {
+			http.Error(w, "only for operators", http.StatusForbidden)
+			return
+		}
+		io.WriteString(w, "this is "+r.URL.Path)
+	}))
+	defer ops.Close()
+	file := filepath.Join(t.TempDir(), "out.zip")
+	args := []string{"debug", "zip", file, "--insecure", "--endpoints", addr, "--ops", strings.TrimPrefix(ops.URL, "http://")}
+	got := rowraftCmd(t, args...)
+	if got.code != exitDone || !strings.Contains(got.out, "3 missing") || !strings.Contains(got.out, "servers/n3/status.json") {
+		t.Fatalf("%+v", got)
+	}
+	all := unzipped(t, file)
+	dir := "ops/" + strings.ReplaceAll(strings.TrimPrefix(ops.URL, "http://"), ":", "_")
+	for name, says := range map[string]string{
+		"cluster/status.json": `"verdict": "healthy"`, "cluster/map.json": "user_emb", "cluster/shards.json": "repl-a", "cluster/nodes.json": "n2", "cluster/operations.json": "[]",
+		"servers/n1/status.json": "v0.6.0", dir + "/metrics.txt": "this is /metrics", dir + "/goroutines.txt": "goroutine", dir + "/readyz.txt": "readyz",
+		"manifest.json": "only for operators",
+	} {
+		if !strings.Contains(all[name], says) {
+			t.Errorf("%s does not say %q: %q", name, says, all[name])
+		}
+	}
+	for name, text := range all {
+		for _, secret := range []string{"PRIVATE KEY", "BEGIN CERTIFICATE", "weights\":"} {
+			if strings.Contains(text, secret) {
+				t.Errorf("%s holds %q", name, secret)
+			}
+		}
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v: want a file of its owner", info, err)
+	}
+	if got := rowraftCmd(t, args...); got.code != exitFailed || !strings.Contains(got.errout, "exists") {
+		t.Errorf("a file that is there: %+v", got)
+	}
+}
+
+func unzipped(t *testing.T, file string) map[string]string {
+	t.Helper()
+	z, err := zip.OpenReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	out := make(map[string]string)
+	for _, f := range z.File {
+		r, err := f.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r)
+		r.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[f.Name] = string(b)
+	}
+	return out
+}
