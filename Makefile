@@ -134,6 +134,10 @@ bench-gaps: build ## how long pushes wait for planned changes: N=40 transfers, m
 bench-failover-smoke: build-faults ## a few of each, held against no bar: shows that pushes and reads go on after all of them
 	$(BIN)/rowraft-faults bench failover --kills 2 --transfers 1 --moves 1 --restarts 1 --stalls 1 --nodes 1 --stall-limit 10s
 
+.PHONY: bench-overload
+bench-overload: build ## a minute of ten times what the limits of three servers let through, against the bars (ARGS="--json")
+	$(BIN)/rowraft bench overload --check --seconds 60 $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh

@@ -67,6 +67,7 @@ type admission struct {
 	refused [refusals]uint64
 	hint    hint
 	full    string // why there is no memory for pushes; "": there is
+	memory  int64  // that the process has; 0: not known yet
 }
 
 func newAdmission(l Limits) *admission {
@@ -246,12 +247,13 @@ type admissionStats struct {
 	clients int // that have bytes in flight
 	shards  map[rowraft.ShardID]int64
 	full    bool
+	memory  int64
 }
 
 func (a *admission) stats() admissionStats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := admissionStats{limits: a.limits, used: a.used, refused: a.refused, clients: len(a.node.by), shards: make(map[rowraft.ShardID]int64), full: a.full != ""}
+	s := admissionStats{limits: a.limits, used: a.used, refused: a.refused, clients: len(a.node.by), shards: make(map[rowraft.ShardID]int64), full: a.full != "", memory: a.memory}
 	for id, p := range a.shards {
 		s.shards[id] = p.used
 	}

@@ -13,10 +13,11 @@ var (
 	clientsDesc       = desc("in_flight_clients", "Clients that have something in flight.")
 	refusedDesc       = desc("admission_refused_total", "Calls refused because a limit was reached: of the server (node), the shard, the client, the client's share of a busy server or shard, the memory.", "reason")
 	memoryFullDesc    = desc("memory_full", "1: pushes are refused because the process is near its memory limit (critical).")
+	memoryUsedDesc    = desc("memory_used_bytes", "What the process has, rows and Go's heap, without pages of files: what the limit is held against.")
 	memoryLimitDesc   = desc("memory_limit_bytes", "What the process may have; 0: unknown.")
 )
 
-var admissionDescs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc, memoryFullDesc, memoryLimitDesc}
+var admissionDescs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc, memoryFullDesc, memoryUsedDesc, memoryLimitDesc}
 
 // collect tells what is in flight. No label is a client: there may be any number.
 func (a *admission) collect(ch chan<- prometheus.Metric) {
@@ -38,5 +39,6 @@ func (a *admission) collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(s.refused[why]), name)
 	}
 	gauge(memoryFullDesc, int64(bit(s.full)))
+	gauge(memoryUsedDesc, s.memory)
 	gauge(memoryLimitDesc, s.limits.Memory)
 }

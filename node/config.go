@@ -62,6 +62,9 @@ type Config struct {
 	DiskReserveBytes int64
 	// Limits of what clients have in flight here, and of memory.
 	Limits Limits
+	// SetHeapLimit tells Go's heap of the process what the rows leave of Limits.Memory, as
+	// debug.SetMemoryLimit does; nil: the heap is left alone.
+	SetHeapLimit func(bytes int64)
 
 	// SnapshotEveryBytes of log are written until a shard's next snapshot; 0: as many as
 	// its last one has, at least 512 MiB and at most SnapshotMaxBytes.
@@ -106,6 +109,8 @@ type Config struct {
 
 	// tamper changes what a replica applies; nil but in tests and canaries.
 	tamper func(r *replica, index rowraft.Index, entry []byte) []byte
+
+	memoryUse func() memoryUse // nil but in tests
 
 	// announce is what this server says that it understands; the truth, but in tests.
 	announce scheduler.Versions

@@ -233,6 +233,7 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	}
 	wg.Go(func() { n.control.register(ctx) })
 	wg.Go(func() { n.scrub(ctx) })
+	wg.Go(func() { n.guardMemory(ctx) })
 	wg.Go(func() { n.sweep(ctx) })
 	wg.Go(func() { n.control.hear(ctx) })
 	if source != nil && n.cfg.RenewCert {

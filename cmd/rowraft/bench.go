@@ -24,8 +24,8 @@ func newBenchCmd(g *globals) *cobra.Command {
 	var asJSON bool
 	var cpuProfile string
 	cmd := &cobra.Command{
-		Use:   "bench pull|push|restart|checkpoint|stragglers|failover",
-		Short: "Measure pulls, pushes, restarts, checkpoints, slow workers or failovers, on a cluster or on servers of its own",
+		Use:   "bench pull|push|restart|checkpoint|stragglers|failover|overload",
+		Short: "Measure pulls, pushes, restarts, checkpoints, slow workers, failovers or overload, on a cluster or on servers of its own",
 		Long: `Measure the rate of pulls or pushes. Without --endpoints it starts its own servers as
 processes on loopback and removes them and their data afterwards; with --endpoints it
 creates a table named bench.… there and leaves it.
@@ -43,12 +43,15 @@ failover disturbs its own servers under a light load: kill −9 of the leader, p
 that hang (with bin/rowraft-faults), and kill −9 of a server that leads a third of 12 shards; it tells how long pushes
 waited, what happened in the longest wait of each planned change, and how many bounded reads were served beside it all. Its --profile is fast unless told otherwise.
 
+overload gives its own servers limits of 80 KiB in flight, measures what they let through, and offers ten times as much for
+--seconds, from clients that heed no hint; it tells what became of the leads, of memory, of each push, and of clients that ask for little.
+
 Each connection sends one call of --batch distinct keys after the other. A push is
 counted when it is acknowledged: on the disks of a majority, and applied.`,
 		Example: `  rowraft bench pull --rows 1000000 --dim 16 --conns 4
   rowraft bench push --replicas 3 --optimizer adagrad --keys zipf --json`,
-		ValidArgs: []string{"pull", "push", "restart", "checkpoint", "stragglers", "failover"},
-		Args:      oneArg("pull, push, restart, checkpoint, stragglers or failover"),
+		ValidArgs: []string{"pull", "push", "restart", "checkpoint", "stragglers", "failover", "overload"},
+		Args:      oneArg("pull, push, restart, checkpoint, stragglers, failover or overload"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.op = args[0]
 			if !slices.Contains(cmd.ValidArgs, cfg.op) {
@@ -77,7 +80,7 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 				format = formatJSON
 			}
 			err = show(cmd.OutOrStdout(), format, r, func(w io.Writer, _ bool) error { return r.print(w) })
-			if f, ok := r.(*failoverResult); ok && cfg.failover.check && err == nil {
+			if f, ok := r.(interface{ verdict() error }); ok && cfg.failover.check && err == nil {
 				err = f.verdict()
 			}
 			return err
@@ -107,7 +110,7 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 	fl.IntVar(&cfg.failover.stalls, "stalls", 6, "failover: how often the leader's disk hangs")
 	fl.DurationVar(&cfg.failover.stallLimit, "stall-limit", 0, "failover: --disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
 	fl.IntVar(&cfg.failover.nodes, "nodes", 5, "failover: how often a server that leads a third of the shards is killed")
-	fl.BoolVar(&cfg.failover.check, "check", false, "failover: end with code 3 if a figure is above its bar")
+	fl.BoolVar(&cfg.failover.check, "check", false, "failover, overload: end with code 3 if a figure is above its bar")
 	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
 	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
 	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "", "write a CPU profile of the first own server, loading included, to this file")
@@ -127,6 +130,8 @@ func benchOp(ctx context.Context, cfg benchConfig, progress io.Writer) (printer,
 		return benchStragglers(ctx, cfg, progress)
 	case "failover":
 		return benchFailover(ctx, cfg, progress)
+	case "overload":
+		return benchOverload(ctx, cfg, progress)
 	}
 	return bench(ctx, cfg, progress)
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -184,6 +185,9 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		Limits: f.limits,
 		TLS:    g.tls, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.insecure, Logger: logger,
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		cfg.SetHeapLimit = func(bytes int64) { debug.SetMemoryLimit(bytes) }
 	}
 	f.placementFlags.set(&cfg)
 	if f.opsListen != "" {

@@ -1,0 +1,158 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	rtmetrics "runtime/metrics"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	memoryLook = 250 * time.Millisecond
+	// memoryTrimEvery bounds how often a process that is full gives garbage back by force.
+	memoryTrimEvery = 10 * time.Second
+	// memoryReserve is what the machine must have left, whoever takes it.
+	memoryReserve = 128 << 20
+	// minHeapLimit is the least that Go's heap is told to live with: below that it would
+	// only collect.
+	minHeapLimit = 128 << 20
+)
+
+// memoryUse is what the process has and what the machine has left, in bytes; a negative
+// number is unknown.
+type memoryUse struct {
+	anonymous int64 // resident, without pages of files: rows, Go's heap, stacks
+	goRuntime int64 // of these what Go has: its heap with garbage, stacks, structures
+	left      int64
+}
+
+// memoryGuard keeps the process below its memory limit. Rows are off Go's heap, so
+// Go's own limit knows nothing of them: the guard gives the heap what the rows leave,
+// and refuses what would make rows when that is not enough.
+//
+// One goroutine runs it.
+type memoryGuard struct {
+	limit int64
+	use   func() memoryUse
+	heap  func(bytes int64) // sets Go's soft limit; nil: it is somebody else's
+	trim  func()            // gives garbage back to the system
+	a     *admission
+	log   *slog.Logger
+
+	full    bool
+	set     int64 // that heap was told last
+	trimmed time.Time
+}
+
+func (g *memoryGuard) run(ctx context.Context) {
+	t := time.NewTicker(memoryLook)
+	defer t.Stop()
+	for {
+		g.look(g.use(), time.Now())
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			g.a.setMemory(0, "")
+			return
+		}
+	}
+}
+
+// look decides by what is used now. Beyond nine tenths of the limit the process is full,
+// until it has less than seven eighths.
+func (g *memoryGuard) look(u memoryUse, now time.Time) {
+	if g.limit <= 0 || u.anonymous < 0 {
+		return
+	}
+	g.shareHeap(u)
+	most := g.limit / 10 * 9
+	if g.full {
+		most = g.limit / 8 * 7
+	}
+	reserve := min(int64(memoryReserve), g.limit/64)
+	full := u.anonymous > most || u.left >= 0 && u.left < reserve
+	if full && now.Sub(g.trimmed) >= memoryTrimEvery {
+		g.trimmed = now
+		g.trim()
+	}
+	if full != g.full {
+		g.full = full
+		g.log.Warn("memory", "full", full, "used_bytes", u.anonymous, "of_go", u.goRuntime, "limit_bytes", g.limit, "left_on_machine", u.left)
+	}
+	why := ""
+	if full {
+		why = fmt.Sprintf("the server has %d bytes of memory, its limit is %d (--memory-limit-bytes), and the machine has %d left: what would make rows is refused until there is room; drop tables, add a server, or give this one more", u.anonymous, g.limit, u.left)
+	}
+	g.a.setMemory(u.anonymous, why)
+}
+
+// shareHeap tells Go's heap what everything else leaves of 85 % of the limit.
+func (g *memoryGuard) shareHeap(u memoryUse) {
+	if g.heap == nil || u.goRuntime < 0 {
+		return
+	}
+	rest := max(u.anonymous-u.goRuntime, 0)
+	want := max(g.limit/100*85-rest, minHeapLimit)
+	if off := want - g.set; off > g.limit/64 || -off > g.limit/64 {
+		g.set = want
+		g.heap(want)
+	}
+}
+
+// setMemory notes what is used, and why pushes are refused; "": they are not.
+func (a *admission) setMemory(used int64, why string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.memory, a.full = used, why
+}
+
+// guardMemory runs the guard of this server until ctx ends.
+func (n *Node) guardMemory(ctx context.Context) {
+	use := n.cfg.memoryUse
+	if use == nil {
+		root := os.DirFS("/")
+		use = func() memoryUse { return readMemory(root) }
+	}
+	g := &memoryGuard{limit: n.cfg.Limits.Memory, use: use, heap: n.cfg.SetHeapLimit, trim: debug.FreeOSMemory, a: n.admission, log: n.log}
+	g.run(ctx)
+}
+
+func readMemory(root fs.FS) memoryUse {
+	u := memoryUse{anonymous: anonymousBytes(root), goRuntime: goBytes(), left: -1}
+	if left := available(root); left > 0 {
+		u.left = int64(left)
+	}
+	return u
+}
+
+// anonymousBytes is the resident memory of the process without that of files, which the
+// system takes back by itself; -1 is unknown.
+func anonymousBytes(root fs.FS) int64 {
+	b, err := fs.ReadFile(root, "proc/self/statm")
+	fields := strings.Fields(string(b))
+	if err != nil || len(fields) < 3 {
+		return -1
+	}
+	resident, err1 := strconv.ParseInt(fields[1], 10, 48)
+	shared, err2 := strconv.ParseInt(fields[2], 10, 48)
+	if err1 != nil || err2 != nil {
+		return -1
+	}
+	return max(resident-shared, 0) * int64(os.Getpagesize())
+}
+
+// goBytes is what Go's runtime has from the system and has not given back.
+func goBytes() int64 {
+	s := []rtmetrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	rtmetrics.Read(s)
+	if s[0].Value.Kind() != rtmetrics.KindUint64 || s[1].Value.Kind() != rtmetrics.KindUint64 {
+		return -1
+	}
+	return int64(s[0].Value.Uint64()) - int64(s[1].Value.Uint64())
+}
