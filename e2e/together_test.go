@@ -187,7 +187,7 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 	dest := t.TempDir()
 	c := start(t, localcluster.Options{Servers: 1, Shards: 1})
 	cfg := smallJob("restarts", "sgd", before)
-	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, time.Minute, false, 16
+	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, 5*time.Minute, false, 16
 	cfg.Generator.Examples = 1 << 14
 	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: 100}
 	cfg.Checkpoint.AtEnd = dest
@@ -249,9 +249,21 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 
 	c.mustRestore(begun, "--replace")
 	cfg.Checkpoint.To, cfg.Checkpoint.OnStop = dest, true
-	stop := newMidway(from)
-	stopped := runTogether(t, c, cfg, stop.watch, func() {
-		<-stop.reached
+	reached, told := make(chan struct{}), make(chan struct{})
+	reach := sync.OnceFunc(func() { close(reached) })
+	stopped := runTogether(t, c, cfg, func(e trainer.Event) {
+		if e.Event != trainer.EventStep || e.Step < from {
+			return
+		}
+		reach()
+		select { // so that it does not end before
+		case <-told:
+			<-time.After(300 * time.Millisecond)
+		case <-time.After(2 * time.Second):
+		}
+	}, func() {
+		defer close(told)
+		<-reached
 		c.must("job", "stop", "halts")
 	})
 	made := stopped[0].Checkpoint
