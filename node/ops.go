@@ -37,7 +37,7 @@ func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 	}
 	l := rpc.LimitListener(n.cfg.OpsListener, opsConns, opsConns)
 	if source != nil {
-		l = tls.NewListener(l, source.Server())
+		l = tls.NewListener(l, source.Probed())
 	}
 	srv := &http.Server{
 		Handler: opsRoles(n.opsHandler()), ReadTimeout: opsReadTimeout, WriteTimeout: opsWriteTimeout, IdleTimeout: opsWriteTimeout, MaxHeaderBytes: opsHeaderBytes,

@@ -76,10 +76,21 @@ func peerTLS(l net.Listener, source *certs.Source) (net.Listener, func() *tls.Co
 // metrics and whether it is ready.
 var profilers = []certs.Role{certs.Admin, certs.Operator}
 
-// opsRoles refuses what a certificate does not allow on the ops port.
+// probes are what who has no certificate may ask: a kubelet cannot show one.
+var probes = []string{"/livez", "/readyz"}
+
+// opsRoles refuses what a certificate does not allow on the ops port. Who has none is
+// answered yes or no by the probes, without the reasons, and nothing else.
 func opsRoles(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.TLS != nil && strings.HasPrefix(r.URL.Path, "/debug/") {
+		if r.TLS != nil && len(r.TLS.PeerCertificates) == 0 {
+			if !slices.Contains(probes, r.URL.Path) {
+				denied := rowraft.DeniedError{What: "this page", Need: certs.Join(certs.Roles), Have: "nobody: there is no certificate"}
+				http.Error(w, denied.Error(), http.StatusForbidden)
+				return
+			}
+			w = &mute{ResponseWriter: w}
+		} else if r.TLS != nil && strings.HasPrefix(r.URL.Path, "/debug/") {
 			id, err := certs.Of(r.TLS.PeerCertificates[0])
 			if err != nil || !slices.Contains(profilers, id.Role) {
 				denied := rowraft.DeniedError{What: r.URL.Path, Need: certs.Join(profilers), Have: id.String()}
@@ -90,6 +101,11 @@ func opsRoles(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
+
+// mute passes the status of an answer on, and none of its words.
+type mute struct{ http.ResponseWriter }
+
+func (m *mute) Write(b []byte) (int, error) { return len(b), nil }
 
 // mayTouch refuses segments of tables that are not those of who calls. A table that this
 // replica does not know yet, and a segment that is none, are left to who reads them: whoever

@@ -15,8 +15,10 @@ import (
 )
 
 const (
-	// maxHandshakes bounds connections that have not said who they are.
-	maxHandshakes = 64
+	// maxHandshakes bounds connections that have not said who they are, and
+	// maxHandshakesPerHost those of one address, so that it takes the places of nobody else.
+	maxHandshakes        = 256
+	maxHandshakesPerHost = 64
 	// maxConnsPerPeer bounds the connections of one node to one group: raft keeps
 	// at most three and opens a few more while snapshots and votes overlap.
 	maxConnsPerPeer = 16
@@ -30,9 +32,8 @@ type peerPort struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	handshakes chan struct{} // semaphore
-
 	mu     sync.Mutex
+	begun  map[string]int // connections in handshake, by address
 	groups map[string]*streamLayer
 	early  map[net.Conn]bool // in handshake
 	closed bool
@@ -40,10 +41,10 @@ type peerPort struct {
 
 func newPeerPort(o *Options) *peerPort {
 	p := &peerPort{
-		opts:       o,
-		handshakes: make(chan struct{}, maxHandshakes),
-		groups:     map[string]*streamLayer{},
-		early:      map[net.Conn]bool{},
+		opts:   o,
+		begun:  map[string]int{},
+		groups: map[string]*streamLayer{},
+		early:  map[net.Conn]bool{},
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.wg.Add(1)
@@ -80,20 +81,55 @@ func (p *peerPort) accept() {
 			}
 			continue
 		}
-		select {
-		case p.handshakes <- struct{}{}:
-			p.wg.Add(1)
-			go p.handshake(c)
-		default:
+		if !p.begin(c) {
 			c.Close() // full of half-open connections: the peer dials again
+			continue
 		}
+		p.wg.Add(1)
+		go p.handshake(c)
 	}
+}
+
+// begin takes a place for a connection in handshake, which end gives back.
+func (p *peerPort) begin(c net.Conn) bool {
+	host := hostOf(c)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.handshakesLocked() >= maxHandshakes || p.begun[host] >= maxHandshakesPerHost {
+		return false
+	}
+	p.begun[host]++
+	return true
+}
+
+func (p *peerPort) end(c net.Conn) {
+	host := hostOf(c)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.begun[host]--; p.begun[host] == 0 {
+		delete(p.begun, host)
+	}
+}
+
+func (p *peerPort) handshakesLocked() (n int) {
+	for _, of := range p.begun {
+		n += of
+	}
+	return n
+}
+
+func hostOf(c net.Conn) string {
+	host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+	if err != nil {
+		return c.RemoteAddr().String()
+	}
+	return host
 }
 
 // handshake answers the preamble of c and passes c on.
 func (p *peerPort) handshake(c net.Conn) {
 	defer p.wg.Done()
-	defer func() { <-p.handshakes }()
+	defer p.end(c)
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()

@@ -151,6 +151,26 @@ func (s *Source) Server(accept ...Role) *tls.Config {
 	return conf
 }
 
+// Probed is Server, but lets in who shows no certificate at all, too: whoever asks only
+// whether this process lives. What it may have is the caller's to decide.
+func (s *Source) Probed() *tls.Config {
+	one := func() *tls.Config {
+		conf := s.server(nil)
+		known := conf.VerifyConnection
+		conf.ClientAuth = tls.VerifyClientCertIfGiven
+		conf.VerifyConnection = func(cs tls.ConnectionState) error {
+			if len(cs.PeerCertificates) == 0 {
+				return nil
+			}
+			return known(cs)
+		}
+		return conf
+	}
+	conf := one()
+	conf.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return one(), nil }
+	return conf
+}
+
 func (s *Source) server(accept []Role) *tls.Config {
 	m := s.current()
 	conf := m.config(accept)
