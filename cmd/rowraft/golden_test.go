@@ -51,9 +51,25 @@ func (policies) ListPolicies(context.Context, *rowraftv1.ListPoliciesRequest) (*
 	}}, nil
 }
 
+// tokens are one that nobody has used yet, and one that has expired.
+type tokens struct {
+	rowraftv1.UnimplementedCertificatesServer
+}
+
+func (tokens) ListTokens(context.Context, *rowraftv1.ListTokensRequest) (*rowraftv1.ListTokensReply, error) {
+	at := func(year int) uint64 { return uint64(time.Date(year, 1, 2, 3, 4, 5, 0, time.UTC).UnixNano()) }
+	return &rowraftv1.ListTokensReply{Tokens: []*rowraftv1.JoinToken{
+		{Id: "00112233445566aa", Role: "node", Uses: 3, CreatedNs: at(2020), ExpiresNs: at(2200), ValidNs: 86400e9, CreatedBy: "admin ann"},
+		{Id: "00112233445566bb", Role: "trainer", Name: "ctr", Tables: []string{"user", "item_*"}, Uses: 1, CreatedNs: at(2020), ExpiresNs: at(2021), ValidNs: 86400e9, CreatedBy: "admin ann"},
+	}}, nil
+}
+
 // TestGoldenOutputOfDescriptions is for what has no fake cluster of its own elsewhere.
 func TestGoldenOutputOfDescriptions(t *testing.T) {
-	addr := start(t, &fakeCluster{status: described()}, func(g *grpc.Server) { rowraftv1.RegisterCheckpointsServer(g, policies{}) })
+	addr := start(t, &fakeCluster{status: described()}, func(g *grpc.Server) {
+		rowraftv1.RegisterCheckpointsServer(g, policies{})
+		rowraftv1.RegisterCertificatesServer(g, tokens{})
+	})
 	at := []string{"--insecure", "--endpoints", addr}
 	for name, line := range map[string]string{
 		"shard-describe":                  "shard describe 0",
@@ -63,6 +79,9 @@ func TestGoldenOutputOfDescriptions(t *testing.T) {
 		"node-list-yaml":                  "node list -o yaml",
 		"operation-list-yaml":             "operation list -o yaml",
 		"table-list-yaml":                 "table list -o yaml",
+		"token-list":                      "token list",
+		"token-list-wide":                 "token list -o wide",
+		"token-list-json":                 "token list -o json",
 		"checkpoint-policy-list":          "checkpoint policy list",
 		"checkpoint-policy-list-wide":     "checkpoint policy list -o wide",
 		"checkpoint-policy-list-json":     "checkpoint policy list -o json",
