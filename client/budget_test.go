@@ -85,8 +85,8 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 	s := newOverloaded(t)
 	c, table := s.dial(t, func(o *Options) { o.FailWhenOverloaded = true })
 	s.refuse.Store(true)
-	c.spend(5)
 	begin := time.Now()
+	c.spend(5)
 	const calls = 300
 	var wg sync.WaitGroup
 	for range 10 {
