@@ -258,7 +258,7 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 		reach()
 		select { // so that it does not end before
 		case <-told:
-			<-time.After(300 * time.Millisecond)
+			<-time.After(300 * time.Millisecond) //tidy:allow sleep it makes the run slow, and waits for nothing
 		case <-time.After(2 * time.Second):
 		}
 	}, func() {
