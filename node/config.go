@@ -54,7 +54,9 @@ type Config struct {
 	StartTimeout time.Duration
 
 	LogBackend string // one of raftstore.Backends; "": "wal"
-	Profile    string // "fast", "default", "dense"
+	// Profile is the timers of Raft: "fast", "default", "dense", or "auto", by how many
+	// replicas there are on a server; "": "default".
+	Profile string
 	// DiskStallLimit is how long a write to the log may hang before the server
 	// gives up; 0: the larger of 500 ms and two heartbeats.
 	DiskStallLimit time.Duration
@@ -199,10 +201,10 @@ func profileOf(name string) (raftstore.Profile, error) {
 	switch name {
 	case "fast":
 		return raftstore.ProfileFast, nil
-	case "", "default":
+	case "", "default", profileAuto:
 		return raftstore.ProfileDefault, nil
 	case "dense":
 		return raftstore.ProfileDense, nil
 	}
-	return raftstore.Profile{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "profile %q: want fast, default or dense", name)
+	return raftstore.Profile{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "profile %q: want auto, fast, default or dense", name)
 }

@@ -90,6 +90,7 @@ var tableMetrics = []struct {
 var (
 	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
 	readyDesc = desc("ready", "1: /readyz says ok.")
+	timers    = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
 	certDesc  = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
 	diskFree  = desc("disk_free_bytes", "Free where this server keeps its data, as seen every few seconds.")
 	diskKept  = desc("disk_reserve_bytes", "With less free, the shards that this server leads refuse pushes.")
@@ -98,7 +99,7 @@ var (
 
 // Describe and Collect implement prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{buildInfo, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
+	for _, d := range []*prometheus.Desc{buildInfo, timers, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
 		ch <- d
 	}
 	for _, d := range admissionDescs {
@@ -130,6 +131,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
 	m.n.admission.collect(ch)
+	ch <- prometheus.MustNewConstMetric(timers, prometheus.GaugeValue, 1, m.n.profile())
 	nodes, tables := m.names()
 	for _, r := range replicas {
 		shard := strconv.Itoa(int(r.Shard))

@@ -69,6 +69,7 @@ type Node struct {
 	began func() // stops the clock of Config.StartTimeout
 
 	cluster     atomic.Pointer[clustermap.Map] // that the replicas follow
+	chosen      atomic.Value                   // string: the profile that was chosen for that map
 	heldBack    atomic.Value                   // string, for people: who keeps the cluster from newer entries
 	keptVersion rowraft.MapVersion             // on disk; of the goroutine that runs followMap
 
@@ -323,6 +324,9 @@ func (n *Node) followMap(ctx context.Context) error {
 			return ctx.Err()
 		}
 		known = m.Version
+		if err := n.fitProfile(m); err != nil {
+			return err
+		}
 		if err := n.followReplicas(m); err != nil {
 			return err
 		}

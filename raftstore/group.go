@@ -109,7 +109,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
 		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log, writing: &s.writing,
-		took: &s.logWrites, stall: s.opts.DiskStallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
+		took: &s.logWrites, stall: s.stallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
 	}
 	defer func() {
 		if err != nil {
@@ -239,7 +239,7 @@ func (g *Group) newestSnapshotIndex() (uint64, error) {
 const raftSnapshotThreshold = 1 << 62
 
 func (g *Group) raftConfig(notify chan<- bool) *raft.Config {
-	p := g.store.opts.Profile
+	p := g.store.Profile()
 	c := raft.DefaultConfig()
 	c.LocalID = raft.ServerID(g.cfg.Replica)
 	c.HeartbeatTimeout = p.Heartbeat
@@ -275,7 +275,9 @@ func (g *Group) startRaft() (err error) {
 	g.snaps.stopping.Store(false)
 	g.fsm.stopping.Store(false)
 	g.fsm.restarted()
-	n.raft, err = raft.NewRaft(g.raftConfig(n.notify), g.fsm, g.glog, g.glog, g.watch, n.trans)
+	conf := g.raftConfig(n.notify)
+	n.lease = conf.LeaderLeaseTimeout
+	n.raft, err = raft.NewRaft(conf, g.fsm, g.glog, g.glog, g.watch, n.trans)
 	if err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeUnknown {
 			err = rowraft.Errorf(rowraft.CodeCorrupt, "start raft: %w", err)
@@ -296,7 +298,7 @@ func (g *Group) startRaft() (err error) {
 	}
 	n.start()
 	g.run.Store(n)
-	return nil
+	return n.follow(g.store.Profile()) // it may have changed meanwhile
 }
 
 // restart replaces the raft instance by a new one on the same stores and machine.

@@ -34,7 +34,7 @@ type guardedLog struct {
 	log         *slog.Logger
 	writing     *atomic.Int32 // logs of the store that are being written now
 
-	stall    time.Duration
+	stall    func() time.Duration
 	isLeader func() bool
 	fatal    func(error)
 	restart  func(reason string) // asks for a new raft instance; does not wait
@@ -269,18 +269,19 @@ func (g *guardedLog) watch(what string) (stop func()) {
 	var expired atomic.Int32
 	var t *time.Timer
 	armed := make(chan struct{})
-	t = time.AfterFunc(g.stall, func() {
+	limit := g.stall()
+	t = time.AfterFunc(limit, func() {
 		<-armed
 		if g.closed.Load() {
 			return
 		}
 		if n := expired.Add(1); n < 10 && !g.isLeader() {
-			t.Reset(g.stall)
+			t.Reset(limit)
 			return
 		}
 		g.failed.Store(true)
 		g.fatal(rowraft.Errorf(rowraft.CodeInternal, "disk stall: to %s the log in %s has taken %v, the limit is %v",
-			what, g.dir, time.Since(begin).Round(time.Millisecond), g.stall))
+			what, g.dir, time.Since(begin).Round(time.Millisecond), limit))
 	})
 	close(armed)
 	if d, ok := g.disk.(vfs.LogWaiter); ok {

@@ -21,6 +21,8 @@ const maxPendingEntries = 4096
 type instance struct {
 	g      *Group
 	raft   *raft.Raft
+	lease  time.Duration // that raft was started with
+	reload sync.Mutex    // raft's configuration is read, changed and set
 	trans  *transport
 	notify chan bool     // raft's leadership, buffered; watched until over
 	over   chan struct{} // closed when raft has ended: what is unresolved stays unknown
@@ -128,7 +130,7 @@ func (n *instance) shutdown(graceful bool) error {
 		close(drained)
 	}()
 	if graceful {
-		waitFor(drained, 2*n.g.store.opts.Profile.Heartbeat+time.Second)
+		waitFor(drained, 2*n.g.store.Profile().Heartbeat+time.Second)
 	}
 	n.g.snaps.stopping.Store(true)
 	n.g.fsm.stopping.Store(true)

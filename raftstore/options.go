@@ -165,7 +165,6 @@ func (o *Options) setDefaults() {
 	setDefault(&o.MaxBacklogBytes, 64<<20)
 	setDefault(&o.MaxRPCBytes, 8<<20)
 	setDefault(&o.DiskReserveBytes, 256<<20)
-	setDefault(&o.DiskStallLimit, max(500*time.Millisecond, 2*o.Profile.Heartbeat))
 	setDefault(&o.WedgeTimeout, 5*time.Second)
 	setDefault(&o.DialTimeout, time.Second)
 	if o.Dial == nil {
@@ -184,9 +183,14 @@ func setDefault[T comparable](p *T, v T) {
 	}
 }
 
+func invalidOptions(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, "raftstore options: "+format, args...)
+}
+
 func (o *Options) validate() error {
-	bad := func(format string, args ...any) error {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "raftstore options: "+format, args...)
+	bad := invalidOptions
+	if err := o.Profile.validate(); err != nil {
+		return err
 	}
 	switch {
 	case o.Dir == "":
@@ -205,8 +209,6 @@ func (o *Options) validate() error {
 		return bad("Backend %q: want one of %s", o.Backend, backendNames)
 	case o.Backend == BackendBolt && o.FS != vfs.OS:
 		return errBoltDisk
-	case o.Profile.LeaderLease > o.Profile.Heartbeat || o.Profile.Heartbeat < 10*time.Millisecond || o.Profile.Commit < time.Millisecond:
-		return bad("Profile %+v: want heartbeat ≥ 10ms, lease ≤ heartbeat, commit ≥ 1ms", o.Profile)
 	case o.SegmentSizeBytes < minSegment || o.SegmentSizeBytes > maxSegment:
 		return bad("SegmentSizeBytes %d: want %d to %d", o.SegmentSizeBytes, minSegment, maxSegment)
 	case o.MaxEntryBytes < 1 || o.MaxEntryBytes > 32<<20:
@@ -217,7 +219,7 @@ func (o *Options) validate() error {
 		return bad("byte limits must be positive")
 	case o.SnapshotSendBytesPerSecond < minSendRate:
 		return bad("SnapshotSendBytesPerSecond %d: want at least %d, or sending times out", o.SnapshotSendBytesPerSecond, minSendRate)
-	case o.DiskStallLimit < 2*time.Millisecond || o.WedgeTimeout < time.Millisecond || o.DialTimeout < time.Millisecond:
+	case o.DiskStallLimit != 0 && o.DiskStallLimit < 2*time.Millisecond || o.WedgeTimeout < time.Millisecond || o.DialTimeout < time.Millisecond:
 		return bad("time limits must be positive")
 	}
 	return nil

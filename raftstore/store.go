@@ -25,6 +25,8 @@ type Store struct {
 
 	logWrites durations // of all groups
 
+	profile atomic.Pointer[Profile] // of groups that start, and, but for the rest of it, of those that run
+
 	// diskFull is set while less than DiskReserveBytes are free.
 	diskFull atomic.Bool
 	freeDisk atomic.Int64 // bytes; negative: unknown
@@ -75,6 +77,7 @@ func Open(opts Options) (*Store, error) {
 		pace:      pace{perSecond: opts.SnapshotSendBytesPerSecond},
 		stop:      make(chan struct{}),
 	}
+	s.profile.Store(&opts.Profile)
 	s.mu.registry = reg
 	s.mu.groups = map[string]*Group{}
 	s.freeDisk.Store(-1)

@@ -138,9 +138,8 @@ func (g *Group) Snapshot() error {
 
 func (n *instance) snapshot() error {
 	g := n.g
-	rc := n.raft.ReloadableConfig()
-	rc.TrailingLogs = g.ledger.trailing(g.store.opts.TrailingLogBytes)
-	if err := n.raft.ReloadConfig(rc); err != nil {
+	err := n.change(func(rc *raft.ReloadableConfig) { rc.TrailingLogs = g.ledger.trailing(g.store.opts.TrailingLogBytes) })
+	if err != nil {
 		return err
 	}
 	f := n.raft.Snapshot()
@@ -165,7 +164,7 @@ func (g *Group) stuckTransfer(n *instance) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	since := n.mu.transferBusy
-	limit := 2*time.Second + 4*g.store.opts.Profile.Heartbeat
+	limit := 2*time.Second + 4*g.store.Profile().Heartbeat
 	// The last refusal must be fresh: nothing says that the flag is gone while
 	// nobody proposes.
 	if n.mu.transfer != nil || since.IsZero() || time.Since(since) < limit || time.Since(n.mu.transferRefused) > limit/2 {

@@ -155,7 +155,7 @@ func (n *instance) anyVoterAnswers() bool {
 		if s.Suffrage != raft.Voter || s.ID == raft.ServerID(n.g.cfg.Replica) {
 			continue
 		}
-		if p, ok := n.trans.progress(s.ID, term); ok && time.Since(p.contact) < 4*n.g.store.opts.Profile.Heartbeat {
+		if p, ok := n.trans.progress(s.ID, term); ok && time.Since(p.contact) < 4*n.g.store.Profile().Heartbeat {
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package localcluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,7 +31,7 @@ type Options struct {
 	Schedulers int
 	Shards     int      // 0: the server's default
 	Backend    string   // "wal", "rowlog" or "bolt"; "": the server's default
-	Profile    string   // "fast", "default", "dense"; "": the server's default
+	Profile    string   // "auto", "fast", "dense"; "": "default"
 	Args       []string // more flags of `rowraft server`
 	Env        []string // more environment, KEY=value
 
@@ -264,9 +265,7 @@ func (c *Cluster) args(s *Server) []string {
 	if c.opts.Backend != "" {
 		args = append(args, "--log-backend", c.opts.Backend)
 	}
-	if c.opts.Profile != "" {
-		args = append(args, "--profile", c.opts.Profile)
-	}
+	args = append(args, "--profile", cmp.Or(c.opts.Profile, "default")) // all share this machine's cores
 	if !s.scheduler {
 		for _, a := range c.opts.Args {
 			args = append(args, strings.ReplaceAll(a, serverName, s.Name))
