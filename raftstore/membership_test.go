@@ -356,7 +356,7 @@ func interruptTransfer(t *testing.T) bool {
 	var held atomic.Int64
 	wedged.Store(raft.ServerID(""))
 	c := startedCluster(t, 3, func(o *Options) {
-		o.WedgeTimeout = time.Minute                                                 // not what is tested here
+		o.WedgeTimeout = time.Minute                                         // not what is tested here
 		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // a transfer takes as long to fail
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
