@@ -74,7 +74,7 @@ RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 
 .PHONY: race
 race: ## all tests under the race detector
-	GOEXPERIMENT=$(SIMD) $(GOTEST) -timeout 20m -race $(RACE_FLAGS) $(PKG)
+	GOEXPERIMENT=$(SIMD) $(GOTEST) -timeout 30m -race $(RACE_FLAGS) $(PKG)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME=10s each

@@ -47,9 +47,15 @@ model: {dim: 4, sleep: 10ms} # so that nobody is done before who is to die
 	x.kill()
 	y.kill()
 	c.jobUntil("read", "the killed workers are lost", func(v jobView) bool { return lost("x")(v) && lost("y")(v) })
+	told := func(when string) {
+		v := c.jobUntil("read", "", func(jobView) bool { return true })
+		t.Logf("%s: %d to %d examples read again, generation %d, %+v", when, v.Data.AtLeast, v.Data.AtMost, v.Generation, v.Members)
+	}
+	told("two are lost")
 	signal(t, sleeps, syscall.SIGSTOP)
 	joins := work("joins") // while the others wait for the one that is stopped
 	c.jobUntil("read", "the stopped worker is lost", lost("sleeps"))
+	told("three are lost")
 	signal(t, sleeps, syscall.SIGCONT)
 	workers := map[string]*running{"a": a, "sleeps": sleeps, "joins": joins}
 	for worker, p := range workers {
@@ -60,11 +66,12 @@ model: {dim: 4, sleep: 10ms} # so that nobody is done before who is to die
 	if text := sleeps.stderr.String(); !strings.Contains(text, "enters it again") {
 		t.Errorf("the worker that was stopped says\n%s", text)
 	}
+	// The one that is stopped among changes of the members has two batches under way now and then.
 	v := c.jobUntil("read", "it is done", func(v jobView) bool { return v.State == "done" })
-	if v.Data.AtLeast != v.Data.AtMost || v.Data.AtMost > 3*8 {
-		t.Errorf("after three were lost %d to %d examples were read again, want the same number, and at most a batch of each", v.Data.AtLeast, v.Data.AtMost)
+	if v.Data.AtLeast != v.Data.AtMost || v.Data.AtMost > 3*2*8 {
+		t.Errorf("after three were lost %d to %d examples were read again, want the same number, and at most two batches of each: %+v", v.Data.AtLeast, v.Data.AtMost, v.Members)
 	}
-	t.Logf("%d examples read again, generation %d", v.Data.AtMost, v.Generation)
+	told("it is done")
 	c.hasRows("read.embeddings", examples) // one for each example
 	dead := "x"                            // whose rank nobody has taken
 	if !lost(dead)(v) {
