@@ -103,7 +103,10 @@ func TestHeartbeatsTakeTheMainPath(t *testing.T) {
 		c.open(n)
 	}
 	a, b := c.transport(c.nodes[0]), c.transport(c.nodes[1])
-	b.SetHeartbeatHandler(func(raft.RPC) { t.Error("the heartbeat took the fast path") })
+	b.SetHeartbeatHandler(func(rpc raft.RPC) {
+		t.Error("the heartbeat took the fast path")
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil)
+	})
 	answered(t, b, func(rpc raft.RPC) { rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil) })
 	heartbeat := &raft.AppendEntriesRequest{Term: 7, RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}}
 	var resp raft.AppendEntriesResponse
