@@ -148,7 +148,8 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	opts := localcluster.Options{
 		Binary: r.cfg.binary, Dir: dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Backend: r.cfg.Backend, Profile: r.cfg.Profile,
 		Args: []string{
-			"--disk-reserve-bytes", "1",
+			// A disk that is told to hang must end its server; one that others keep busy should not.
+			"--disk-reserve-bytes", "1", "--disk-stall-limit", "10s",
 			// Snapshots all the time, and replicas that need them.
 			"--proof-every", "500ms", "--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes", fmt.Sprint(trailingLog),
 			"--log-segment-bytes", fmt.Sprint(logSegment),
