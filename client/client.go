@@ -108,6 +108,9 @@ type Client struct {
 type leaderHint struct {
 	node rowraft.NodeID
 	term rowraft.Term
+	// guessed: node has answered as the leader does, in this term or another. An answer may be old, so
+	// whoever is said to lead in the term takes its place.
+	guessed bool
 }
 
 // Dial connects to a cluster and fetches its map, waiting until ctx ends for one
@@ -344,7 +347,7 @@ func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term ro
 	p := &c.leaders[shard]
 	for {
 		old := p.Load()
-		if old != nil && old.term >= term {
+		if old != nil && (old.term > term || old.term == term && !old.guessed) {
 			return
 		}
 		if p.CompareAndSwap(old, &leaderHint{node: node, term: term}) {

@@ -61,7 +61,8 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
 			c.learnLeader(shard, nl.Leader, nl.Term)
 			// A leader that is known already may have been asked before it could serve.
-			useHint = nl.Leader != "" && nl.Leader != node && nl.Leader != gone
+			hint := c.leaders[shard].Load()
+			useHint = nl.Leader != "" && hint.node != node && hint.node != gone
 		}
 		if c.leaderMoved(shard, node, before) {
 			useHint = true
@@ -232,14 +233,14 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool
 	return n.ID, n.Addr
 }
 
-// confirmLeader remembers who answered as the leader.
+// confirmLeader remembers who answered as the leader; an answer does not tell its term.
 func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
 	p := &c.leaders[shard]
 	old := p.Load()
 	if old != nil && old.node == node {
 		return
 	}
-	hint := &leaderHint{node: node}
+	hint := &leaderHint{node: node, guessed: true}
 	if old != nil {
 		hint.term = old.term
 	}

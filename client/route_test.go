@@ -117,15 +117,20 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 	}
 	nobody := &rowraft.NotLeaderError{}
 	named := &rowraft.NotLeaderError{Leader: "c", Term: 2}
+	gone := rowraft.Errorf(rowraft.CodeUnknown, "connection refused")
 	for _, tc := range []struct {
 		name    string
+		before  func(*Client)
 		answers []error // of one try after the other; then success
 		want    string
 	}{
-		{"a new leader at once", []error{nobody, named}, "abc"},
-		{"a leader that is not ready", []error{nobody, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named}, "abcac"},
-		{"a leader that is gone", []error{nobody, named, rowraft.Errorf(rowraft.CodeUnknown, "connection refused"), named, named}, "abcabc"},
-		{"a leader that is back", []error{nobody, named, rowraft.Errorf(rowraft.CodeUnknown, "connection refused"), named, named, nobody, named}, "abcabcac"},
+		{"a new leader at once", nil, []error{nobody, named}, "abc"},
+		{"a leader that is not ready", nil, []error{nobody, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named}, "abcac"},
+		{"a leader that is gone", nil, []error{nobody, named, gone, named, named}, "abcabc"},
+		{"a leader that is back", nil, []error{nobody, named, gone, named, named, nobody, named}, "abcabcac"},
+		// The client's process stood still: it hears who leads now, and then takes an answer that the old leader gave before.
+		{"a leader that was taken for the next one", func(c *Client) { c.learnLeader(0, "c", 2); c.confirmLeader(0, "a") }, []error{gone, named}, "abc"},
+		{"a replica that does not know of the last leader", func(c *Client) { c.learnLeader(0, "a", 3) }, []error{gone, named}, "abc"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := &Client{log: slog.New(slog.DiscardHandler), refresh: make(chan struct{}, 1), conns: newConnPool(nil, nil, 1)}
@@ -133,6 +138,9 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 			defer c.cancel()
 			c.cluster.Store(m)
 			c.learnLeader(0, "a", 1)
+			if tc.before != nil {
+				tc.before(c)
+			}
 			var asked string
 			maybe, err := c.onLeader(c.ctx, 0, false, func(node rowraft.NodeID, _ string) error {
 				asked += string(node)
