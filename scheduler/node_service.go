@@ -109,7 +109,8 @@ func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap
 	if n.Intent == to || to == clustermap.Serve {
 		return nil
 	}
-	w := s.world(m, &placer{leads: make(map[rowraft.ShardID]leadSince)})
+	p := newPlacer(0)
+	w := s.world(m, &p)
 	t := tally(w)
 	stays := func(id rowraft.NodeID) bool {
 		o := t.node[id]

@@ -37,6 +37,10 @@ type placer struct {
 	told      string                          // the trouble that was last told of
 }
 
+func newPlacer(term rowraft.Term) placer {
+	return placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time), fenced: make(map[rowraft.ReplicaID]time.Time)}
+}
+
 // leadSince is since when a node is known to lead a shard.
 type leadSince struct {
 	node rowraft.NodeID
@@ -114,7 +118,9 @@ func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
 		return nil // another member's work
 	}
 	if p.term != term {
-		*p = placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time), fenced: make(map[rowraft.ReplicaID]time.Time), told: p.told}
+		told := p.told
+		*p = newPlacer(term)
+		p.told = told
 	}
 	if err := errors.Join(s.replaceDead(ctx), s.endOperations(ctx), s.retireNodes(ctx), s.cancelLost(ctx)); err != nil {
 		return err

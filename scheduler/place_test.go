@@ -205,6 +205,20 @@ func TestAFencedReplicaIsReplacedLate(t *testing.T) {
 	}
 }
 
+// Whoever drains a server is told what could be lost, a fenced replica among it.
+func TestAServerIsDrainedBesideAFencedReplica(t *testing.T) {
+	s, _, g := movingCluster(t)
+	g.report(t, s, "a", "b", "c", "d")
+	for i, st := range s.soft.beats["b"].replicas {
+		st.Fenced, st.Role = "it differs from the majority", "fenced"
+		s.soft.beats["b"].replicas[i] = st
+	}
+	reply := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "a", Intent: rowraftv1.NodeIntent_NODE_INTENT_DRAIN})
+	if len(reply.Risks) != 1 || !strings.Contains(reply.Risks[0], "1 of its 2 other replicas") || reply.Accepted {
+		t.Errorf("%v, want the risk that b does not count", reply)
+	}
+}
+
 // A scheduler that was stopped has heard nobody, and that says nothing of the servers: it
 // would rebuild their replicas, and forget those that are decommissioned, before their next
 // heartbeat.
