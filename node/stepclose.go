@@ -197,13 +197,18 @@ func (s *steps) closeStep(j *jobSteps, o *openStep, plan *shard.JobPlan, with wi
 }
 
 // gather adds the parts of some ranks to m, in the order of the ranks, and returns how
-// far they have read.
+// far they have read. Who has none here contributes nothing. One that is being sent again,
+// of a later generation, since it was found whole must be waited for: its worker counts as
+// a contributor.
 func (o *openStep) gather(m *mean, with *wire.RankSet) (read []rowraft.Position, err error) {
 	order := 0
 	for r := range rowraft.Rank(rowraft.MaxRanks) {
 		part := o.parts[r]
-		if !with.Has(r) || part == nil || part.missing > 0 {
+		if !with.Has(r) || part == nil {
 			continue
+		}
+		if part.missing > 0 {
+			return nil, &rowraft.OverloadedError{What: fmt.Sprintf("step %d: rank %d is sending its part again", o.step, r), RetryAfter: 20 * time.Millisecond}
 		}
 		for _, f := range part.fragments {
 			if err := m.add(f, order); err != nil {

@@ -150,6 +150,41 @@ func TestPositionsOfAStepAreBounded(t *testing.T) {
 	}
 }
 
+// A worker that learns of the next generation sends its part of a step that is open in the log
+// again, piece by piece, in the place of a whole one: the step is not closed without it meanwhile.
+func TestAPartThatIsBeingSentAgainIsWaitedFor(t *testing.T) {
+	s := newSteps(&replica{shard: 3})
+	j := &jobSteps{id: testJob, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
+	send := func(rank rowraft.Rank, generation rowraft.Generation, fragment int) *openStep {
+		t.Helper()
+		o, err := s.addLocked(j, &stepPush{
+			StepPart: shard.StepPart{Job: testJob, Generation: generation, Rank: rank, Incarnation: 1, Step: 1}, fragment: fragment, fragments: 2, payload: segmentOf(5, 10*fragment),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	with := wire.RankSet{}
+	for rank := range rowraft.Rank(2) {
+		send(rank, 1, 0)
+		send(rank, 1, 1)
+		with.Add(rank)
+	}
+	gather := func(o *openStep) error {
+		_, err := o.gather(&mean{divisor: 2}, &with)
+		return err
+	}
+	if err := gather(send(1, 2, 0)); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("with half a part of rank 1: %v, want to wait", err)
+	}
+	o := send(1, 2, 1)
+	with.Add(2) // who has gone on, and left nothing here
+	if err := gather(o); err != nil {
+		t.Errorf("with all of it: %v", err)
+	}
+}
+
 // Averaging allocates as its buffers grow, and nothing per row.
 func TestMeanAllocatesNothingPerRow(t *testing.T) {
 	const rows, parts = 20_000, 8
