@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"regexp"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -156,6 +158,46 @@ func TestLimitsComeFromMemory(t *testing.T) {
 	}
 }
 
+// A push that waits for a new leader to begin is in memory: where there is no room for it,
+// it is refused at once.
+func TestPushesThatWaitForTheLeadCount(t *testing.T) {
+	applies := make(chan *replica, 1)
+	c := startClusterWith(t, 1, 1, func(cfg *Config) {
+		cfg.Limits = Limits{InFlight: 1 << 20, Client: 1 << 10}
+		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
+			select {
+			case applies <- r:
+			default:
+			}
+			return entry
+		}
+	})
+	if _, err := c.dial().CreateTable(testContext(t), counterSchema("emb"), false); err != nil {
+		t.Fatal(err)
+	}
+	r := <-applies
+	push := func() error {
+		_, _, err := r.push(t.Context(), wire.Part{Op: wire.OpPush, Payload: rpc.Pool.Bytes(100)})
+		return err
+	}
+	held, err := r.admit.admit(t.Context(), 0, admitPush, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	term := r.leading.Swap(0)
+	if err := push(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("a push to a leader that has not begun, and has no room: %v", err)
+	}
+	held.release()
+	if err := push(); rowraft.CodeOf(err) != rowraft.CodeStarting {
+		t.Errorf("with room it waits, and is told why: %v", err)
+	}
+	r.leading.Store(term)
+	if s := r.admit.stats(); s.used[admitPush] != 0 {
+		t.Errorf("%d bytes stay counted", s.used[admitPush])
+	}
+}
+
 // metric reads a number without labels, or with exactly these.
 func (n *testNode) metric(t testing.TB, name string) float64 {
 	t.Helper()
@@ -280,6 +322,25 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	wg.Wait()
 	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(v float64) bool { return v == 0 })
 	n.awaitMetric(t, `rowraft_in_flight_clients`, func(v float64) bool { return v == 0 })
+}
+
+// What is answered on a stream that is broken goes to gRPC all the same, which drops it:
+// nobody else would give back what is counted of it.
+func TestRepliesOfABrokenStreamAreDropped(t *testing.T) {
+	const calls = 5
+	asked, sent := 0, 0
+	broken := errors.New("the stream is broken")
+	recv := func() (int, error) {
+		if asked++; asked > calls {
+			return 0, io.EOF
+		}
+		return asked, nil
+	}
+	send := func(int) error { sent++; return broken }
+	err := serveStream(t.Context(), recv, send, func(_ context.Context, id int) int { return id })
+	if err != broken || sent != calls {
+		t.Errorf("%d of %d replies were let go of, %v", sent, calls, err)
+	}
 }
 
 // TestPushesBeyondTheLimitAreAskedAgain: with limits far below what is pushed, every

@@ -209,20 +209,26 @@ func (r *replica) mustLead() error {
 // push logs one part and returns the index at which it is visible. It owns
 // p.Payload.
 func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
-	if err := r.awaitServe(ctx); err != nil {
+	now := r.mustServe()
+	if now != nil && changing(now) == 0 { // who leads may have room
 		rpc.Pool.Release(p.Payload)
-		return 0, false, err
-	}
-	if err := r.mayLog(p.Op.Version()); err != nil {
-		rpc.Pool.Release(p.Payload)
-		return 0, false, err
+		return 0, false, now
 	}
 	t, err := r.admit.push(ctx, r.shard, &p)
 	if err != nil {
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
-	if err := r.gate.enter(ctx, p.Size()); err != nil {
+	if now != nil { // what waits is in memory, and counted
+		err = r.awaitServe(ctx)
+	}
+	if err == nil {
+		err = r.mayLog(p.Op.Version())
+	}
+	if err == nil {
+		err = r.gate.enter(ctx, p.Size())
+	}
+	if err != nil {
 		t.release()
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err

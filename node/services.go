@@ -162,10 +162,10 @@ func serveStream[Req, Reply any](ctx context.Context, recv func() (Req, error), 
 			reply := answer(ctx, req)
 			mu.Lock()
 			defer mu.Unlock()
-			if broken == nil {
-				if broken = send(reply); broken != nil {
-					cancel()
-				}
+			// Also when the stream is broken: that drops the reply, and what is counted of it.
+			if err := send(reply); err != nil && broken == nil {
+				broken = err
+				cancel()
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package rpc
 import (
 	"fmt"
 	"io"
+	"runtime"
 
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec for everything that is not hot
@@ -20,8 +21,9 @@ type codec struct{ std encoding.CodecV2 }
 
 func (codec) Name() string { return "proto" }
 
-// Counted is a reply whose payload somebody counts. Taken is called once the transport
-// has written the payload or dropped it; it may not be when the connection breaks.
+// Counted is a reply whose payload somebody counts. Taken is called when the transport has
+// written the payload or dropped it, maybe more than once, or late: gRPC forgets what it has
+// for a call that is over, and of a connection that breaks, and leaves it to be collected.
 type Counted struct {
 	Reply any // *rowraftv1.PullReply or *rowraftv1.PullStreamReply
 	Taken func()
@@ -31,9 +33,11 @@ type Counted struct {
 type countedPool struct {
 	*BufferPool
 	taken func()
+	lost  runtime.Cleanup // says so of a payload that nobody gives back
 }
 
 func (p *countedPool) Put(b *[]byte) {
+	p.lost.Stop()
 	p.BufferPool.Put(b)
 	p.taken()
 }
@@ -45,7 +49,9 @@ func counted(payload *[]byte, taken func()) mem.Buffer {
 		taken()
 		return mem.SliceBuffer(*payload)
 	}
-	return mem.NewBuffer(payload, &countedPool{Pool, taken})
+	p := &countedPool{BufferPool: Pool, taken: taken}
+	p.lost = runtime.AddCleanup(p, func(taken func()) { taken() }, taken)
+	return mem.NewBuffer(payload, p)
 }
 
 func (c codec) marshalCounted(m *Counted) (mem.BufferSlice, error) {

@@ -2,7 +2,9 @@ package rpc
 
 import (
 	"bytes"
+	"runtime"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
@@ -55,6 +57,28 @@ func TestCountedRepliesAreTaken(t *testing.T) {
 			got.Free()
 			if taken != 1 {
 				t.Errorf("%T of %d bytes: taken %d times, want once", m, bytes, taken)
+			}
+		}
+	}
+}
+
+// A transport that forgets a reply, as gRPC does of calls that end just then, has it no more
+// once it is collected.
+func TestCountedRepliesAreForgotten(t *testing.T) {
+	taken := make(chan struct{}, 1)
+	if _, err := Codec.Marshal(&Counted{Reply: &rowraftv1.PullReply{Payload: Pool.Bytes(5000)}, Taken: func() { taken <- struct{}{} }}); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); ; {
+		runtime.GC()
+		select {
+		case <-taken:
+			return
+		case <-tick.C:
+			if time.Now().After(deadline) {
+				t.Fatal("a reply that nobody has counts as held")
 			}
 		}
 	}
