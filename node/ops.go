@@ -27,6 +27,7 @@ const (
 	opsHeaderBytes  = 16 << 10
 	opsScrapes      = 4 // at once
 	opsConns        = 64
+	opsConnsPerHost = 32 // of one address, so that it takes the places of nobody else
 )
 
 // serveOps serves the ops port: /metrics, /livez, /readyz and /debug/pprof. The function
@@ -35,7 +36,7 @@ func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 	if n.cfg.OpsListener == nil {
 		return func() error { return nil }
 	}
-	l := rpc.LimitListener(n.cfg.OpsListener, opsConns, opsConns)
+	l := rpc.LimitListener(n.cfg.OpsListener, opsConns, opsConnsPerHost)
 	if source != nil {
 		l = tls.NewListener(l, source.Probed())
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -71,6 +72,28 @@ func TestOpsPort(t *testing.T) {
 	}
 	if code, _ := c.nodes[0].get(t, "/"); code != http.StatusNotFound {
 		t.Errorf("/: %d, want 404", code)
+	}
+}
+
+// TestOpsPortIsForAll: one address cannot take all connections of the ops port.
+func TestOpsPortIsForAll(t *testing.T) {
+	n := startCluster(t, 1, 1).nodes[0]
+	for range opsConns {
+		conn, err := net.Dial("tcp", n.opsAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	other := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	probe := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: other.DialContext}, Timeout: 2 * time.Minute}
+	resp, err := probe.Get("http://" + n.opsAddr + "/livez")
+	if err != nil {
+		t.Fatalf("a probe beside %d connections of another address: %v", opsConns, err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("/livez: %d", resp.StatusCode)
 	}
 }
 

@@ -25,6 +25,7 @@ const (
 	entranceConns        = 32
 	entranceConnsPerHost = 4
 	entranceAge          = 10 * time.Second // of a connection
+	entranceEnd          = 30 * time.Second // of one that has not ended by then, whatever it does
 )
 
 // Entrance takes the connections of machines without a certificate out of a port: those
@@ -109,12 +110,30 @@ func (d *doorkeeper) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthI
 	if info.(credentials.TLSInfo).State.NegotiatedProtocol != certs.JoinProtocol {
 		return identify(secure, info)
 	}
+	guest := newGuest(secure, entranceEnd)
 	select {
-	case d.entrance.conns <- secure:
+	case d.entrance.conns <- guest:
 	case <-d.entrance.done:
-		secure.Close()
+		guest.Close()
 	}
 	return nil, nil, credentials.ErrConnDispatched
+}
+
+// guest is a connection that is closed in the end. Its deadlines do not do that: the port's
+// server takes back the one of a connection that it has handed on, and with it the one that
+// the server behind the entrance has set by then.
+type guest struct {
+	net.Conn
+	end *time.Timer
+}
+
+func newGuest(c net.Conn, end time.Duration) *guest {
+	return &guest{c, time.AfterFunc(end, func() { c.Close() })}
+}
+
+func (g *guest) Close() error {
+	g.end.Stop()
+	return g.Conn.Close()
 }
 
 func (d *doorkeeper) Clone() credentials.TransportCredentials {

@@ -1,0 +1,25 @@
+package rpc
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// A stranger who says nothing is sent away, whatever happens to the deadlines of the connection.
+func TestAGuestIsSentAway(t *testing.T) {
+	here, there := net.Pipe()
+	defer there.Close()
+	g := newGuest(here, time.Millisecond)
+	if err := g.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	there.SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := there.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("%v, want the end of the connection", err)
+	}
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+}
