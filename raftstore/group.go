@@ -298,7 +298,7 @@ func (g *Group) startRaft() (err error) {
 	}
 	n.start()
 	g.run.Store(n)
-	return n.follow(g.store.Profile()) // it may have changed meanwhile
+	return n.follow() // it may have changed meanwhile
 }
 
 // restart replaces the raft instance by a new one on the same stores and machine.

@@ -31,7 +31,7 @@ func (s *Store) SetProfile(p Profile) error {
 		if n == nil {
 			continue // likewise one that is restarted
 		}
-		if err := n.follow(p); err != nil {
+		if err := n.follow(); err != nil {
 			return fmt.Errorf("group %s: %w", g.cfg.ID, err)
 		}
 	}
@@ -45,10 +45,13 @@ func (p *Profile) validate() error {
 	return nil
 }
 
-// follow gives a running raft the timers of p that it can take.
-func (n *instance) follow(p Profile) error {
-	heartbeat := max(p.Heartbeat, n.lease)
-	return n.change(func(rc *raft.ReloadableConfig) { rc.HeartbeatTimeout, rc.ElectionTimeout = heartbeat, heartbeat })
+// follow gives a running raft the timers of the store that it can take. It reads them as
+// the one who changes raft's configuration, so that the last who does has the newest.
+func (n *instance) follow() error {
+	return n.change(func(rc *raft.ReloadableConfig) {
+		heartbeat := max(n.g.store.Profile().Heartbeat, n.lease)
+		rc.HeartbeatTimeout, rc.ElectionTimeout = heartbeat, heartbeat
+	})
 }
 
 // change changes the configuration of a running raft.
