@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -153,7 +155,7 @@ func (g *globals) showCert(cmd *cobra.Command, path string) error {
 }
 
 // joinCluster gets this server its certificate, if it has none and was given a token.
-func (f *serverFlags) joinCluster(ctx context.Context, g *globals, addrs ...net.Addr) error {
+func (f *serverFlags) joinCluster(ctx context.Context, g *globals, logger *slog.Logger, addrs ...net.Addr) error {
 	if !f.tokens.given() {
 		if _, err := os.Stat(g.tls.Cert); g.certs != "" && err != nil {
 			return &hintedError{usagef("--certs: %w", err), "`rowraft cert lab --dir " + g.certs + "` makes the certificates for a cluster on this machine; a machine that joins another one gets its own with --token"}
@@ -182,8 +184,25 @@ func (f *serverFlags) joinCluster(ctx context.Context, g *globals, addrs ...net.
 	if name == "" {
 		name, _ = os.Hostname()
 	}
-	if _, err := f.tokens.join(ctx, f.join, g.tls, name, hosts); err != nil {
-		return fmt.Errorf("--token: %w", err)
+	if len(f.join) == 0 {
+		return usagef("--token: say with --join whom to ask: servers with a scheduler and --ca-key")
 	}
-	return nil
+	for {
+		attempt, cancel := context.WithTimeout(ctx, joinNotice)
+		did, err := f.tokens.join(attempt, f.join, g.tls, name, hosts)
+		cancel()
+		switch {
+		case did && err == nil:
+			logger.Info("this server has a certificate by its token", "cert", g.tls.Cert)
+			return nil
+		case err == nil:
+			return nil
+		case ctx.Err() != nil || rowraft.CodeOf(err) != rowraft.CodeDeadline:
+			return fmt.Errorf("--token: %w", err)
+		}
+		logger.Warn("server not ready, nobody lets it join", "err", err)
+	}
 }
+
+// joinNotice is how often a server that waits to join says why.
+const joinNotice = 10 * time.Second

@@ -174,7 +174,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	if err := f.joinCluster(ctx, g, listener.Addr(), peers.Addr()); err != nil {
+	if err := f.joinCluster(ctx, g, logger, listener.Addr(), peers.Addr()); err != nil {
 		return errors.Join(err, listener.Close(), peers.Close())
 	}
 	cfg := node.Config{

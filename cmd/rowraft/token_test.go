@@ -135,6 +135,7 @@ func TestAServerJoinsByAToken(t *testing.T) {
 		"two":           {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", made.Secret, "--token-file", token},
 		"plaintext":     {"server", "--insecure", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
 		"no place":      {"server", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
+		"nobody to ask": {"server", "--certs", filepath.Join(here, "x"), "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
 		"an admin's":    append([]string{"token", "create", "--role", "admin", "--name", "eve"}, admin...),
 	} {
 		if got := rowraftCmd(t, bad...); got.code != exitUsage {
