@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/quota"
 )
 
 const (
@@ -32,8 +34,9 @@ type peerPort struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
+	handshakes *quota.Quota[string] // by host
+
 	mu     sync.Mutex
-	begun  map[string]int // connections in handshake, by address
 	groups map[string]*streamLayer
 	early  map[net.Conn]bool // in handshake
 	closed bool
@@ -41,15 +44,19 @@ type peerPort struct {
 
 func newPeerPort(o *Options) *peerPort {
 	p := &peerPort{
-		opts:   o,
-		begun:  map[string]int{},
-		groups: map[string]*streamLayer{},
-		early:  map[net.Conn]bool{},
+		opts:       o,
+		handshakes: newHandshakes(),
+		groups:     map[string]*streamLayer{},
+		early:      map[net.Conn]bool{},
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.wg.Add(1)
 	go p.accept()
 	return p
+}
+
+func newHandshakes() *quota.Quota[string] {
+	return quota.New[string](maxHandshakes, maxHandshakesPerHost)
 }
 
 // Close ends the port; layers are closed by their groups.
@@ -81,7 +88,7 @@ func (p *peerPort) accept() {
 			}
 			continue
 		}
-		if !p.begin(c) {
+		if !p.handshakes.Take(quota.HostOf(c.RemoteAddr())) {
 			c.Close() // full of half-open connections: the peer dials again
 			continue
 		}
@@ -90,46 +97,10 @@ func (p *peerPort) accept() {
 	}
 }
 
-// begin takes a place for a connection in handshake, which end gives back.
-func (p *peerPort) begin(c net.Conn) bool {
-	host := hostOf(c)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.handshakesLocked() >= maxHandshakes || p.begun[host] >= maxHandshakesPerHost {
-		return false
-	}
-	p.begun[host]++
-	return true
-}
-
-func (p *peerPort) end(c net.Conn) {
-	host := hostOf(c)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.begun[host]--; p.begun[host] == 0 {
-		delete(p.begun, host)
-	}
-}
-
-func (p *peerPort) handshakesLocked() (n int) {
-	for _, of := range p.begun {
-		n += of
-	}
-	return n
-}
-
-func hostOf(c net.Conn) string {
-	host, _, err := net.SplitHostPort(c.RemoteAddr().String())
-	if err != nil {
-		return c.RemoteAddr().String()
-	}
-	return host
-}
-
 // handshake answers the preamble of c and passes c on.
 func (p *peerPort) handshake(c net.Conn) {
 	defer p.wg.Done()
-	defer p.end(c)
+	defer p.handshakes.Give(quota.HostOf(c.RemoteAddr()))
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
@@ -162,7 +133,7 @@ func (p *peerPort) handshake(c net.Conn) {
 	}
 	if _, err := c.Write(marshalReply(peerOK, "")); err != nil {
 		c.Close()
-		layer.leave(pre.from)
+		layer.perPeer.Give(pre.from)
 		return
 	}
 	c.SetDeadline(time.Time{})
@@ -189,7 +160,7 @@ func (p *peerPort) admit(c net.Conn, pre *preamble) (*streamLayer, peerStatus, e
 	if layer == nil {
 		return nil, peerUnknownGroup, fmt.Errorf("node %s runs no group %s", p.opts.Node, pre.group)
 	}
-	if !layer.enter(pre.from) {
+	if !layer.perPeer.Take(pre.from) {
 		return nil, peerBusy, fmt.Errorf("%d connections of node %s to group %s are open already", maxConnsPerPeer, pre.from, pre.group)
 	}
 	return layer, peerOK, nil
@@ -202,7 +173,7 @@ func (p *peerPort) layer(group string) *streamLayer {
 		incoming: make(chan net.Conn),
 		entries:  make(chan net.Conn),
 		conns:    map[*trackedConn]bool{},
-		perPeer:  map[rowraft.NodeID]int{},
+		perPeer:  quota.New[rowraft.NodeID](math.MaxInt, maxConnsPerPeer),
 	}
 	l.ctx, l.stop = context.WithCancel(p.ctx)
 	p.mu.Lock()
@@ -220,43 +191,25 @@ type streamLayer struct {
 
 	ctx      context.Context
 	stop     context.CancelFunc
-	incoming chan net.Conn // for raft
-	entries  chan net.Conn // entry connections
+	incoming chan net.Conn                // for raft
+	entries  chan net.Conn                // entry connections
+	perPeer  *quota.Quota[rowraft.NodeID] // connections that it accepted
 
-	mu      sync.Mutex
-	conns   map[*trackedConn]bool
-	perPeer map[rowraft.NodeID]int
-	closed  bool
-	open    sync.WaitGroup // accepted connections that raft has not closed yet
+	mu     sync.Mutex
+	conns  map[*trackedConn]bool
+	closed bool
+	open   sync.WaitGroup // accepted connections that raft has not closed yet
 }
 
 var _ raft.StreamLayer = (*streamLayer)(nil)
 
-func (l *streamLayer) enter(from rowraft.NodeID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.perPeer[from] >= maxConnsPerPeer {
-		return false
-	}
-	l.perPeer[from]++
-	return true
-}
-
-func (l *streamLayer) leave(from rowraft.NodeID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.perPeer[from]--; l.perPeer[from] == 0 {
-		delete(l.perPeer, from)
-	}
-}
-
 func (l *streamLayer) deliver(c net.Conn, pre *preamble) {
 	t := l.track(c, func() {
-		l.leave(pre.from)
+		l.perPeer.Give(pre.from)
 		l.open.Done()
 	}, true)
 	if t == nil {
-		l.leave(pre.from)
+		l.perPeer.Give(pre.from)
 		return
 	}
 	to := l.incoming

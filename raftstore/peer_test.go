@@ -18,6 +18,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/quota"
 )
 
 // goldenPreamble is built by hand from docs/formats/peer.md: cluster "c1", from
@@ -135,46 +136,36 @@ func TestHalfOpenConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	eventually(t, "all places are given back", func() bool {
-		n.store.port.mu.Lock()
-		defer n.store.port.mu.Unlock()
-		return n.store.port.handshakesLocked() == 0
+		return n.store.port.handshakes.Taken() == 0
 	})
 }
-
-// connFrom is a connection that came from an address.
-type connFrom struct {
-	net.Conn
-	from net.TCPAddr
-}
-
-func (c *connFrom) RemoteAddr() net.Addr { return &c.from }
 
 // TestHandshakesOfOneAddress: one address cannot keep the others out, and all together
 // cannot take more than the limit.
 func TestHandshakesOfOneAddress(t *testing.T) {
-	p := &peerPort{begun: map[string]int{}}
-	from := func(last byte, port int) net.Conn {
-		return &connFrom{from: net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: port}}
+	q := newHandshakes()
+	from := func(last byte, port int) string {
+		return quota.HostOf(&net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: port})
 	}
 	in := 0
 	for port := range maxHandshakesPerHost + 20 {
-		if p.begin(from(1, port)) {
+		if q.Take(from(1, port)) {
 			in++
 		}
 	}
-	if in != maxHandshakesPerHost || !p.begin(from(2, 1)) {
+	if in != maxHandshakesPerHost || !q.Take(from(2, 1)) {
 		t.Errorf("%d of one address, want %d; and another one is kept out", in, maxHandshakesPerHost)
 	}
-	p.end(from(1, 7))
-	if !p.begin(from(1, 999)) || p.begin(from(1, 1000)) {
+	q.Give(from(1, 7))
+	if !q.Take(from(1, 999)) || q.Take(from(1, 1000)) {
 		t.Error("a place that was given back is not there, or two are")
 	}
 	for host := range byte(20) {
 		for port := range maxHandshakesPerHost {
-			p.begin(from(host+2, port))
+			q.Take(from(host+2, port))
 		}
 	}
-	if n := p.handshakesLocked(); n != maxHandshakes {
+	if n := q.Taken(); n != maxHandshakes {
 		t.Errorf("%d in all, want %d", n, maxHandshakes)
 	}
 }

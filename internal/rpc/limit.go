@@ -3,6 +3,8 @@ package rpc
 import (
 	"net"
 	"sync"
+
+	"github.com/rowraft/rowraft/internal/quota"
 )
 
 // Limits of the open connections of a port.
@@ -14,16 +16,12 @@ const (
 // LimitListener closes at once what is beyond total connections, or beyond perHost of
 // one address, so that a client which opens ever more takes the places of nobody else.
 func LimitListener(l net.Listener, total, perHost int) net.Listener {
-	return &limitListener{Listener: l, total: total, perHost: perHost, hosts: make(map[string]int)}
+	return &limitListener{Listener: l, open: quota.New[string](total, perHost)}
 }
 
 type limitListener struct {
 	net.Listener
-	total, perHost int
-
-	mu    sync.Mutex
-	open  int
-	hosts map[string]int
+	open *quota.Quota[string] // by host
 }
 
 func (l *limitListener) Accept() (net.Conn, error) {
@@ -32,34 +30,10 @@ func (l *limitListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
-		if err != nil {
-			host = c.RemoteAddr().String()
-		}
-		if l.enter(host) {
-			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.leave(host) })}, nil
+		if host := quota.HostOf(c.RemoteAddr()); l.open.Take(host) {
+			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.open.Give(host) })}, nil
 		}
 		c.Close()
-	}
-}
-
-func (l *limitListener) enter(host string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open >= l.total || l.hosts[host] >= l.perHost {
-		return false
-	}
-	l.open++
-	l.hosts[host]++
-	return true
-}
-
-func (l *limitListener) leave(host string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open--
-	if l.hosts[host]--; l.hosts[host] == 0 {
-		delete(l.hosts, host)
 	}
 }
 

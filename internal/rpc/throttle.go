@@ -4,6 +4,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/quota"
 )
 
 // maxThrottled bounds the addresses that a Throttle remembers.
@@ -53,10 +55,7 @@ func (t *Throttle) Allow(addr net.Addr, now time.Time) bool {
 // networkOf is who counts as one: an IPv4 address, or the /64 of an IPv6 one, which is
 // what one machine has.
 func networkOf(addr net.Addr) string {
-	host, _, err := net.SplitHostPort(addr.String())
-	if err != nil {
-		host = addr.String()
-	}
+	host := quota.HostOf(addr)
 	ip := net.ParseIP(host)
 	if ip == nil || ip.To4() != nil {
 		return host
