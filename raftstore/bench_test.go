@@ -27,7 +27,6 @@ func (sinkSnapshot) WriteTo(io.Writer) (int64, error) { return 0, nil }
 func (sinkSnapshot) Release()                         {}
 
 // BenchmarkPropose: three nodes in one process on one disk, loopback, fsync on.
-// HAZARDS.md has the same with three processes.
 func BenchmarkPropose(b *testing.B) {
 	for _, backend := range Backends {
 		for _, tc := range []struct {

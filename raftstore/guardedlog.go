@@ -49,10 +49,8 @@ type guardedLog struct {
 	closed  atomic.Bool
 	failed  atomic.Bool
 
-	stores     atomic.Int64 // StoreLogs calls
-	slowStores atomic.Int64 // of those, slower than slowStore
-	readMisses atomic.Int64 // entries read from disk
-	took       *durations   // of the log writes of the store
+	stores atomic.Int64 // StoreLogs calls
+	took   *durations   // of the log writes of the store
 }
 
 // boundary is where a snapshot ends and the log goes on.
@@ -103,7 +101,6 @@ func (g *guardedLog) GetLog(index uint64, out *raft.Log) error {
 		return g.missing(index)
 	}
 	if err == nil {
-		g.readMisses.Add(1)
 		if err = checkEntry(out); err == nil && out.Index != index {
 			err = rowraft.Errorf(rowraft.CodeCorrupt, "entry %d stands in the place of entry %d", out.Index, index)
 		}
@@ -290,7 +287,6 @@ func (g *guardedLog) watch(what string) (stop func()) {
 	return func() {
 		t.Stop()
 		if d := time.Since(begin); d > slowStore {
-			g.slowStores.Add(1)
 			g.log.Warn("slow disk: heartbeats wait behind log writes", "op", what+" the log", "took", d, "dir", g.dir)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -17,84 +16,6 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
-
-// faultyLog injects faults into a log backend.
-type faultyLog struct {
-	logBackend
-	mu    sync.Mutex
-	store func() error           // runs before each StoreLogs; an error is returned instead
-	get   func(l *raft.Log)      // may change what was read
-	set   func(key []byte) error // runs before each Set and SetUint64
-}
-
-func (f *faultyLog) faults() (store func() error, get func(*raft.Log), set func([]byte) error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.store, f.get, f.set
-}
-
-func (f *faultyLog) StoreLogs(logs []*raft.Log) error {
-	if store, _, _ := f.faults(); store != nil {
-		if err := store(); err != nil {
-			return err
-		}
-	}
-	return f.logBackend.StoreLogs(logs)
-}
-
-func (f *faultyLog) GetLog(i uint64, l *raft.Log) error {
-	err := f.logBackend.GetLog(i, l)
-	if _, get, _ := f.faults(); get != nil && err == nil {
-		get(l)
-	}
-	return err
-}
-
-func (f *faultyLog) SetUint64(key []byte, v uint64) error {
-	if _, _, set := f.faults(); set != nil {
-		if err := set(key); err != nil {
-			return err
-		}
-	}
-	return f.logBackend.SetUint64(key, v)
-}
-
-func (f *faultyLog) change(fn func(*faultyLog)) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	fn(f)
-}
-
-// faultyLogs gives each node a faultyLog, found by node ID.
-func faultyLogs(m *sync.Map, more func(*Options)) func(*Options) {
-	return func(o *Options) {
-		node := o.Node
-		o.hooks.wrapLog = func(_ string, b logBackend) logBackend {
-			f := &faultyLog{logBackend: b}
-			m.Store(node, f)
-			return f
-		}
-		if more != nil {
-			more(o)
-		}
-	}
-}
-
-func faultyOf(m *sync.Map, n *testNode) *faultyLog {
-	f, _ := m.Load(n.id)
-	return f.(*faultyLog)
-}
-
-func waitFatal(t *testing.T, n *testNode) error {
-	t.Helper()
-	select {
-	case err := <-n.fatal:
-		return err
-	case <-time.After(2 * time.Minute):
-		t.Fatalf("Fatal of node %s was not called", n.id)
-		return nil
-	}
-}
 
 // #695: no fast path for heartbeats. The handler that raft sets must never see one.
 func TestHeartbeatsTakeTheMainPath(t *testing.T) {
@@ -208,109 +129,6 @@ func TestReplicationHealsAfterErrors(t *testing.T) {
 	c.converged(last)
 	if injected.Load() < 10 {
 		t.Errorf("only %d errors were injected", injected.Load())
-	}
-}
-
-// #697: every layer forwards IsMonotonic, for both backends.
-func TestLogStoresAreMonotonic(t *testing.T) {
-	for _, backend := range Backends {
-		var logs sync.Map
-		c := startedCluster(t, 1, faultyLogs(&logs, func(o *Options) { o.Backend = backend }))
-		g := c.nodes[0].group
-		for _, s := range []raft.LogStore{g.glog, g.inner, faultyOf(&logs, c.nodes[0]).logBackend} {
-			if m, ok := s.(raft.MonotonicLogStore); !ok || !m.IsMonotonic() {
-				t.Errorf("%s: %T is not monotonic", backend, s)
-			}
-		}
-	}
-}
-
-// #503: a leader whose disk hangs stops, and the others go on.
-func TestWatchdogStopsLeaderWithHungDisk(t *testing.T) {
-	var logs sync.Map
-	disks := map[rowraft.NodeID]vfs.FS{} // that do not hang by themselves
-	c := patientCluster(t, 3, faultyLogs(&logs, func(o *Options) {
-		o.DiskStallLimit = time.Second
-		if disks[o.Node] == nil {
-			disks[o.Node] = vfs.NewMem()
-			if err := vfs.MkdirAll(disks[o.Node], o.Dir); err != nil {
-				t.Fatal(err)
-			}
-		}
-		o.FS = disks[o.Node]
-	}))
-	c.propose("before")
-	l := c.leader()
-	release := make(chan struct{})
-	faultyOf(&logs, l).change(func(f *faultyLog) {
-		f.store = func() error { <-release; return nil }
-	})
-	f := l.group.Propose([]byte("hangs"))
-	if err := waitFatal(t, l); !strings.Contains(err.Error(), "disk stall") || !strings.Contains(err.Error(), l.dir) {
-		t.Errorf("Fatal(%v), want a disk stall in %s", err, l.dir)
-	}
-	if l.group.Err() == nil || l.group.Status().Role != RoleStopped {
-		t.Errorf("status after the stall: %+v", l.group.Status())
-	}
-	if _, _, err := l.group.Propose([]byte("x")).Wait(testContext(t)); rowraft.CodeOf(err).MaybeApplied() {
-		t.Errorf("proposal after the stall: %v, want a refusal", err)
-	}
-	close(release)
-	if _, _, err := f.Wait(testContext(t)); !rowraft.CodeOf(err).MaybeApplied() {
-		t.Errorf("the hung proposal ended with %v, want an unknown outcome", err)
-	}
-	c.elect(c.nodes[1])
-	last := c.propose("after")
-	c.stop(l)
-	c.start(l)
-	c.converged(max(last, c.propose("again")))
-}
-
-// A log store error ends the group: no retry, no vote, no acknowledgement.
-func TestLogErrorIsFatal(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
-		inject func(*faultyLog)
-		want   string
-	}{
-		{"append fails", func(f *faultyLog) { f.store = func() error { return syscall.EIO } }, "append to the log"},
-		{"disk is full", func(f *faultyLog) { f.store = func() error { return syscall.ENOSPC } }, "the disk is full"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			var logs sync.Map
-			c := patientCluster(t, 3, faultyLogs(&logs, nil))
-			c.propose("before")
-			l := c.leader()
-			faultyOf(&logs, l).change(tc.inject)
-			_, _, err := l.group.Propose([]byte("x")).Wait(testContext(t))
-			if rowraft.CodeOf(err) != rowraft.CodeLeadershipLost {
-				t.Errorf("the proposal ended with %v, want an unknown outcome", err)
-			}
-			if err := waitFatal(t, l); !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), l.dir) {
-				t.Errorf("Fatal(%v), want %q and the directory", err, tc.want)
-			}
-			// Without the failed node the other two elect and serve.
-			c.elect(c.nodes[1])
-			c.propose("after")
-			eventually(t, "raft of the failed group ends", func() bool { return l.group.run.Load() == nil })
-			c.stop(l)
-			c.start(l)
-			c.converged(c.propose("again"))
-		})
-	}
-}
-
-// A term that cannot be stored makes raft panic; the guard ends the group instead.
-func TestStableStoreErrorIsFatal(t *testing.T) {
-	var logs sync.Map
-	c := patientCluster(t, 3, faultyLogs(&logs, nil))
-	c.propose("before")
-	f := c.nodes[2]
-	faultyOf(&logs, f).change(func(l *faultyLog) { l.set = func([]byte) error { return syscall.EIO } })
-	c.elect(c.nodes[1]) // an election, in a new term
-	if err := waitFatal(t, f); !strings.Contains(err.Error(), "store the term") {
-		t.Errorf("Fatal(%v), want the term", err)
 	}
 }
 
@@ -591,7 +409,7 @@ func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
 	}
 }
 
-// The versions of HAZARDS.md: others do not build together, or lack fixes.
+// Other versions do not build together, or lack fixes.
 func TestVersionsThatBuildTogether(t *testing.T) {
 	mod, err := os.ReadFile("../go.mod")
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// Traps of the libraries that guards_test.go and install_test.go do not cover;
+// Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover;
 // docs/testing.md has the table of all of them.
 
 // Settings whose defaults are wrong for us, and one whose default is right.

@@ -18,7 +18,7 @@ import (
 // (Remove), after handing over the lead if it has it. Each step names the index of
 // the configuration it was decided on: if another change came between, it is
 // refused. hashicorp/raft alone would make a voter of an empty replica at once,
-// and remove the one that the quorum stands on (HAZARDS).
+// and remove the one that the quorum stands on.
 
 const (
 	// maxTransferLag is how far behind a replica may be and still count as caught

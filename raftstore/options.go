@@ -52,7 +52,7 @@ type FatalError struct{ Err error }
 func (e *FatalError) Error() string { return e.Err.Error() }
 func (e *FatalError) Unwrap() error { return e.Err }
 
-// Profile is a set of Raft timers (HAZARDS: measured failover times).
+// Profile is a set of Raft timers.
 type Profile struct {
 	Heartbeat   time.Duration // also the election timeout
 	LeaderLease time.Duration // how long a leader whom no majority answers goes on

@@ -38,11 +38,9 @@ type GroupStatus struct {
 	PendingBytes int64 // proposed here and not resolved
 	BacklogBytes int64 // committed and not applied
 
-	LogWrites     int64 // StoreLogs calls
-	SlowLogWrites int64 // of those, longer than 100 ms
-	LogReads      int64 // entries read from disk, not from memory
-	Restarts      int64 // in place, by the supervisor
-	Installs      int64 // snapshots of the leader that took the replica forwards
+	LogWrites int64 // StoreLogs calls
+	Restarts  int64 // in place, by the supervisor
+	Installs  int64 // snapshots of the leader that took the replica forwards
 
 	Members []MemberStatus
 }
@@ -68,8 +66,8 @@ func (g *Group) Status() GroupStatus {
 		SnapshotIndex: rowraft.Index(g.snapshotAt.Load()),
 		LogBytes:      g.ledger.bytes(),
 		BacklogBytes:  g.backlogBytes(),
-		LogWrites:     g.glog.stores.Load(), SlowLogWrites: g.glog.slowStores.Load(), LogReads: g.glog.readMisses.Load(),
-		Restarts: g.restarts.Load(), Installs: g.installs.Load(),
+		LogWrites:     g.glog.stores.Load(),
+		Restarts:      g.restarts.Load(), Installs: g.installs.Load(),
 	}
 	n := g.run.Load()
 	if n == nil {

@@ -20,7 +20,6 @@ func (g *Group) supervise() {
 	t := time.NewTicker(g.store.opts.hooks.tick)
 	defer t.Stop()
 	dead := g.dead
-	watch := wedgeWatch{}
 	for {
 		select {
 		case <-g.stop:
@@ -42,9 +41,8 @@ func (g *Group) supervise() {
 			}
 			if reason := g.stuckTransfer(n); reason != "" {
 				g.restart(slog.LevelWarn, reason) // #696: a cut in the middle of a transfer is enough
-			} else if reason := watch.check(n, g.store.opts.WedgeTimeout, time.Now()); reason != "" {
+			} else if reason := n.wedged(g.store.opts.WedgeTimeout, time.Now()); reason != "" {
 				g.restart(slog.LevelError, reason)
-				watch = wedgeWatch{}
 			}
 		}
 	}
@@ -173,18 +171,10 @@ func (g *Group) stuckTransfer(n *instance) string {
 	return fmt.Sprintf("raft has refused proposals for %v because of a leadership transfer that ended", limit)
 }
 
-// wedgeWatch finds a leader that stopped replicating to a follower which still
-// answers heartbeats (#612 and its like).
-type wedgeWatch struct {
-	lastIndex uint64
-	grewAt    time.Time // when the log last grew
-}
-
-// check returns why the group must be restarted, or "".
-func (w *wedgeWatch) check(n *instance, limit time.Duration, now time.Time) string {
-	if last := n.raft.LastIndex(); last != w.lastIndex {
-		w.lastIndex, w.grewAt = last, now
-	}
+// wedged returns why the group must be restarted, or "": this leader stopped replicating to
+// a follower which still answers heartbeats (#612 and its like).
+func (n *instance) wedged(limit time.Duration, now time.Time) string {
+	last := n.raft.LastIndex()
 	if n.raft.State() != raft.Leader {
 		return ""
 	}
@@ -194,13 +184,13 @@ func (w *wedgeWatch) check(n *instance, limit time.Duration, now time.Time) stri
 			continue
 		}
 		p, ok := n.trans.progress(s.ID, term)
-		if !ok || p.installing || p.match >= w.lastIndex {
+		if !ok || p.installing || p.match >= last {
 			continue
 		}
 		alive := now.Sub(p.contact) < limit/2
 		still := now.Sub(p.matchSince) > limit && now.Sub(p.attempt) > limit+p.backoff()
 		if alive && still {
-			return fmt.Sprintf("replication to replica %s stands still at entry %d of %d for %v while it answers heartbeats", s.ID, p.match, w.lastIndex, now.Sub(p.matchSince).Round(time.Millisecond))
+			return fmt.Sprintf("replication to replica %s stands still at entry %d of %d for %v while it answers heartbeats", s.ID, p.match, last, now.Sub(p.matchSince).Round(time.Millisecond))
 		}
 	}
 	return ""
