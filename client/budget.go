@@ -29,12 +29,6 @@ type budget struct {
 	need   int       // calls that wait for a token
 }
 
-// request is a call's first try.
-func (b *budget) request() { b.add(retryShare) }
-
-// succeeded is that of a call which was sent again.
-func (b *budget) succeeded() { b.add(1) }
-
 func (b *budget) add(n float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -77,23 +71,45 @@ func (b *budget) spent() (waiting int, spent bool) {
 	return b.need, b.need > 0
 }
 
-// mayRetry takes a token for a call that last was refused, and waits for one unless
+// retries are those of one call.
+type retries struct {
+	c        *Client
+	failFast bool // when the budget is spent
+	some     bool // a token was asked for
+}
+
+// newRetries adds what a call's first try gives the budget.
+func (c *Client) newRetries(failFast bool) retries {
+	c.budget.add(retryShare)
+	return retries{c: c, failFast: failFast}
+}
+
+// may takes a token for the call, which last was refused, and waits for one unless
 // failFast: then, or if ctx ends, it says that the budget is spent.
-func (c *Client) mayRetry(ctx context.Context, failFast bool, last error) error {
-	if c.budget.take(time.Now()) {
+func (r *retries) may(ctx context.Context, last error) error {
+	r.some = true
+	b := &r.c.budget
+	if b.take(time.Now()) {
 		return nil
 	}
-	if failFast {
+	if r.failFast {
 		return spentError(last)
 	}
-	c.budget.wait(1)
-	defer c.budget.wait(-1)
-	for !c.budget.take(time.Now()) {
-		if err := c.pause(ctx, &backoff{}, retryPoll); err != nil {
+	b.wait(1)
+	defer b.wait(-1)
+	for !b.take(time.Now()) {
+		if err := r.c.pause(ctx, &backoff{}, retryPoll); err != nil {
 			return spentError(last)
 		}
 	}
 	return nil
+}
+
+// succeeded gives a token back if the call needed any.
+func (r *retries) succeeded() {
+	if r.some {
+		r.c.budget.add(1)
+	}
 }
 
 // spentError tells what the budget is spent for. Nothing of the call was applied.

@@ -24,9 +24,7 @@ func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call atte
 // onLeader is shardCall of any way to try; failFast says that it ends when the retry
 // budget is spent.
 func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast bool, try func(node rowraft.NodeID, addr string) error) (maybe bool, err error) {
-	b := backoff{}
-	useHint, again := true, false
-	c.budget.request()
+	b, retries, useHint := backoff{}, c.newRetries(failFast), true
 	var last rowraft.NodeID // that answered, or did not
 	var gone rowraft.NodeID // that did not
 	for c.ctx.Err() == nil {
@@ -37,9 +35,7 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 		err = try(node, addr)
 		if err == nil {
 			c.confirmLeader(shard, node)
-			if again {
-				c.budget.succeeded()
-			}
+			retries.succeeded()
 			return false, nil
 		}
 		code := rowraft.CodeOf(err)
@@ -70,8 +66,8 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 			continue // follow a new hint at once
 		}
 		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
-			useHint, again, atLeast = true, true, o.RetryAfter
-			if err := c.mayRetry(ctx, failFast, err); err != nil {
+			useHint, atLeast = true, o.RetryAfter
+			if err := retries.may(ctx, err); err != nil {
 				return maybe, c.ended(err)
 			}
 		} else {

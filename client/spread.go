@@ -109,24 +109,23 @@ func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 // could mend, or all have been asked and some of them cannot meet the bound. tries is how
 // often req was sent.
 func (c *Client) pullAny(ctx context.Context, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
-	b, again := backoff{}, false
-	c.budget.request()
+	b, retries := backoff{}, c.newRetries(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
 		round := round{c: c, shard: shard, req: req}
 		reply, err = round.run(ctx)
 		tries += round.tries
 		code := rowraft.CodeOf(err)
 		if err == nil || !code.Retryable() || code == rowraft.CodeWrongShard || code == rowraft.CodeTooStale || ctx.Err() != nil {
-			if err == nil && again {
-				c.budget.succeeded()
+			if err == nil {
+				retries.succeeded()
 			}
 			return reply, tries, err
 		}
 		c.askForMap()
 		var atLeast time.Duration
 		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
-			again, atLeast = true, o.RetryAfter
-			if err := c.mayRetry(ctx, c.opts.FailWhenOverloaded, err); err != nil {
+			atLeast = o.RetryAfter
+			if err := retries.may(ctx, err); err != nil {
 				return nil, tries, c.ended(err)
 			}
 		}
