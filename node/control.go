@@ -58,14 +58,6 @@ func (c *control) close() error {
 	return errors.Join(errs...)
 }
 
-func (c *control) dial(addr string) (rowraftv1.ClusterClient, error) {
-	conn, err := c.conn(addr)
-	if err != nil {
-		return nil, err
-	}
-	return rowraftv1.NewClusterClient(conn), nil
-}
-
 func (c *control) conn(addr string) (*grpc.ClientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,14 +102,21 @@ func (c *control) schedulers() []string {
 	return out
 }
 
-// call tries the schedulers in turn until one answers.
+// call is ask of the service of the cluster.
 func (c *control) call(ctx context.Context, f func(context.Context, rowraftv1.ClusterClient) error) error {
+	return c.ask(ctx, 2*time.Second, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return f(ctx, rowraftv1.NewClusterClient(conn))
+	})
+}
+
+// ask tries the schedulers in turn, each for as long as timeout, until one answers.
+func (c *control) ask(ctx context.Context, timeout time.Duration, f func(context.Context, *grpc.ClientConn) error) error {
 	var last error
 	for _, addr := range c.schedulers() {
-		stub, err := c.dial(addr)
+		conn, err := c.conn(addr)
 		if err == nil {
-			attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
-			err = f(attempt, stub)
+			attempt, cancel := context.WithTimeout(ctx, timeout)
+			err = f(attempt, conn)
 			cancel()
 		}
 		if err == nil {
@@ -233,13 +232,13 @@ func (c *control) followMap(ctx context.Context) {
 			known = uint64(m.Version)
 		}
 		err := func() error {
-			stub, err := c.dial(addr)
+			conn, err := c.conn(addr)
 			if err != nil {
 				return err
 			}
 			attempt, cancel := context.WithTimeout(ctx, poll+2*time.Second)
 			defer cancel()
-			reply, err := stub.GetMap(attempt, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(poll)})
+			reply, err := rowraftv1.NewClusterClient(conn).GetMap(attempt, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(poll)})
 			if err != nil || reply.Map == nil {
 				return err
 			}
@@ -308,12 +307,7 @@ func (n *Node) certificateEnds() uint64 {
 }
 
 func (n *Node) replicaStatus() []*rowraftv1.ReplicaStatus {
-	n.mu.RLock()
-	replicas := make([]*replica, 0, len(n.replicas))
-	for _, r := range n.replicas {
-		replicas = append(replicas, r)
-	}
-	n.mu.RUnlock()
+	replicas := n.runningReplicas()
 	slices.SortFunc(replicas, func(a, b *replica) int { return cmp.Compare(a.shard, b.shard) })
 	out := make([]*rowraftv1.ReplicaStatus, len(replicas))
 	for i, r := range replicas {

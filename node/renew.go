@@ -4,7 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/rowraft/rowraft"
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft/internal/certs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -42,22 +43,13 @@ func (c *control) renewCert(ctx context.Context) {
 }
 
 func (c *control) renewOnce(ctx context.Context) error {
-	err := rowraft.Errorf(rowraft.CodeNoLeader, "no scheduler is known")
-	for _, addr := range c.schedulers() {
-		conn, derr := c.conn(addr)
-		if derr != nil {
-			return derr
-		}
-		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-		var reply *rowraftv1.RenewCertificateReply
-		reply, err = rowraftv1.NewCertificatesClient(conn).RenewCertificate(attempt, &rowraftv1.RenewCertificateRequest{})
-		cancel()
-		if err == nil {
-			return c.n.cfg.TLS.Keep(reply.GetCertificate(), reply.GetCa())
-		}
-		if ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() {
-			break
-		}
+	var reply *rowraftv1.RenewCertificateReply
+	err := c.ask(ctx, 5*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		reply, err = rowraftv1.NewCertificatesClient(conn).RenewCertificate(ctx, &rowraftv1.RenewCertificateRequest{})
+		return err
+	})
+	if err != nil {
+		return err
 	}
-	return err
+	return c.n.cfg.TLS.Keep(reply.GetCertificate(), reply.GetCa())
 }

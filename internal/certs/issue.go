@@ -129,9 +129,9 @@ func (ca *CA) template(r *Request) (*x509.Certificate, error) {
 
 // sign signs template for a new key, by itself without a parent, and writes both.
 func sign(base string, template, parent *x509.Certificate, signer *ecdsa.PrivateKey, valid time.Duration) (*x509.Certificate, *ecdsa.PrivateKey, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, keyDER, err := newKey()
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a key: %w", err)
+		return nil, nil, err
 	}
 	if parent == nil {
 		parent, signer = template, key
@@ -144,10 +144,6 @@ func sign(base string, template, parent *x509.Certificate, signer *ecdsa.Private
 	if err != nil {
 		return nil, nil, fmt.Errorf("read back what was signed: %w", err)
 	}
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encode the key: %w", err)
-	}
 	// The key first: without it there is no certificate that anybody could use.
 	if err := write(base+".key", keyPEM, keyDER); err != nil {
 		return nil, nil, err
@@ -156,6 +152,19 @@ func sign(base string, template, parent *x509.Certificate, signer *ecdsa.Private
 		return nil, nil, errors.Join(err, os.Remove(base+".key"))
 	}
 	return cert, key, nil
+}
+
+// newKey makes a key, and what is written of it.
+func newKey() (*ecdsa.PrivateKey, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a key: %w", err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode the key: %w", err)
+	}
+	return key, der, nil
 }
 
 // complete fills in what is another one in each certificate, and signs.

@@ -58,13 +58,9 @@ func (f Files) joinKey() (*ecdsa.PrivateKey, error) {
 		if err := os.MkdirAll(filepath.Dir(f.Key), 0o700); err != nil {
 			return nil, fmt.Errorf("directory of the certificate: %w", err)
 		}
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		key, der, err := newKey()
 		if err != nil {
-			return nil, fmt.Errorf("make a key: %w", err)
-		}
-		der, err := x509.MarshalECPrivateKey(key)
-		if err != nil {
-			return nil, fmt.Errorf("encode the key: %w", err)
+			return nil, err
 		}
 		switch err := write(f.Key, keyPEM, der); {
 		case rowraft.CodeOf(err) == rowraft.CodeAlreadyExists: // by another process, just now
