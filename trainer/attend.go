@@ -53,12 +53,7 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	if i < 0 {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "it has no state of trainer %d of job %s, which was not training when it was made, or was left out", rank, job)
 	}
-	r, err := checkpoint.OpenFile(ctx, files, m.Blobs[i].File)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	st, err := state.Read(r) // to the end, where the file is checked
+	st, err := readState(ctx, files, &m.Blobs[i])
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +64,17 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	for _, t := range m.Tables {
 		s.Tables = append(s.Tables, t.Schema)
 	}
-	return s, err
+	return s, nil
+}
+
+// readState reads a trainer's state to the end, where the file is checked.
+func readState(ctx context.Context, files checkpoint.Files, b *checkpoint.Blob) (st *state.State, err error) {
+	r, err := checkpoint.OpenFile(ctx, files, b.File)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	return state.Read(r)
 }
 
 func openSaved(ctx context.Context, path string) (checkpoint.Files, *checkpoint.Manifest, error) {
@@ -115,7 +120,7 @@ func readParts(ctx context.Context, path, job string) (p *checkpoint.Parts, trai
 
 // readJobStep reads how many steps a job had whose trainers keep step: all of them stood behind
 // the same one.
-func readJobStep(ctx context.Context, path, job string) (step int64, err error) {
+func readJobStep(ctx context.Context, path, job string) (int64, error) {
 	files, m, err := openSaved(ctx, path)
 	if err != nil {
 		return 0, err
@@ -124,12 +129,7 @@ func readJobStep(ctx context.Context, path, job string) (step int64, err error) 
 	if i < 0 {
 		return 0, nil
 	}
-	r, err := checkpoint.OpenFile(ctx, files, m.Blobs[i].File)
-	if err != nil {
-		return 0, fmt.Errorf("checkpoint %s: %w", path, err)
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	st, err := state.Read(r)
+	st, err := readState(ctx, files, &m.Blobs[i])
 	if err != nil {
 		return 0, fmt.Errorf("checkpoint %s: %w", path, err)
 	}

@@ -311,15 +311,6 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-func contains(list []string, s string) bool {
-	for _, x := range list {
-		if x == s {
-			return true
-		}
-	}
-	return false
-}
-
 // policies sets how rows are stored, which keys get one and which lose it.
 func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	switch t.Storage {

@@ -130,8 +130,12 @@ func (c *Config) lease() time.Duration {
 // settings are what all workers of the job must agree on, by the names that they have
 // in the job's file.
 func (c *Config) settings() map[string]string {
+	text, err := json.Marshal(c.terms())
+	if err != nil {
+		panic(err) // numbers are finite: Validate has seen them
+	}
 	var tree map[string]any
-	if err := json.Unmarshal(c.Fingerprint(), &tree); err != nil {
+	if err := json.Unmarshal(text, &tree); err != nil {
 		panic(err) // it was made from a struct
 	}
 	out := make(map[string]string)

@@ -53,7 +53,7 @@ func (m *ModelConfig) kind() string {
 	return m.Kind
 }
 
-// essence is m as states and fingerprints have it: those of a DLRM are the same as
+// essence is m as states and settings have it: those of a DLRM are the same as
 // before there were other kinds.
 func (m ModelConfig) essence() ModelConfig {
 	if m.Kind == DLRM {

@@ -1,7 +1,7 @@
 package trainer
 
 import (
-	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,7 +80,7 @@ const maxStaleness = 1 << 20
 // validateMode reports the first setting that no mode, or not the job's, has.
 func (c *Config) validateMode() error {
 	switch {
-	case !contains(modes, c.Mode):
+	case !slices.Contains(modes, c.Mode):
 		return invalid("mode %q is not supported: this version runs %s", c.Mode, strings.Join(modes, ", "))
 	case !(c.Quorum > 0 && c.Quorum <= 1):
 		return invalid("quorum %v: want a share of the trainers, more than 0 and at most 1", c.Quorum)
@@ -108,7 +108,7 @@ func (c *Config) validateMode() error {
 	return nil
 }
 
-// terms are what all workers of a job must agree on. How a worker computes, where its
+// terms are what all workers of a job must agree on; the registry has them as settings. How a worker computes, where its
 // data lies, how it waits is its own matter.
 type terms struct {
 	Mode       string            `json:"mode"`
@@ -145,23 +145,4 @@ func (c *Config) terms() terms {
 		}
 	}
 	return t
-}
-
-// Fingerprint is a JSON object of what all workers of the job must agree on, with the
-// same bytes for those that do. A worker that disagrees can be told where with
-// [SameFingerprint].
-func (c *Config) Fingerprint() []byte {
-	b, err := json.Marshal(c.terms())
-	if err != nil {
-		panic(err) // numbers are finite: Validate has seen them
-	}
-	return b
-}
-
-// SameFingerprint names the first thing in which a worker disagrees with its job, with both
-// values, as CodeInvalidArgument; nil if there is none.
-func SameFingerprint(job, worker []byte) error {
-	return sameJSON(job, worker, func(field string, job, worker any) error {
-		return invalid("%s is %v in the job and %v in this worker's configuration: all workers of a job must agree", field, job, worker)
-	})
 }

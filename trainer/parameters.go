@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/rowraft/rowraft/trainer/models"
@@ -40,7 +41,7 @@ func (c *Config) validateParameters() error {
 		if _, err := path.Match(p.Name, ""); err != nil || p.Name == "" {
 			return invalid("parameters: name %q: want a parameter of the model, or a pattern with *", p.Name)
 		}
-		if p.Placement != "" && !contains(placements, p.Placement) {
+		if p.Placement != "" && !slices.Contains(placements, p.Placement) {
 			return invalid("parameters: %s: placement %q: want %s", p.Name, p.Placement, strings.Join(placements, " or "))
 		}
 		if p.Placement == PlaceTrainers && p.Init != "" && p.Init != InitSeed {

@@ -158,13 +158,6 @@ type counters struct{ step, examples, jobStep int64 }
 
 // sameEssence names the first field in which two configurations differ.
 func sameEssence(was, is []byte) error {
-	return sameJSON(was, is, func(field string, was, is any) error {
-		return invalid("%s was %v when the checkpoint was made, and is %v: a run goes on with the configuration that it had", field, was, is)
-	})
-}
-
-// sameJSON calls differ, for its error, with the first field that two objects have not in common.
-func sameJSON(was, is []byte, differ func(field string, was, is any) error) error {
 	var a, b map[string]any
 	if err := json.Unmarshal(was, &a); err != nil {
 		return invalid("the configuration that was: %w", err)
@@ -172,10 +165,10 @@ func sameJSON(was, is []byte, differ func(field string, was, is any) error) erro
 	if err := json.Unmarshal(is, &b); err != nil {
 		return invalid("the configuration: %w", err)
 	}
-	return sameFields("", a, b, differ)
+	return sameFields("", a, b)
 }
 
-func sameFields(prefix string, a, b map[string]any, differ func(string, any, any) error) error {
+func sameFields(prefix string, a, b map[string]any) error {
 	keys := slices.Collect(maps.Keys(a))
 	for k := range b {
 		if _, ok := a[k]; !ok {
@@ -187,13 +180,13 @@ func sameFields(prefix string, a, b map[string]any, differ func(string, any, any
 		x, xok := a[k].(map[string]any)
 		y, yok := b[k].(map[string]any)
 		if xok && yok {
-			if err := sameFields(prefix+k+".", x, y, differ); err != nil {
+			if err := sameFields(prefix+k+".", x, y); err != nil {
 				return err
 			}
 			continue
 		}
 		if !reflect.DeepEqual(a[k], b[k]) {
-			return differ(prefix+k, a[k], b[k])
+			return invalid("%s was %v when the checkpoint was made, and is %v: a run goes on with the configuration that it had", prefix+k, a[k], b[k])
 		}
 	}
 	return nil

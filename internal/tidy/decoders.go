@@ -92,7 +92,7 @@ var decoders = map[string]string{
 	"trainer/data.openIdx":                "trainer/data.FuzzIdx",
 	"trainer/data.openLines":              "trainer/data.FuzzFile",
 	"trainer/data.splitter.split":         "trainer/data.FuzzSplit",
-	"trainer.sameJSON":                    "trainer.FuzzEssence",
+	"trainer.sameEssence":                 "trainer.FuzzEssence",
 	"trainer/state.Read":                  "trainer/state.FuzzRead",
 	"trainer/state.reader.header":         "trainer/state.FuzzRead",
 	"trainer/state.reader.place":          "trainer/state.FuzzRead",

@@ -7,7 +7,7 @@
 // # Invariants
 //
 //  1. The pure Go backend is opened as go:ops_sequential and nowhere else in
-//     the project: its default mode deadlocks (HAZARDS.md).
+//     the project: its default mode deadlocks.
 //  2. Nothing is ever downloaded: neither the library's default backends nor
 //     its installer is imported, and a plugin is given by absolute path only.
 //  3. The package builds without a C compiler and without CUDA; what it was

@@ -336,7 +336,7 @@ func TestNoMember(t *testing.T) {
 	}
 }
 
-// One round of what COMPUTE.md measured: the dense gradients of a DLRM.
+// One round of the dense gradients of a DLRM.
 func BenchmarkRound(b *testing.B) {
 	const bytes = 1_840_000
 	for _, n := range []int{2, 4, 8} {
