@@ -71,6 +71,16 @@ func (s *Shard) On(node rowraft.NodeID) (Replica, bool) {
 	return Replica{}, false
 }
 
+// ShardsOn lists the shards that have a replica or learner on node.
+func (m *Map) ShardsOn(node rowraft.NodeID) (out []rowraft.ShardID) {
+	for i := range m.Shards {
+		if _, here := m.Shards[i].On(node); here {
+			out = append(out, m.Shards[i].ID)
+		}
+	}
+	return out
+}
+
 // Map is one version of the placement of everything. It is immutable after New.
 type Map struct {
 	Cluster      rowraft.ClusterID

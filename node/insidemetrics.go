@@ -56,13 +56,7 @@ func (m *metrics) inside(ch chan<- prometheus.Metric) {
 		h := store.LogWrites()
 		ch <- prometheus.MustNewConstHistogram(logWriteDesc, h.Count, h.Sum.Seconds(), h.Buckets)
 	}
-	m.n.mu.RLock()
-	replicas := make([]*replica, 0, len(m.n.replicas))
-	for _, r := range m.n.replicas {
-		replicas = append(replicas, r)
-	}
-	m.n.mu.RUnlock()
-	for _, r := range replicas {
+	for _, r := range m.n.runningReplicas() {
 		g := r.group.Status()
 		for _, d := range insideMetrics {
 			ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(r, &g), strconv.Itoa(int(r.shard)))

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 )
 
@@ -36,14 +35,8 @@ func autoProfile(now string, replicas int) string {
 // mostReplicas is how many replicas the server has that has most: all choose by it, since a
 // leader's heartbeats must suit the followers' timers.
 func mostReplicas(m *clustermap.Map) (most int) {
-	count := make(map[rowraft.NodeID]int)
-	for _, s := range m.Shards {
-		for _, n := range m.Nodes {
-			if _, here := s.On(n.ID); here {
-				count[n.ID]++
-				most = max(most, count[n.ID])
-			}
-		}
+	for _, n := range m.Nodes {
+		most = max(most, len(m.ShardsOn(n.ID)))
 	}
 	return most
 }

@@ -279,9 +279,8 @@ func (d *diagnosis) work() {
 		if o.GetState() != rowraftv1.OperationState_OPERATION_STATE_RUNNING {
 			continue
 		}
-		kind := strings.ToLower(strings.TrimPrefix(o.GetKind().String(), "OPERATION_KIND_"))
 		d.add(aNote, "operation-runs", fmt.Sprintf("operation %d", o.GetId()), fmt.Sprintf("rowraft operation watch %d", o.GetId()),
-			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), kind, cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
+			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), operationName(o.GetKind()), cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
 	}
 	for _, m := range d.st.GetMoves() {
 		mv := m.GetMove()
@@ -293,7 +292,7 @@ func (d *diagnosis) work() {
 			way = "off " + d.label(mv.GetFrom().GetNode())
 		}
 		d.add(aNote, "move-runs", fmt.Sprintf("shard %d", mv.GetShard()), fmt.Sprintf("rowraft operation watch %d", mv.GetId()),
-			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, strings.ToLower(strings.TrimPrefix(mv.GetPhase().String(), "MOVE_PHASE_")), waits(m.GetWaitingFor()))
+			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, phaseName(mv.GetPhase()), waits(m.GetWaitingFor()))
 	}
 }
 
@@ -331,6 +330,23 @@ func (d *diagnosis) job(j *rowraftv1.JobInfo) {
 		add("job-short-of-workers", "start them again under the same names; "+describe, "%d of %d workers train; gone: %s.", training, j.GetWorkers(), strings.Join(lost, ", "))
 	case training > 0 && idle == training:
 		add("job-stalled", describe+"; a shard without a leader, or a step that waits for a worker, holds it", "none of its %d workers makes steps.", training)
+	}
+}
+
+// policy looks at whether a policy makes checkpoints.
+func (d *diagnosis) policy(p *policy) {
+	name, r := p.GetPolicy().GetName(), p.GetRecord()
+	if n := r.GetFailures(); n > 0 {
+		last := "none was ever made"
+		if made := r.GetMade(); len(made) > 0 {
+			last = "the last one is " + made[len(made)-1].GetName()
+		}
+		d.add(warning, "policy-fails", "policy "+name, "see to what it says; rowraft checkpoint policy describe "+name,
+			"Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", name, n, last, r.GetError())
+	}
+	if r.GetRetentionError() != "" {
+		d.add(warning, "policy-retention-fails", "policy "+name, "see to what it says; its destination fills up meanwhile",
+			"Checkpoint policy %s could not remove an old checkpoint: %s.", name, r.GetRetentionError())
 	}
 }
 

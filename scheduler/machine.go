@@ -98,8 +98,7 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		rank, inc, err := s.joinJob(c.JoinJob.GetJob(), c.JoinJob.GetWorker(), int(c.JoinJob.GetWorkers()))
 		return rankResult{rank, inc}, err
 	case *rowraftv1.MetaCommand_StartMove:
-		m := c.StartMove
-		return s.startMove(m)
+		return s.startMove(c.StartMove)
 	case *rowraftv1.MetaCommand_AdvanceMove:
 		return s.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo())
 	case *rowraftv1.MetaCommand_ForgetReplica:

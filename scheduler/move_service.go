@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -61,10 +60,7 @@ func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaReq
 
 // mustBeUp refuses a server that could not take a replica now.
 func (s *Scheduler) mustBeUp(n clustermap.Node) error {
-	s.soft.mu.Lock()
-	b, seen := s.soft.beats[n.ID]
-	s.soft.mu.Unlock()
-	if seen && stateAfter(time.Since(b.at)) == stateUp {
+	if l := s.liveness(n.ID); l.seen && l.state == stateUp {
 		return nil
 	}
 	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v", nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)

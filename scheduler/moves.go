@@ -268,10 +268,7 @@ func without(list []clustermap.Replica, id rowraft.ReplicaID) []clustermap.Repli
 
 // nodeName is what people call a node.
 func (s *state) nodeName(id rowraft.NodeID) string {
-	if n, ok := s.cluster.Node(id); ok && n.Name != "" {
-		return n.Name
-	}
-	return string(id)
+	return labelOf(&s.cluster, id)
 }
 
 // phaseName is what people call a phase.

@@ -67,7 +67,7 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 // planFor says what follows when n is to do something, a sentence each.
 func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) []string {
 	name := labelOf(m, n.ID)
-	leads, replicas := s.leadsOf(m, n.ID), replicasOn(m, n.ID)
+	leads, replicas := s.leadsOf(m, n.ID), m.ShardsOn(n.ID)
 	if n.Intent == to {
 		return []string{fmt.Sprintf("%s is %s already.", name, intentName(to))}
 	}

@@ -171,7 +171,7 @@ func (s *state) retireNode(id rowraft.NodeID) error {
 	return nil
 }
 
-// operationsOf returns the operations, by id.
+// operations returns the operations, by id.
 func (m *machine) operations() []operation {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -336,7 +336,7 @@ func (s *Scheduler) replaceDead(ctx context.Context) error {
 	var errs []error
 	for _, n := range m.Servers() {
 		l := s.liveness(n.ID)
-		if n.Intent == clustermap.Decommission || !s.isDead(&l) || s.runningOn(n.ID) != nil || len(replicasOn(m, n.ID)) == 0 {
+		if n.Intent == clustermap.Decommission || !s.isDead(&l) || s.runningOn(n.ID) != nil || len(m.ShardsOn(n.ID)) == 0 {
 			continue
 		}
 		s.logger.Warn("a server is silent for too long; its replicas are rebuilt elsewhere", "server", labelOf(m, n.ID), "silent", l.silence.Round(time.Second).String())
@@ -358,23 +358,13 @@ func (s *Scheduler) runningOn(id rowraft.NodeID) *operation {
 
 // setIntent logs what a server is to do, with the operation that follows.
 func (s *Scheduler) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (operation, error) {
-	total := len(replicasOn(m, id))
+	total := len(m.ShardsOn(id))
 	if kind == opDrain {
 		total = len(s.leadsOf(m, id))
 	}
 	return proposeFor[operation](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
 		Node: string(id), From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: uint64(total),
 	}}})
-}
-
-// replicasOn lists the shards that have a replica, or get one, on a node.
-func replicasOn(m *clustermap.Map, id rowraft.NodeID) (out []rowraft.ShardID) {
-	for _, sh := range m.Shards {
-		if _, has := sh.On(id); has {
-			out = append(out, sh.ID)
-		}
-	}
-	return out
 }
 
 // leadsOf lists the shards that a node is known to lead.
@@ -404,7 +394,7 @@ func (s *Scheduler) endOperations(ctx context.Context) error {
 		l := s.liveness(o.node)
 		n, _ := m.Node(o.node)
 		switch {
-		case o.kind == opReplace && l.seen && l.state == stateUp && len(replicasOn(m, o.node)) > 0:
+		case o.kind == opReplace && l.seen && l.state == stateUp && len(m.ShardsOn(o.node)) > 0:
 			s.logger.Info("a server that was being replaced is back", "server", labelOf(m, o.node), "operation", o.id)
 			_, err := s.setIntent(ctx, m, o.node, n.Intent, n.Intent, 0)
 			errs = append(errs, err)
@@ -421,7 +411,7 @@ func (s *Scheduler) left(m *clustermap.Map, o *operation) int {
 	if o.kind == opDrain {
 		return len(s.leadsOf(m, o.node))
 	}
-	return len(replicasOn(m, o.node))
+	return len(m.ShardsOn(o.node))
 }
 
 // retireNodes takes servers off the map that are decommissioned, empty and down.
@@ -432,7 +422,7 @@ func (s *Scheduler) retireNodes(ctx context.Context) error {
 	}
 	var errs []error
 	for _, n := range m.Nodes {
-		if n.Intent != clustermap.Decommission || n.Scheduler || len(replicasOn(m, n.ID)) > 0 {
+		if n.Intent != clustermap.Decommission || n.Scheduler || len(m.ShardsOn(n.ID)) > 0 {
 			continue
 		}
 		if l := s.liveness(n.ID); l.state == stateDown {
@@ -466,6 +456,5 @@ func (s *Scheduler) cancelLost(ctx context.Context) error {
 // labelOf is what people call a node.
 func labelOf(m *clustermap.Map, id rowraft.NodeID) string {
 	n, _ := m.Node(id)
-	n.ID = id
-	return nodeLabel(rpc.NodeToProto(n))
+	return cmp.Or(n.Name, string(id))
 }

@@ -97,24 +97,3 @@ func (s *Scheduler) policyStatus(p *policy) *rowraftv1.PolicyStatus {
 	}
 	return st
 }
-
-// policyProblems says which policies make no checkpoints.
-func (s *Scheduler) policyProblems() []*rowraftv1.Problem {
-	d := &diagnosis{}
-	for _, p := range s.machine.policies() {
-		r := p.GetRecord()
-		if n := r.GetFailures(); n > 0 {
-			last := "none was ever made"
-			if made := r.GetMade(); len(made) > 0 {
-				last = "the last one is " + made[len(made)-1].GetName()
-			}
-			d.add(warning, "policy-fails", "policy "+p.GetPolicy().GetName(), "see to what it says; rowraft checkpoint policy describe "+p.GetPolicy().GetName(),
-				"Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", p.GetPolicy().GetName(), n, last, r.GetError())
-		}
-		if r.GetRetentionError() != "" {
-			d.add(warning, "policy-retention-fails", "policy "+p.GetPolicy().GetName(), "see to what it says; its destination fills up meanwhile",
-				"Checkpoint policy %s could not remove an old checkpoint: %s.", p.GetPolicy().GetName(), r.GetRetentionError())
-		}
-	}
-	return d.out
-}

@@ -314,8 +314,10 @@ func TestRetention(t *testing.T) {
 				}
 			}
 			damaged := strings.Contains(tc.name, "newest is damaged")
-			if got := s.policyProblems(); (len(got) > 0) != damaged {
-				t.Errorf("problems: %v", got)
+			var found diagnosis
+			found.policy(s.machine.policy("nightly"))
+			if (len(found.out) > 0) != damaged {
+				t.Errorf("problems: %v", found.out)
 			}
 		})
 	}

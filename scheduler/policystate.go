@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -131,7 +130,7 @@ func (s *state) endPolicyRun(c *rowraftv1.MetaEndPolicyRun) error {
 		if r.GetRunning() != c.GetCheckpoint() || c.GetCheckpoint() == "" {
 			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s does not make checkpoint %q", c.GetName(), c.GetCheckpoint())
 		}
-		r.Running, r.Error = "", short(c.GetError())
+		r.Running, r.Error = "", cut(c.GetError(), maxPolicyText)
 		if c.GetError() != "" {
 			r.Failures++
 			return nil
@@ -144,17 +143,12 @@ func (s *state) endPolicyRun(c *rowraftv1.MetaEndPolicyRun) error {
 
 func (s *state) forgetCheckpoint(c *rowraftv1.MetaForgetCheckpoint) error {
 	return s.changeRecord(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
-		r.RetentionError = short(c.GetError())
+		r.RetentionError = cut(c.GetError(), maxPolicyText)
 		if c.GetError() == "" {
 			r.Made = slices.DeleteFunc(r.Made, func(m *rowraftv1.PolicyCheckpoint) bool { return m.GetName() == c.GetCheckpoint() })
 		}
 		return nil
 	})
-}
-
-// short bounds what is kept of an error.
-func short(text string) string {
-	return strings.ToValidUTF8(text[:min(len(text), maxPolicyText)], "")
 }
 
 // policiesFromProto checks what a snapshot says of policies.

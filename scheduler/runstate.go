@@ -391,7 +391,7 @@ const maxEndedRuns = 256
 
 // endRun notes that shards are to forget a run.
 func (s *state) endRun(r *rowraftv1.MetaRun) {
-	if !r.GetInShards() || slices.ContainsFunc(s.endedRuns, func(id []byte) bool { return bytes.Equal(id, r.GetRun()) }) {
+	if !r.GetInShards() || containsBytes(s.endedRuns, r.GetRun()) {
 		return
 	}
 	s.endedRuns = append(slices.Clone(s.endedRuns), r.GetRun())
@@ -423,6 +423,7 @@ func (s *state) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.Me
 	return r, nil
 }
 
+// cut bounds what is kept of a text.
 func cut(s string, n int) string { return strings.ToValidUTF8(s[:min(len(s), n)], "") }
 
 // settle says what a run has come to that nobody trains in.

@@ -22,7 +22,7 @@ const (
 // check first and then change, so an error means that nothing happened.
 type state struct {
 	index           rowraft.Index
-	cluster         clustermap.Map // everything but the slots, which cmap holds
+	cluster         clustermap.Map // everything but the slots
 	slots           []uint8        // slot → shard; nil until the shards are made
 	lastIncarnation rowraft.Incarnation
 	jobs            []job                    // by name

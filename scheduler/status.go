@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -92,7 +93,9 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 			}
 		}
 	}
-	d.out = append(d.out, s.policyProblems()...)
+	for _, p := range s.machine.policies() {
+		d.policy(p)
+	}
 	for _, r := range s.machine.allRuns() {
 		d.job(s.jobInfo(r))
 	}
@@ -131,8 +134,5 @@ func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.Replica
 
 // nodeLabel is what people call a node: its name, or its id if it has none.
 func nodeLabel(n *rowraftv1.Node) string {
-	if n.GetName() != "" {
-		return n.GetName()
-	}
-	return n.GetId()
+	return cmp.Or(n.GetName(), n.GetId())
 }

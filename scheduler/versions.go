@@ -156,7 +156,7 @@ func (s *Scheduler) lowest(m *clustermap.Map) (low Versions, heldBack string, kn
 	}
 	for _, n := range m.Nodes {
 		v, ok := s.versionsOf(n.ID)
-		if !ok && !s.isMember(n.ID) && len(replicasOn(m, n.ID)) == 0 {
+		if !ok && !s.isMember(n.ID) && len(m.ShardsOn(n.ID)) == 0 {
 			continue // it is away with nothing, and must say before it gets something
 		}
 		note(nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok, !n.NoShards, s.isMember(n.ID))
