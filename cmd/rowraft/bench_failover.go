@@ -320,22 +320,6 @@ func machineLoad() (load float64) {
 	return load
 }
 
-// failoverCluster starts the servers that are disturbed, with disks that may be stalled.
-func failoverCluster(ctx context.Context, cfg benchConfig, dir string) (*localcluster.Cluster, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	opts := localcluster.Options{
-		Binary: self, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile,
-		Args: []string{"--log-level", "info", "--log-format", "json", "--disk-stall-limit", cfg.failover.stallLimit.String(), fmt.Sprintf("--rebalance=%v", !cfg.failover.still)},
-	}
-	if setDiskStall != nil {
-		opts.Env = append(opts.Env, "ROWRAFT_DISK_FAULTS="+localcluster.PerServer(dir, diskStallFile))
-	}
-	return localcluster.Start(ctx, opts)
-}
-
 // diskStallFile follows a server's name.
 const diskStallFile = ".disk.json"
 

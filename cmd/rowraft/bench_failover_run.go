@@ -39,19 +39,20 @@ type disturber struct {
 
 func newDisturber(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (*disturber, error) {
 	fmt.Fprintf(progress, "starting %s with %s …\n", plural(cfg.replicas, "server"), plural(cfg.shards, "shard"))
-	dir, err := os.MkdirTemp("", "rowraft-bench-")
+	d := &disturber{rng: rand.New(rand.NewPCG(cfg.seed, 0)), progress: progress, trace: newTrace()}
+	var err error
+	d.cluster, d.dir, err = startServers(ctx, cfg, failoverPatience, func(dir string, o *localcluster.Options) {
+		o.Args = []string{"--log-level", "info", "--log-format", "json", "--disk-stall-limit", cfg.failover.stallLimit.String(), fmt.Sprintf("--rebalance=%v", !cfg.failover.still)}
+		if setDiskStall != nil { // their disks may be stalled
+			o.Env = append(o.Env, "ROWRAFT_DISK_FAULTS="+localcluster.PerServer(dir, diskStallFile))
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	d := &disturber{dir: dir, rng: rand.New(rand.NewPCG(cfg.seed, 0)), progress: progress, trace: newTrace()}
-	start, cancel := context.WithTimeout(ctx, failoverPatience)
-	defer cancel()
-	if d.cluster, err = failoverCluster(start, cfg, dir); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
 	d.trace.servers = d.cluster.Servers
 	if d.load, err = startFailoverLoad(ctx, client.Options{Endpoints: d.cluster.Endpoints(), Logger: d.trace.logger()}, reads); err != nil {
-		return nil, errors.Join(err, d.cluster.Stop(), os.RemoveAll(dir))
+		return nil, errors.Join(err, d.cluster.Stop(), os.RemoveAll(d.dir))
 	}
 	return d, nil
 }

@@ -23,7 +23,6 @@ const (
 	logHandsOver = "hands over the lead"
 	logElected   = "is elected"
 	logServes    = "leads the shard"
-	logTryFailed = "a try failed"
 )
 
 // gapEvent is a line of a log, so many seconds after the last acknowledgement.

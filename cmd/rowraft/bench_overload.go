@@ -15,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // What the servers of bench overload are given: little, so that what loads them fits on
@@ -92,29 +93,17 @@ func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	}
 	r.Load[0] = machineLoad()
 	fmt.Fprintf(progress, "starting %s that let in %s …\n", plural(cfg.replicas, "server"), humanize.IBytes(overloadInFlight))
-	dir, err := os.MkdirTemp("", "rowraft-bench-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	start, cancel := context.WithTimeout(ctx, overloadPatience)
-	defer cancel()
-	cluster, err := localcluster.Start(start, localcluster.Options{
-		Binary: self, Dir: dir, Servers: cfg.replicas, Shards: 1, Backend: cfg.backend, Profile: cfg.profile,
-		Args: []string{
+	cluster, dir, err := startServers(ctx, cfg, overloadPatience, func(_ string, o *localcluster.Options) {
+		o.Args = []string{
 			"--log-level", "warn", "--disk-stall-limit", "30s", "--rebalance=false",
 			"--in-flight-bytes", strconv.Itoa(overloadInFlight), "--client-in-flight-bytes", strconv.Itoa(overloadInFlight / 4),
 			"--memory-limit-bytes", strconv.Itoa(overloadMemory),
-		},
+		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, cluster.Stop()) }()
+	defer func() { err = errors.Join(err, cluster.Stop(), os.RemoveAll(dir)) }()
 	if err := r.run(ctx, cluster, cfg.seconds, progress); err != nil {
 		return nil, err
 	}
@@ -234,19 +223,9 @@ func (r *overloadResult) print(w io.Writer) error {
 	return facts(w, append(pairs, "machine", fmt.Sprintf("%d cores, %s, load %.1f before and %.1f after, %s", r.Cores, r.Processor, r.Load[0], r.Load[1], r.GoVersion))...)
 }
 
-// termsOf asks every server for the terms of its shards and returns the highest.
+// termsOf is the highest term that any replica of each shard knows.
 func termsOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
-	out := make(map[uint32]uint64)
-	for _, s := range c.Servers() {
-		st, err := nodeStatus(ctx, s.Addr)
-		if err != nil {
-			return nil, err
-		}
-		for _, rep := range st.Replicas {
-			out[rep.Shard] = max(out[rep.Shard], rep.Term)
-		}
-	}
-	return out, nil
+	return highestOf(ctx, c, (*rowraftv1.ReplicaStatus).GetTerm)
 }
 
 // memoryWatch looks at what the servers have, ten times a second.

@@ -15,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/rowraft/rowraft/internal/localcluster"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // restartBar is how long a server of 5 M rows may take to be back.
@@ -170,6 +171,12 @@ func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Clust
 
 // appliedOf is how far each shard's most advanced replica is.
 func appliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
+	return highestOf(ctx, c, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
+}
+
+// highestOf asks every server for a number of each of its replicas, and returns the highest
+// of each shard.
+func highestOf(ctx context.Context, c *localcluster.Cluster, of func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
 	out := make(map[uint32]uint64)
 	for _, s := range c.Servers() {
 		st, err := nodeStatus(ctx, s.Addr)
@@ -177,7 +184,7 @@ func appliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64,
 			return nil, err
 		}
 		for _, rep := range st.Replicas {
-			out[rep.Shard] = max(out[rep.Shard], rep.AppliedIndex)
+			out[rep.Shard] = max(out[rep.Shard], of(rep))
 		}
 	}
 	return out, nil

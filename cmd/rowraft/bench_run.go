@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -150,26 +151,13 @@ func (c *benchConfig) check() error {
 // benchCluster starts servers whose data is removed afterwards.
 func benchCluster(ctx context.Context, cfg benchConfig, progress io.Writer) (*localcluster.Cluster, func() error, error) {
 	fmt.Fprintf(progress, "starting %s …\n", plural(cfg.replicas, "server"))
-	dir, err := os.MkdirTemp("", "rowraft-bench-")
-	if err != nil {
-		return nil, nil, err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
-	defer cancel()
-	args := []string{"--log-level", "warn"}
-	if cfg.serverProfile != "" {
-		args = append(args, "--cpu-profile", localcluster.PerServer(dir, ".prof"))
-	}
-	cluster, err := localcluster.Start(ctx, localcluster.Options{
-		Binary: self, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile,
-		Args: args,
+	cluster, dir, err := startServers(ctx, cfg, 60*time.Second, func(dir string, o *localcluster.Options) {
+		o.Args = []string{"--log-level", "warn"}
+		if cfg.serverProfile != "" {
+			o.Args = append(o.Args, "--cpu-profile", localcluster.PerServer(dir, ".prof"))
+		}
 	})
 	if err != nil {
-		_ = os.RemoveAll(dir)
 		return nil, nil, err
 	}
 	return cluster, func() error {
@@ -182,6 +170,26 @@ func benchCluster(ctx context.Context, cfg benchConfig, progress io.Writer) (*lo
 		}
 		return err
 	}, nil
+}
+
+// startServers starts the servers of a benchmark within patience; with says what else they
+// are given. Whoever stops them removes dir.
+func startServers(ctx context.Context, cfg benchConfig, patience time.Duration, with func(dir string, o *localcluster.Options)) (c *localcluster.Cluster, dir string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, "", err
+	}
+	if dir, err = os.MkdirTemp("", "rowraft-bench-"); err != nil {
+		return nil, "", err
+	}
+	o := localcluster.Options{Binary: self, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile}
+	with(dir, &o)
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if c, err = localcluster.Start(ctx, o); err != nil {
+		return nil, "", errors.Join(err, os.RemoveAll(dir))
+	}
+	return c, dir, nil
 }
 
 // benchWorker is one connection with its prepared batches.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,13 +78,7 @@ Servers do this by themselves: ` + "`rowraft server --token …`" + `.`,
 		Example: `  rowraft cert join --token-file token --endpoints 10.0.0.1:7070,10.0.0.2:7070 --certs certs --host 10.0.0.9`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			dir := g.certs
-			if dir == "" {
-				dir = "certs"
-			}
-			if out == "" {
-				out = filepath.Join(dir, "client")
-			}
+			out = cmp.Or(out, filepath.Join(cmp.Or(g.certs, "certs"), "client"))
 			if !f.given() {
 				return usagef("cert join: give --token or --token-file; an admin makes one with `rowraft token create`")
 			}

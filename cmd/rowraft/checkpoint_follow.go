@@ -6,7 +6,6 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -63,25 +62,6 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 			bar.phase(reply.GetPhase())
 		}
 	}
-}
-
-// leaderConn is a connection to the leader of the metadata group, which is looked
-// for until --timeout.
-func (g *globals) leaderConn(cmd *cobra.Command, c *cluster) (*grpc.ClientConn, error) {
-	ctx, cancel := g.withTimeout(cmd)
-	defer cancel()
-	leader := ""
-	err := c.call(ctx, true, func(context.Context, rowraftv1.ClusterClient) (err error) {
-		leader, err = c.findLeader(ctx)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if _, err := c.dial(leader); err != nil {
-		return nil, err
-	}
-	return c.conns[leader], nil
 }
 
 // lost adds advice to the end of a call that came from no server.

@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -73,40 +73,22 @@ func moment(ns uint64) string {
 
 // callPolicies calls the leader of the metadata group; if bounded, for --timeout, and
 // then again and again while that may help.
-func (g *globals) callPolicies(cmd *cobra.Command, bounded bool, call func(context.Context, rowraftv1.CheckpointsClient) error) (err error) {
-	c, err := g.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	ctx := cmd.Context()
+func (g *globals) callPolicies(cmd *cobra.Command, bounded bool, call func(context.Context, rowraftv1.CheckpointsClient) error) error {
+	ctx, again := cmd.Context(), rowraft.Code.Retryable
 	if bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = g.withTimeout(cmd)
 		defer cancel()
+	} else {
+		again = func(rowraft.Code) bool { return false }
 	}
-	for {
-		conn, err := g.leaderConn(cmd, c)
-		if err != nil {
-			return err
+	return g.callLeader(ctx, cmd, again, func(conn *grpc.ClientConn) error {
+		if err := call(ctx, rowraftv1.NewCheckpointsClient(conn)); err != nil {
+			return fmt.Errorf("checkpoint policy %s: %w", cmd.Name(), err)
 		}
-		if err = call(ctx, rowraftv1.NewCheckpointsClient(conn)); err == nil {
-			return nil
-		}
-		err = fmt.Errorf("checkpoint policy %s: %w", cmd.Name(), err)
-		if !bounded || !rowraft.CodeOf(err).Retryable() {
-			return err
-		}
-		select { // the leader may be gone, and another one on its way
-		case <-ctx.Done():
-			return err
-		case <-time.After(policyCallRetry):
-		}
-	}
+		return nil
+	})
 }
-
-// policyCallRetry is the pause before the leader is looked for again.
-const policyCallRetry = 100 * time.Millisecond
 
 // showPolicy prints one policy after what was done with it.
 func (g *globals) showPolicy(cmd *cobra.Command, did string, st *rowraftv1.PolicyStatus) error {

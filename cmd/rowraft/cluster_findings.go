@@ -20,8 +20,7 @@ const (
 	degraded = "degraded"
 	critical = "critical"
 
-	aNote    = "note"
-	aWarning = "warning"
+	aNote = "note"
 )
 
 // finding is one thing that is wrong, or that somebody who looks should know.
@@ -33,18 +32,25 @@ type finding struct {
 	Next     string `json:"next"` // what to do
 }
 
-// judge fills in what was found, and what it comes to.
-func (v *clusterJSON) judge(r *rowraftv1.StatusReply) {
-	v.Verdict, v.Problems, v.Findings = healthy, []string{}, []finding{}
+// findingsOf is what was found.
+func findingsOf(r *rowraftv1.StatusReply) []finding {
 	found := r.GetFindings()
 	if len(found) == 0 { // a server of before there were findings
 		for _, p := range r.GetProblems() {
 			found = append(found, &rowraftv1.Problem{Severity: rowraftv1.Severity_SEVERITY_WARNING, Kind: "problem", Text: p})
 		}
 	}
-	for _, p := range found {
-		f := finding{Severity: word(p.GetSeverity().String(), "SEVERITY_"), Kind: p.GetKind(), Subject: p.GetSubject(), Text: p.GetText(), Next: p.GetNext()}
-		v.Findings = append(v.Findings, f)
+	out := make([]finding, len(found))
+	for i, p := range found {
+		out[i] = finding{Severity: word(p.GetSeverity().String(), "SEVERITY_"), Kind: p.GetKind(), Subject: p.GetSubject(), Text: p.GetText(), Next: p.GetNext()}
+	}
+	return out
+}
+
+// judge fills in what was found, and what it comes to.
+func (v *clusterJSON) judge(r *rowraftv1.StatusReply) {
+	v.Verdict, v.Problems, v.Findings = healthy, []string{}, findingsOf(r)
+	for _, f := range v.Findings {
 		if f.Severity == aNote {
 			continue
 		}

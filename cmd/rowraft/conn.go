@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
@@ -195,4 +196,54 @@ func (g *globals) status(ctx context.Context) (reply *rowraftv1.StatusReply, err
 		return err
 	})
 	return reply, err
+}
+
+// statusInTime is status within --timeout.
+func (g *globals) statusInTime(cmd *cobra.Command) (*rowraftv1.StatusReply, error) {
+	ctx, cancel := g.withTimeout(cmd)
+	defer cancel()
+	return g.status(ctx)
+}
+
+// leaderConn is a connection to the leader of the metadata group, which is looked
+// for until --timeout.
+func (g *globals) leaderConn(cmd *cobra.Command, c *cluster) (*grpc.ClientConn, error) {
+	ctx, cancel := g.withTimeout(cmd)
+	defer cancel()
+	leader := ""
+	err := c.call(ctx, true, func(context.Context, rowraftv1.ClusterClient) (err error) {
+		leader, err = c.findLeader(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.conn(leader)
+}
+
+// leaderCallRetry is the pause before the leader is looked for again.
+const leaderCallRetry = 100 * time.Millisecond
+
+// callLeader calls the leader of the metadata group, and until ctx ends again and again
+// after errors of which again says that this may help.
+func (g *globals) callLeader(ctx context.Context, cmd *cobra.Command, again func(rowraft.Code) bool, call func(*grpc.ClientConn) error) (err error) {
+	c, err := g.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	for {
+		conn, err := g.leaderConn(cmd, c)
+		if err != nil {
+			return err
+		}
+		if err = call(conn); err == nil || !again(rowraft.CodeOf(err)) {
+			return err
+		}
+		select { // the leader may be gone, and another one on its way
+		case <-ctx.Done():
+			return err
+		case <-time.After(leaderCallRetry):
+		}
+	}
 }

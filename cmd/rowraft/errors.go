@@ -12,7 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Exit codes (CONVENTIONS).
+// Exit codes. Scripts rely on them.
 const (
 	exitDone        = 0
 	exitFailed      = 1

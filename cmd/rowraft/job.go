@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -12,9 +11,9 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -160,28 +159,12 @@ func word(name, prefix string) string { return strings.ToLower(strings.TrimPrefi
 
 // callJobs calls the leader of the metadata group until --timeout, again and again
 // while that may help.
-func (g *globals) callJobs(ctx context.Context, cmd *cobra.Command, call func(context.Context, rowraftv1.JobsClient) error) (err error) {
-	c, err := g.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
+func (g *globals) callJobs(ctx context.Context, cmd *cobra.Command, call func(context.Context, rowraftv1.JobsClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
-	for {
-		conn, err := g.leaderConn(cmd, c)
-		if err != nil {
-			return err
-		}
-		if err = rpc.FromStatus(call(ctx, rowraftv1.NewJobsClient(conn))); err == nil || !rowraft.CodeOf(err).Retryable() {
-			return err
-		}
-		select { // the leader may be gone, and another one on its way
-		case <-ctx.Done():
-			return err
-		case <-time.After(policyCallRetry):
-		}
-	}
+	return g.callLeader(ctx, cmd, rowraft.Code.Retryable, func(conn *grpc.ClientConn) error {
+		return call(ctx, rowraftv1.NewJobsClient(conn))
+	})
 }
 
 func (g *globals) describeJob(ctx context.Context, cmd *cobra.Command, name string) (j *rowraftv1.JobInfo, err error) {

@@ -60,9 +60,7 @@ func newMovesCmd(g *globals) *cobra.Command {
   rowraft shard moves -o json | jq '.moves[] | select(.running)'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := g.withTimeout(cmd)
-			defer cancel()
-			reply, err := g.status(ctx)
+			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("shard moves: %w", err)
 			}
@@ -264,9 +262,7 @@ func detached(cmd *cobra.Command, m *rowraftv1.Move, err error) error {
 
 // findMove returns move id as the cluster tells it.
 func (g *globals) findMove(cmd *cobra.Command, id uint64) (*moveJSON, error) {
-	ctx, cancel := g.withTimeout(cmd)
-	defer cancel()
-	reply, err := g.status(ctx)
+	reply, err := g.statusInTime(cmd)
 	if err != nil {
 		return nil, err
 	}

@@ -127,9 +127,7 @@ func newNodeListCmd(g *globals) *cobra.Command {
   rowraft node list -o json | jq -r '.nodes[] | select(.state != "up") | .name'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := g.withTimeout(cmd)
-			defer cancel()
-			reply, err := g.status(ctx)
+			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("node list: %w", err)
 			}

@@ -99,9 +99,7 @@ func newOperationListCmd(g *globals) *cobra.Command {
   rowraft operation list -o json | jq '.operations[].id'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := g.withTimeout(cmd)
-			defer cancel()
-			reply, err := g.status(ctx)
+			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("operation list: %w", err)
 			}
@@ -160,9 +158,7 @@ was cancelled.`,
 
 // findOperation returns operation id as the cluster tells it.
 func (g *globals) findOperation(cmd *cobra.Command, id uint64) (*operationJSON, error) {
-	ctx, cancel := g.withTimeout(cmd)
-	defer cancel()
-	reply, err := g.status(ctx)
+	reply, err := g.statusInTime(cmd)
 	if err != nil {
 		return nil, err
 	}

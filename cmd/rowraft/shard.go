@@ -23,9 +23,7 @@ func newShardCmd(g *globals) *cobra.Command {
   rowraft shard list --table user_emb -o wide`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := g.withTimeout(cmd)
-			defer cancel()
-			reply, err := g.status(ctx)
+			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("shard list: %w", err)
 			}

@@ -103,7 +103,7 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 		}
 	}
 	subject := fmt.Sprintf("shard %d", shard)
-	for _, f := range newClusterJSON(r).Findings {
+	for _, f := range findingsOf(r) {
 		if f.Subject == subject {
 			v.Findings = append(v.Findings, f)
 		}

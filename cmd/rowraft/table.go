@@ -299,9 +299,7 @@ func newTableListCmd(g *globals) *cobra.Command {
 		Example: "  rowraft table list -o json",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := g.withTimeout(cmd)
-			defer cancel()
-			reply, err := g.status(ctx)
+			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("table list: %w", err)
 			}
@@ -345,9 +343,7 @@ func newTableDescribeCmd(g *globals) *cobra.Command {
 		Example: "  rowraft table describe user_emb",
 		Args:    oneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, cancel := g.withTimeout(cmd)
-			defer cancel()
-			reply, err := g.status(ctx)
+			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("table describe %s: %w", args[0], err)
 			}

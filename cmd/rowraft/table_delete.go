@@ -32,9 +32,7 @@ another one. Checkpoints keep what they hold, and a restore brings the table bac
 }
 
 func (g *globals) deleteTable(cmd *cobra.Command, name string, yes bool) (err error) {
-	looking, cancel := g.withTimeout(cmd)
-	defer cancel()
-	status, err := g.status(looking)
+	status, err := g.statusInTime(cmd)
 	if err != nil {
 		return fmt.Errorf("table delete %s: %w", name, err)
 	}

@@ -134,9 +134,7 @@ func (v *forecastJSON) fromFlags(f *forecastFlags) (rowraft.Schema, error) {
 }
 
 func (v *forecastJSON) fromCluster(g *globals, cmd *cobra.Command, name string) (rowraft.Schema, error) {
-	ctx, cancel := g.withTimeout(cmd)
-	defer cancel()
-	status, err := g.status(ctx)
+	status, err := g.statusInTime(cmd)
 	if err != nil {
 		return rowraft.Schema{}, fmt.Errorf("table forecast %s: %w", name, err)
 	}

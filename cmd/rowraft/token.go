@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -10,9 +9,9 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -66,30 +65,14 @@ func newTokenJSON(t *rowraftv1.JoinToken, now time.Time) tokenJSON {
 }
 
 // callCertificates calls the leader of the metadata group until --timeout, again and again
-// while that may help.
-func (g *globals) callCertificates(cmd *cobra.Command, call func(context.Context, rowraftv1.CertificatesClient) error) (err error) {
-	c, err := g.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
+// while that may help and nothing can have come of it.
+func (g *globals) callCertificates(cmd *cobra.Command, call func(context.Context, rowraftv1.CertificatesClient) error) error {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()
-	for {
-		conn, err := g.leaderConn(cmd, c)
-		if err != nil {
-			return err
-		}
-		err = rpc.FromStatus(call(ctx, rowraftv1.NewCertificatesClient(conn)))
-		if code := rowraft.CodeOf(err); err == nil || !code.Retryable() || code.MaybeApplied() {
-			return err
-		}
-		select { // the leader may be gone, and another one on its way
-		case <-ctx.Done():
-			return err
-		case <-time.After(policyCallRetry):
-		}
-	}
+	again := func(c rowraft.Code) bool { return c.Retryable() && !c.MaybeApplied() }
+	return g.callLeader(ctx, cmd, again, func(conn *grpc.ClientConn) error {
+		return call(ctx, rowraftv1.NewCertificatesClient(conn))
+	})
 }
 
 func newTokenCreateCmd(g *globals) *cobra.Command {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // serve runs `rowraft server` with args until the test ends, and returns what it wrote once
@@ -23,36 +22,16 @@ func serve(t *testing.T, args ...string) readyJSON {
 	}, args...)
 	ctx, cancel := context.WithCancel(t.Context())
 	var log, out bytes.Buffer // of the server, until it has ended
-	ended := make(chan struct{})
+	done := make(chan int, 1)
 	go func() {
-		defer close(ended)
-		run(ctx, args, &out, &log)
+		defer close(done)
+		done <- run(ctx, args, &out, &log)
 	}()
 	t.Cleanup(func() {
 		cancel()
-		<-ended
+		<-done
 	})
-	poll := time.NewTicker(20 * time.Millisecond)
-	defer poll.Stop()
-	limit := time.After(2 * time.Minute)
-	for {
-		select {
-		case <-ended:
-			t.Fatalf("the server has ended; log:\n%s", &log)
-		case <-limit:
-			t.Fatal("the server is not ready after 2 minutes")
-		case <-poll.C:
-		}
-		raw, err := os.ReadFile(ready)
-		if err != nil {
-			continue
-		}
-		var info readyJSON
-		if err := json.Unmarshal(raw, &info); err != nil {
-			t.Fatalf("ready file %q: %v", raw, err)
-		}
-		return info
-	}
+	return waitReady(t, ready, done, &log)
 }
 
 // TestAServerJoinsByAToken: from `rowraft cert lab` on one machine to a server on another that
