@@ -79,15 +79,6 @@ var optimizerConstants = []struct {
 	{"bound", func(o *Optimizer) *float32 { return &o.Bound }, true, []OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, FTRL, Add}},
 }
 
-// OptimizerConstants lists the names of all constants: "lr", "initial_accumulator", …
-func OptimizerConstants() []string {
-	names := make([]string, len(optimizerConstants))
-	for i, c := range optimizerConstants {
-		names[i] = c.name
-	}
-	return names
-}
-
 // Constant returns where o keeps a constant, or nil if there is none of this name.
 func (o *Optimizer) Constant(name string) *float32 {
 	for _, c := range optimizerConstants {

@@ -226,7 +226,7 @@ func TestReplicasMoveAboutServers(t *testing.T) {
 		t.Errorf("%d pushes lost, %d doubled: %v", f.Lost, f.Doubled, f.Details)
 	}
 	for shard := range rowraft.ShardID(moveShards) {
-		digests, err := m.c.Digests(deadline(t, patience), shard) // RELIABILITY: I13
+		digests, err := m.c.Digests(deadline(t, patience), shard)
 		m.must(err)
 		sums := make(map[procs.Digest]bool)
 		for _, d := range digests {

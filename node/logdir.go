@@ -14,8 +14,7 @@ import (
 // belongs to a cluster. So where a server belongs to one and the directory is not
 // there, or is the empty mount point of a disk that is missing, its logs are lost.
 // It must not come back under its old replica ids then: it would vote and
-// acknowledge a second time for entries it no longer has (HAZARDS: a wiped disk
-// under an old id).
+// acknowledge a second time for entries it no longer has.
 func checkLogDir(disk vfs.FS, dataDir string, cluster rowraft.ClusterID) error {
 	raft := filepath.Join(dataDir, "raft")
 	groups := filepath.Join(raft, "groups")

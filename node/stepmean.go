@@ -41,7 +41,7 @@ type meanSegment struct {
 	key   rowraft.Key
 }
 
-// piece is what goes into one entry. The payload is valid until the next one.
+// meanPiece is what goes into one entry. The payload is valid until the next one.
 type meanPiece struct {
 	payload    []byte
 	last       bool

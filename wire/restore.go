@@ -63,9 +63,6 @@ const (
 	restoreDropSize   = 16
 )
 
-// RestoreBlockSize is what a block of so many bytes of records takes.
-func RestoreBlockSize(records int) int { return restoreBlockFixed + align8(records) }
-
 func restoreEntry(h EntryHeader, kind EntryKind, size int) []byte {
 	h.Kind, h.Parts = kind, 0
 	b := make([]byte, EntryHeaderSize, EntryHeaderSize+size)

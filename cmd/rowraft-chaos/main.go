@@ -17,7 +17,7 @@ import (
 // version is set by the linker (Makefile).
 var version = "unknown"
 
-// Exit codes (CONVENTIONS).
+// Exit codes, as those of rowraft.
 const (
 	exitDone        = 0
 	exitFailed      = 1

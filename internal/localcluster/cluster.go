@@ -187,16 +187,6 @@ func addresses(servers []*Server) []string {
 	return out
 }
 
-// ByID returns the server with the node id, or nil.
-func (c *Cluster) ByID(id rowraft.NodeID) *Server {
-	for _, s := range c.servers {
-		if s.ID() == id {
-			return s
-		}
-	}
-	return nil
-}
-
 // launch starts a process for s on the listening sockets.
 func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 	files := make([]*os.File, 2)

@@ -1,6 +1,6 @@
 // Package rpc is the border between rowraft and gRPC: the one place where a
 // rowraft.Code becomes a status and back, where hot payloads cross without a
-// copy, where the limits of servers and clients are set (HAZARDS: grpc-go's
+// copy, where the limits of servers and clients are set (grpc-go's
 // defaults are open to abuse), and where it is decided who may make which call.
 //
 // # Callers

@@ -65,7 +65,7 @@ var Rules = []Rule{
 	{"decoders", checkDecoders},
 }
 
-// skippedDirs hold no source of the project.
+// skippedDir reports whether a directory holds no source of the project.
 func skippedDir(name string) bool {
 	switch name {
 	case "bin", "testdata", "vendor", "node_modules":

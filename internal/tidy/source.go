@@ -164,7 +164,7 @@ func isCall(e ast.Expr, pkg, name string) bool {
 	return ok && id.Name == pkg
 }
 
-// checkRaftConfig refuses settings that HAZARDS.md forbids.
+// checkRaftConfig refuses the settings and calls of raft that are traps (docs/testing.md).
 func checkRaftConfig(r *Repo) []Finding {
 	var out []Finding
 	for _, f := range r.Files {

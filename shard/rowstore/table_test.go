@@ -110,7 +110,7 @@ func unmix64(z uint64) uint64 {
 	return z ^ z>>30 ^ z>>60
 }
 
-// TestBytesPerRow holds the target of PERFORMANCE.md over a doubling of the rows,
+// TestBytesPerRow holds the targets of memory over a doubling of the rows,
 // so at every fill grade of the segments, the worst among them: just after all of
 // them doubled.
 func TestBytesPerRow(t *testing.T) {

@@ -1660,8 +1660,7 @@ func (*AttendStop) Descriptor() ([]byte, []int) {
 type AttendWelcome struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	// Where the tables come from, if from a checkpoint, and whether this trainer has
-	// trained since they were restored.
+	// Where the tables come from, if from a checkpoint.
 	RestoredId          string `protobuf:"bytes,2,opt,name=restored_id,json=restoredId,proto3" json:"restored_id,omitempty"`
 	RestoredDestination string `protobuf:"bytes,3,opt,name=restored_destination,json=restoredDestination,proto3" json:"restored_destination,omitempty"`
 	RestoredName        string `protobuf:"bytes,4,opt,name=restored_name,json=restoredName,proto3" json:"restored_name,omitempty"`
