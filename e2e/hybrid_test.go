@@ -13,8 +13,8 @@ import (
 )
 
 // Two trainers keep the dense weights and average gradients in mode sync, rows at the
-// servers. One is killed: when its lease has run out the other goes on in the next
-// generation, and ends.
+// servers. One, which takes its time so that the job is not done before, is killed: when its lease has run out
+// the other goes on in the next generation, and ends.
 func TestATrainerThatAveragesDies(t *testing.T) {
 	skipUnderRace(t)
 	needBinaries(t)
@@ -29,24 +29,23 @@ func TestATrainerThatAveragesDies(t *testing.T) {
 		t.Cleanup(func() { p.Release() })
 		addresses = append(addresses, fmt.Sprintf("%q", p.Addr))
 	}
-	job := filepath.Join(dir, "job.yaml")
 	text := fmt.Sprintf(`job: kept
 mode: sync
 steps: 150
 batch: 32
 lease: 6s
-model: {sleep: 30ms} # so that nobody is done before who is to die
 generator: {examples: 0, held: 200}
 parameters:
   - {name: "*", placement: trainers}
 average: {addresses: [%s]}
 `, strings.Join(addresses, ", "))
-	if err := os.WriteFile(job, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	var trainers []*running
 	events := func(rank int) string { return filepath.Join(dir, fmt.Sprintf("events-%d", rank)) }
-	for rank := range 2 {
+	for rank, sleep := range []string{"1ms", "300ms"} {
+		job := filepath.Join(dir, fmt.Sprintf("job-%d.yaml", rank))
+		if err := os.WriteFile(job, fmt.Appendf(nil, "%smodel: {sleep: %s}\n", text, sleep), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		trainers = append(trainers, spawn(t, "rowraft-trainer", "train", "--config", job, "--endpoints", strings.Join(c.Endpoints(), ","), "--insecure",
 			"--trainers", "2", "--rank", fmt.Sprint(rank), "--accelerator", "go", "--progress", "json", "--progress-file", events(rank),
 			"--json", filepath.Join(dir, fmt.Sprintf("result-%d", rank))))

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -130,19 +132,37 @@ func (tr *trainers) progress(rank int) string {
 	return filepath.Join(tr.dir, fmt.Sprintf("progress-%d", rank))
 }
 
+// last is the last event of a trainer; every event has all counters.
+func (tr *trainers) last(rank int) (e trainer.Event, err error) {
+	f, err := os.Open(tr.progress(rank))
+	if err != nil {
+		return e, err
+	}
+	defer f.Close()
+	const tail = 1 << 14 // some events
+	if end, err := f.Seek(0, io.SeekEnd); err != nil {
+		return e, err
+	} else if _, err := f.Seek(max(end-tail, 0), io.SeekStart); err != nil {
+		return e, err
+	}
+	b, err := io.ReadAll(f)
+	if err != nil {
+		return e, err
+	}
+	lines := bytes.Split(b, []byte("\n"))
+	if len(lines) < 2 {
+		return e, fmt.Errorf("trainer %d has said nothing", rank)
+	}
+	return e, json.Unmarshal(lines[len(lines)-2], &e) // behind it is what is being written
+}
+
 // reached waits until every trainer has made so many steps.
 func (tr *trainers) reached(step int64) {
 	tr.c.t.Helper()
 	err := poll(deadline(tr.c.t, patience), func() error {
 		for rank := range tr.n {
-			b, err := os.ReadFile(tr.progress(rank))
-			if err != nil {
-				return err
-			}
-			lines := strings.Split(string(b), "\n")
-			var e trainer.Event
-			if len(lines) < 2 || json.Unmarshal([]byte(lines[len(lines)-2]), &e) != nil || e.Step < step {
-				return fmt.Errorf("trainer %d is at step %d", rank, e.Step)
+			if e, err := tr.last(rank); err != nil || e.Step < step {
+				return fmt.Errorf("trainer %d is at step %d, want %d: %v", rank, e.Step, step, err)
 			}
 		}
 		return nil
@@ -150,6 +170,25 @@ func (tr *trainers) reached(step int64) {
 	if err != nil {
 		tr.c.t.Fatal(err)
 	}
+}
+
+// most is the step that the trainer who is farthest has made.
+func (tr *trainers) most() (step int64) {
+	tr.c.t.Helper()
+	for rank := range tr.n {
+		e, err := tr.last(rank)
+		if err != nil {
+			tr.c.t.Fatal(err)
+		}
+		step = max(step, e.Step)
+	}
+	return step
+}
+
+// farther waits until every trainer has made more steps than any of them has now.
+func (tr *trainers) farther(steps int64) {
+	tr.c.t.Helper()
+	tr.reached(tr.most() + steps)
 }
 
 func (tr *trainers) ended() {
@@ -168,20 +207,19 @@ func TestTrainersGoOnWithoutLossOrDoubles(t *testing.T) {
 	skipUnderRace(t)
 	c := start(t, localcluster.Options{})
 	dest, dir := t.TempDir(), t.TempDir()
-	const steps = 600
 	config := filepath.Join(dir, "job.yaml")
 	err := os.WriteFile(config, fmt.Appendf(nil, `job: pair
 trainers: 2
-steps: %d
+steps: 1000000000
 batch: 64
 in_flight: 3
 audit: true
 evaluate: false
 resume: auto
 generator: {examples: 0, held: 0, keys: 400, categorical: 4, dense: 3}
-model: {dim: 8, bottom: [16], top: [16], sleep: 10ms} # so that none is done before it is stopped
+model: {dim: 8, bottom: [16], top: [16], sleep: 10ms} # else what they say of so many steps is long to read
 checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
-`, steps, dest), 0o600)
+`, dest), 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +255,8 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 		t.Fatalf("no checkpoint was made when they were told to stop: %v", listed(t, dest))
 	}
 	c.mustRestore(stopped, "--replace")
-	tr.start()
+	steps := int(tr.most()) + 50
+	tr.start("--steps", fmt.Sprint(steps))
 	tr.ended()
 	for _, p := range tr.procs {
 		if out := p.stdout.String(); !strings.Contains(out, "went on from") || !strings.Contains(out, dest+"/pair-end-") {

@@ -41,13 +41,13 @@ func portOf(t testing.TB, addr string) string {
 }
 
 // roleEnv is an environment for a process of a three-role start, with nothing of
-// this one's that could decide its role. The disk of a test machine is shared: a leader must
-// not give up over it.
+// this one's that could decide its role. The disk and the cores of a test machine are shared: a leader must
+// not give up over them.
 func roleEnv(env string) []string {
 	clean := slices.DeleteFunc(flagenv.Without(os.Environ()), func(v string) bool {
 		return strings.HasPrefix(v, "MS_") || strings.HasPrefix(v, "PADDLE_") || strings.HasPrefix(v, "TRAINING_ROLE=") || strings.HasPrefix(v, "POD_IP=")
 	})
-	return append(append(clean, "ROWRAFT_DISK_STALL_LIMIT=60s"), strings.Fields(env)...)
+	return append(append(clean, "ROWRAFT_DISK_STALL_LIMIT=60s", "ROWRAFT_PROFILE=default"), strings.Fields(env)...)
 }
 
 // spawnRole starts a process of a three-role start.
@@ -101,7 +101,7 @@ func TestThreeRoleScripts(t *testing.T) {
 				"sched.log": {"Server listening on 127.0.0.1:" + port, "Bind to role=scheduler", "the scheduler is connected to 2 workers and 2 servers",
 					"Assign rank id of node id: worker_0, role: MS_WORKER, with host ip: 127.0.0.1, old rank id: ", "new rank id: 0", "new rank id: 1"},
 				"server_0.log": {"Server listening on 127.0.0.1:", "Bind to role=server", "Cluster is successfully initialized.", "DATA IS NOT SAFE: 2 server(s)"},
-				"worker_0.log": {"Bind to role=worker", "server not ready, wait 3 sec to retry...", "Cluster is successfully initialized."},
+				"worker_0.log": {"Bind to role=worker", "Cluster is successfully initialized."},
 			} {
 				for _, line := range lines {
 					says(t, filepath.Join(dir, file), line)
@@ -203,6 +203,11 @@ func TestAStartEndsAfterItsTimeout(t *testing.T) {
 		}
 	}
 	check()
+	for _, who := range []string{"a worker", "a trainer"} {
+		if text := all[who].p.stderr.String(); !strings.Contains(text, "server not ready, wait 3 sec to retry...") {
+			t.Errorf("%s does not say in the words of others that it waits:\n%s", who, text)
+		}
+	}
 	all = map[string]start{
 		"the scheduler": {spawnRole(t, "rowraft", ms+"MS_ROLE=MS_SCHED MS_RECOVERY_PATH="+t.TempDir()), "0 of 2 servers have registered"},
 	}
