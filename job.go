@@ -22,11 +22,19 @@ const MaxRanks = 1024
 // DataPart names one share of a job's data, higher for shares that are handed out later.
 type DataPart uint64
 
+// lastReading shares its data parts with all readings after it.
+const lastReading = 255
+
 // ReadParts are the two data parts under which a shard keeps how far the part of this number was
 // read: up to where every shard has applied it, and up to where this one has. Numbers count
-// the parts of all epochs, from 0.
-func ReadParts(number uint64) (acknowledged, applied DataPart) {
-	return DataPart(2 * number), DataPart(2*number + 1)
+// the parts of all epochs, from 0. A part that changes hands has two for each reading, from 1; reading 0
+// is that of who does not tell them apart.
+func ReadParts(number, reading uint64) (acknowledged, applied DataPart) {
+	n := 2 * number
+	if reading > 0 {
+		n = 1<<63 | number<<9 | min(reading, lastReading)<<1
+	}
+	return DataPart(n), DataPart(n + 1)
 }
 
 // Position is how far a data part was read, in its reader's unit.

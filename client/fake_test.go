@@ -28,6 +28,7 @@ type fakeServer struct {
 	remove func(context.Context, *rowraftv1.DeleteRequest) error
 	scan   func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
 	create func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
+	jobs   rowraftv1.JobsServer // nil: none
 }
 
 func (s *fakeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
@@ -116,6 +117,9 @@ func (s *fakeServer) serve(t *testing.T, shards int) {
 	server := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(server, s)
 	rowraftv1.RegisterTableServer(server, s)
+	if s.jobs != nil {
+		rowraftv1.RegisterJobsServer(server, s.jobs)
+	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-served })

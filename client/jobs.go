@@ -23,7 +23,10 @@ import (
 var ErrJobDone = errors.New("the job is done; the others have read this worker's share since it was lost")
 
 // enterRevision is that of the rules of entering (proto/rowraft/v1/jobs.proto).
-const enterRevision = 1
+const enterRevision = 2
+
+// maxEnters is how often a worker enters once more that was lost on its way.
+const maxEnters = 3
 
 // Entry is what a worker says when it enters a job.
 type Entry struct {
@@ -97,9 +100,8 @@ type Member struct {
 // another worker who trains; CodePrecondition while the job is being stopped.
 func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	m, over := &Member{c: c, lease: e.Lease, inShards: e.InShards}, false
-	_, _ = rand.Read(m.instance[:]) // never fails (crypto/rand)
 	q := &rowraftv1.EnterRequest{
-		Job: e.Job, Worker: e.Worker, Instance: m.instance[:], Workers: uint32(e.Workers), LeaseNs: uint64(e.Lease), Gather: e.Gather,
+		Job: e.Job, Worker: e.Worker, Workers: uint32(e.Workers), LeaseNs: uint64(e.Lease), Gather: e.Gather,
 		InShards: e.InShards, Quorum: e.Quorum, DeadlineNs: uint64(e.Deadline), Restart: e.Restart, Checkpoint: e.Checkpoint,
 		Data: e.Parts.toProto(), Revision: enterRevision, BaseStep: uint64(e.BaseStep),
 	}
@@ -112,7 +114,7 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	if e.Rank != nil {
 		q.WantRank = uint32(*e.Rank) + 1
 	}
-	err := c.jobsCall(ctx, fmt.Sprintf("enter job %s as worker %s", e.Job, e.Worker), func(ctx context.Context, stub rowraftv1.JobsClient) error {
+	enter := func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		reply, err := stub.Enter(ctx, q)
 		if err != nil {
 			return err
@@ -122,9 +124,18 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 		m.Parts = PartPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs()), d.GetByRank(), d.GetInLog()}
 		m.BaseStep, over = int64(reply.GetBaseStep()), reply.GetDone()
 		return nil
-	})
-	if err != nil {
-		return nil, err
+	}
+	for tries := 0; ; tries++ {
+		_, _ = rand.Read(m.instance[:]) // never fails (crypto/rand)
+		q.Instance = m.instance[:]
+		err := c.jobsCall(ctx, fmt.Sprintf("enter job %s as worker %s", e.Job, e.Worker), enter)
+		if err == nil {
+			break
+		}
+		// An answer was lost, and the lease ran out before the call was sent again.
+		if rowraft.CodeOf(err) != rowraft.CodeSessionExpired || tries == maxEnters {
+			return nil, err
+		}
 	}
 	if over {
 		return nil, fmt.Errorf("worker %s of job %s: %w", e.Worker, e.Job, ErrJobDone)
@@ -241,12 +252,13 @@ type Part struct {
 	Epoch, Part int64
 	From, To    int64 // numbers of its first example and of the one behind its last
 	Offset      int64 // of its examples that are trained already
+	Reading     int64 // which this is of those that the part was given for, from 1; 0: they are not told apart
 }
 
 // Reached is what a push carries that takes a worker's reading of p, the part of a plan, to
 // an example, when all up to another one is acknowledged.
 func (p *Part) Reached(plan *PartPlan, acknowledged, applied int64) [2]rowraft.Position {
-	a, b := rowraft.ReadParts(plan.number(p.Epoch, p.Part))
+	a, b := rowraft.ReadParts(plan.number(p.Epoch, p.Part), uint64(p.Reading))
 	return [2]rowraft.Position{{Part: a, Offset: uint64(acknowledged)}, {Part: b, Offset: uint64(applied)}}
 }
 
@@ -263,7 +275,7 @@ var ErrPartsHeld = errors.New("others have the parts of the data that are left")
 func (m *Member) NextPart(ctx context.Context, take int64) (p Part, err error) {
 	err = m.c.jobsCall(ctx, "next part of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		r, err := stub.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: m.identity, Take: uint64(take)})
-		p = Part{int64(r.GetEpoch()), int64(r.GetPart()), int64(r.GetFrom()), int64(r.GetTo()), int64(r.GetOffset())}
+		p = Part{int64(r.GetEpoch()), int64(r.GetPart()), int64(r.GetFrom()), int64(r.GetTo()), int64(r.GetOffset()), int64(r.GetReading())}
 		if r.GetDone() || r.GetWait() {
 			p.Part = -1
 			if r.GetWait() {

@@ -1,10 +1,48 @@
 package client
 
 import (
+	"bytes"
+	"context"
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
+
+// registry answers calls to enter a job.
+type registry struct {
+	rowraftv1.UnimplementedJobsServer
+	asked  [][]byte // instances
+	refuse int      // so many calls come too late
+}
+
+func (r *registry) Enter(_ context.Context, q *rowraftv1.EnterRequest) (*rowraftv1.EnterReply, error) {
+	r.asked = append(r.asked, bytes.Clone(q.Instance))
+	if len(r.asked) <= r.refuse {
+		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "this process has left: the call comes too late")
+	}
+	return &rowraftv1.EnterReply{Identity: &rowraftv1.JobIdentity{Job: q.Job, Run: make([]byte, 16), Incarnation: 7}}, nil
+}
+
+// TestAWorkerThatWasLostOnItsWayEntersOnceMore: its first try got through, the answer was lost, and so was its
+// place before the next one: it enters as another process, and not for ever.
+func TestAWorkerThatWasLostOnItsWayEntersOnceMore(t *testing.T) {
+	for _, tc := range []struct{ refuse, calls int }{{0, 1}, {1, 2}, {99, maxEnters + 1}} {
+		r := &registry{refuse: tc.refuse}
+		s := &fakeServer{jobs: r}
+		s.serve(t, 1)
+		c, _ := s.dial(t, nil)
+		m, err := c.EnterJob(patience(t), Entry{Job: "ctr", Worker: "w", Workers: 1})
+		if len(r.asked) != tc.calls || (err == nil) != (tc.refuse < tc.calls) || err == nil && (m.Incarnation() != 7 || !bytes.Equal(m.instance[:], r.asked[tc.refuse])) {
+			t.Errorf("refused %d times: %d calls, member %+v, %v", tc.refuse, len(r.asked), m, err)
+		}
+		for i := 1; i < len(r.asked); i++ {
+			if bytes.Equal(r.asked[i], r.asked[i-1]) {
+				t.Errorf("call %d has the instance of the one before", i)
+			}
+		}
+	}
+}
 
 // TestAClientEntersUntilItPushes: a worker enters its job again as long as it waits for the
 // others, and not any more when a shard knows its session.

@@ -186,7 +186,12 @@ func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowra
 	if err := r.machine.CheckMembership(w); err != nil {
 		return 0, err
 	}
-	return r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) { return r.logMembership(ctx, w, epoch) })
+	return r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
+		if err := r.steps.mayBegin(w); err != nil {
+			return 0, err
+		}
+		return r.logMembership(ctx, w, epoch)
+	})
 }
 
 func (r *replica) logMembership(ctx context.Context, w *wire.Membership, epoch rowraft.TableEpoch) (rowraft.Index, error) {
@@ -205,19 +210,21 @@ func (s *adminService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest)
 	if err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
-	index := r.machine.AppliedIndex()
-	if _, err := r.machine.JobPlan(job); err == nil {
-		w := &wire.Membership{Job: job}
-		index, err = r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
-			// A call that comes late must not end the job of those who have come since.
-			if plan, err := r.machine.JobPlan(job); err == nil && req.Generation != 0 && uint64(plan.Generation) > req.Generation {
-				return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard, job[:4], plan.Generation, req.Generation)
-			}
-			return r.logMembership(ctx, w, rowraft.TableEpoch(req.TableEpoch))
-		})
-		if err != nil {
-			return nil, err
+	w := &wire.Membership{Job: job}
+	index, err := r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
+		plan, err := r.machine.JobPlan(job)
+		// A call that comes late must not end the job of those who have come since.
+		if err == nil && req.Generation != 0 && uint64(plan.Generation) > req.Generation {
+			return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard, job[:4], plan.Generation, req.Generation)
 		}
+		r.steps.endUpTo(job, rowraft.Generation(req.Generation))
+		if err != nil {
+			return r.machine.AppliedIndex(), nil // the shard has not heard of it, or has forgotten it
+		}
+		return r.logMembership(ctx, w, rowraft.TableEpoch(req.TableEpoch))
+	})
+	if err != nil {
+		return nil, err
 	}
 	return &rowraftv1.EndJobReply{AppliedIndex: uint64(index)}, nil
 }

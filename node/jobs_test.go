@@ -7,6 +7,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // A shard that keeps as many jobs as it can refuses one more without a trace in its log,
@@ -59,6 +60,77 @@ func TestRefusedJobsAreNotLogged(t *testing.T) {
 	}
 	if err := ensure(checkpoint.MaxJobs+1, 1, 0); err != nil {
 		t.Errorf("a job in the place of one that has ended: %v", err)
+	}
+}
+
+// A call that drives a membership and comes when its job was ended brings nothing back, nor changes what
+// has begun since; who goes on with a run that rests does so in a later generation.
+func TestALateMembershipBringsNoJobBack(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	ctx, admin := testContext(t), c.admin(0)
+	job := func(n byte) []byte { return append(make([]byte, 15), n) }
+	ensure := func(n byte, generation uint64, ranks ...uint32) error {
+		q := &rowraftv1.EnsureJobRequest{Job: job(n), Generation: generation, FirstStep: generation}
+		for _, rank := range ranks {
+			q.Members = append(q.Members, &rowraftv1.JobMember{Rank: rank, Incarnation: 1})
+		}
+		_, err := admin.EnsureJob(ctx, q)
+		return err
+	}
+	end := func(n byte, generation uint64) {
+		t.Helper()
+		if _, err := admin.EndJob(ctx, &rowraftv1.EndJobRequest{Job: job(n), Generation: generation}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	late := func(n byte, generation uint64) {
+		t.Helper()
+		if err := ensure(n, generation, 0); rowraft.CodeOf(err) != rowraft.CodeStaleGeneration {
+			t.Errorf("generation %d of job %d after its end: %v, want CodeStaleGeneration", generation, n, err)
+		}
+		if st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Job: job(n)}); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+			t.Errorf("job %d is back: %v, %v", n, st, err)
+		}
+	}
+	eventually(t, ctx, "the shard takes a job", func() bool { return ensure(1, 2, 0, 1) == nil })
+	end(1, 3) // its last one did not get here before: nobody was left
+	late(1, 2)
+	late(1, 3)
+	if err := ensure(1, 4, 0); err != nil {
+		t.Fatalf("a run that goes on: %v", err)
+	}
+	for _, generation := range []uint64{2, 3} {
+		if err := ensure(1, generation, 0, 1); rowraft.CodeOf(err) != rowraft.CodeStaleGeneration {
+			t.Errorf("generation %d of a job at 4: %v, want CodeStaleGeneration", generation, err)
+		}
+	}
+	if st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Job: job(1)}); err != nil || st.Generation != 4 || len(st.Members) != 1 {
+		t.Errorf("the job is %v, %v, want generation 4 of one member", st, err)
+	}
+	end(1, 0)
+	late(1, 9)
+	end(2, 0) // of which nothing has got here yet
+	late(2, 1)
+}
+
+// What a leader knows of jobs that have ended is bounded; the oldest goes first.
+func TestEndedJobsAreBounded(t *testing.T) {
+	s := newSteps(&replica{})
+	membership := func(n int) *wire.Membership {
+		return &wire.Membership{Job: rowraft.JobID{14: byte(n >> 8), 15: byte(n)}, Generation: 3}
+	}
+	for n := range maxEndedJobs + 1 {
+		for range 2 {
+			s.endUpTo(membership(n).Job, 3)
+		}
+	}
+	if len(s.ended.upTo) != maxEndedJobs || len(s.ended.order) != maxEndedJobs {
+		t.Errorf("%d and %d ended jobs are known, want %d", len(s.ended.upTo), len(s.ended.order), maxEndedJobs)
+	}
+	for n, known := range map[int]bool{0: false, 1: true, maxEndedJobs: true} {
+		if err := s.mayBegin(membership(n)); known != (rowraft.CodeOf(err) == rowraft.CodeStaleGeneration) {
+			t.Errorf("job %d: %v", n, err)
+		}
 	}
 }
 

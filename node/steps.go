@@ -50,6 +50,7 @@ type steps struct {
 	jobs  map[rowraft.JobID]*jobSteps
 	held  int    // bytes
 	begun uint64 // steps that were opened
+	ended endedJobs
 
 	// clocks is closed, and replaced, when clocks may have changed in the machine and
 	// somebody waits for that.

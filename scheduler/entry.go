@@ -17,8 +17,9 @@ import (
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
-	frameVersion  = 12 // the newest that this binary reads
+	frameVersion  = 13 // the newest that this binary reads
 	frameBytes    = 16
+	readingFrame  = 13 // from which on readings of a part are told apart, and calls to enter may come too late
 	tokenFrame    = 12 // join tokens
 	baseFrame     = 11 // from which on a run knows how many steps its job had before
 	dealtFrame    = 9  // from which on jobs deal their data by rank, and ask the shards how far it was read
@@ -53,6 +54,9 @@ func versionOf(m proto.Message) uint32 {
 		switch m.Command.(type) {
 		case *rowraftv1.MetaCommand_CreateToken, *rowraftv1.MetaCommand_UseToken, *rowraftv1.MetaCommand_DeleteToken:
 			return tokenFrame
+		}
+		if m.GetTakePart().GetNumbered() || m.GetEnterJob().GetRequest().GetRevision() >= lateRevision {
+			return readingFrame
 		}
 		if m.GetEnterJob().GetRequest().GetBaseStep() > 0 {
 			return baseFrame
@@ -90,6 +94,9 @@ func versionOf(m proto.Message) uint32 {
 			return 5
 		}
 	case *rowraftv1.MetaState:
+		if slices.ContainsFunc(m.GetRuns(), toldApart) {
+			return readingFrame
+		}
 		if len(m.GetTokens()) > 0 {
 			return tokenFrame
 		}
@@ -130,6 +137,11 @@ func versionOf(m proto.Message) uint32 {
 // entersAnew reports whether a worker enters under a rule of version 9.
 func entersAnew(c *rowraftv1.MetaEnterJob) bool {
 	return c.GetRequest().GetRevision() > 0 || later(c.GetRequest().GetData())
+}
+
+// toldApart reports whether a run has a part with readings of version 13.
+func toldApart(r *rowraftv1.MetaRun) bool {
+	return slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetReading() > 0 })
 }
 
 // later reports whether data is divided by a rule of version 9.

@@ -49,6 +49,7 @@ func FuzzEntry(f *testing.F) {
 		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true), cmdForgetMade("nightly", "a", ""),
 		cmdAttend("job", 1, 2, 3, "", 0), cmdAttend("job", 0, 2, 4, "x", 1), cmdLeave("job", 0, 4),
 		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)), cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),
+		cmdRead(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 2), cmdEnter("w0", 7, func(q *rowraftv1.EnterRequest) { q.Revision = 2 }),
 		cmdLeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, lost, &rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(id16(107)),
 		cmdRaise(3, 8), cmdCreateToken(testToken(nil)), cmdUseToken("n1", 1, 1001), cmdDeleteToken(),
 	} {

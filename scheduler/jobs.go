@@ -54,6 +54,9 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 			q.Data.ByRank, q.Data.InLog = false, false
 		}
 	}
+	if j.s.mayLog(readingFrame) != nil { // a late call does what it did before
+		q.Revision = min(q.Revision, lateRevision-1)
+	}
 	if rowraft.CodeOf(j.s.mayLog(baseFrame)) == rowraft.CodeVersionTooNew {
 		q.BaseStep = 0 // who restarts in the run counts its steps alone, as before there was this
 	}
@@ -126,12 +129,15 @@ func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*row
 	if j.s.machine.mustWait(q) { // and asks again: that need not be logged
 		return &rowraftv1.NextPartReply{Wait: true}, nil
 	}
-	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: q.GetIdentity(), Take: q.GetTake()}}})
+	numbered := j.s.mayLog(readingFrame) == nil // else a batch may count twice as read again
+	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
+		Identity: q.GetIdentity(), Take: q.GetTake(), Numbered: numbered,
+	}}})
 	if err != nil {
 		return nil, err
 	}
 	return &rowraftv1.NextPartReply{
-		Wait: t.wait, Done: t.done, Epoch: t.part.GetEpoch(), Part: t.part.GetPart(), Offset: t.part.GetOffset(), From: t.from, To: t.to,
+		Wait: t.wait, Done: t.done, Epoch: t.part.GetEpoch(), Part: t.part.GetPart(), Offset: t.part.GetOffset(), From: t.from, To: t.to, Reading: t.part.GetReading(),
 	}, nil
 }
 

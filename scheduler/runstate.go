@@ -87,6 +87,9 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 		return nil, err
 	}
 	old := s.run(q.GetJob())
+	if q.GetRevision() >= lateRevision && hasLeft(old, q.GetInstance()) {
+		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "this process of worker %s has left job %s: the call comes too late", q.GetWorker(), q.GetJob())
+	}
 	if s.endedWithout(old, q) {
 		return &entered{done: true}, nil
 	}
@@ -124,6 +127,16 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 	s.putRun(r)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
 	return &entered{identity: id, generation: r.GetGeneration(), began: begins, data: r.GetData(), baseStep: r.GetBaseStep()}, nil
+}
+
+// lateRevision is that of calls to enter which are refused when they come too late.
+const lateRevision = 2
+
+// hasLeft says whether a process was a member of a run, and is none any more.
+func hasLeft(r *rowraftv1.MetaRun, instance []byte) bool {
+	return slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
+		return bytes.Equal(m.GetInstance(), instance) && !training(m)
+	})
 }
 
 func checkEnter(c *rowraftv1.MetaEnterJob) error {
@@ -220,7 +233,7 @@ func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
 		data = &rowraftv1.JobData{}
 	}
 	for _, p := range data.GetOpen() {
-		p.Incarnation, p.Take, p.Unsettled = 0, 0, 0
+		p.Incarnation, p.Take, p.Unsettled, p.Reading = 0, 0, 0, 0
 	}
 	return &rowraftv1.MetaRun{
 		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(), LeaseNs: q.GetLeaseNs(),
@@ -531,6 +544,21 @@ func (m *machine) runOf(job string) *rowraftv1.MetaRun {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.run(job)
+}
+
+// memberOf returns the run of a member and what is known of it there; nil if it is none any more.
+func (m *machine) memberOf(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, *rowraftv1.RunMember) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.state.run(id.GetJob())
+	if !bytes.Equal(r.GetRun(), id.GetRun()) {
+		return nil, nil
+	}
+	i, found := memberAt(r, id.GetRank())
+	if !found || r.GetMembers()[i].GetIncarnation() != id.GetIncarnation() {
+		return nil, nil
+	}
+	return r, r.GetMembers()[i]
 }
 
 // isMember refuses a worker that is not a member of its run any more.

@@ -382,7 +382,12 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 1, BaseStep: 500,
 			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
 		}}}},
-		"settle_parts": cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9}, &rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
+		"enter_late": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
+			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 2,
+			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
+		}}}},
+		"take_numbered": cmdRead(me, 2),
+		"settle_parts":  cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9}, &rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
 		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
 			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
 		}}},
@@ -417,6 +422,13 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1}},
 		Data: &rowraftv1.JobData{
 			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true, Open: []*rowraftv1.JobPart{{Offset: 7, Unsettled: 5}},
+		},
+	})
+	wantRunOf(t, "readings.snapshot", &rowraftv1.MetaRun{
+		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
+		Members: []*rowraftv1.RunMember{{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1}},
+		Data: &rowraftv1.JobData{
+			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true, Open: []*rowraftv1.JobPart{{Offset: 7, Incarnation: 6, Take: 1, Reading: 3}},
 		},
 	})
 	wantRunOf(t, "base.snapshot", &rowraftv1.MetaRun{
@@ -469,6 +481,7 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	a.ok(cmdEndPart(two, p.part))
 	a.ok(cmdLeaveJob(two, ended))
 	a.wantJob(done, 4)
+	before := a.m.state.runs
 	for name, change := range map[string]func(*rowraftv1.EnterRequest){
 		"by its name": plan,
 		"by its rank": func(q *rowraftv1.EnterRequest) { plan(q); q.Worker, q.WantRank = "another", 1 },
@@ -478,17 +491,47 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 		}
 	}
 	a.wantJob(done, 4)
+	anew := a.enter(cmdEnter("b", 4, plan)) // who comes a moment after another one has begun it anew takes part
+	if e := a.enter(cmdEnter("a", 5, plan)); e.done || e.began || !bytes.Equal(e.identity.GetRun(), anew.identity.GetRun()) {
+		t.Errorf("in a run that was begun anew it is %+v", e)
+	}
+	a.m.state.runs = before
 	for name, c := range map[string]*rowraftv1.MetaCommand{
 		"who ended":            cmdEnter("b", 4, plan),
 		"another batch":        cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
 		"from a checkpoint":    cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Checkpoint = "x" }),
 		"of an earlier binary": cmdEnter("a", 4, divided(10, 10, 1)),
 	} {
-		before := a.m.state.runs
 		if e := a.enter(c); e.done || !e.began {
 			t.Errorf("%s: %+v", name, e)
 		}
 		a.m.state.runs = before
+	}
+}
+
+// A call to enter that comes when its process has left, since an earlier try of it has got through,
+// neither makes that process a member again nor begins the job anew.
+func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
+	for name, leaves := range map[string]rowraftv1.MemberState{"it ended": ended, "it was lost": lost} {
+		t.Run(name, func(t *testing.T) {
+			a := newApplier(t)
+			a.do(cmdInit("c"))
+			revised := func(q *rowraftv1.EnterRequest) { q.Workers, q.Revision = 1, 2 }
+			call := cmdEnter("a", 1, revised)
+			one := a.enter(call)
+			if again := a.enter(call); !proto.Equal(again.identity, one.identity) {
+				t.Errorf("while it trains the call is answered %v, want %v", again.identity, one.identity)
+			}
+			a.ok(cmdLeaveJob(one.identity, leaves))
+			was := a.m.runOf("ctr")
+			a.refused(call, rowraft.CodeSessionExpired, "comes too late")
+			if now := a.m.runOf("ctr"); !proto.Equal(now, was) {
+				t.Errorf("after the late call the run is %v, was %v", now, was)
+			}
+			if other := a.enter(cmdEnter("a", 2, revised)); len(trainingRanks(a.m.runOf("ctr"))) != 1 || other.identity.GetIncarnation() <= one.identity.GetIncarnation() {
+				t.Errorf("another process enters as %v", other)
+			}
+		})
 	}
 }
 

@@ -44,12 +44,15 @@ func settled(d *rowraftv1.JobData, read map[rowraft.DataPart]uint64, full bool) 
 		if p.GetUnsettled() == 0 {
 			continue
 		}
-		acknowledged, applied := rowraft.ReadParts(p.GetEpoch()*parts(d) + p.GetPart())
-		_, known := read[applied]
-		out = append(out, &rowraftv1.PartSettled{
-			Epoch: p.GetEpoch(), Part: p.GetPart(), Incarnation: p.GetUnsettled(),
-			Acknowledged: read[acknowledged], Applied: read[applied], Unknown: !known && full,
-		})
+		at := &rowraftv1.PartSettled{Epoch: p.GetEpoch(), Part: p.GetPart(), Incarnation: p.GetUnsettled(), Unknown: full}
+		for _, reading := range []uint64{p.GetReading(), 0} { // a worker of an earlier binary tells none apart
+			acknowledged, applied := rowraft.ReadParts(p.GetEpoch()*parts(d)+p.GetPart(), reading)
+			at.Acknowledged, at.Applied = max(at.Acknowledged, read[acknowledged]), max(at.Applied, read[applied])
+			if _, known := read[applied]; known {
+				at.Unknown = false
+			}
+		}
+		out = append(out, at)
 	}
 	return out
 }

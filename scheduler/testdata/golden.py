@@ -179,3 +179,12 @@ open(os.path.join(here, "use_token.entry"), "wb").write(frame(b"RRME", data(71, 
 open(os.path.join(here, "delete_token.entry"), "wb").write(frame(b"RRME", data(72, data(1, token_id)), 12))
 cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
 open(os.path.join(here, "tokens.snapshot"), "wb").write(frame(b"RRMS", num(1, 3) + data(2, cmap) + data(70, data(1, token + data(10, used)) + secret), 12))
+
+# Version 13: a part whose readings are told apart is taken, part 0 by the third of them; a call to enter that may come too late.
+open(os.path.join(here, "take_numbered.entry"), "wb").write(frame(b"RRME", data(52, data(1, me) + num(2, 2) + num(3, 1)), 13))
+late = (data(1, b"ctr") + data(2, b"w-0") + data(3, begun) + num(4, 2) + settings + data(7, plan + num(9, 1) + num(10, 1)) + num(8, 10 * 10**9) + num(15, 2))
+open(os.path.join(here, "enter_late.entry"), "wb").write(frame(b"RRME", data(50, data(1, late) + data(2, run)), 13))
+state = (data(1, b"ctr") + data(2, run) + num(3, 2) + num(5, 3) + num(7, 10 * 10**9) + num(8, 1)
+         + num(12, 1) + data(13, there) + data(14, plan + num(5, 1) + data(6, num(3, 7) + num(4, 6) + num(5, 1) + num(7, 3)) + num(9, 1) + num(10, 1)))
+cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
+open(os.path.join(here, "readings.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(50, state), 13))

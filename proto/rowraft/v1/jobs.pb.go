@@ -411,6 +411,7 @@ type JobPart struct {
 	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of who has it; 0: nobody
 	Take          uint64                 `protobuf:"varint,5,opt,name=take,proto3" json:"take,omitempty"`               // which of those that it was given, from 1
 	Unsettled     uint64                 `protobuf:"varint,6,opt,name=unsettled,proto3" json:"unsettled,omitempty"`     // incarnation of who had it, and of which the shards are to be asked; 0: nobody's
+	Reading       uint64                 `protobuf:"varint,7,opt,name=reading,proto3" json:"reading,omitempty"`         // how many have been given it, which are told apart in the shards; 0: they are not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -483,6 +484,13 @@ func (x *JobPart) GetTake() uint64 {
 func (x *JobPart) GetUnsettled() uint64 {
 	if x != nil {
 		return x.Unsettled
+	}
+	return 0
+}
+
+func (x *JobPart) GetReading() uint64 {
+	if x != nil {
+		return x.Reading
 	}
 	return 0
 }
@@ -658,7 +666,7 @@ type EnterRequest struct {
 	Quorum     float64                `protobuf:"fixed64,13,opt,name=quorum,proto3" json:"quorum,omitempty"`                          // share of the members that closes a step; 0 and 1: all
 	DeadlineNs uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
 	// 1: it waits for all workers also where a stopped run goes on, and is told if the run
-	// from which it was lost is done.
+	// from which it was lost is done. 2: a call that comes when its process has left is refused.
 	Revision      uint32 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`
 	BaseStep      uint64 `protobuf:"varint,16,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // of a run that begins: steps of the job that its checkpoint has; at most 2^62
 	unknownFields protoimpl.UnknownFields
@@ -1210,9 +1218,10 @@ type NextPartReply struct {
 	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"` // nothing is left
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Part          uint64                 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
-	Offset        uint64                 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"` // of its examples to begin with
-	From          uint64                 `protobuf:"varint,6,opt,name=from,proto3" json:"from,omitempty"`     // number of its first example
-	To            uint64                 `protobuf:"varint,7,opt,name=to,proto3" json:"to,omitempty"`         // and of the one behind its last
+	Offset        uint64                 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`   // of its examples to begin with
+	From          uint64                 `protobuf:"varint,6,opt,name=from,proto3" json:"from,omitempty"`       // number of its first example
+	To            uint64                 `protobuf:"varint,7,opt,name=to,proto3" json:"to,omitempty"`           // and of the one behind its last
+	Reading       uint64                 `protobuf:"varint,8,opt,name=reading,proto3" json:"reading,omitempty"` // which this is of those that it is given for, from 1; 0: they are not told apart
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1292,6 +1301,13 @@ func (x *NextPartReply) GetFrom() uint64 {
 func (x *NextPartReply) GetTo() uint64 {
 	if x != nil {
 		return x.To
+	}
+	return 0
+}
+
+func (x *NextPartReply) GetReading() uint64 {
+	if x != nil {
+		return x.Reading
 	}
 	return 0
 }
@@ -2006,14 +2022,15 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"again_most\x18\b \x01(\x04R\tagainMost\x12\x17\n" +
 	"\aby_rank\x18\t \x01(\bR\x06byRank\x12\x15\n" +
 	"\x06in_log\x18\n" +
-	" \x01(\bR\x05inLog\"\x9f\x01\n" +
+	" \x01(\bR\x05inLog\"\xb9\x01\n" +
 	"\aJobPart\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\x04R\x04part\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x12\n" +
 	"\x04take\x18\x05 \x01(\x04R\x04take\x12\x1c\n" +
-	"\tunsettled\x18\x06 \x01(\x04R\tunsettled\"\xb1\x01\n" +
+	"\tunsettled\x18\x06 \x01(\x04R\tunsettled\x12\x18\n" +
+	"\areading\x18\a \x01(\x04R\areading\"\xb1\x01\n" +
 	"\vPartSettled\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\x04R\x04part\x12 \n" +
@@ -2076,7 +2093,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x05exact\x18\x05 \x01(\bR\x05exact\"Z\n" +
 	"\x0fNextPartRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
-	"\x04take\x18\x02 \x01(\x04R\x04take\"\x9d\x01\n" +
+	"\x04take\x18\x02 \x01(\x04R\x04take\"\xb7\x01\n" +
 	"\rNextPartReply\x12\x12\n" +
 	"\x04wait\x18\x01 \x01(\bR\x04wait\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x14\n" +
@@ -2084,7 +2101,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x04part\x18\x04 \x01(\x04R\x04part\x12\x16\n" +
 	"\x06offset\x18\x05 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04from\x18\x06 \x01(\x04R\x04from\x12\x0e\n" +
-	"\x02to\x18\a \x01(\x04R\x02to\"o\n" +
+	"\x02to\x18\a \x01(\x04R\x02to\x12\x18\n" +
+	"\areading\x18\b \x01(\x04R\areading\"o\n" +
 	"\x0eEndPartRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +

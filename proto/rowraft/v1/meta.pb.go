@@ -1774,6 +1774,7 @@ type MetaTakePart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"`
+	Numbered      bool                   `protobuf:"varint,3,opt,name=numbered,proto3" json:"numbered,omitempty"` // readings of the part are told apart; since version 13
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1820,6 +1821,13 @@ func (x *MetaTakePart) GetTake() uint64 {
 		return x.Take
 	}
 	return 0
+}
+
+func (x *MetaTakePart) GetNumbered() bool {
+	if x != nil {
+		return x.Numbered
+	}
+	return false
 }
 
 type MetaEndPart struct {
@@ -3581,10 +3589,11 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12-\n" +
-	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"W\n" +
+	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"s\n" +
 	"\fMetaTakePart\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
-	"\x04take\x18\x02 \x01(\x04R\x04take\"l\n" +
+	"\x04take\x18\x02 \x01(\x04R\x04take\x12\x1a\n" +
+	"\bnumbered\x18\x03 \x01(\bR\bnumbered\"l\n" +
 	"\vMetaEndPart\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
