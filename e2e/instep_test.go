@@ -306,6 +306,60 @@ func TestAStepOutlivesTheScheduler(t *testing.T) {
 	c.sameDigests()
 }
 
+// TestAWorkerInStepLeavesAtASignal: one of three workers in step gets SIGTERM, and nobody else: it leaves behind a step that
+// it is in, with each of its batches counted once, and the others go on without waiting for its lease.
+func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
+	skipUnderRace(t)
+	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
+	w := inStepJob(c, "fewer", "lease: 1h\naudit: true\nsteps: 1000000000\n")
+	names := []string{"a", "b", "leaves"}
+	var all []*running
+	for _, worker := range names {
+		all = append(all, w.start(worker))
+	}
+	w.until("all train", func(v jobView) bool { return v.Training == 3 })
+	before := w.farther("leaves", 10)
+	signal(t, all[2], syscall.SIGTERM)
+	type result struct {
+		JobSteps           int64 `json:"job_steps"`
+		PushesAcknowledged int64 `json:"pushes_acknowledged"`
+		PushesUnknown      int64 `json:"pushes_unknown"`
+		BatchesLate        int64 `json:"batches_late"`
+	}
+	over := func(i, want int) (r result) {
+		t.Helper()
+		if code := all[i].code(t, patience); code != want {
+			t.Fatalf("worker %s: exit code %d, want %d:\n%s%s", names[i], code, want, &all[i].stdout, &all[i].stderr)
+		}
+		readJSON(t, w.result(names[i]), &r)
+		return r
+	}
+	left := over(2, 130)
+	w.farther("a", 10)
+	after := w.farther("b", 10)
+	if state, _ := after.member("leaves"); state != "stopped" || after.Training != 2 || after.Generation != before.Generation+1 {
+		t.Errorf("without the one that left the job is %+v, before it was in generation %d", after, before.Generation)
+	}
+	c.must("job", "stop", w.job)
+	for i := range 2 {
+		if r := over(i, 0); r.BatchesLate > 1 {
+			t.Errorf("worker %s: %d batches were late, want at most that of the step that was open", names[i], r.BatchesLate)
+		}
+	}
+	if left.BatchesLate != 0 || left.PushesUnknown != 0 || left.PushesAcknowledged != left.JobSteps {
+		t.Errorf("who left says %+v, want a batch in each of its steps, each acknowledged", left)
+	}
+	for shard, row := range w.audit() {
+		// Its batches are a third of a step each, as those of the others in its steps; afterwards they share a step, but for the one that
+		// its leaving has closed.
+		gone, mine, yours := row[after.rank("leaves")], row[after.rank("a")], row[after.rank("b")]
+		steps := (gone + mine + yours) / 3
+		if gone != float32(left.PushesAcknowledged) || steps != float32(math.Trunc(float64(steps))) || mine+yours-2*gone < 3*10 || max(mine-yours, yours-mine) > 3 {
+			t.Errorf("shard %d: the audit row is %v, %d batches are acknowledged of who left", shard, row, left.PushesAcknowledged)
+		}
+	}
+}
+
 // TestAQuorumGoesOnWithoutTheDead: two of three workers are a quorum, so nobody waits for
 // the lease of one that is killed inside a step.
 func TestAQuorumGoesOnWithoutTheDead(t *testing.T) {

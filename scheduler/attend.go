@@ -18,8 +18,8 @@ const (
 	// leavePatience is how long a trainer that has done its work waits for others of
 	// its job that ought to be there, and are not, or that were told to stop, before it asks for a checkpoint.
 	leavePatience = 30 * time.Second
-	// stopGrace is how long a trainer that was told to stop stays although its
-	// checkpoint is made: the others are told to stop a moment later, and theirs need it.
+	// stopGrace is how much later than one trainer, by a signal, others may be told to stop: it stays although its
+	// checkpoint is made until they have said after that time that they were not, since theirs would need it.
 	stopGrace = 2 * time.Second
 	// forgetJobAfter is how long none of a job's trainers was heard of when the job
 	// counts as dead: checkpoints do not wait for it any more.
@@ -310,23 +310,22 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	t.mu.Lock()
 	park, parkedAt := a.park, a.parkedAt
 	last := t.endings[a.id.job]
-	training, stopping, waiting, there := 0, 0, 0, uint32(0) // waiting: for a checkpoint
+	var train []*attendee
+	waiting, there := 0, uint32(0) // waiting: for a checkpoint
 	for _, o := range t.trainers {
 		if o.id.job != a.id.job {
 			continue
 		}
 		if there++; o.park == nil {
-			training++
-			if o.toldToStop.Load() {
-				stopping++
-			}
+			train = append(train, o)
 		} else if o.park.GetDestination() != "" && !last.covers(o.parkedAt) {
 			waiting++
 		}
 	}
 	t.mu.Unlock()
 	if last.covers(parkedAt) {
-		if waiting > 0 || !park.GetEnded() && training > 0 && time.Since(last.over) < stopGrace {
+		mayEnd := func(o *attendee) bool { return c.s.mayEnd(o, last.over) }
+		if waiting > 0 || !park.GetEnded() && time.Since(last.over) < c.s.stopPatience(a) && slices.ContainsFunc(train, mayEnd) {
 			return nil // theirs needs this trainer's state
 		}
 		return last.leave
@@ -334,11 +333,11 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	switch {
 	case park == nil:
 		return nil
-	case park.GetEnded() && training > 0:
+	case park.GetEnded() && len(train) > 0:
 		return nil
 	case park.GetDestination() == "":
 		return &rowraftv1.AttendLeave{}
-	case stopping > 0 && time.Since(parkedAt) < leavePatience:
+	case time.Since(parkedAt) < c.s.stopPatience(a) && slices.ContainsFunc(train, c.s.ends):
 		return nil // they park in a moment, and one checkpoint does for all
 	case park.GetEnded() && there < a.trainers && time.Since(parkedAt) < leavePatience && !park.GetSkipAbsent():
 		return nil

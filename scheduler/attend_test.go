@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -381,6 +382,83 @@ func TestTrainersLeaveTogether(t *testing.T) {
 	<-other.Ended()
 	if err := other.Err(); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
 		t.Errorf("replaced: %v", err)
+	}
+}
+
+// A trainer that was told to stop, and whose checkpoint is made, stays as long as another one of its job is about
+// to end too, however long that takes: the checkpoint of that one needs its state.
+func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
+	for name, tc := range map[string]struct {
+		stop   bool // the job
+		signal bool // the other one
+		waits  bool
+	}{
+		"the job is stopped":            {stop: true, waits: true},
+		"the other one got a signal":    {signal: true, waits: true},
+		"nobody has told the other one": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _, c := served(t)
+			clients := []*client.Client{c, another(t, s)}
+			var here [2]*client.Attending
+			for rank := range here {
+				m, err := enter(t, clients[rank], fmt.Sprint("w", rank), 2, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				here[rank], err = clients[rank].Attend(t.Context(), client.Attendance{
+					Job: "ctr", Rank: rank, Trainers: 2, Member: m, Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause,
+					Beat: func() client.Beat { return client.Beat{Stopping: rank == 1 && tc.signal} },
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer here[rank].Close()
+			}
+			if tc.stop {
+				if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// The checkpoint was over when the first had parked, and then nothing was heard for longer than any grace.
+			over := time.Now().Add(-2 * stopGrace)
+			made := &ending{begun: time.Now().Add(time.Hour), over: over, done: make(chan struct{}), leave: &rowraftv1.AttendLeave{Checkpoint: "made"}}
+			close(made.done)
+			s.attendance.mu.Lock()
+			s.attendance.endings["ctr"] = made
+			first, second := s.attendance.trainers[trainerID{"ctr", 0}], s.attendance.trainers[trainerID{"ctr", 1}]
+			s.attendance.mu.Unlock()
+			eventually(t, "the other one has spoken", func() bool {
+				w, known := s.workers.get(second.member.GetIncarnation())
+				return known && w.beat != nil
+			})
+			left := make(chan string, 2)
+			park := func(rank int, p client.Parking) {
+				path, err := here[rank].Park(t.Context(), p)
+				left <- fmt.Sprint(rank, " ", path, " ", err)
+			}
+			go park(0, client.Parking{Destination: t.TempDir()})
+			eventually(t, "the first has parked, or has left", func() bool {
+				s.attendance.mu.Lock()
+				defer s.attendance.mu.Unlock()
+				return first.park != nil
+			})
+			if leave := s.Checkpoints().mayLeave(t.Context(), first); tc.waits != (leave == nil) {
+				t.Fatalf("while the other one trains it is told %v", leave)
+			}
+			want := []string{"0 made <nil>"}
+			if tc.waits {
+				go park(1, client.Parking{})
+				want = append(want, "1 made <nil>")
+			}
+			var got []string
+			for range want {
+				got = append(got, <-left)
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("they leave with %q, want %q", got, want)
+			}
+		})
 	}
 }
 

@@ -237,6 +237,7 @@ type workers struct {
 type heardOf struct {
 	heard time.Time
 	beat  *rowraftv1.WorkerBeat // nil: none yet
+	spoke time.Time             // when it came
 }
 
 func (w *workers) get(incarnation uint64) (heardOf, bool) {
@@ -257,7 +258,7 @@ func (w *workers) heard(incarnation uint64, beat *rowraftv1.WorkerBeat) {
 	one := w.list[incarnation]
 	one.heard = time.Now()
 	if beat != nil {
-		one.beat = beat
+		one.beat, one.spoke = beat, one.heard
 	}
 	w.list[incarnation] = one
 }

@@ -134,3 +134,42 @@ func (a *attendee) stop() error {
 	}
 	return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Stop{Stop: &rowraftv1.AttendStop{}}})
 }
+
+// ends says whether a trainer that has not parked is about to: its job is stopped, it has left, or it has said that it
+// was told to stop.
+func (s *Scheduler) ends(a *attendee) bool {
+	if a.toldToStop.Load() {
+		return true
+	}
+	if a.member == nil {
+		return false
+	}
+	if w, known := s.workers.get(a.member.GetIncarnation()); known && w.beat.GetStopping() {
+		return true
+	}
+	r, m := s.machine.memberOf(a.member)
+	return m != nil && (r.GetStopping() || !training(m))
+}
+
+// mayEnd says whether a trainer may have been told to stop with others whose checkpoint was over at a moment: it is about to
+// end, or has not said since that it is not. One that says nothing any more loses its lease, and its place here.
+func (s *Scheduler) mayEnd(a *attendee, over time.Time) bool {
+	told := over.Add(stopGrace)
+	switch {
+	case s.ends(a):
+		return true
+	case a.member == nil: // it says nothing of itself
+		return time.Now().Before(told)
+	}
+	w, known := s.workers.get(a.member.GetIncarnation())
+	return !known || !w.spoke.After(told)
+}
+
+// stopPatience is how long a trainer that was told to stop waits for those of its job that are about to end.
+func (s *Scheduler) stopPatience(a *attendee) time.Duration {
+	lease := DefaultLease
+	if r := s.machine.runOf(a.id.job); r != nil {
+		lease = time.Duration(r.GetLeaseNs())
+	}
+	return lease + leavePatience
+}

@@ -240,6 +240,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		return nil, err
 	}
 	defer at.Close()
+	told := context.AfterFunc(ctx, func() { j.stopping.Store(true) }) // its beats say so
+	defer told()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)

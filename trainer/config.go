@@ -73,6 +73,7 @@ type Config struct {
 	member *client.Member // of the job, once it has entered
 	set    data.Set       // that was opened to enter it
 	parted bool           // the scheduler divides the data
+	again  bool           // it was lost, and enters once more
 }
 
 // DataConfig is a data set in a file, or images with labels in idx files.

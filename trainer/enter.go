@@ -73,13 +73,38 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 				e.Parts.Examples, e.Parts.PartExamples, e.From.Examples, e.From.PartExamples)
 		}
 	}
-	m, err := cl.EnterJob(ctx, e)
+	m, err := c.enterAnew(ctx, func(ctx context.Context) (*client.Member, error) { return cl.EnterJob(ctx, e) })
 	if err != nil {
 		return err
 	}
 	rank := m.Rank()
 	c.Rank, c.member, c.set, c.parted = &rank, m, set, parted
 	return nil
+}
+
+// anewPoll is how often a worker whose job is done without it looks whether others have begun the job anew.
+const anewPoll = 250 * time.Millisecond
+
+// enterAnew calls enter, and again for as long as a lease where the job is done without this worker: others that begin it
+// anew may have been started a moment later. A process that was lost from that run itself does not wait.
+func (c *Config) enterAnew(ctx context.Context, enter func(context.Context) (*client.Member, error)) (*client.Member, error) {
+	over := time.NewTimer(c.lease())
+	defer over.Stop()
+	tick := time.NewTicker(anewPoll)
+	defer tick.Stop()
+	for {
+		m, err := enter(ctx)
+		if !errors.Is(err, client.ErrJobDone) || c.again {
+			return m, err
+		}
+		select {
+		case <-tick.C:
+		case <-over.C:
+			return m, err
+		case <-ctx.Done():
+			return m, err
+		}
+	}
 }
 
 // savedParts is what a checkpoint says of data that the scheduler divides.
@@ -213,7 +238,7 @@ func (c *Config) hasShare() bool {
 // it entered, with the data divided as it was in the job. It does not go on from a checkpoint twice.
 func Again(c, entered Config) Config {
 	parted := entered.parted
-	c.Resume, c.Parts = "", &parted
+	c.Resume, c.Parts, c.again = "", &parted, true
 	return c
 }
 

@@ -58,7 +58,7 @@ type Job struct {
 	parts *dataParts // nil: each trainer reads its own share
 
 	beats    beatMeter   // of the goroutine that calls beat
-	stopping atomic.Bool // the job was stopped
+	stopping atomic.Bool // the job was stopped, or this trainer was told to
 
 	mu struct {
 		sync.Mutex

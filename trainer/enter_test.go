@@ -1,0 +1,48 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rowraft/rowraft/client"
+)
+
+// A worker that finds its job done without it waits a while for others that begin the job anew, and takes part then. One that
+// was lost itself does not wait: it knows for what it comes.
+func TestWhoIsTooLateWaitsForAJobThatBeginsAnew(t *testing.T) {
+	other := errors.New("another error")
+	for name, tc := range map[string]struct {
+		again  bool
+		after  time.Duration // when the others begin; 0: never
+		err    error         // if they do not
+		takes  time.Duration // at least
+		member bool
+	}{
+		"others begin it a moment later":  {after: 3 * time.Second, err: client.ErrJobDone, takes: 3 * time.Second, member: true},
+		"nobody begins it":                {err: client.ErrJobDone, takes: defaultLease},
+		"it was lost from this very run":  {again: true, after: 3 * time.Second, err: client.ErrJobDone},
+		"it is refused for another cause": {after: 3 * time.Second, err: other},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began, tries, member := time.Now(), 0, &client.Member{}
+				c := Config{again: tc.again}
+				m, err := c.enterAnew(t.Context(), func(context.Context) (*client.Member, error) {
+					if tries++; tc.after > 0 && time.Since(began) >= tc.after {
+						return member, nil
+					}
+					return nil, tc.err
+				})
+				if took := time.Since(began); took < tc.takes || took > tc.takes+anewPoll {
+					t.Errorf("it took %v and %d tries, want %v", took, tries, tc.takes)
+				}
+				if tc.member != (m == member) || tc.member == errors.Is(err, tc.err) {
+					t.Errorf("it is member %p, %v", m, err)
+				}
+			})
+		})
+	}
+}
