@@ -25,17 +25,18 @@ type progress struct {
 }
 
 func newProgress(kind, file string) (*progress, error) {
-	out := os.Stderr
+	out, closeFile, terminal := io.Writer(os.Stderr), func() {}, term.IsTerminal(int(os.Stderr.Fd()))
 	if file != "" {
-		var err error
-		if out, err = os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
-			return nil, usageError{fmt.Errorf("progress file: %w", err)}
+		f, err := openProgressFile(file, progressFileBytes)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--progress-file: %w", err)}
 		}
+		out, closeFile, terminal = f, f.Close, term.IsTerminal(int(f.file.Fd()))
 	}
 	var p *progress
 	switch kind {
 	case "auto":
-		if term.IsTerminal(int(out.Fd())) && os.Getenv("TERM") != "dumb" {
+		if terminal && os.Getenv("TERM") != "dumb" {
 			p = barProgress(out)
 		} else {
 			p = lineProgress(out)
@@ -50,12 +51,11 @@ func newProgress(kind, file string) (*progress, error) {
 	case "none":
 		p = &progress{observe: func(trainer.Event) {}, close: func() {}}
 	default:
+		closeFile()
 		return nil, usageError{fmt.Errorf("progress %q: want auto, plain, steps, json or none", kind)}
 	}
-	if file != "" {
-		inner := p.close
-		p.close = func() { inner(); out.Close() }
-	}
+	inner := p.close
+	p.close = func() { inner(); closeFile() }
 	return p, nil
 }
 

@@ -121,7 +121,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
 	f.StringVar(&o.json, "json", "", "write the result as JSON to this file, - for standard output")
 	f.StringVar(&o.progress, "progress", "auto", "auto (a bar on a terminal, else lines), plain, steps (a line every 10 steps), json (one event per line) or none")
-	f.StringVar(&o.progressFile, "progress-file", "", "where progress goes; default standard error")
+	f.StringVar(&o.progressFile, "progress-file", "", "file to which progress is appended, instead of standard error; at 64 MiB it becomes FILE.1, and another begins")
 	return cmd
 }
 
