@@ -54,26 +54,32 @@ func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
 	}
 	c.tables[1].Kind = rowraft.Dense // many rows share a slot
 	c.tables[0].Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
-	for shard := range 2 {
+	c.addShards(t, 2)
+	for _, r := range c.shards {
+		r.create(c.tables...)
+		r.mustOpen(1, 1)
+	}
+	return c
+}
+
+// addShards makes n empty shards.
+func (c *deltaCluster) addShards(t *testing.T, n int) {
+	for shard := range n {
 		var slots []rowraft.Slot
-		for s := shard; s < rowraft.NumSlots; s += 2 {
+		for s := shard; s < rowraft.NumSlots; s += n {
 			slots = append(slots, rowraft.Slot(s))
 		}
 		m, err := New(Config{Shard: rowraft.ShardID(shard), Slots: slots})
 		if err != nil {
-			rt.Fatal(err)
+			c.rt.Fatal(err)
 		}
-		rt.Cleanup(func() {
+		c.rt.Cleanup(func() {
 			if err := m.Close(); err != nil {
 				t.Error(err)
 			}
 		})
-		r := &replica{Machine: m, tb: t, now: 1}
-		r.create(c.tables...)
-		r.mustOpen(1, 1)
-		c.shards, c.slots = append(c.shards, r), append(c.slots, slots)
+		c.shards, c.slots = append(c.shards, &replica{Machine: m, tb: t, now: 1}), append(c.slots, slots)
 	}
-	return c
 }
 
 // change applies op to some keys of both tables.

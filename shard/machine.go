@@ -245,7 +245,7 @@ type TableStats struct {
 	ID    rowraft.TableID
 	Name  string
 	Rows  uint64
-	Bytes uint64 // memory mapped for rows, index and a running snapshot
+	Bytes uint64 // memory of rows, candidates and index, and of what running snapshots keep
 
 	// Of a table with admission, expiry or a capacity: see rowstore.
 	Counters rowstore.Counters

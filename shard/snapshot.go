@@ -112,12 +112,12 @@ func (s *Snapshot) Epoch() rowraft.TableEpoch { return s.header.Epoch }
 func (s *Snapshot) Bytes() int64 {
 	n := int64(0)
 	for _, t := range s.tables {
-		n += int64(t.snap.Rows()) * int64(t.rows.RecordBytes())
+		n += int64(t.snap.Rows())*int64(t.rows.RecordBytes()) + int64(t.snap.Candidates())*rowstore.CandidateBytes
 	}
 	return n
 }
 
-// ImageBytes is the most memory that images of changed rows took so far.
+// ImageBytes is the most memory that images of changed rows and candidates took so far.
 func (s *Snapshot) ImageBytes() (n int64) {
 	s.m.life.RLock()
 	defer s.m.life.RUnlock()

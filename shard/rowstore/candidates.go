@@ -128,6 +128,24 @@ func (c candidate) digest() Digest {
 type candidateCut struct {
 	kept  map[rowraft.Slot][]uint64
 	saved [rowraft.NumSlots / 64]uint64
+	words int // in kept, now
+	most  int // the most that there were
+}
+
+// bytes is the memory of what is kept now.
+func (c *candidateCut) bytes() int64 {
+	if c == nil {
+		return 0
+	}
+	return 8 * int64(c.words)
+}
+
+// mostBytes is the most memory that was kept so far.
+func (c *candidateCut) mostBytes() int64 {
+	if c == nil {
+		return 0
+	}
+	return 8 * int64(c.most)
 }
 
 func (c *candidateCut) isSaved(slot rowraft.Slot) bool { return c.saved[slot/64]>>(slot%64)&1 != 0 }
@@ -139,7 +157,9 @@ func (t *Table) keepCandidates(slot rowraft.Slot) {
 		s.aside.Lock()
 		c := s.aside.candidates
 		if _, kept := c.kept[slot]; !kept && !c.isSaved(slot) {
-			c.kept[slot] = slices.Clone(t.track.slots[slot].words)
+			was := slices.Clone(t.track.slots[slot].words)
+			c.kept[slot], c.words = was, c.words+len(was)
+			c.most = max(c.most, c.words)
 		}
 		s.aside.Unlock()
 	}
@@ -159,11 +179,13 @@ func (s *Snapshot) AppendCandidates(dst []byte, slot rowraft.Slot) []byte {
 	}
 	c.saved[slot/64] |= 1 << (slot % 64)
 	words, kept := c.kept[slot]
-	if !kept {
+	if kept {
+		delete(c.kept, slot)
+		c.words -= len(words)
+	} else {
 		words = s.t.track.slots[slot].words
 	}
 	from := candidates{words: words}
-	delete(c.kept, slot)
 	all := make([]candidate, 0, len(from.words)/2)
 	for i := range uint32(len(from.words) / 2) {
 		if c := from.at(i); c.count != 0 {

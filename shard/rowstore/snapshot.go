@@ -33,6 +33,7 @@ const maxSnapshots = 2
 type Snapshot struct {
 	t        *Table
 	rows     int
+	waiting  int // candidates
 	removals bool
 	cuts     [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until one of the page is taken
 
@@ -92,6 +93,7 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals}
 	s.aside.images = images
 	if t.track != nil && t.track.slots != nil {
+		s.waiting = int(t.track.total.Load())
 		s.aside.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64)}
 	}
 	t.snaps = append(t.snaps, s)
@@ -204,6 +206,9 @@ func (s *Snapshot) at(slot rowraft.Slot) cut {
 // Rows returns the number of rows at the begin.
 func (s *Snapshot) Rows() int { return s.rows }
 
+// Candidates returns the number of candidates at the begin.
+func (s *Snapshot) Candidates() int { return s.waiting }
+
 // Digest returns the digest of all rows at the begin.
 func (s *Snapshot) Digest() (d Digest) {
 	for slot := range rowraft.Slot(rowraft.NumSlots) {
@@ -234,11 +239,12 @@ func (s *Snapshot) Slot(slot rowraft.Slot) SlotCut {
 // Removals reports whether any slot has a removed counter.
 func (s *Snapshot) Removals() bool { return s.removals }
 
-// ImageBytes returns the most memory that images of changed rows took so far.
+// ImageBytes returns the most memory that images of changed rows, and candidates that
+// were kept as they were, took so far.
 func (s *Snapshot) ImageBytes() int64 {
 	s.aside.Lock()
 	defer s.aside.Unlock()
-	return s.aside.images.Stats().UsedBytes
+	return s.aside.images.Stats().UsedBytes + s.aside.candidates.mostBytes()
 }
 
 // AppendSlot appends to dst the records of slot as they were at the begin, in

@@ -154,7 +154,8 @@ func (t *Table) SlotVersion(s rowraft.Slot) uint64 { return t.slots[s].version }
 // removed from it, 0 if none ever was.
 func (t *Table) SlotRemoved(s rowraft.Slot) uint64 { return t.slots[s].removed }
 
-// Bytes returns the memory mapped for rows, index and running snapshots.
+// Bytes returns the memory mapped for rows, candidates and index, and what running
+// snapshots keep.
 func (t *Table) Bytes() int64 {
 	n := t.rows.Stats().MappedBytes + t.blocks.Stats().MappedBytes
 	if t.track != nil {
@@ -162,7 +163,7 @@ func (t *Table) Bytes() int64 {
 	}
 	for _, s := range t.snaps {
 		s.aside.Lock()
-		n += s.aside.images.Stats().MappedBytes
+		n += s.aside.images.Stats().MappedBytes + s.aside.candidates.bytes()
 		s.aside.Unlock()
 	}
 	return n
