@@ -2,7 +2,12 @@ package e2e
 
 import (
 	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -93,6 +98,65 @@ func TestARestoreEndsWhatAnotherStaged(t *testing.T) {
 	if again := c.createCheckpoint(dest, "again"); again.Rows() != m.Rows() {
 		t.Errorf("%d rows, want %d", again.Rows(), m.Rows())
 	}
+}
+
+// TestNoStageOutlivesItsCaller: whoever restores dies while the destination hangs, and the
+// shards forget what was staged although nobody can wait for the destination.
+func TestNoStageOutlivesItsCaller(t *testing.T) {
+	_, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 500)
+	stream := filepath.Join(dest, "a", m.Parts[1].Stream.Name)
+	if err := os.Rename(stream, stream+".kept"); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(stream, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, localcluster.Options{Servers: 1, Shards: 3})
+	c.createCheckpoint(t.TempDir(), "before") // by then every shard has a leader
+	staged := func() (n int) {
+		st, err := nodeStatus(deadline(t, patience), c.Servers()[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range st.Replicas {
+			if len(r.StagedRestore) > 0 {
+				n++
+			}
+		}
+		return n
+	}
+	ctx, kill := context.WithCancel(deadline(t, patience))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, errout, code := c.rowraft(ctx, "checkpoint", "restore", dest+"/a", "--table", "emb")
+		t.Logf("exit code %d: %s", code, errout)
+	}()
+	waitFor := func(what string, shards int) {
+		t.Helper()
+		if err := poll(deadline(t, patience), func() error {
+			if n := staged(); n != shards {
+				return fmt.Errorf("%s: %d shards have a stage, want %d", what, n, shards)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	waitFor("while it is restored", 3)
+	kill()
+	<-ended
+	waitFor("its caller is gone", 0)
+	// The destination answers: a file that ends at once.
+	w, err := os.OpenFile(stream, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := os.Rename(stream+".kept", stream); err != nil {
+		t.Fatal(err)
+	}
+	c.mustRestore(dest + "/a")
 }
 
 // TestCheckpointsInABucket: real servers write to an S3 server and read it.

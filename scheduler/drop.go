@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -13,7 +14,8 @@ import (
 )
 
 // maxDropped is how many dropped tables are remembered, so that a shard that
-// brings one back late is told again.
+// brings one back late is told again. The next drop forgets the oldest, and waits until
+// no shard has that one.
 const maxDropped = 64
 
 // droppedTable is a table that no shard may have: its id is never used again, but by
@@ -79,8 +81,7 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 		ctx, cancel = context.WithTimeout(ctx, createTableTimeout)
 		defer cancel()
 	}
-	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: req.GetName(), Id: req.GetId()}}}
-	if _, err := s.propose(ctx, c); err != nil {
+	if err := s.logDrop(ctx, req); err != nil {
 		return nil, fmt.Errorf("drop table: %w", err)
 	}
 	s.logger.Info("table dropped", "table", req.GetName(), "id", req.GetId())
@@ -88,6 +89,35 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 		return nil, fmt.Errorf("table %s is dropped, but not yet in every shard; the scheduler goes on with it: %w", req.GetName(), err)
 	}
 	return &rowraftv1.DropTableReply{MapVersion: s.mapVersion()}, nil
+}
+
+// logDrop logs a drop, unless that would forget one which a shard may yet have to learn of:
+// its rows would stay there for good, and its name could not be given again.
+func (s *Scheduler) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) error {
+	s.dropping.Lock() // or two would forget two, having looked at one
+	defer s.dropping.Unlock()
+	if err := s.mayForget(rowraft.TableID(req.GetId())); err != nil {
+		return err
+	}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: req.GetName(), Id: req.GetId()}}}
+	_, err := s.propose(ctx, c)
+	return err
+}
+
+// mayForget reports why the oldest dropped table must stay remembered, as it would not by
+// a drop of another one than id.
+func (s *Scheduler) mayForget(id rowraft.TableID) error {
+	m, dropped := s.view.Map(), s.machine.droppedTables()
+	if len(dropped) < maxDropped || m == nil || slices.ContainsFunc(dropped, func(d droppedTable) bool { return d.id == id }) {
+		return nil
+	}
+	d := dropped[0]
+	for _, sh := range m.Shards {
+		if !s.isEnsured(ensuredKey{d.id, sh.ID, true}) || s.reports(sh, d.id) {
+			return &rowraft.OverloadedError{RetryAfter: time.Second, What: fmt.Sprintf("%d tables were dropped, and shard %d may still have the first of them, %s: the scheduler goes on with it as soon as the shard has a leader; then drop more", len(dropped), sh.ID, d.name)}
+		}
+	}
+	return nil
 }
 
 // ensureDrops returns once no shard has a dropped table. A shard that is known

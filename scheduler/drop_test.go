@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -193,6 +194,52 @@ func TestDropReachesEveryShard(t *testing.T) {
 	l.elect(s.opts.Self.ID)
 	a.dropAnswer = func(int) error { return rowraft.Errorf(rowraft.CodeSessionExpired, "another epoch") }
 	reconcile(t, s)
+}
+
+// TestADropForgetsNoneThatAShardMayHave: the 65th waits until the first has reached every
+// shard, since nobody would tell that shard any more.
+func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
+	s, _ := newLeader(t, 1, 2)
+	reconcile(t, s)
+	a, addr := startShardServer(t)
+	register(t, s, "a", addr)
+	reconcile(t, s)
+	ctx := testContext(t)
+	var stuck atomic.Bool
+	stuck.Store(true)
+	a.dropAnswer = func(int) error {
+		if stuck.Load() {
+			return rowraft.Errorf(rowraft.CodeInternal, "a shard that cannot")
+		}
+		return nil
+	}
+	drop := func(i int) error {
+		schema := sgd(fmt.Sprint("t", i), 1)
+		made, err := s.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: schema.Name, Id: made.Table.Id})
+		return err
+	}
+	for i := range maxDropped {
+		wantError(t, drop(i), rowraft.CodeInternal, "not yet in every shard")
+	}
+	first := s.machine.droppedTables()[0]
+	wantError(t, drop(maxDropped), rowraft.CodeOverloaded, "shard 0", "t0")
+	if got := s.machine.droppedTables(); len(got) != maxDropped || got[0] != first {
+		t.Fatalf("%d dropped tables from %v, want %d from %v", len(got), got[0], maxDropped, first)
+	}
+	stuck.Store(false)
+	if err := s.ensureDrops(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := drop(maxDropped + 1); err != nil {
+		t.Errorf("after every shard has done all drops: %v", err)
+	}
+	if got := s.machine.droppedTables(); len(got) != maxDropped || got[0] == first {
+		t.Errorf("%d dropped tables from %v", len(got), got[0])
+	}
 }
 
 // TestACheckpointWantsTablesWhole: one that a drop has divided is no checkpoint.

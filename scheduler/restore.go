@@ -175,9 +175,14 @@ func (op *restoration) run(ctx context.Context) (err error) {
 		return err
 	}
 	if !op.req.GetDryRun() {
+		// A destination that hangs would keep the stages for as long, with nobody to wait for it.
+		drop := sync.OnceValue(func() error { return op.s.dropStages(op.cluster, op.id[:]) })
+		callerStays := context.AfterFunc(ctx, func() { _ = drop() })
 		defer func() {
-			if err != nil {
-				err = errors.Join(err, op.s.dropStages(op.cluster, op.id[:]))
+			if left := !callerStays(); err != nil {
+				err = errors.Join(err, drop())
+			} else if left {
+				_ = drop() // refused: it is decided
 			}
 		}()
 		begin := &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: op.id[:]}}
@@ -448,13 +453,14 @@ func (op *restoration) findTicks(ctx context.Context) error {
 	return nil
 }
 
-// tickOf is the tick of part i for rows of a table.
+// tickOf is the tick of part i for rows of a table. A part from the first second of its
+// shard counts as of the next one: tick 0 of a block says that ages are not to be moved.
 func (op *restoration) tickOf(i int, id rowraft.TableID) uint32 {
 	at := slices.IndexFunc(op.tables, func(s rowraft.Schema) bool { return s.ID == id })
 	if op.ticks == nil || !op.tables[at].Tracked() {
 		return 0
 	}
-	return op.ticks[i]
+	return max(1, op.ticks[i])
 }
 
 // route puts rows of part i on their way.

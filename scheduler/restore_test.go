@@ -2,9 +2,15 @@ package scheduler
 
 import (
 	"bytes"
+	"context"
+	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -208,15 +214,119 @@ func TestGoldenBytesOfRestores(t *testing.T) {
 	}
 }
 
-func TestStrayStagesAreThoseOfNoLivingRestore(t *testing.T) {
+// partsServer is the shards of one server, which are told of restores.
+type partsServer struct {
+	rowraftv1.UnimplementedPartsServer
+	mu    sync.Mutex
+	drops [][]byte
+}
+
+func (p *partsServer) RestorePart(_ context.Context, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if req.GetDrop() != nil {
+		p.drops = append(p.drops, req.GetRestore())
+	}
+	return &rowraftv1.RestorePartReply{}, nil
+}
+
+func (p *partsServer) dropped() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.drops)
+}
+
+// withParts is a scheduler that leads a cluster of one shard, on server a.
+func withParts(t *testing.T) (*Scheduler, *partsServer) {
+	t.Helper()
+	s, _ := newLeader(t, 1, 1)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, srv := &partsServer{}, grpc.NewServer(rpc.ServerOptions(nil)...)
+	rowraftv1.RegisterPartsServer(srv, p)
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(lis) }()
+	t.Cleanup(func() { srv.Stop(); <-done })
+	reconcile(t, s)
+	register(t, s, "a", lis.Addr().String())
+	reconcile(t, s)
+	return s, p
+}
+
+// TestAnOrphanedStageIsDropped: a shard with a stage takes no snapshot, so none may stay
+// of a restore that is over, whatever this leader is busy with.
+func TestAnOrphanedStageIsDropped(t *testing.T) {
+	s, p := withParts(t)
+	id := bytes.Repeat([]byte{7}, 16)
+	told := func(id []byte) {
+		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, Role: roleLeader, LeaderNode: "a", Term: 1, StagedRestore: id})
+	}
+	s.checkpoints.busy.Lock() // a checkpoint that takes hours, say
+	told(id)
+	reconcile(t, s)
+	if n := p.dropped(); n != 1 || !bytes.Equal(p.drops[0], id) {
+		t.Fatalf("%d drops of a stage that no restore goes on with, want one: %x", n, p.drops)
+	}
+	// Heartbeats of before the drop may still tell of it.
+	told(id)
+	reconcile(t, s)
+	if n := p.dropped(); n != 1 {
+		t.Errorf("%d drops, want one: the heartbeat may be older than the drop", n)
+	}
+	// Later ones tell of a begin that came behind the drop.
+	s.soft.mu.Lock()
+	s.soft.ended[[16]byte(id)] = time.Now().Add(-strayGrace)
+	s.soft.mu.Unlock()
+	told(id)
+	reconcile(t, s)
+	if n := p.dropped(); n != 2 {
+		t.Errorf("%d drops of a stage that came behind the first, want 2", n)
+	}
+	// That of a restore which somebody is at stays.
+	live := bytes.Repeat([]byte{8}, 16)
+	if err := s.proposeCommand(t.Context(), begin(8)); err != nil {
+		t.Fatal(err)
+	}
+	told(live)
+	reconcile(t, s)
+	if n := p.dropped(); n != 2 {
+		t.Errorf("the stage of a restore that is under way was dropped: %x", p.drops)
+	}
+	s.checkpoints.busy.Unlock() // its call is gone
+	reconcile(t, s)
+	if n := p.dropped(); n != 3 || s.machine.begunRestore() != nil {
+		t.Errorf("%d drops, begun %x; want 3, and nothing begun", n, s.machine.begunRestore())
+	}
+}
+
+func TestReportedStages(t *testing.T) {
 	id := func(b byte) []byte { return bytes.Repeat([]byte{b}, 16) }
 	s := &Scheduler{}
+	now := time.Now()
 	s.soft.beats = map[rowraft.NodeID]beat{
-		"a": {replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {}}},
-		"b": {replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {StagedRestore: id(2)}, {StagedRestore: []byte("short")}}},
+		"a": {at: now, replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {}}},
+		"b": {at: now, replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {StagedRestore: id(2)}, {StagedRestore: []byte("short")}}},
 	}
 	s.noteEnded(id(2))
-	if got := s.strayStages(); len(got) != 1 || !bytes.Equal(got[0], id(1)) {
-		t.Errorf("stray: %x", got)
+	if got := s.reportedStages(); len(got) != 1 || !bytes.Equal(got[0], id(1)) {
+		t.Errorf("staged: %x", got)
+	}
+}
+
+// TestAgesFromTheFirstSecond: tick 0 of a block says that ages are not to be moved, so rows
+// from the first second of a shard would be as old as the cluster that they come to.
+func TestAgesFromTheFirstSecond(t *testing.T) {
+	old, plain := restoredTable(1, "expires"), restoredTable(2, "plain")
+	old.Expire = 60
+	op := &restoration{tables: []rowraft.Schema{old, plain}, ticks: []uint32{0, 9}}
+	for i, want := range []uint32{1, 9} {
+		if got := op.tickOf(i, old.ID); got != want {
+			t.Errorf("part %d, at tick %d, counts as of tick %d, want %d", i, op.ticks[i], got, want)
+		}
+		if got := op.tickOf(i, plain.ID); got != 0 {
+			t.Errorf("part %d: a table that keeps no ages has tick %d", i, got)
+		}
 	}
 }

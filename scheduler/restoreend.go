@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -89,19 +92,44 @@ func (s *Scheduler) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc
 	return s.dropStages(m, reply.GetOther())
 }
 
+// strayGrace is for how long after the stages of a restore were dropped servers may tell
+// of them in heartbeats from before.
+const strayGrace = SuspectAfter
+
 // noteEnded remembers a restore whose stages are gone, so that heartbeats from
 // before do not bring it up again.
 func (s *Scheduler) noteEnded(id []byte) {
+	if len(id) != 16 {
+		return
+	}
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
-	s.soft.ended = append(s.soft.ended, id)
+	if s.soft.ended == nil {
+		s.soft.ended = make(map[[16]byte]time.Time)
+	}
+	now := time.Now()
+	maps.DeleteFunc(s.soft.ended, func(_ [16]byte, at time.Time) bool { return now.Sub(at) > 2*strayGrace })
+	s.soft.ended[[16]byte(id)] = now
 }
 
-// reconcileRestore finishes a restore that is decided, and drops the stages of one
-// that nobody goes on with.
+// reconcileRestore finishes a restore that is decided, and drops the stages of those
+// that nobody goes on with: as long as a shard has one it takes no snapshot.
 func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) error {
-	r, begun, stray := s.machine.pendingRestore(), s.machine.begunRestore(), s.strayStages()
-	if r == nil && begun == nil && len(stray) == 0 || !s.checkpoints.busy.TryLock() {
+	// Stages first: that of a restore which begins meanwhile must not look stray.
+	staged := s.reportedStages()
+	r, begun := s.machine.pendingRestore(), s.machine.begunRestore()
+	for _, id := range staged {
+		if bytes.Equal(id, begun) || bytes.Equal(id, r.GetId()) {
+			continue
+		}
+		// No log entry can decide it any more, so nobody need be waited for: it came
+		// behind the drop of its restore, with a call that was late.
+		if err := s.dropStages(m, id); err != nil {
+			return err
+		}
+		s.logger.Info("dropped what a restore had staged that is over")
+	}
+	if r == nil && begun == nil || !s.checkpoints.busy.TryLock() {
 		return nil // or an operation of this leader is at it
 	}
 	defer s.checkpoints.busy.Unlock()
@@ -113,42 +141,50 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 		s.logger.Info("finished a restore that an earlier call had begun", "epoch", r.GetTableEpoch())
 		return nil
 	}
-	for _, id := range stray {
-		if err := s.dropStages(m, id); err != nil {
+	return s.giveUpBegun(ctx, m, staged)
+}
+
+// giveUpBegun ends the restore that may be decided; whoever began it is gone.
+func (s *Scheduler) giveUpBegun(ctx context.Context, m *clustermap.Map, staged [][]byte) error {
+	begun := s.machine.begunRestore()
+	switch {
+	case begun == nil:
+		return nil
+	case containsBytes(staged, begun):
+		if err := s.dropStages(m, begun); err != nil {
 			return err
 		}
 		s.logger.Info("dropped what a restore had staged that nobody went on with")
+		return nil
 	}
-	// One that no shard has a stage of: no table can be dropped as long as it may be decided.
-	if begun = s.machine.begunRestore(); begun != nil {
-		end := &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: begun}}
-		if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: end}); err != nil {
-			return fmt.Errorf("give up a restore: %w", err)
-		}
-		s.logger.Info("gave up a restore that nobody went on with")
+	// No shard has a stage of it: no table can be dropped as long as it may be decided.
+	end := &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: begun}}
+	if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: end}); err != nil {
+		return fmt.Errorf("give up a restore: %w", err)
 	}
+	s.logger.Info("gave up a restore that nobody went on with")
 	return nil
 }
 
-// strayStages lists the restores that servers report to have staged.
-func (s *Scheduler) strayStages() (ids [][]byte) {
+// reportedStages lists the restores that servers report to have staged.
+func (s *Scheduler) reportedStages() (ids [][]byte) {
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
 	for _, b := range s.soft.beats {
 		for _, r := range b.replicas {
-			if id := r.GetStagedRestore(); len(id) == 16 && !containsBytes(ids, id) && !containsBytes(s.soft.ended, id) {
-				ids = append(ids, id)
+			id := r.GetStagedRestore()
+			if len(id) != 16 || containsBytes(ids, id) {
+				continue
 			}
+			if ended, ok := s.soft.ended[[16]byte(id)]; ok && b.at.Before(ended.Add(strayGrace)) {
+				continue
+			}
+			ids = append(ids, id)
 		}
 	}
 	return ids
 }
 
 func containsBytes(list [][]byte, b []byte) bool {
-	for _, o := range list {
-		if bytes.Equal(o, b) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(o []byte) bool { return bytes.Equal(o, b) })
 }

@@ -107,6 +107,8 @@ type Scheduler struct {
 
 	// driving is held for reading while a table is driven into a shard.
 	driving sync.RWMutex
+	// dropping is held while the drop of a table is logged.
+	dropping sync.Mutex
 
 	checkpoints  *Checkpoints
 	jobs         *Jobs
@@ -134,7 +136,7 @@ type soft struct {
 	since   time.Time // when this leader first noticed that it leads
 	beats   map[rowraft.NodeID]beat
 	ensured map[ensuredKey]struct{}
-	ended   [][]byte // restores whose stages are gone; at most one per restore of this term
+	ended   map[[16]byte]time.Time // when the stages of a restore were dropped, or closed
 
 	versions map[rowraft.NodeID]Versions // that servers have said
 	heldBack string                      // for people: who understands least; "" if all understand all
@@ -264,7 +266,7 @@ func (s *Scheduler) startTerm(term rowraft.Term) {
 	s.soft.term, s.soft.since = term, time.Now()
 	s.soft.beats = make(map[rowraft.NodeID]beat)
 	s.soft.ensured = make(map[ensuredKey]struct{})
-	s.soft.ended = nil
+	s.soft.ended = make(map[[16]byte]time.Time)
 	s.soft.versions, s.soft.heldBack = make(map[rowraft.NodeID]Versions), ""
 }
 
