@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -104,7 +105,15 @@ type prover struct {
 // applied counts what was written, and notices that the machine was fenced.
 func (r *replica) applied(entry []byte) {
 	r.steps.changed()
-	if h, _, err := wire.ParseEntryHeader(entry); err == nil && h.Kind != wire.EntryProof {
+	h, _, err := wire.ParseEntryHeader(entry)
+	if have := r.machine.Epoch(); err == nil && h.Epoch > have {
+		// Whoever leads has closed a restore that this replica could not: what it had staged
+		// was not what the log brought, so neither is what it serves.
+		_ = r.machine.Fence(fmt.Sprintf("it is of table epoch %d where the log is of %d: what it had staged of a restore was damaged", have, h.Epoch))
+		r.noticeFence()
+		return
+	}
+	if err == nil && h.Kind != wire.EntryProof {
 		r.written.Add(uint64(len(entry)))
 		return
 	}

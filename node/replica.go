@@ -80,7 +80,12 @@ func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
 	return result
 }
 
+// Snapshot is refused while the shard is divided, which no snapshot tells: a replica that
+// restarts reads it in the log again.
 func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
+	if err := m.r.undivided(); err != nil {
+		return nil, err
+	}
 	s, err := m.Machine.Snapshot()
 	if err != nil {
 		return nil, err

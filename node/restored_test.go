@@ -45,3 +45,70 @@ func TestARestoreIsToldToThoseFromBefore(t *testing.T) {
 		t.Errorf("a call of the epoch that is to come: %v, want CodeStarting", err)
 	}
 }
+
+// watched is a replica without a group, as its machine's entries see it.
+func watched(t *testing.T) (*replica, stateMachine) {
+	t.Helper()
+	machine, err := shard.New(shard.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { machine.Close() })
+	r := &replica{machine: machine, fenced: make(chan struct{})}
+	r.steps = newSteps(r)
+	return r, stateMachine{machine, r}
+}
+
+// TestAReplicaThatCouldNotCloseARestoreIsFenced: what it had staged was not what the log brought,
+// so it kept its tables when the others took the new ones. It would answer no entry that
+// they take, for ever, and be no replica of anything.
+func TestAReplicaThatCouldNotCloseARestoreIsFenced(t *testing.T) {
+	h, id := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 1}, wire.RestoreID{1}
+	next := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 2}
+	for name, tc := range map[string]struct {
+		rows   uint64 // that it was to have staged
+		fenced bool
+	}{"whole": {0, false}, "damaged": {1, true}} {
+		r, m := watched(t)
+		for i, entry := range [][]byte{
+			wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Epoch: 2}),
+			wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: id, Epoch: 2, Rows: tc.rows}),
+		} {
+			m.Apply(rowraft.Index(i+1), entry)
+		}
+		if e := r.machine.Fenced(); e != nil {
+			t.Errorf("%s: fenced before others were seen to go on: %v", name, e)
+		}
+		m.Apply(3, wire.OpenSessionEntry(next, rowraft.ClientID{1}, 1))
+		woken := false
+		select {
+		case <-r.fenced:
+			woken = true
+		default:
+		}
+		if e := r.machine.Fenced(); (e != nil) != tc.fenced || woken != tc.fenced {
+			t.Errorf("%s: fenced: %v (%v), want %v", name, woken, e, tc.fenced)
+		}
+	}
+}
+
+// TestADividedShardTakesNoSnapshot: none would say that it is divided, and a replica that
+// restarts from one would serve rows of which nobody knows whether they are right.
+func TestADividedShardTakesNoSnapshot(t *testing.T) {
+	h := wire.EntryHeader{Version: 1, Epoch: 1}
+	r, m := watched(t)
+	proof := func(index rowraft.Index, p wire.Proof) { m.Apply(index, wire.ProofEntry(h, &p)) }
+	proof(1, wire.Proof{Step: wire.ProofMark})
+	proof(2, wire.Proof{Step: wire.ProofDivided, Mark: 1})
+	if s, err := m.Snapshot(); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a snapshot while divided: %v, %v; want Corrupt", s, err)
+	}
+	proof(3, wire.Proof{Step: wire.ProofMark})
+	noted, _ := r.machine.Noted(3)
+	proof(4, wire.Proof{Step: wire.ProofAgreed, Mark: 3, Rows: noted.Rows, Digest: noted.Sum})
+	s, err := m.Snapshot()
+	if err != nil {
+		t.Fatalf("a snapshot once they agree: %v", err)
+	}
+	s.Release()
+}

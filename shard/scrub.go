@@ -45,14 +45,21 @@ func (m *Machine) scrubSome() (read int, err error) {
 	if err != nil || where == "" {
 		return read, err
 	}
+	return read, m.Fence("the rows of " + where + " are not those that were written: the memory of this server was damaged")
+}
+
+// Fence stops the replica for good: it has found by itself that its rows are wrong.
+//
+// Errors: *FencedError, that of now or of before; *FatalError; CodeClosing.
+func (m *Machine) Fence(reason string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.usableLocked(); err != nil {
-		return read, err
+		return err
 	}
-	m.mu.fenced = &FencedError{Shard: m.shard, Reason: "the rows of " + where + " are not those that were written: the memory of this server was damaged", AppliedTo: m.AppliedIndex()}
+	m.mu.fenced = &FencedError{Shard: m.shard, Reason: reason, AppliedTo: m.AppliedIndex()}
 	m.publishLocked()
-	return read, m.mu.fenced
+	return m.mu.fenced
 }
 
 // scrubSlots reads on. where names a slot with damage.
