@@ -12,6 +12,14 @@ import (
 // sabotage is what canaries do to the entries that a replica applies, nil in every
 // other build.
 func sabotage() func(*replica, rowraft.Index, []byte) []byte {
+	if canary.Is(canary.KeepDeleted) {
+		return func(r *replica, _ rowraft.Index, entry []byte) []byte {
+			if r.leading.Load() != 0 {
+				return entry
+			}
+			return keepDeleted(entry)
+		}
+	}
 	if !canary.Is(canary.FollowerMisapplies) && !canary.Is(canary.LeaderMisapplies) {
 		return nil
 	}
@@ -51,4 +59,24 @@ func misapply(entry []byte, done *atomic.Bool) []byte {
 		}
 	}
 	return entry
+}
+
+// keepDeleted is an entry whose deletes are empty, and so change nothing.
+func keepDeleted(entry []byte) []byte {
+	h, body, err := wire.ParseEntryHeader(entry)
+	if err != nil || h.Kind != wire.EntryParts {
+		return entry
+	}
+	out := bytes.Clone(entry[:wire.EntryHeaderSize])
+	for len(body) > 0 {
+		var p wire.Part
+		if body, err = wire.ParsePart(body, &p); err != nil {
+			return entry
+		}
+		if p.Op == wire.OpDelete {
+			p.Payload = nil
+		}
+		out = wire.AppendPart(out, &p)
+	}
+	return out
 }

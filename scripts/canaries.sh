@@ -19,6 +19,7 @@ stale-reads           e2e/sim      partition-leader
 young-claims          e2e/sim      partition-follower
 map-order             e2e/sim      bridge
 forget-sessions       e2e/sim      kill-leader,kill-follower
+keep-deleted          e2e/sim      kill-leader,kill-follower
 skip-fsync            e2e/sim      power-all,power-follower
 restore-in-place      shard        TestLiesWithGoodSums|TestPullsBesideRestores
 follower-misapplies   node         TestNoReplicaIsFenced

@@ -8,7 +8,8 @@ import (
 
 // Tally is what a history came to. A push to k rows is k additions.
 type Tally struct {
-	Pushes  int `json:"pushes"` // calls, of any outcome
+	Pushes  int `json:"pushes"`  // calls, of any outcome, those that delete included
+	Deletes int `json:"deletes"` // of those
 	Acked   int `json:"acked"`
 	Refused int `json:"refused"`
 	Unknown int `json:"unknown"`
@@ -30,8 +31,8 @@ type Tally struct {
 }
 
 func (t Tally) String() string {
-	return fmt.Sprintf("%d pushes acknowledged, %d refused, %d unknown; %d pulls, %d of them bounded beside %d for which no replica was new enough; %d faults; %d additions lost, %d doubled, %d rows unread at the end",
-		t.Acked, t.Refused, t.Unknown, t.Pulls, t.Bounded, t.TooOld, t.Faults, t.Lost, t.Doubled, t.UnreadRows)
+	return fmt.Sprintf("%d pushes acknowledged, %d refused, %d unknown, %d of them deletes; %d pulls, %d of them bounded beside %d for which no replica was new enough; %d faults; %d additions lost, %d doubled, %d rows unread at the end",
+		t.Acked, t.Refused, t.Unknown, t.Deletes, t.Pulls, t.Bounded, t.TooOld, t.Faults, t.Lost, t.Doubled, t.UnreadRows)
 }
 
 // Count counts the ops of a history, and compares what was acknowledged with what
@@ -56,9 +57,12 @@ func Count(ops []history.Op) Tally {
 			for _, v := range op.Values {
 				dims = max(dims, len(v))
 			}
-		case history.Push:
+		case history.Push, history.Delete:
 			clients = max(clients, op.Client+1)
 			t.Pushes++
+			if op.Kind == history.Delete {
+				t.Deletes++
+			}
 			switch op.Outcome {
 			case history.OK:
 				t.Acked++
@@ -71,7 +75,7 @@ func Count(ops []history.Op) Tally {
 		}
 	}
 	var ignored findings
-	x := newIndex(ops, clients, &ignored)
+	x := newIndex(counted(ops, &ignored), clients, &ignored)
 	dims = max(dims, clients)
 	lost, doubled := make([]int64, dims), make([]int64, dims)
 	for i := range x.rows {

@@ -33,6 +33,15 @@
 // which another is called counts as concurrent. A push to many rows, or a pull of
 // them, is atomic for each row alone, so every row is checked by itself.
 //
+// A row that is deleted belongs to one client (package history), so a value other than 0
+// names the ops that it contains; a read of nothing may contain as many as there were up
+// to any delete. Before the rules are asked, such a read is given the fewest that the
+// promise allows: each read has an own upper bound, and fewer bind later reads less, so if
+// any choice obeys the rules this one does. Deletes are pushes from there on. One more
+// rule looks at values that a delete would have left:
+//
+//	deleted        v is not that of an op that deleted the row
+//
 // # Rules
 //
 // Let v be what a read of a row returned; it contains the first v[c] pushes of

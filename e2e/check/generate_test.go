@@ -22,6 +22,7 @@ type shape struct {
 	long             int64 // most of an op's duration; the pause before it is up to as long
 	noFinal          bool
 	leaderFinal      bool
+	owned            float64 // share of rows of which one client changes each, and deletes it, too
 }
 
 // random draws a shape of small histories.
@@ -41,6 +42,7 @@ type applied struct {
 	client    int
 	acked     int64 // when its client was told, or never
 	at        int   // its place among the row's additions, from 1
+	deletes   bool
 }
 
 // look is one row of one pull.
@@ -60,7 +62,10 @@ func good(rng *rand.Rand, s shape) []history.Op {
 	for c := range s.clients + s.readers {
 		t := int64(1000) + g.span()
 		for range s.ops {
-			t = g.call(c, t+g.span())
+			if t += g.span(); s.owned > 0 {
+				t++ // the order of a client's ops is known, even to who looks at times alone
+			}
+			t = g.call(c, t)
 		}
 	}
 	if !s.noFinal {
@@ -88,6 +93,14 @@ type generator struct {
 	end int64
 }
 
+// owner is the client that alone changes row r, -1 if all do.
+func (g *generator) owner(r int) int {
+	if float64(r) < g.owned*float64(g.rows) {
+		return r % g.clients
+	}
+	return -1
+}
+
 func (g *generator) span() int64 {
 	return g.rng.Int64N(g.long/g.grain+1) * g.grain
 }
@@ -105,7 +118,7 @@ func (g *generator) call(c int, t int64) int64 {
 	slices.Sort(op.Rows)
 	g.end = max(g.end, op.Return)
 	switch {
-	case c < g.clients && g.rng.Float64() < g.push:
+	case c < g.clients && g.rng.Float64() < g.push && g.mayPush(&op):
 		g.issue(&op)
 	case g.rng.Float64() < g.refusedPulls:
 		op.Outcome = history.Refused
@@ -123,8 +136,27 @@ func (g *generator) call(c int, t int64) int64 {
 	return op.Return
 }
 
-func (g *generator) issue(op *history.Op) {
+// mayPush leaves out rows that op's client does not change, and reports whether any is left.
+// An op on rows that are deleted may be a delete.
+func (g *generator) mayPush(op *history.Op) bool {
 	op.Kind = history.Push
+	if g.owned == 0 {
+		return true
+	}
+	all := slices.Clone(op.Rows)
+	deletes := g.rng.IntN(5) < 2
+	op.Rows = slices.DeleteFunc(op.Rows, func(r int) bool { return g.owner(r) >= 0 && g.owner(r) != op.Client || deletes && g.owner(r) < 0 })
+	if len(op.Rows) == 0 {
+		op.Kind, op.Rows = history.Pull, all
+		return false
+	}
+	if deletes {
+		op.Kind = history.Delete
+	}
+	return true
+}
+
+func (g *generator) issue(op *history.Op) {
 	ack := op.Return
 	switch p := g.rng.Float64(); {
 	case p < g.refused:
@@ -134,7 +166,10 @@ func (g *generator) issue(op *history.Op) {
 		op.Outcome, ack = history.Unknown, never
 	}
 	for _, r := range op.Rows {
-		a := applied{time: g.within(op.Call, op.Return), tie: g.rng.Int64(), client: op.Client, acked: ack}
+		a := applied{time: g.within(op.Call, op.Return), tie: g.rng.Int64(), client: op.Client, acked: ack, deletes: op.Kind == history.Delete}
+		if g.owner(r) >= 0 {
+			a.tie = int64(len(g.row[r])) // in the order of its client's calls
+		}
 		if op.Outcome == history.Unknown {
 			if g.rng.IntN(2) == 0 {
 				continue
@@ -209,6 +244,9 @@ func (g *generator) fill(r int, looks []look) {
 			v[row[have].client]++
 		}
 		g.ops[l.op].Values[l.at] = slices.Clone(v)
+		if have > 0 && row[have-1].deletes {
+			clear(g.ops[l.op].Values[l.at])
+		}
 	}
 }
 

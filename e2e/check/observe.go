@@ -108,7 +108,7 @@ func Shared(seen []DigestAt) int {
 type Reply struct {
 	Client int          `json:"client"`
 	Shard  int          `json:"shard"`
-	Kind   history.Kind `json:"kind"`           // Push (acknowledged) or Pull
+	Kind   history.Kind `json:"kind"`           // Push (acknowledged; or a delete) or Pull
 	Mode   string       `json:"mode,omitempty"` // of a pull
 	Call   int64        `json:"call_ns"`
 	Return int64        `json:"return_ns"`
@@ -133,11 +133,15 @@ func Replies(ops []history.Op) []Reply {
 	var out []Reply
 	for i := range ops {
 		op := &ops[i]
-		if op.Outcome != history.OK || op.Kind != history.Push && op.Kind != history.Pull {
+		kind := op.Kind
+		if kind == history.Delete {
+			kind = history.Push
+		}
+		if op.Outcome != history.OK || kind != history.Push && kind != history.Pull {
 			continue
 		}
 		for _, shard := range slices.Sorted(maps.Keys(op.Index)) {
-			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: op.Kind, Mode: op.Mode, Call: op.Call, Return: op.Return, Index: op.Index[shard], Age: op.Age, Lag: op.Lag})
+			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: kind, Mode: op.Mode, Call: op.Call, Return: op.Return, Index: op.Index[shard], Age: op.Age, Lag: op.Lag})
 		}
 	}
 	return out

@@ -55,6 +55,9 @@ const maxWindow = 5000
 // gap, so if it has it before the one returns and after the other is called, there
 // is room for all. (Reads that commute make a search exponential that must fail.)
 //
+// A row that is deleted is a register, which its one client's n-th op sets to n or, a
+// delete, to nothing. Of it the linearizable reads alone are looked at, all of them.
+//
 // A row with more ops than a window is looked at in windows that overlap by about
 // half. A window has the reads called and returned within it, and every push that
 // overlaps it. Pushes acknowledged before it began stand before all its reads, so
@@ -70,6 +73,7 @@ func Porcupine(ops []history.Op, clients int, o PorcupineOptions) Opinion {
 	var f findings
 	s := search{x: newIndex(ops, clients, &f), clients: clients, window: o.Window, until: time.Now().Add(o.Timeout)}
 	s.out.Illegal = f.sorted()
+	s.deleted = Sequences(ops)
 	for i, row := range s.x.rows {
 		if o.Rows == nil || slices.Contains(o.Rows, row) {
 			s.row(i)
@@ -86,6 +90,9 @@ type search struct {
 	out     Opinion
 
 	calls, acks [][]int64 // of the row's pushes, per client, ascending
+
+	deleted map[int]*Sequence // by row
+	sets    map[int]int64     // what ops set the row to, if it is deleted; else nil
 }
 
 // row looks at all windows of a row.
@@ -97,8 +104,15 @@ func (s *search) row(i int) {
 	})
 	refs = slices.DeleteFunc(refs, func(r ref) bool { return s.x.ops[r.op].Outcome == history.Refused })
 	s.times(refs)
+	s.sets = nil
+	if q := s.deleted[row]; q != nil {
+		s.sets = make(map[int]int64, len(q.Ops))
+		for n, op := range q.Ops {
+			s.sets[op] = q.After(n + 1)
+		}
+	}
 	for _, r := range refs {
-		if op := &s.x.ops[r.op]; op.Kind == history.Pull && hasOwn(op) {
+		if op := &s.x.ops[r.op]; op.Kind == history.Pull && hasOwn(op) && s.sets == nil {
 			s.ownPushes(row, int(r.op), op.Values[r.at])
 		}
 	}
@@ -117,7 +131,7 @@ func (s *search) times(refs []ref) {
 	s.calls, s.acks = make([][]int64, s.clients), make([][]int64, s.clients)
 	for _, r := range refs {
 		op := &s.x.ops[r.op]
-		if op.Kind != history.Push {
+		if op.Kind == history.Pull {
 			continue
 		}
 		s.calls[op.Client] = append(s.calls[op.Client], op.Call)
@@ -162,9 +176,9 @@ func (w *window) pull(op int, state string, call, ret int64) {
 // history returns what is to be searched.
 func (w *window) history() []porcupine.Operation {
 	for state, e := range w.reads {
-		w.cases = append(w.cases, porcupine.Operation{Input: -1, Output: state, Call: e.lastCall, Return: e.itsReturn})
+		w.cases = append(w.cases, porcupine.Operation{Output: state, Call: e.lastCall, Return: e.itsReturn})
 		if e.itsCall != e.lastCall || e.itsReturn != e.firstReturn {
-			w.cases = append(w.cases, porcupine.Operation{Input: -1, Output: state, Call: e.itsCall, Return: e.firstReturn})
+			w.cases = append(w.cases, porcupine.Operation{Output: state, Call: e.itsCall, Return: e.firstReturn})
 		}
 	}
 	return w.cases
@@ -179,9 +193,9 @@ func (s *search) cut(refs []ref, from int) window {
 		switch {
 		case op.Kind == history.Pull:
 		case op.Outcome == history.OK && op.Return < begin:
-			w.base[op.Client]++
+			w.base[op.Client] = s.effect(int(r.op)).on(w.base[op.Client])
 		default:
-			w.push(op, int(r.op))
+			w.push(op, int(r.op), s.effect(int(r.op)))
 		}
 	}
 	w.to = min(len(refs), from+max(1, s.window-len(w.ops)))
@@ -192,12 +206,16 @@ func (s *search) cut(refs []ref, from int) window {
 	for _, r := range refs[from:w.to] {
 		op := &s.x.ops[r.op]
 		switch {
-		case op.Kind == history.Push:
-			w.push(op, int(r.op))
+		case op.Kind != history.Pull:
+			w.push(op, int(r.op), s.effect(int(r.op)))
 		case op.Return >= end && end != math.MaxInt64:
 			s.out.Skipped++
 		default:
 			v := op.Values[r.at][:s.clients]
+			if s.sets != nil {
+				s.register(&w, op, int(r.op), v)
+				continue
+			}
 			if op.Mode != ModeLinearizable && older(v, w.base) {
 				s.out.Skipped++
 				continue
@@ -210,6 +228,36 @@ func (s *search) cut(refs []ref, from int) window {
 		}
 	}
 	return w
+}
+
+// register adds a read of a row that is deleted: it has some states several times.
+func (s *search) register(w *window, op *history.Op, at int, v []int64) {
+	if op.Mode != ModeLinearizable {
+		s.out.Skipped++
+		return
+	}
+	w.ops = append(w.ops, at)
+	w.cases = append(w.cases, porcupine.Operation{Output: pack(v), Call: op.Call, Return: op.Return})
+}
+
+// effect is what an op does to the row.
+func (s *search) effect(op int) effect {
+	to, sets := s.sets[op]
+	return effect{client: s.x.ops[op].Client, sets: sets, to: to}
+}
+
+// effect changes one dimension of a row: it adds one, or sets it.
+type effect struct {
+	client int
+	sets   bool
+	to     int64
+}
+
+func (e effect) on(n int64) int64 {
+	if e.sets {
+		return e.to
+	}
+	return n + 1
 }
 
 // older reports whether v is a state, and smaller than base in some dimension.
@@ -244,13 +292,13 @@ func (s *search) bounds(v []int64, ret int64) (from, to int64) {
 	return from, to
 }
 
-func (w *window) push(op *history.Op, at int) {
+func (w *window) push(op *history.Op, at int, e effect) {
 	ret := op.Return
 	if op.Outcome == history.Unknown {
 		ret = math.MaxInt64
 	}
 	w.ops = append(w.ops, at)
-	w.cases = append(w.cases, porcupine.Operation{Input: op.Client, Call: op.Call, Return: ret})
+	w.cases = append(w.cases, porcupine.Operation{Input: e, Call: op.Call, Return: ret})
 }
 
 // judge searches a window for an explanation.
@@ -301,24 +349,20 @@ func pack(v []int64) string {
 	return string(b)
 }
 
-// model is a row: state and output are packed vectors; an input ≥ 0 is the client
-// whose push it is, −1 a pull.
+// model is a row: state and output are packed vectors; an input is an effect, or nil for a read.
 func model(base []int64) porcupine.Model {
 	seed := maphash.MakeSeed()
 	return porcupine.Model{
 		Init: func() any { return pack(base) },
 		Step: func(state, input, output any) (bool, any) {
-			client := input.(int)
-			if client < 0 {
+			e, changes := input.(effect)
+			if !changes {
 				return state.(string) == output.(string), state
 			}
 			v := []byte(state.(string))
-			for i := 8 * client; ; i++ { // add one, little-endian
-				v[i]++
-				if v[i] != 0 {
-					return true, string(v)
-				}
-			}
+			at := v[8*e.client:]
+			binary.LittleEndian.PutUint64(at, uint64(e.on(int64(binary.LittleEndian.Uint64(at)))))
+			return true, string(v)
 		},
 		Equal: func(a, b any) bool { return a.(string) == b.(string) },
 		Hash:  func(a any) uint64 { return maphash.String(seed, a.(string)) },

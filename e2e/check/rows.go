@@ -49,14 +49,14 @@ type index struct {
 }
 
 // newIndex groups ops, and reports those whose shape makes no sense. It leaves
-// those out, and pulls that returned no values.
+// those out, and pulls that returned no values. Deletes count as pushes.
 func newIndex(ops []history.Op, clients int, f *findings) *index {
 	x := &index{ops: ops, final: finalReads(ops)}
 	use := make([]bool, len(ops))
 	count := make(map[int]int32)
 	for i := range ops {
 		op := &ops[i]
-		if op.Kind != history.Push && op.Kind != history.Pull {
+		if op.Kind != history.Push && op.Kind != history.Pull && op.Kind != history.Delete {
 			continue
 		}
 		if why := malformed(op, clients); why != "" {
@@ -117,7 +117,7 @@ func malformed(op *history.Op, clients int) string {
 	default:
 		return fmt.Sprintf("outcome %q", op.Outcome)
 	}
-	if op.Kind == history.Push {
+	if op.Kind != history.Pull {
 		if op.Client < 0 || op.Client >= clients {
 			return fmt.Sprintf("only clients 0 to %d have a dimension", clients-1)
 		}

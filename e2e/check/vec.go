@@ -17,6 +17,7 @@ import (
 // none means that the history is one that the promise allows.
 func Vec(ops []history.Op, clients int) []Violation {
 	var f findings
+	ops = counted(ops, &f)
 	sequential(ops, &f)
 	x := newIndex(ops, clients, &f)
 	r := rowCheck{

@@ -20,6 +20,7 @@ const (
 	RuleOrder     Rule = "order"
 	RuleFinal     Rule = "final"
 	RuleBound     Rule = "bound"
+	RuleDeleted   Rule = "deleted"
 
 	RulePorcupine Rule = "porcupine" // no order of the window's ops explains what was read
 	RuleLeader    Rule = "leader"    // two replicas led one shard in one term

@@ -14,10 +14,11 @@ import (
 type Kind string
 
 const (
-	Push  Kind = "push"  // client Client added 1 to its dimension of Rows
-	Pull  Kind = "pull"  // Values is what Rows held
-	Fault Kind = "fault" // the nemesis did Fault to Target
-	Phase Kind = "phase" // Fault names the phase that begins
+	Push   Kind = "push"   // client Client added 1 to its dimension of Rows, or more: see Delete
+	Delete Kind = "delete" // client Client removed Rows; none but itself changes them
+	Pull   Kind = "pull"   // Values is what Rows held
+	Fault  Kind = "fault"  // the nemesis did Fault to Target
+	Phase  Kind = "phase"  // Fault names the phase that begins
 )
 
 // Outcome is what the caller knows.

@@ -54,9 +54,9 @@ func (l *Load) Ballast(ctx context.Context, bytesPerShard int64) error {
 }
 
 // Rows returns between how many rows and how many the shards hold: the counters, and
-// what Ballast and the stream of ids may have pushed to.
+// what their clients' own pushes, Ballast and the stream of ids may have left.
 func (l *Load) Rows() (least, most int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.opts.Rows, l.opts.Rows + l.ballastRows + streamRows
+	return l.opts.Rows, len(l.keys) + l.ballastRows + streamRows
 }

@@ -12,47 +12,76 @@ import (
 
 // Push adds 1 to this counter's dimension of rows and returns how long that took.
 func (c *Counter) Push(ctx context.Context, rows []int) (time.Duration, error) {
-	l := c.l
-	keys, dims := make([]rowraft.Key, len(rows)), l.Dims()
-	values := make([]float32, len(rows)*dims)
-	for i, r := range rows {
-		keys[i] = l.keys[r]
-		values[i*dims+c.Number] = -1
+	amounts := make([]int64, len(rows))
+	for i := range amounts {
+		amounts[i] = 1
+	}
+	op, err := c.change(ctx, history.Push, rows, amounts)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	counts := map[history.Outcome][]int64{history.OK: c.acked, history.Unknown: c.maybe}[op.Outcome]
+	if counts == nil {
+		return time.Duration(op.Return - op.Call), err
+	}
+	for _, r := range rows {
+		counts[r]++
+	}
+	return time.Duration(op.Return - op.Call), err
+}
+
+// change pushes amounts to rows in this counter's dimension, or deletes them, and
+// records what came of it.
+func (c *Counter) change(ctx context.Context, kind history.Kind, rows []int, amounts []int64) (history.Op, error) {
+	l, dims := c.l, c.l.Dims()
+	seg := client.Segment{Table: c.table}
+	for _, r := range rows {
+		seg.Keys = append(seg.Keys, l.keys[r])
+	}
+	send := c.c.Delete
+	if kind == history.Push {
+		send, seg.Values = c.c.Push, make([]float32, len(rows)*dims)
+		for i, n := range amounts {
+			seg.Values[i*dims+c.Number] = -float32(n)
+		}
 	}
 	late := time.AfterFunc(l.opts.PushPatience, func() {
-		l.problem("client %d: a push has no answer after %v", c.Number, l.opts.PushPatience)
+		l.problem("client %d: a %s has no answer after %v", c.Number, kind, l.opts.PushPatience)
 	})
 	defer late.Stop()
-	op := history.Op{Kind: history.Push, Client: c.Number, Rows: rows, Call: l.opts.Recorder.Now()}
-	ack, err := c.c.Push(ctx, client.Segment{Table: c.table, Keys: keys, Values: values})
+	op := history.Op{Kind: kind, Client: c.Number, Rows: rows, Call: l.opts.Recorder.Now()}
+	ack, err := send(ctx, seg)
 	op.Return = l.opts.Recorder.Now()
 	switch {
 	case err == nil:
 		op.Outcome, op.Index = history.OK, indices(ack.Index)
 		l.acks.Add(1)
-		c.count(c.acked, rows)
-		if c.Number < l.opts.Clients {
-			l.mu.Lock()
-			l.lastSent[c.Number] = op.Call
-			l.gap = max(l.gap, op.Return-l.lastAck)
-			l.lastAck = max(l.lastAck, op.Return)
-			for _, r := range rows {
-				if at := &l.first[l.shardOf(r)]; *at == 0 && op.Call > l.mark {
-					*at = op.Return
-				}
-			}
-			l.mu.Unlock()
-		}
+		l.acknowledged(&op)
 	case rowraft.CodeOf(err).MaybeApplied() && !(c.Fenced && rowraft.CodeOf(err) == rowraft.CodeSessionExpired):
 		op.Outcome, op.Error = history.Unknown, err.Error()
 		l.unknown.Add(1)
-		c.count(c.maybe, rows)
 	default:
 		op.Outcome, op.Error = history.Refused, err.Error()
 		l.refused.Add(1)
 	}
 	l.opts.Recorder.Add(op)
-	return time.Duration(op.Return - op.Call), err
+	return op, err
+}
+
+// acknowledged notes when a push of the load came through.
+func (l *Load) acknowledged(op *history.Op) {
+	if op.Client >= l.opts.Clients {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lastSent[op.Client] = op.Call
+	l.gap = max(l.gap, op.Return-l.lastAck)
+	l.lastAck = max(l.lastAck, op.Return)
+	for _, r := range op.Rows {
+		if at := &l.first[l.shardOf(r)]; *at == 0 && op.Call > l.mark {
+			*at = op.Return
+		}
+	}
 }
 
 // indices converts applied indices to what a history holds.
@@ -62,14 +91,6 @@ func indices(m map[rowraft.ShardID]rowraft.Index) map[int]uint64 {
 		out[int(shard)] = uint64(index)
 	}
 	return out
-}
-
-func (c *Counter) count(counts []int64, rows []int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range rows {
-		counts[r]++
-	}
 }
 
 // Pull reads rows as counts: out[i][d] is row rows[i] in dimension d.
@@ -145,7 +166,7 @@ func (l *Load) Final(ctx context.Context) (Final, error) {
 		return f, err
 	}
 	defer reader.Close()
-	all := make([]int, l.opts.Rows)
+	all := make([]int, len(l.keys))
 	for r := range all {
 		all[r] = r
 	}
@@ -155,7 +176,7 @@ func (l *Load) Final(ctx context.Context) (Final, error) {
 	}
 	for _, c := range l.counters() {
 		c.mu.Lock()
-		for r, row := range rows {
+		for r, row := range rows[:l.opts.Rows] {
 			got, least, most := row[c.Number], c.acked[r], c.acked[r]+c.maybe[r]
 			if got < least {
 				f.Lost += least - got
@@ -165,6 +186,9 @@ func (l *Load) Final(ctx context.Context) (Final, error) {
 				f.Doubled += got - most
 				f.Details = append(f.Details, fmt.Sprintf("row %d, client %d: %d pushes may have been applied, %d found: %d doubled", r, c.Number, most, got, got-most))
 			}
+		}
+		for i := range c.owned {
+			f.addOwned(c.Number, &c.owned[i], rows[c.owned[i].row])
 		}
 		c.mu.Unlock()
 	}

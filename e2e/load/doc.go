@@ -4,5 +4,5 @@
 // Rows are vector clocks (package history): client c pushes the gradient −1 in its
 // own dimension of one or several rows, spread over all shards, one call at a time,
 // and waits until the client package has a definite answer. Every call goes into
-// the history.
+// the history. Each client also has some rows for itself, which it deletes now and then.
 package load

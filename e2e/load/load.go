@@ -81,6 +81,8 @@ type Counter struct {
 	mu    sync.Mutex
 	acked []int64 // by row
 	maybe []int64 // by row: pushes with an unknown outcome
+
+	owned []owned // rows that this one alone changes, and deletes
 }
 
 // New creates the table and connects the clients; Start lets them run.
@@ -105,7 +107,12 @@ func New(ctx context.Context, opts Options) (*Load, error) {
 	for g := range l.guests {
 		l.guests[g] = l.counter(opts.Clients + g)
 	}
-	l.keys = spread(l.workers[0].c, l.workers[0].table, opts.Rows)
+	for _, w := range l.workers {
+		for i := range ownedEach {
+			w.owned = append(w.owned, owned{row: opts.Rows + ownedEach*w.Number + i})
+		}
+	}
+	l.keys = spread(l.workers[0].c, l.workers[0].table, opts.Rows+ownedEach*opts.Clients)
 	l.first = make([]int64, len(l.workers[0].c.Map().Shards))
 	return l, nil
 }
@@ -150,8 +157,11 @@ func spread(c *client.Client, t *client.Table, n int) []rowraft.Key {
 // Dims is the number of dimensions of a row.
 func (l *Load) Dims() int { return l.opts.Clients + Guests }
 
-// Keys lists the keys by row number.
+// Keys lists the keys by row number: CounterRows, then those that clients have for themselves.
 func (l *Load) Keys() []rowraft.Key { return l.keys }
+
+// CounterRows is the number of rows that all clients push to: the first ones.
+func (l *Load) CounterRows() int { return l.opts.Rows }
 
 func (l *Load) counter(number int) *Counter {
 	return &Counter{l: l, Number: number, acked: make([]int64, l.opts.Rows), maybe: make([]int64, l.opts.Rows)}
@@ -261,17 +271,18 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 			return
 		default:
 		}
-		rows := l.pick(w.rng)
 		var err error
-		switch w.rng.IntN(7) {
+		switch w.rng.IntN(8) {
 		case 0:
-			_, err = w.Pull(l.stuck, rows, false)
+			_, err = w.Pull(l.stuck, l.pick(w.rng, len(l.keys)), false)
 		case 1:
-			_, err = w.Pull(l.stuck, rows, true)
+			_, err = w.Pull(l.stuck, l.pick(w.rng, len(l.keys)), true)
 		case 2:
-			err = l.readBounded(w, rows)
+			err = l.readBounded(w, l.pick(w.rng, len(l.keys)))
+		case 3:
+			err = w.changeOwned(l.stuck)
 		default:
-			_, err = w.Push(l.stuck, rows)
+			_, err = w.Push(l.stuck, l.pick(w.rng, l.opts.Rows))
 		}
 		if err != nil {
 			if l.stuck.Err() == nil {
@@ -298,16 +309,16 @@ func (l *Load) readBounded(w *worker, rows []int) error {
 	return err
 }
 
-// pick chooses one row, or up to half of all.
-func (l *Load) pick(rng *rand.Rand) []int {
+// pick chooses one of the first rows, or up to half of these.
+func (l *Load) pick(rng *rand.Rand, of int) []int {
 	n := 1
 	if rng.IntN(2) == 0 {
-		n = 1 + rng.IntN(max(l.opts.Rows/2, 1))
+		n = 1 + rng.IntN(max(of/2, 1))
 	}
-	first := rng.IntN(l.opts.Rows)
-	in := make([]bool, l.opts.Rows)
+	first := rng.IntN(of)
+	in := make([]bool, of)
 	for i := range n {
-		in[(first+i)%l.opts.Rows] = true
+		in[(first+i)%of] = true
 	}
 	var rows []int
 	for r, is := range in {

@@ -19,6 +19,8 @@ const (
 	streamKeys  = 3 * streamRows / 2
 	streamBatch = 60
 	streamPause = 200 * time.Millisecond
+
+	streamDeletes = 10 // one call of so many deletes its ids, be they rows or waiting for one
 )
 
 // stream is one more client, which stands in no history.
@@ -47,7 +49,7 @@ func (l *Load) dialStream(ctx context.Context) (*stream, error) {
 	return &stream{c, table, rand.New(rand.NewPCG(l.opts.Seed, 1<<40))}, nil
 }
 
-// flow pushes ids of which few come often.
+// flow pushes ids of which few come often, and deletes some.
 func (l *Load) flow(s *stream, stopping <-chan struct{}) {
 	tick := time.NewTicker(streamPause)
 	defer tick.Stop()
@@ -68,7 +70,13 @@ func (l *Load) flow(s *stream, stopping <-chan struct{}) {
 		for i := range grads {
 			grads[i] = float32(s.rng.NormFloat64())
 		}
-		if _, err := s.table.Push(l.stuck, keys, grads); err != nil {
+		var err error
+		if s.rng.IntN(streamDeletes) == 0 {
+			_, err = s.table.Delete(l.stuck, keys)
+		} else {
+			_, err = s.table.Push(l.stuck, keys, grads)
+		}
+		if err != nil {
 			if l.stuck.Err() == nil {
 				l.problem("stream of ids: %v", err)
 			}

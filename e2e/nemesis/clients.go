@@ -18,9 +18,9 @@ const (
 
 const guestPatience = 40 * time.Second
 
-// allRows lists every row, and so every shard.
+// allRows lists every row of the counters, and so every shard.
 func (a *act) allRows() []int {
-	rows := make([]int, len(a.Load.Keys()))
+	rows := make([]int, a.Load.CounterRows())
 	for i := range rows {
 		rows[i] = i
 	}

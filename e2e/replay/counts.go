@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/reference"
@@ -14,18 +15,23 @@ import (
 type pushes struct{ acked, issued int64 }
 
 // compareCounts holds the counters of the replayed rows against the clients'
-// history: every acknowledged push is in there, and none that was not made.
+// history: every acknowledged push is in there, and none that was not made; what was
+// deleted is not.
 func (r *Report) compareCounts(ops []history.Op, last []*reference.Machine) {
 	type place struct{ row, client int }
 	count := make(map[place]*pushes)
 	rows, clients := 0, 0
+	deleted := check.Sequences(ops)
 	for _, op := range ops {
-		if op.Kind != history.Push {
+		if op.Kind != history.Push && op.Kind != history.Delete {
 			continue
 		}
 		clients = max(clients, op.Client+1)
 		for _, row := range op.Rows {
 			rows = max(rows, row+1)
+			if deleted[row] != nil {
+				continue
+			}
 			p := count[place{row, op.Client}]
 			if p == nil {
 				p = &pushes{}
@@ -57,6 +63,12 @@ func (r *Report) compareCounts(ops []history.Op, last []*reference.Machine) {
 			weights = t.Rows[key].Weights
 			pushed++
 		}
+		if s := deleted[row]; s != nil {
+			if why := wrongIn(s, weights); why != "" {
+				r.Problems = append(r.Problems, fmt.Sprintf("row %d, which client %d deletes, too: %s", row, s.Client, why))
+			}
+			continue
+		}
 		for client := range clients {
 			have, p := int64(0), count[place{row, client}]
 			if client < len(weights) {
@@ -76,6 +88,25 @@ func (r *Report) compareCounts(ops []history.Op, last []*reference.Machine) {
 	if pushed != held {
 		r.Problems = append(r.Problems, fmt.Sprintf("the logs hold %d rows of table %s, the clients pushed to %d of them", held, table.Name, pushed))
 	}
+}
+
+// wrongIn says why weights, nil if there is no row, cannot be what s left.
+func wrongIn(s *check.Sequence, weights []float32) string {
+	have := int64(0)
+	for c, w := range weights {
+		switch {
+		case c == s.Client:
+			have = int64(w)
+		case w != 0:
+			return fmt.Sprintf("the logs hold %v in dimension %d, of another client", w, c)
+		}
+	}
+	for n := s.Acked(); n <= len(s.Ops); n++ {
+		if s.After(n) == have && (have != 0) == (weights != nil) {
+			return ""
+		}
+	}
+	return fmt.Sprintf("the logs hold %d (a row: %v) after %d ops of it, %d of them up to the last that was acknowledged, which left %d", have, weights != nil, len(s.Ops), s.Acked(), s.After(s.Acked()))
 }
 
 // counters finds the table of the load.

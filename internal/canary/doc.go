@@ -25,5 +25,6 @@ const (
 	FollowerMisapplies Name = "follower-misapplies" // a follower applies one gradient wrongly
 	MemoryRots         Name = "memory-rots"         // a bit of a row at rest turns
 	LeaderMisapplies   Name = "leader-misapplies"   // a leader does
+	KeepDeleted        Name = "keep-deleted"        // followers pass deletes over
 	HeartbeatFastPath  Name = "heartbeat-fast-path" // heartbeats bypass raft's main goroutine (#695)
 )
