@@ -60,7 +60,7 @@ func (n *Node) startReplicas(m *clustermap.Map, g *errgroup.Group) error {
 			n.replicas[s.ID] = rep
 			n.mu.Unlock()
 			n.watchers.Go(func() { n.watch(rep) })
-			n.log.Info("runs a replica", "shard", uint32(s.ID), "replica", string(r.ID), "mapVersion", uint64(m.Version),
+			n.log.Info("runs a replica", "shard", uint32(s.ID), "replica", string(r.ID), "map_version", uint64(m.Version),
 				"applied", uint64(rep.machine.AppliedIndex()), "after", time.Since(begin).String())
 			return nil
 		})

@@ -70,7 +70,7 @@ func (n *Node) keepMap(m *clustermap.Map) {
 		return
 	}
 	if err := writeKeptMap(n.cfg.FS, n.cfg.DataDir, m); err != nil {
-		n.log.Warn("the cluster map could not be kept: without the scheduler this server will start from an older one, or not", "mapVersion", uint64(m.Version), "err", err)
+		n.log.Warn("the cluster map could not be kept: without the scheduler this server will start from an older one, or not", "map_version", uint64(m.Version), "err", err)
 		return
 	}
 	n.keptVersion = m.Version
@@ -110,7 +110,7 @@ func (n *Node) followKept(ctx context.Context, kept *clustermap.Map, grace time.
 		select {
 		case <-changed:
 		case <-timer.C:
-			n.log.Info("follows the cluster map that it kept", "mapVersion", uint64(kept.Version))
+			n.log.Info("follows the cluster map that it kept", "map_version", uint64(kept.Version))
 			view.Set(kept)
 			return
 		case <-ctx.Done():

@@ -393,9 +393,9 @@ func (s *Store) checkDisk() {
 	full := free < reserve
 	if was := s.diskFull.Swap(full); was != full {
 		if full {
-			s.opts.Logger.Error("disk nearly full: proposals are refused until space is back", "dir", s.opts.Dir, "freeBytes", free, "reserveBytes", reserve)
+			s.opts.Logger.Error("disk nearly full: proposals are refused until space is back", "dir", s.opts.Dir, "free_bytes", free, "reserve_bytes", reserve)
 		} else {
-			s.opts.Logger.Info("disk space is back", "dir", s.opts.Dir, "freeBytes", free)
+			s.opts.Logger.Info("disk space is back", "dir", s.opts.Dir, "free_bytes", free)
 		}
 	}
 }

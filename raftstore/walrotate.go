@@ -48,7 +48,7 @@ func (m *rotatingMeta) Load(dir string) (types.PersistentState, error) {
 		Codec: wal.CodecBinaryV1, CreateTime: now, SizeLimit: uint32(m.segmentBytes),
 	})
 	p.NextSegmentID++
-	m.log.Warn("the log had a full segment that the metadata did not know of; its rotation is finished", "dir", dir, "lastIndex", last)
+	m.log.Warn("the log had a full segment that the metadata did not know of; its rotation is finished", "dir", dir, "last_index", last)
 	return p, m.CommitState(p)
 }
 

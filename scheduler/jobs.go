@@ -71,7 +71,7 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	id := e.identity
 	j.s.workers.renew(id)
 	j.s.wakeJobs()
-	j.s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.generation, "run begins", e.began)
+	j.s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.generation, "new", e.began)
 	j.s.tellRank(ctx, q.GetWorker(), before, int(id.GetRank()))
 	j.s.tellConnected()
 	return &rowraftv1.EnterReply{Identity: id, Generation: e.generation, Began: e.began, Data: e.data, BaseStep: e.baseStep}, nil

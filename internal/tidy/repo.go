@@ -63,6 +63,7 @@ var Rules = []Rule{
 	{"determinism", checkDeterministicImports},
 	{"size", checkSize},
 	{"decoders", checkDecoders},
+	{"logkeys", checkLogKeys},
 }
 
 // skippedDir reports whether a directory holds no source of the project.
