@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -103,6 +104,9 @@ type Config struct {
 
 	Logger *slog.Logger    // nil: slog.Default()
 	Ready  func(info Info) // called once the server serves its replicas; may be nil
+
+	// Pages of the ops port that the process adds, by what stands behind /debug/.
+	Pages map[string]func(io.Writer) error
 
 	// Fatal is called at once when the server must not go on: the log failed, the
 	// disk hangs. A process should end in it, since an orderly stop waits for that

@@ -30,8 +30,8 @@ const (
 	opsConnsPerHost = 32 // of one address, so that it takes the places of nobody else
 )
 
-// serveOps serves the ops port: /metrics, /livez, /readyz and /debug/pprof. The function
-// it returns ends it.
+// serveOps serves the ops port: /metrics, /livez, /readyz, /debug/pprof and Config.Pages.
+// The function it returns ends it.
 func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 	if n.cfg.OpsListener == nil {
 		return func() error { return nil }
@@ -78,6 +78,14 @@ func (n *Node) opsHandler() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	for name, page := range n.cfg.Pages {
+		mux.HandleFunc("GET /debug/"+name, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			if err := page(w); err != nil {
+				n.log.Debug("a page of the ops port ends early", "page", name, "err", err)
+			}
+		})
+	}
 	return mux
 }
 

@@ -30,7 +30,12 @@ func (n *testNode) get(t testing.TB, path string) (int, string) {
 // TestOpsPort: the numbers of a server stand under their names, and it is ready once its
 // replicas know a leader.
 func TestOpsPort(t *testing.T) {
-	c := startCluster(t, 3, 2)
+	c := startClusterWith(t, 3, 2, func(cfg *Config) {
+		cfg.Pages = map[string]func(io.Writer) error{"log": func(w io.Writer) error {
+			_, err := io.WriteString(w, "the log of "+cfg.Name)
+			return err
+		}}
+	})
 	ctx := testContext(t)
 	table, err := c.dial().CreateTable(ctx, counterSchema("clicks"), false)
 	if err != nil {
@@ -69,6 +74,9 @@ func TestOpsPort(t *testing.T) {
 	})
 	if code, _ := c.nodes[0].get(t, "/debug/pprof/goroutine?debug=1"); code != http.StatusOK {
 		t.Errorf("/debug/pprof/goroutine: %d", code)
+	}
+	if code, text := c.nodes[1].get(t, "/debug/log"); code != http.StatusOK || text != "the log of n2" {
+		t.Errorf("/debug/log: %d %q", code, text)
 	}
 	if code, _ := c.nodes[0].get(t, "/"); code != http.StatusNotFound {
 		t.Errorf("/: %d, want 404", code)

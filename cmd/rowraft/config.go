@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -79,6 +80,27 @@ func scalarText(n *yaml.Node) (string, error) {
 		return strings.Join(parts, ","), nil
 	}
 	return "", errors.New("want a plain value or a list of them")
+}
+
+// secretFlags hold what nobody else should read.
+var secretFlags = []string{"token"}
+
+// configPage is the configuration in force, a line of YAML for each flag, without secrets.
+func configPage(flags *pflag.FlagSet) string {
+	var b strings.Builder
+	flags.VisitAll(func(f *pflag.Flag) {
+		value, given := f.Value.String(), ""
+		if slices.Contains(secretFlags, f.Name) && value != "" {
+			value = "(not shown)"
+		}
+		if f.Changed {
+			given = "  # given"
+		}
+		if f.Name != "help" {
+			fmt.Fprintf(&b, "%s: %q%s\n", f.Name, value, given)
+		}
+	})
+	return b.String()
 }
 
 func flagNames(flags *pflag.FlagSet) []string {

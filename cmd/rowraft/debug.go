@@ -30,9 +30,9 @@ func newDebugCmd(g *globals) *cobra.Command {
 		Long: `Write one file with the state, metrics and profiles of the servers, for whoever is to find out what is wrong.
 
 It holds the verdict and the state of the cluster, its map with the shapes of the tables, what each server says of itself,
-and, of each port that --ops names (--ops-listen of the servers), metrics, readiness, goroutines and a heap profile. It
-holds no row, no key of a row, no certificate and no private key. manifest.json lists what could not be had, and why:
-servers that are down do not stop it. Logs and configuration stay on the machines.
+and, of each port that --ops names (--ops-listen of the servers), metrics, readiness, goroutines, a heap profile, its
+configuration and the last lines of its log. It holds no row, no certificate, no private key and no token. manifest.json
+lists what could not be had, and why: servers that are down do not stop it.
 
 The exit code is 0 also where something is missing, 4 if no server answered.`,
 		Example: `  rowraft debug zip /tmp/rowraft.zip --ops 10.0.0.1:7072,10.0.0.2:7072,10.0.0.3:7072
@@ -197,7 +197,7 @@ func opsParts(c *cluster, ops []string) (parts []part) {
 	client := &http.Client{Transport: transport}
 	for _, addr := range ops {
 		dir := "ops/" + notInFileName.ReplaceAllString(addr, "_") + "/"
-		for _, f := range []struct{ name, path string }{{"metrics.txt", "/metrics"}, {"readyz.txt", "/readyz"}, {"goroutines.txt", "/debug/pprof/goroutine?debug=1"}, {"heap.pb.gz", "/debug/pprof/heap"}} {
+		for _, f := range []struct{ name, path string }{{"metrics.txt", "/metrics"}, {"readyz.txt", "/readyz"}, {"goroutines.txt", "/debug/pprof/goroutine?debug=1"}, {"heap.pb.gz", "/debug/pprof/heap"}, {"config.yaml", "/debug/config"}, {"log.jsonl", "/debug/log"}} {
 			parts = append(parts, part{dir + f.name, func(ctx context.Context) ([]byte, error) { return fetch(ctx, client, scheme+addr+f.path) }})
 		}
 	}

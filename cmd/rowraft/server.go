@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/rowraft/rowraft/internal/recentlog"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node"
 )
@@ -48,6 +49,8 @@ type serverFlags struct {
 	cpuProfile               string
 	readyFile                string
 	logLevel, logFormat      string
+	recent                   *recentlog.Log // its last lines
+	effective                string         // the configuration, as configPage tells it
 
 	placementFlags
 	tokens    tokenFlags
@@ -147,6 +150,7 @@ func (f *serverFlags) command(cmd *cobra.Command, g *globals) error {
 	if err := f.checkScheduler(); err != nil {
 		return err
 	}
+	f.effective = configPage(cmd.Flags())
 	return f.run(cmd.Context(), g, cmd.ErrOrStderr())
 }
 
@@ -185,6 +189,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
 		Limits: f.limits,
 		TLS:    g.tls, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.insecure, Logger: logger,
+		Pages: f.pages(),
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		cfg.SetHeapLimit = func(bytes int64) { debug.SetMemoryLimit(bytes) }
@@ -237,14 +242,37 @@ func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
 	}
 	file, isFile := w.(*os.File)
 	terminal := isFile && term.IsTerminal(int(file.Fd()))
+	var out slog.Handler
 	switch {
 	case f.logFormat == "text" || f.logFormat == "auto" && terminal:
 		noColor := !terminal || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
-		return slog.New(tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: "15:04:05.000", NoColor: noColor})), nil
+		out = tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: "15:04:05.000", NoColor: noColor})
 	case f.logFormat == "json" || f.logFormat == "auto":
-		return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})), nil
+		out = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})
+	default:
+		return nil, usagef("--log-format %q: want text, json or auto", f.logFormat)
 	}
-	return nil, usagef("--log-format %q: want text, json or auto", f.logFormat)
+	if f.recent == nil {
+		f.recent = recentlog.New(recentLogBytes)
+	}
+	return slog.New(slog.NewMultiHandler(out, slog.NewJSONHandler(f.recent, &slog.HandlerOptions{Level: level}))), nil
+}
+
+// recentLogBytes of its log are in the memory of a server, for `rowraft debug zip`.
+const recentLogBytes = 256 << 10
+
+// pages are what `rowraft debug zip` fetches beside metrics and profiles.
+func (f *serverFlags) pages() map[string]func(io.Writer) error {
+	return map[string]func(io.Writer) error{
+		"log": func(w io.Writer) error {
+			_, err := f.recent.WriteTo(w)
+			return err
+		},
+		"config": func(w io.Writer) error {
+			_, err := io.WriteString(w, f.effective)
+			return err
+		},
+	}
 }
 
 // listen opens addr, or takes over the socket that the parent process opened.

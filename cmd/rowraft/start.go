@@ -102,6 +102,7 @@ func (f *startFlags) command(cmd *cobra.Command, g *globals) error {
 		return err
 	}
 	defer release()
+	f.effective = configPage(cmd.Flags())
 	logger, err := f.logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err

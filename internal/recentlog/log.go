@@ -1,0 +1,52 @@
+package recentlog
+
+import (
+	"bytes"
+	"io"
+	"slices"
+	"sync"
+)
+
+// Log holds the last lines that were written to it, up to a number of bytes. Safe for
+// concurrent use.
+type Log struct {
+	limitBytes int
+
+	mu    sync.Mutex
+	lines [][]byte // oldest first
+	bytes int      // of lines, the end of each included
+}
+
+// New returns a log of up to so many bytes.
+func New(limitBytes int) *Log { return &Log{limitBytes: limitBytes} }
+
+// Write takes one or more whole lines, as slog's handlers write them. Of a line that is
+// longer than all that may be kept the beginning stays. It never fails.
+func (l *Log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range bytes.Lines(b) {
+		line = bytes.TrimSuffix(line, []byte("\n"))
+		l.lines = append(l.lines, bytes.Clone(line[:min(len(line), l.limitBytes-1)]))
+		l.bytes += len(l.lines[len(l.lines)-1]) + 1
+	}
+	drop := 0
+	for l.bytes > l.limitBytes {
+		l.bytes -= len(l.lines[drop]) + 1
+		drop++
+	}
+	l.lines = slices.Delete(l.lines, 0, drop)
+	return len(b), nil
+}
+
+// WriteTo writes the lines, the oldest first.
+func (l *Log) WriteTo(w io.Writer) (int64, error) {
+	l.mu.Lock()
+	text := bytes.Join(l.lines, []byte("\n"))
+	l.mu.Unlock()
+	if len(text) > 0 {
+		text = append(text, '\n')
+	}
+	n, err := w.Write(text)
+	return int64(n), err
+}
