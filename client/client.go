@@ -142,6 +142,9 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	conf, err := opts.TLS.Open(opts.Logger)
+	if err == nil {
+		err = conf.CheckTime()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -8,8 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 func TestCertLab(t *testing.T) {
@@ -91,6 +94,15 @@ func TestCertClientAndInspect(t *testing.T) {
 			t.Errorf("cert %v: %+v, want a usage error", bad, got)
 		}
 	}
+	out := filepath.Join(dir, "new", "n1")
+	if got := rowraftCmd(t, "cert", "node", "--dir", dir, "--name", "n1", "--out", filepath.Join(out, "node")); got.code != exitDone {
+		t.Errorf("--out in a directory that is missing: %+v", got)
+	}
+	for path, want := range map[string]os.FileMode{"": 0o700, "node.key": 0o600, "node.pem": 0o600} {
+		if info, err := os.Stat(filepath.Join(out, path)); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want %v", filepath.Join(out, path), info, err, want)
+		}
+	}
 	got := rowraftCmd(t, "cert", "inspect", filepath.Join(dir, "alice.pem"))
 	for _, want := range []string{"here", "trainer", "alice", "user,item_*", "in 36"} {
 		if !strings.Contains(got.out, want) {
@@ -109,5 +121,65 @@ func TestCertClientAndInspect(t *testing.T) {
 	}
 	if got := rowraftCmd(t, "cert", "inspect", files.Cert); got.code != exitVerdict || !strings.Contains(got.out, "EXPIRED") {
 		t.Errorf("inspect of an expired one: %+v", got)
+	}
+	// Whoever calls with it is told at once, whatever the servers would say.
+	tls := []string{"--cert", files.Cert, "--key", files.Key, "--cacert", files.CA, "--endpoints", unusedAddr(t)}
+	for _, call := range []string{"cluster status", "row get users 1", "cert renew --now"} {
+		got := rowraftCmd(t, append(strings.Fields(call), tls...)...)
+		for _, says := range []string{files.Cert, "admin old", "expired at", "rowraft cert join"} {
+			if got.code != exitUsage || !strings.Contains(got.errout, says) {
+				t.Errorf("%s with an expired certificate: %+v, want a usage error that says %q", call, got, says)
+			}
+		}
+	}
+}
+
+// TestWrongCertificatesAreNamed: what a person sees who calls a server whose certificate is wrong.
+func TestWrongCertificatesAreNamed(t *testing.T) {
+	made := func(dir, name string, id certs.Identity, from time.Duration) rpc.TLSFiles {
+		ca, err := certs.OpenCA(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := ca.Issue(filepath.Join(dir, name), certs.Request{Identity: id, Hosts: []string{"127.0.0.1"}, Valid: 30 * time.Minute, NotBefore: time.Now().Add(from)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	newCA := func() string {
+		dir := t.TempDir()
+		if _, err := certs.NewCA(dir, "here", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	node, admin := certs.Identity{Role: certs.Node, Name: "n1"}, certs.Identity{Role: certs.Admin, Name: "ann"}
+	ours, others := newCA(), newCA()
+	client := made(ours, "ann", admin, 0)
+	for _, tc := range []struct {
+		name   string
+		server rpc.TLSFiles
+		says   string
+	}{
+		{"the server's has expired", made(ours, "old", node, -time.Hour), "the server's certificate, of node n1 in cluster here, expired at"},
+		{"the server's is of another CA", made(others, "n1", node, 0), "is not signed by a CA in"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			source, err := tc.server.Open(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := listenLocal(t)
+			g := grpc.NewServer(rpc.ServerOptions(source)...)
+			rowraftv1.RegisterClusterServer(g, &fakeCluster{status: well()})
+			done := make(chan error, 1)
+			go func() { done <- g.Serve(l) }()
+			defer func() { g.Stop(); <-done }()
+			got := rowraftCmd(t, "cluster", "status", "--endpoints", l.Addr().String(), "--cert", client.Cert, "--key", client.Key, "--cacert", client.CA, "--timeout", "60s")
+			if got.code != exitUnavailable || !strings.Contains(got.errout, tc.says) {
+				t.Errorf("%+v, want %q", got, tc.says)
+			}
+		})
 	}
 }

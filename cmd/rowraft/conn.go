@@ -45,7 +45,11 @@ func (g *globals) clientTLS() (*certs.Source, error) {
 	case !g.insecure && g.tls.IsZero():
 		return nil, usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it")
 	}
-	return g.tls.Open(nil)
+	source, err := g.tls.Open(nil)
+	if err == nil {
+		err = source.CheckTime()
+	}
+	return source, err
 }
 
 func (c *cluster) close() error {

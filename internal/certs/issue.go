@@ -93,8 +93,8 @@ type Request struct {
 	NotBefore time.Time
 }
 
-// Issue makes a certificate and writes base.pem and base.key, which are 0600. The
-// cluster of the request is that of the CA unless it names another.
+// Issue makes a certificate and writes base.pem and base.key, which are 0600, into a
+// directory that is created, 0700, if it is missing. The cluster of the request is that of the CA unless it names another.
 //
 // Errors: CodeAlreadyExists if one of the files is there; CodeInvalidArgument.
 func (ca *CA) Issue(base string, r Request) (Files, error) {
@@ -143,6 +143,9 @@ func sign(base string, template, parent *x509.Certificate, signer *ecdsa.Private
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read back what was signed: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {
+		return nil, nil, fmt.Errorf("directory of the certificate: %w", err)
 	}
 	// The key first: without it there is no certificate that anybody could use.
 	if err := write(base+".key", keyPEM, keyDER); err != nil {

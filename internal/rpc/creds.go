@@ -34,7 +34,26 @@ func transportOf(s *certs.Source) credentials.TransportCredentials {
 }
 
 func (t *transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return credentials.NewTLS(t.source.Client(certs.Node)).ClientHandshake(ctx, authority, conn)
+	secure, info, err := credentials.NewTLS(t.source.Client(certs.Node)).ClientHandshake(ctx, authority, conn)
+	if err != nil {
+		return nil, nil, t.source.Explain(err)
+	}
+	return &explained{Conn: secure, source: t.source}, info, nil
+}
+
+// explained is a client's connection. A server looks at the client's certificate when the
+// client's handshake is over (TLS 1.3), so what it says of it comes with the first read.
+type explained struct {
+	net.Conn
+	source *certs.Source
+}
+
+func (c *explained) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		err = c.source.Explain(err)
+	}
+	return n, err
 }
 
 func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
