@@ -204,7 +204,7 @@ func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().C
 func (c *control) heartbeat(ctx context.Context) error {
 	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus(),
 		ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata, Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
-		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds()}
+		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), MetadataReplica: c.n.self.Scheduler}
 	if m := c.n.cluster.Load(); m != nil {
 		req.MapVersion = uint64(m.Version)
 	}
@@ -217,11 +217,28 @@ func (c *control) heartbeat(ctx context.Context) error {
 	})
 }
 
-// followMap keeps the view of a server without the metadata group fresh.
+// followMap keeps the view of a server fresh that gets no maps from a metadata group of
+// its own: because it has none or no seat in it, or, of a founder, has lost it long ago.
 func (c *control) followMap(ctx context.Context) {
 	const poll = 10 * time.Second
 	view := c.n.sched.View()
+	wait := func(d time.Duration) {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+		}
+	}
+	out := 0 // seconds without the group of its own
 	for i := 0; ctx.Err() == nil; i++ {
+		if c.n.seated() {
+			out = 0
+			wait(time.Second)
+			continue
+		}
+		if out++; out < founderPatience && c.n.identity.Identity().Founder() {
+			wait(time.Second)
+			continue
+		}
 		addrs := c.schedulers()
 		addr := addrs[i%len(addrs)]
 		if addr == c.n.self.Addr && len(addrs) > 1 {
@@ -255,11 +272,25 @@ func (c *control) followMap(ctx context.Context) {
 		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
 			c.n.log.Error("a server of another cluster runs under an address of this one", "err", err)
 		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-		}
+		wait(200 * time.Millisecond)
 	}
+}
+
+// founderPatience is for how many seconds a founder of the metadata group waits for that
+// group, before it asks others for the map: it may have lost its seat.
+const founderPatience = 15
+
+// seated reports whether this server gets the map from its own member of the metadata group.
+func (n *Node) seated() bool {
+	n.mu.RLock()
+	g := n.meta
+	n.mu.RUnlock()
+	if g == nil {
+		return false
+	}
+	leader, _, _ := g.Leader()
+	now, err := g.Members()
+	return leader != "" && err == nil && slices.ContainsFunc(now.Members, func(m raftstore.MemberStatus) bool { return m.Node == n.self.ID && m.Voter })
 }
 
 // mapOf returns the map of a reply, if it is one of the cluster.
@@ -277,7 +308,7 @@ func (n *Node) status() *rowraftv1.NodeStatusReply {
 		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.self.Name,
 		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.replicaStatus(),
 		Goroutines: uint32(runtime.NumGoroutine()),
-		Disk:       n.disk(), CertificateEnds: n.certificateEnds(),
+		Disk:       n.disk(), CertificateEnds: n.certificateEnds(), Profile: n.profile(),
 	}
 	if m := n.cluster.Load(); m != nil {
 		st.MapVersion = uint64(m.Version)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -216,11 +217,14 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 		return err
 	}
 	grace := time.Duration(0)
-	if id.Founder() {
+	// Who had a replica of the metadata group has it for good: it may have voted.
+	if id.Founder() || n.self.Scheduler || slices.Contains(n.store.GroupIDs(), scheduler.GroupID) {
 		if err := n.startMeta(id); err != nil {
 			return err
 		}
 		wg.Go(func() { n.sched.Run(ctx) })
+	}
+	if id.Founder() {
 		grace = keptMapGrace
 	}
 	if kept != nil {
@@ -229,9 +233,7 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	n.control = newControl(n, source)
 	n.talk.Store(n.control)
 	defer func() { err = errors.Join(err, n.control.close()) }()
-	if !id.Founder() {
-		wg.Go(func() { n.control.followMap(ctx) })
-	}
+	wg.Go(func() { n.control.followMap(ctx) })
 	wg.Go(func() { n.control.register(ctx) })
 	wg.Go(func() { n.scrub(ctx) })
 	wg.Go(func() { n.guardMemory(ctx) })
@@ -289,11 +291,14 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 // entries are few and small.
 const metaSegmentBytes = 1 << 20
 
-// startMeta starts this founder's replica of the metadata group.
+// startMeta starts this server's replica of the metadata group. One that is not a founder's
+// is empty until the group's leader gives it a seat.
 func (n *Node) startMeta(id identity.Identity) error {
-	g, err := n.store.StartGroup(raftstore.GroupConfig{
-		ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes, Bootstrap: scheduler.MetaMembers(id),
-	})
+	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes}
+	if id.Founder() {
+		cfg.Bootstrap = scheduler.MetaMembers(id)
+	}
+	g, err := n.store.StartGroup(cfg)
 	if err != nil {
 		return fmt.Errorf("metadata group: %w", err)
 	}

@@ -40,6 +40,7 @@ func Diagnose(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
 	for _, sh := range st.GetMap().GetShards() {
 		d.shard(sh)
 	}
+	d.majorities()
 	d.redundancy()
 	d.work()
 	Worst(d.out)
@@ -56,6 +57,8 @@ type diagnosis struct {
 	st    *rowraftv1.StatusReply
 	nodes map[string]*rowraftv1.NodeStatus
 	thin  []uint32 // shards of which a replica does not work
+	cut   []uint32 // shards of which no majority answers
+	away  []string // servers that hold replicas of those and do not answer
 	out   []*rowraftv1.Problem
 }
 
@@ -135,20 +138,39 @@ func (d *diagnosis) certificate(n *rowraftv1.NodeStatus, now time.Time) {
 
 // schedulers counts the members of the metadata group that are up.
 func (d *diagnosis) schedulers() {
-	all, up := 0, 0
-	var down []string
+	all, up, standby := 0, 0, ""
+	var down, lost []string
 	for _, n := range d.st.GetNodes() {
-		if !n.GetNode().GetScheduler() {
+		switch name := nodeLabel(n.GetNode()); {
+		case n.GetMetadataStandby():
+			if n.GetState() == stateUp {
+				standby = name
+			}
 			continue
-		}
-		if all++; n.GetState() == stateUp {
+		case !n.GetNode().GetScheduler():
+			continue
+		case n.GetState() == stateUp:
 			up++
-		} else {
-			down = append(down, nodeLabel(n.GetNode()))
+		case n.GetNode().GetIntent() == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION:
+			lost = append(lost, name)
+		default:
+			down = append(down, name)
 		}
+		all++
 	}
+	const runbook = " (runbook lost-scheduler-member)"
+	var next []string
 	if len(down) > 0 {
-		d.add(warning, "scheduler-member-down", "scheduler", "start "+strings.Join(down, ", ")+" again; pulls and pushes go on without the scheduler",
+		next = append(next, "start "+strings.Join(down, ", ")+" again, or, if the disk is lost, replace it"+runbook)
+	}
+	switch {
+	case len(lost) > 0 && standby != "":
+		next = append(next, standby+" takes the seat of "+strings.Join(lost, ", ")+" by itself")
+	case len(lost) > 0:
+		next = append(next, "start a server with --with-scheduler: it takes the seat of "+strings.Join(lost, ", ")+runbook)
+	}
+	if len(next) > 0 {
+		d.add(warning, "scheduler-member-down", "scheduler", strings.Join(next, "; ")+"; pulls and pushes go on without the scheduler",
 			"%d of %d members of the scheduler answer; %d are needed to move replicas and make tables.", up, all, all/2+1)
 	}
 }
@@ -186,11 +208,12 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 	}
 	describe := fmt.Sprintf("rowraft shard describe %d", sh.GetId())
 	if leader == nil {
-		next := "an election takes a second or two; if it does not end: " + describe
 		if most := len(sh.GetReplicas())/2 + 1; len(up) < most {
-			next = fmt.Sprintf("start servers that hold it again: %d of its %d replicas answer, %d are needed (runbook lose-a-majority)", len(up), len(sh.GetReplicas()), most)
+			d.cut = append(d.cut, sh.GetId())
+			d.addAway(sh, up)
+		} else {
+			add(critical, "no-leader", "an election takes a second or two; if it does not end: "+describe, "no leader has reported; its rows cannot be pulled or pushed until there is one.")
 		}
-		add(critical, "no-leader", next, "no leader has reported; its rows cannot be pulled or pushed until there is one.")
 	}
 	works := 0
 	for _, r := range sh.GetReplicas() {
@@ -241,6 +264,31 @@ func (d *diagnosis) leader(sh *rowraftv1.Shard) (leader *rowraftv1.ReplicaStatus
 		}
 	}
 	return leader, up
+}
+
+// addAway notes the servers of a shard that do not answer.
+func (d *diagnosis) addAway(sh *rowraftv1.Shard, up []string) {
+	for _, r := range sh.GetReplicas() {
+		if label := d.label(r.GetNode()); !slices.Contains(up, r.GetNode()) && !slices.Contains(d.away, label) {
+			d.away = append(d.away, label)
+		}
+	}
+	slices.Sort(d.away)
+}
+
+// majorities says, once for all shards, that those who answer are too few: what to do is
+// the same for all, and nothing else matters before.
+func (d *diagnosis) majorities() {
+	if len(d.cut) == 0 {
+		return
+	}
+	subject := ""
+	if len(d.cut) == 1 {
+		subject = fmt.Sprintf("shard %d", d.cut[0])
+	}
+	d.add(critical, "no-majority", subject,
+		"start them again: who comes back with its data ends this, and nothing is lost; only if too many disks are gone for good: runbook lose-a-majority",
+		"%s: no majority of the replicas answers, so the rows can be neither pulled nor pushed. Away: %s.", shardList(d.cut), strings.Join(d.away, ", "))
 }
 
 // redundancy says, once for all shards, that they could lose less than they should.

@@ -42,8 +42,8 @@ import (
 //   - Node ids, not addresses, are compared: the lists of two servers may be in
 //     any order, and a node with the smallest id is one node.
 //   - A disk that is wiped while the cluster forms comes back under another node
-//     id. If the old one is in the list, the new one is not: it is refused, and
-//     the others have their majority. If it makes a second cluster with nodes
+//     id. If the old one is in the list, the new one is not: it joins without a
+//     seat (seats.go), and the others have their majority. If it makes a second cluster with nodes
 //     that have not joined the first, no node is in both, and so at most one of
 //     the two has a majority of its founders; the other is refused by Hello.
 
@@ -143,8 +143,8 @@ func (s *Scheduler) helloTo(ctx context.Context, addr string, req *rowraftv1.Hel
 // formStep looks at one round of answers: it joins, founds, or says what it
 // still waits for.
 func (s *Scheduler) formStep(answers []answer) (done bool, waiting string, err error) {
-	if joined, err := s.joinExisting(answers); err != nil || joined {
-		return joined, "", err
+	if joined, waiting, err := s.joinExisting(answers); err != nil || joined || waiting != "" {
+		return joined, waiting, err
 	}
 	var silent []string
 	for _, a := range answers {
@@ -172,37 +172,40 @@ func (s *Scheduler) formStep(answers []answer) (done bool, waiting string, err e
 	return err == nil, "", err
 }
 
-// joinExisting joins the cluster that any answer names.
-func (s *Scheduler) joinExisting(answers []answer) (bool, error) {
+// joinExisting joins the cluster that any answer names. A scheduler that did not found it
+// waits until it can be given a seat there: where the scheduler is lost for good, its
+// directory stays empty, and can found the next cluster.
+func (s *Scheduler) joinExisting(answers []answer) (joined bool, waiting string, err error) {
 	var found *answer
 	for i, a := range answers {
 		switch {
 		case a.err != nil || a.reply.GetClusterId() == "":
 		case found != nil && found.reply.ClusterId != a.reply.ClusterId:
-			return false, rowraft.Errorf(rowraft.CodeIdentity, "%s belongs to cluster %s and %s to cluster %s: the addresses to join must be of one cluster",
+			return false, "", rowraft.Errorf(rowraft.CodeIdentity, "%s belongs to cluster %s and %s to cluster %s: the addresses to join must be of one cluster",
 				found.addr, found.reply.ClusterId, a.addr, a.reply.ClusterId)
 		default:
 			found = &answers[i]
 		}
 	}
 	if found == nil {
-		return false, nil
+		return false, "", nil
 	}
 	var members []identity.Member
 	for _, f := range found.reply.GetFounders() {
 		members = append(members, identity.Member{Node: rowraft.NodeID(f.Id), Name: f.Name, Addr: f.Addr, PeerAddr: f.PeerAddr})
 	}
 	self := s.opts.Self
-	if self.Scheduler && !slices.ContainsFunc(members, func(m identity.Member) bool { return m.Node == self.ID }) {
-		return false, rowraft.Errorf(rowraft.CodeIdentity,
-			"cluster %s was formed without this data directory (node %s): if its disk was replaced, start it without --with-scheduler and it joins as a new server",
-			found.reply.ClusterId, self.ID)
+	founder := slices.ContainsFunc(members, func(m identity.Member) bool { return m.Node == self.ID })
+	leads := slices.ContainsFunc(answers, func(a answer) bool { return a.err == nil && a.reply.GetSchedulerLeader() != "" })
+	if self.Scheduler && !founder && !leads {
+		return false, fmt.Sprintf("a leader of the scheduler of cluster %s, which was formed without this data directory (node %s)", found.reply.ClusterId, self.ID), nil
 	}
 	if err := s.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
-		return false, err
+		return false, "", err
 	}
 	s.logger.Info("joined the cluster", "cluster", found.reply.ClusterId, "through", found.addr)
-	return true, nil
+	s.tellStandby()
+	return true, "", nil
 }
 
 // founders turns the answers of all addresses, none of which has a cluster, into
@@ -234,6 +237,13 @@ func (s *Scheduler) founders(answers []answer) ([]identity.Member, error) {
 	return members, nil
 }
 
+// tellStandby says what becomes of a scheduler that did not found its cluster.
+func (s *Scheduler) tellStandby() {
+	if id := s.opts.Identity.Identity(); s.opts.Self.Scheduler && !id.Founder() {
+		s.logger.Info("this server did not found the cluster: unless it has a seat in the scheduler already, it is a standby and gets that of a member that is decommissioned and down", "cluster", string(id.Cluster))
+	}
+}
+
 // found makes a new cluster of members, of which this server is one.
 func (s *Scheduler) found(members []identity.Member) (identity.Identity, error) {
 	cluster := rowraft.ClusterID(uuid.NewString())
@@ -247,9 +257,7 @@ func (s *Scheduler) found(members []identity.Member) (identity.Identity, error) 
 // checkRestart asks the addresses once whether they are of the cluster that the
 // data directory belongs to. Silence is fine: they may be starting too.
 func (s *Scheduler) checkRestart(ctx context.Context, id identity.Identity) error {
-	if s.opts.Self.Scheduler && !id.Founder() {
-		return rowraft.Errorf(rowraft.CodeIdentity, "data directory %s (node %s) joined cluster %s without a scheduler: start it without --with-scheduler", s.opts.Identity.Path(), id.Node, id.Cluster)
-	}
+	s.tellStandby()
 	ctx, cancel := context.WithTimeout(ctx, restartHelloLimit)
 	defer cancel()
 	for _, a := range s.helloAll(ctx) {

@@ -393,13 +393,20 @@ func TestClustersAreNotMixed(t *testing.T) {
 		_, err := s.sched.Form(ctx)
 		wantError(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
 	})
-	t.Run("a scheduler that did not found the cluster is refused", func(t *testing.T) {
+	t.Run("a scheduler that did not found the cluster waits for its leader, and founds nothing", func(t *testing.T) {
 		l := loopback(t)
 		s := startStation(t, t.TempDir(), l, founder(l.Addr().String(), addr(one)))
-		_, err := s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeIdentity, string(idOne.Cluster), "--with-scheduler")
+		done, waiting, err := s.sched.formStep(s.sched.helloAll(ctx))
+		if done || err != nil || !strings.Contains(waiting, "a leader of the scheduler of cluster "+string(idOne.Cluster)) || s.sched.opts.Identity.Identity().Cluster != "" {
+			t.Fatalf("without a leader: done %v, waits for %q (%v)", done, waiting, err)
+		}
+		one.sched.Attach(&fakeLog{m: one.sched.machine, self: idOne.Node, leader: idOne.Node, term: 1})
+		id, err := s.sched.Form(ctx)
+		if err != nil || id.Cluster != idOne.Cluster || id.Founder() || len(id.Founders) != 1 {
+			t.Errorf("%+v (%v), want a server of cluster %s that is no founder", id, err, idOne.Cluster)
+		}
 	})
-	t.Run("a guest that comes back with a scheduler is refused", func(t *testing.T) {
+	t.Run("a guest that comes back with a scheduler founds nothing", func(t *testing.T) {
 		dir, l := t.TempDir(), loopback(t)
 		s := startStation(t, dir, again(t, l), Options{Join: []string{addr(one)}})
 		if _, err := s.sched.Form(ctx); err != nil {
@@ -407,8 +414,9 @@ func TestClustersAreNotMixed(t *testing.T) {
 		}
 		s.stop(t)
 		s = startStation(t, dir, again(t, l), founder(addr(one)))
-		_, err := s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeIdentity, dir, "without a scheduler")
+		if id, err := s.sched.Form(ctx); err != nil || id.Cluster != idOne.Cluster || id.Founder() {
+			t.Errorf("%+v (%v), want a server of cluster %s that is no founder", id, err, idOne.Cluster)
+		}
 	})
 	t.Run("register and heartbeat of another cluster are refused", func(t *testing.T) {
 		_, err := one.sched.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: string(idTwo.Cluster), Node: &rowraftv1.Node{Id: "n"}})

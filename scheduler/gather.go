@@ -15,11 +15,11 @@ import (
 // putNode logs a server, unless it would be one too many.
 func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: n}}}
+	s.registering.Lock()
+	defer s.registering.Unlock()
 	if !s.opts.Exact || n.GetNoShards() {
 		return s.proposeCommand(ctx, c)
 	}
-	s.registering.Lock()
-	defer s.registering.Unlock()
 	if _, err := s.leadingInSync(ctx); err != nil {
 		return err
 	}

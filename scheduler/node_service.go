@@ -30,7 +30,7 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 	if !knownIntent(req.GetIntent()) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "intent %d is unknown", req.GetIntent())
 	}
-	if n.NoShards && to != clustermap.Serve {
+	if n.NoShards && to == clustermap.Drain {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", labelOf(m, n.ID))
 	}
 	runs := s.runningOn(n.ID)
@@ -89,7 +89,7 @@ func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap
 		plan = append(plan, fmt.Sprintf("The replicas of shard %s move to other servers, %d at a time.", list(replicas), maxMoves))
 	}
 	if n.Scheduler {
-		return append(plan, fmt.Sprintf("%s stays a member of the scheduler: let its process run.", name))
+		return append(plan, fmt.Sprintf("%s stays a member of the scheduler until its process has ended and a standby, a server started with --with-scheduler, takes its seat.", name))
 	}
 	return append(plan, fmt.Sprintf("%s is empty then; once its process has ended the cluster forgets it.", name))
 }

@@ -125,6 +125,11 @@ func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
 	if err := errors.Join(s.replaceDead(ctx), s.endOperations(ctx), s.retireNodes(ctx), s.cancelLost(ctx)); err != nil {
 		return err
 	}
+	return errors.Join(s.keepSeats(ctx), s.takeSteps(ctx, term, p))
+}
+
+// takeSteps takes the steps of nextStep.
+func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer) error {
 	for ctx.Err() == nil {
 		m := s.view.Map()
 		if m == nil || len(m.Shards) == 0 {

@@ -48,6 +48,7 @@ type Log interface {
 	// Barrier returns on the leader once its machine has applied all that earlier
 	// leaders committed.
 	Barrier(ctx context.Context) error
+	Seats
 }
 
 // LeaderHint says who was last seen leading a shard. It may be stale.
@@ -121,7 +122,7 @@ type Scheduler struct {
 	policyRuns  chan struct{} // holds a token while a policy runs
 
 	waiting     atomic.Pointer[string] // what Form waits for
-	registering sync.Mutex             // held while a server is counted and added
+	registering sync.Mutex             // held while a server is counted, added or marked
 	connected   atomic.Uint64          // servers and workers that were last told of
 	ranks       lastRanks
 
@@ -152,6 +153,9 @@ type beat struct {
 	replicas   []*rowraftv1.ReplicaStatus
 	disk       *rowraftv1.Disk // nil: unknown
 	certEnds   uint64          // in Unix seconds; 0: it has no certificate
+	profile    string          // of Raft timers
+
+	metaReplica bool // it has a replica of the metadata group, with a seat or without
 }
 
 type ensuredKey struct {
@@ -246,6 +250,8 @@ func (s *Scheduler) leading() (Log, rowraft.Term, error) {
 	case self:
 		s.startTerm(term)
 		return *p, term, nil
+	case node == "" && s.isStandby():
+		return nil, 0, &notLeader{msg: "this server is no member of the scheduler, but a standby: ask another one"}
 	case node == "":
 		return nil, 0, rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader at present")
 	}

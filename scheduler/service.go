@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -30,6 +32,13 @@ func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowr
 	}
 	for _, f := range id.Founders {
 		reply.Founders = append(reply.Founders, &rowraftv1.Node{Id: string(f.Node), Name: f.Name, Addr: f.Addr, PeerAddr: f.PeerAddr, Scheduler: true})
+	}
+	if m := s.view.Map(); m != nil {
+		for _, n := range m.Nodes {
+			if n.Scheduler {
+				reply.Schedulers = append(reply.Schedulers, n.Addr)
+			}
+		}
 	}
 	if l := s.log.Load(); l != nil {
 		if node, _, _ := (*l).Leader(); node != "" {
@@ -65,13 +74,22 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err := s.checkMember(req.GetClusterId(), req.GetNode().GetId()); err != nil {
 		return nil, err
 	}
-	if _, _, err := s.leading(); err != nil {
+	l, _, err := s.leading()
+	if err != nil {
 		return nil, err
 	}
 	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), nodeLabel(req.GetNode()), announced(req.GetApplyVersion(), req.GetMetadataVersion())); err != nil {
 		return nil, err
 	}
-	err := s.putNode(ctx, req.GetNode())
+	if !req.GetNode().GetNoShards() { // it says that it runs a scheduler; whether it is a member the group knows
+		now, err := l.Members()
+		if err != nil {
+			return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
+		}
+		req = proto.CloneOf(req)
+		req.Node.Scheduler = hasSeat(&now, rowraft.NodeID(req.Node.Id))
+	}
+	err = s.putNode(ctx, req.GetNode())
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 		taken, terr := s.takeName(ctx, req.GetNode())
 		if err = errors.Join(err, terr); taken && terr == nil {
@@ -120,7 +138,7 @@ func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
 	b := beat{
 		at: time.Now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas(),
 		stopping: req.GetStopping(), version: req.GetVersion(), uptime: time.Duration(req.GetUptimeNs()),
-		disk: req.GetDisk(), certEnds: req.GetCertificateEnds(),
+		disk: req.GetDisk(), certEnds: req.GetCertificateEnds(), profile: req.GetProfile(), metaReplica: req.GetMetadataReplica(),
 	}
 	b.since = b.at
 	if last, ok := s.beats[id]; ok && b.at.Sub(last.at) < SuspectAfter {

@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -31,6 +32,9 @@ type fakeLog struct {
 	self   rowraft.NodeID
 	term   rowraft.Term
 	behind bool // the machine lacks what earlier terms logged
+
+	members []raftstore.MemberStatus // nil: this server alone (seats_test.go)
+	changes []string                 // of members
 }
 
 func (l *fakeLog) Propose(_ context.Context, entry []byte) (any, error) {

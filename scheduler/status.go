@@ -38,6 +38,10 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
 	}
 	leader, _, _ := l.Leader()
+	seats, err := l.Members()
+	if err != nil {
+		return nil, err
+	}
 	reply := &rowraftv1.StatusReply{Map: rpc.MapToProto(m), Jobs: s.machine.jobStatuses(), ExpectedServers: uint32(s.opts.Servers)}
 	for _, n := range m.Nodes {
 		alive := s.liveness(n.ID)
@@ -45,7 +49,7 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 			Node: rpc.NodeToProto(n), State: alive.state, SinceHeartbeatNs: uint64(alive.silence), InStateNs: uint64(alive.inState),
 			Replicas: alive.beat.replicas, MetadataLeader: n.ID == leader,
 			Stopping: alive.beat.stopping, Version: alive.beat.version, UptimeNs: uint64(alive.beat.uptime),
-			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds,
+			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds, Profile: alive.beat.profile, MetadataStandby: s.standby(&seats, &n, &alive),
 		})
 	}
 	reply.ReplaceAfterNs = uint64(max(s.opts.ReplaceAfter, 0))

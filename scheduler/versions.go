@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -63,7 +64,7 @@ func (s *Scheduler) hear(node rowraft.NodeID, label string, v Versions) error {
 		switch {
 		case shards && v.Apply < m.ApplyVersion:
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s understands log entries up to version %d, the cluster uses version %d: upgrade its binary", label, v.Apply, m.ApplyVersion)
-		case s.isMember(node) && v.Metadata < m.MetadataVersion:
+		case slices.Contains(s.seated(), node) && v.Metadata < m.MetadataVersion:
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s understands metadata up to version %d, the cluster uses version %d: upgrade its binary", label, v.Metadata, m.MetadataVersion)
 		}
 	}
@@ -71,16 +72,6 @@ func (s *Scheduler) hear(node rowraft.NodeID, label string, v Versions) error {
 	defer s.soft.mu.Unlock()
 	s.soft.versions[node] = v
 	return nil
-}
-
-// isMember reports whether node founded the metadata group.
-func (s *Scheduler) isMember(node rowraft.NodeID) bool {
-	for _, f := range s.opts.Identity.Identity().Founders {
-		if f.Node == node {
-			return true
-		}
-	}
-	return false
 }
 
 // versionsOf is what a server has said to this leader, or what this binary itself is.
@@ -103,9 +94,9 @@ func (s *Scheduler) mayLog(version uint32) error {
 		return nil
 	}
 	// Before it is logged the word of every member does.
-	for _, f := range s.opts.Identity.Identity().Founders {
-		name := nodeLabel(&rowraftv1.Node{Id: string(f.Node), Name: f.Name})
-		switch v, known := s.versionsOf(f.Node); {
+	for _, id := range s.seated() {
+		name := s.seatLabel(id)
+		switch v, known := s.versionsOf(id); {
 		case !known:
 			return rowraft.Errorf(rowraft.CodeStarting, "this needs metadata of version %d, and the scheduler in server %s has not said yet what it understands", version, name)
 		case v.Metadata < version:
@@ -148,18 +139,20 @@ func (s *Scheduler) lowest(m *clustermap.Map) (low Versions, heldBack string, kn
 			low.Metadata = min(low.Metadata, v.Metadata)
 		}
 	}
-	for _, f := range s.opts.Identity.Identity().Founders {
-		if _, registered := m.Node(f.Node); !registered {
-			v, ok := s.versionsOf(f.Node)
-			note(nodeLabel(&rowraftv1.Node{Id: string(f.Node), Name: f.Name}), v, ok, false, true)
+	seated := s.seated()
+	for _, id := range seated {
+		if _, registered := m.Node(id); !registered {
+			v, ok := s.versionsOf(id)
+			note(s.seatLabel(id), v, ok, false, true)
 		}
 	}
 	for _, n := range m.Nodes {
 		v, ok := s.versionsOf(n.ID)
-		if !ok && !s.isMember(n.ID) && len(m.ShardsOn(n.ID)) == 0 {
+		member := slices.Contains(seated, n.ID)
+		if !ok && !member && len(m.ShardsOn(n.ID)) == 0 {
 			continue // it is away with nothing, and must say before it gets something
 		}
-		note(nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok, !n.NoShards, s.isMember(n.ID))
+		note(nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok, !n.NoShards, member)
 	}
 	return low, heldBack, known
 }

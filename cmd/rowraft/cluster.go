@@ -78,6 +78,7 @@ type serverJSON struct {
 	Scheduler             bool    `json:"scheduler"`
 	SchedulerLeader       bool    `json:"scheduler_leader"`
 	SchedulerOnly         bool    `json:"scheduler_only,omitempty"` // it gets no replicas
+	SchedulerStandby      bool    `json:"scheduler_standby,omitempty"`
 	Replicas              int     `json:"replicas"`
 	Leads                 int     `json:"leads"`
 	Rows                  uint64  `json:"rows"`
@@ -111,7 +112,7 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 		s := serverJSON{
 			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(),
 			State: n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
-			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(),
+			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(), SchedulerStandby: n.GetMetadataStandby(),
 			Replicas: held[n.GetNode().GetId()], Leads: leads[n.GetNode().GetId()], Version: n.GetVersion(),
 		}
 		if n.GetDisk() != nil {
@@ -163,6 +164,8 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 		switch {
 		case s.SchedulerLeader:
 			role = "leader"
+		case s.SchedulerStandby:
+			role = "standby"
 		case s.Scheduler:
 			role = "member"
 		}

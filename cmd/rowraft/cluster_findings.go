@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -150,13 +151,29 @@ func (g *globals) statusOfEach(ctx context.Context) (reply *rowraftv1.StatusRepl
 	if err := errors.Join(denied...); err != nil {
 		return nil, err
 	}
-	reply.Findings = append([]*rowraftv1.Problem{{
-		Severity: rowraftv1.Severity_SEVERITY_CRITICAL, Kind: "scheduler-no-leader", Subject: "scheduler",
-		Text: "The scheduler has no leader: pulls and pushes go on, but no replica moves, no table is made and no worker enters a job. What follows was asked of each server.",
-		Next: "start the members of the scheduler that are down; a majority of them elects a leader",
-	}}, scheduler.Diagnose(reply, time.Now())...)
+	reply.Findings = append(slices.DeleteFunc(scheduler.Diagnose(reply, time.Now()), func(p *rowraftv1.Problem) bool {
+		return p.GetKind() == "scheduler-member-down" // which is told now
+	}), leaderless(reply))
 	scheduler.Worst(reply.Findings)
 	return reply, nil
+}
+
+// leaderless says what it means that the scheduler has no leader.
+func leaderless(r *rowraftv1.StatusReply) *rowraftv1.Problem {
+	var down []string
+	for _, n := range r.GetNodes() {
+		if n.GetNode().GetScheduler() && n.GetState() != "up" {
+			down = append(down, nameOr(n.GetNode().GetName(), n.GetNode().GetId()))
+		}
+	}
+	next := "an election takes a second or two; if it does not end, look at the logs of its members"
+	if len(down) > 0 {
+		next = "start its members again that are down (" + strings.Join(down, ", ") + "): a majority of them elects a leader"
+	}
+	return &rowraftv1.Problem{
+		Severity: rowraftv1.Severity_SEVERITY_CRITICAL, Kind: "scheduler-no-leader", Subject: "scheduler", Next: next,
+		Text: "The scheduler has no leader: no replica moves, no table is made and no worker enters a job; pulls and pushes do not need it. All that is said here was asked of each server itself.",
+	}
 }
 
 // nodeItself is what a server says of itself, as the scheduler would tell it.
@@ -165,6 +182,6 @@ func nodeItself(n *rowraftv1.Node, st *rowraftv1.NodeStatusReply, err error) *ro
 		return &rowraftv1.NodeStatus{Node: n, State: "down"}
 	}
 	return &rowraftv1.NodeStatus{
-		Node: n, State: "up", Replicas: st.GetReplicas(), Version: st.GetVersion(), UptimeNs: st.GetUptimeNs(), Disk: st.GetDisk(), CertificateEnds: st.GetCertificateEnds(),
+		Node: n, State: "up", Replicas: st.GetReplicas(), Version: st.GetVersion(), UptimeNs: st.GetUptimeNs(), Disk: st.GetDisk(), CertificateEnds: st.GetCertificateEnds(), Profile: st.GetProfile(),
 	}
 }

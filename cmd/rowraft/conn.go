@@ -162,9 +162,13 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 		if reply.GetSchedulerLeader() != "" {
 			return reply.GetSchedulerLeader(), nil
 		}
+		members := reply.GetSchedulers()
 		for _, f := range reply.GetFounders() {
-			if !slices.Contains(c.endpoints, f.GetAddr()) {
-				c.endpoints = append(c.endpoints, f.GetAddr())
+			members = append(members, f.GetAddr())
+		}
+		for _, addr := range members {
+			if !slices.Contains(c.endpoints, addr) {
+				c.endpoints = append(c.endpoints, addr)
 			}
 		}
 	}

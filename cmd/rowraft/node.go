@@ -40,6 +40,8 @@ type nodeJSON struct {
 	Scheduler        bool     `json:"scheduler"`
 	SchedulerLeader  bool     `json:"scheduler_leader"`
 	SchedulerOnly    bool     `json:"scheduler_only"`
+	SchedulerStandby bool     `json:"scheduler_standby"` // it takes the seat of a member that is decommissioned and down
+	Profile          string   `json:"profile"`           // of its Raft timers: fast, default, dense; "": unknown
 	Replicas         int      `json:"replicas"`
 	Leads            int      `json:"leads"`
 	Rows             uint64   `json:"rows"`
@@ -66,7 +68,7 @@ func newNodesJSON(r *rowraftv1.StatusReply) *nodesJSON {
 		node := nodeJSON{
 			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(), Labels: n.GetNode().GetLabels(),
 			State: n.GetState(), StateSeconds: inSeconds(n.GetInStateNs()), HeartbeatSeconds: inSeconds(n.GetSinceHeartbeatNs()),
-			Intent: intentWord(n.GetNode().GetIntent()), Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(),
+			Intent: intentWord(n.GetNode().GetIntent()), Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(), SchedulerStandby: n.GetMetadataStandby(), Profile: n.GetProfile(),
 			Version: n.GetVersion(), UptimeSeconds: inSeconds(n.GetUptimeNs()), Shards: []uint32{}, LeadsShards: []uint32{},
 		}
 		for _, sh := range r.GetMap().GetShards() {
@@ -140,7 +142,7 @@ func newNodeListCmd(g *globals) *cobra.Command {
 func (v *nodesJSON) print(w io.Writer, wide bool) error {
 	header := []string{"NODE", "ADDRESS", "LABELS", "STATE", "FOR", "DOES", "SCHEDULER", "REPLICAS", "LEADS", "ROWS", "MEMORY"}
 	if wide {
-		header = append(header, "LOG", "VERSION", "UPTIME", "PEER ADDRESS", "ID")
+		header = append(header, "LOG", "TIMERS", "VERSION", "UPTIME", "PEER ADDRESS", "ID")
 	}
 	t := newTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG")
 	for i := range v.Nodes {
@@ -149,7 +151,7 @@ func (v *nodesJSON) print(w io.Writer, wide bool) error {
 			nameOr(n.Name, n.ID), n.Addr, dash(n.Labels), n.State, briefly(n.StateSeconds), n.Doing, n.schedulerRole(), n.Replicas, n.Leads, count(n.Rows), size(n.MemoryBytes),
 		}
 		if wide {
-			row = append(row, size(n.LogBytes), dash(n.Version), briefly(n.UptimeSeconds), n.PeerAddr, n.ID)
+			row = append(row, size(n.LogBytes), dash(n.Profile), dash(n.Version), briefly(n.UptimeSeconds), n.PeerAddr, n.ID)
 		}
 		t.AppendRow(row)
 	}
@@ -161,6 +163,8 @@ func (v *nodeJSON) schedulerRole() string {
 	switch {
 	case v.SchedulerLeader:
 		return "leader"
+	case v.SchedulerStandby:
+		return "standby"
 	case v.Scheduler:
 		return "member"
 	}
@@ -269,6 +273,7 @@ func (v *nodeStatusJSON) print(w io.Writer, _ bool) error {
 		"STATE", fmt.Sprintf("%s for %s, last heartbeat %s", n.State, briefly(n.StateSeconds), ago(time.Duration(n.HeartbeatSeconds*float64(time.Second)))),
 		"DOES", doing,
 		"SCHEDULER", n.schedulerRole(),
+		"TIMERS", dash(n.Profile),
 		"VERSION", fmt.Sprintf("%s, up for %s", dash(n.Version), briefly(n.UptimeSeconds)),
 		"HOLDS", fmt.Sprintf("%s, leads %d; %s rows, %s of memory, %s of log", plural(n.Replicas, "replica"), n.Leads, count(n.Rows), size(n.MemoryBytes), size(n.LogBytes)),
 	); err != nil {

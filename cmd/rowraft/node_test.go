@@ -18,6 +18,7 @@ func leaving() *rowraftv1.StatusReply {
 		n.InStateNs, n.Version, n.UptimeNs = uint64(i+1)*3661e9, "v0.6.0", uint64(i+1)*7200e9
 		n.Node.Labels = "zone=z" + n.Node.Name[1:]
 	}
+	r.Nodes[0].Profile, r.Nodes[2].Profile, r.Nodes[3].MetadataStandby = "fast", "default", true
 	r.Nodes[2].InStateNs = 25_500e6
 	r.Nodes[3].Node.Intent = rowraftv1.NodeIntent_NODE_INTENT_DRAIN
 	r.Moves[0].Move.Reason, r.Moves[1].Move.Reason = rowraftv1.MoveReason_MOVE_REASON_DEAD, rowraftv1.MoveReason_MOVE_REASON_DEAD

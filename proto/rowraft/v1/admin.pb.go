@@ -1657,6 +1657,7 @@ type NodeStatusReply struct {
 	Goroutines      uint32                 `protobuf:"varint,8,opt,name=goroutines,proto3" json:"goroutines,omitempty"` // of the process; one that only grows is a leak
 	Disk            *Disk                  `protobuf:"bytes,9,opt,name=disk,proto3" json:"disk,omitempty"`
 	CertificateEnds uint64                 `protobuf:"varint,10,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none
+	Profile         string                 `protobuf:"bytes,11,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1759,6 +1760,13 @@ func (x *NodeStatusReply) GetCertificateEnds() uint64 {
 		return x.CertificateEnds
 	}
 	return 0
+}
+
+func (x *NodeStatusReply) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
 }
 
 type DigestRequest struct {
@@ -2008,7 +2016,7 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"tableEpoch\"7\n" +
 	"\x10EnsureTableReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"\x13\n" +
-	"\x11NodeStatusRequest\"\xe6\x02\n" +
+	"\x11NodeStatusRequest\"\x80\x03\n" +
 	"\x0fNodeStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -2024,7 +2032,8 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"goroutines\x12$\n" +
 	"\x04disk\x18\t \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
 	"\x10certificate_ends\x18\n" +
-	" \x01(\x04R\x0fcertificateEnds\"B\n" +
+	" \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
+	"\aprofile\x18\v \x01(\tR\aprofile\"B\n" +
 	"\rDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tmin_index\x18\x02 \x01(\x04R\bminIndex\"^\n" +

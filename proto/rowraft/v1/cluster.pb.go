@@ -432,8 +432,9 @@ type HelloReply struct {
 	Scheduler       bool                   `protobuf:"varint,6,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                                   // serves the whole Cluster service
 	SchedulerLeader string                 `protobuf:"bytes,7,opt,name=scheduler_leader,json=schedulerLeader,proto3" json:"scheduler_leader,omitempty"` // address of the metadata leader, "" if unknown
 	Version         string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
-	Join            []string               `protobuf:"bytes,9,rep,name=join,proto3" json:"join,omitempty"`          // the servers this one was told to form the cluster with, sorted
-	Founders        []*Node                `protobuf:"bytes,10,rep,name=founders,proto3" json:"founders,omitempty"` // first members of the metadata group; empty while cluster_id is
+	Join            []string               `protobuf:"bytes,9,rep,name=join,proto3" json:"join,omitempty"`              // the servers this one was told to form the cluster with, sorted
+	Founders        []*Node                `protobuf:"bytes,10,rep,name=founders,proto3" json:"founders,omitempty"`     // first members of the metadata group; empty while cluster_id is
+	Schedulers      []string               `protobuf:"bytes,11,rep,name=schedulers,proto3" json:"schedulers,omitempty"` // addresses of its members as the newest map here has them
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -534,6 +535,13 @@ func (x *HelloReply) GetJoin() []string {
 func (x *HelloReply) GetFounders() []*Node {
 	if x != nil {
 		return x.Founders
+	}
+	return nil
+}
+
+func (x *HelloReply) GetSchedulers() []string {
+	if x != nil {
+		return x.Schedulers
 	}
 	return nil
 }
@@ -2032,8 +2040,10 @@ type HeartbeatRequest struct {
 	Stopping        bool                   `protobuf:"varint,5,opt,name=stopping,proto3" json:"stopping,omitempty"` // it hands over its leads and ends
 	Version         string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`    // of the binary
 	UptimeNs        uint64                 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
-	Disk            *Disk                  `protobuf:"bytes,8,opt,name=disk,proto3" json:"disk,omitempty"`                                               // unset: unknown
-	CertificateEnds uint64                 `protobuf:"varint,9,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // of the server, in Unix seconds; 0: it has none
+	Disk            *Disk                  `protobuf:"bytes,8,opt,name=disk,proto3" json:"disk,omitempty"`                                                // unset: unknown
+	CertificateEnds uint64                 `protobuf:"varint,9,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"`  // of the server, in Unix seconds; 0: it has none
+	Profile         string                 `protobuf:"bytes,10,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense
+	MetadataReplica bool                   `protobuf:"varint,11,opt,name=metadata_replica,json=metadataReplica,proto3" json:"metadata_replica,omitempty"` // it has a replica of the metadata group: a seat in it, or it waits for one
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2143,6 +2153,20 @@ func (x *HeartbeatRequest) GetCertificateEnds() uint64 {
 		return x.CertificateEnds
 	}
 	return 0
+}
+
+func (x *HeartbeatRequest) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetMetadataReplica() bool {
+	if x != nil {
+		return x.MetadataReplica
+	}
+	return false
 }
 
 // Disk is the room where a server keeps its data.
@@ -2707,6 +2731,8 @@ type NodeStatus struct {
 	UptimeNs         uint64                 `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"` // as last told
 	Disk             *Disk                  `protobuf:"bytes,10,opt,name=disk,proto3" json:"disk,omitempty"`
 	CertificateEnds  uint64                 `protobuf:"varint,11,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none, or has not said
+	Profile          string                 `protobuf:"bytes,12,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense; "": it has not said
+	MetadataStandby  bool                   `protobuf:"varint,13,opt,name=metadata_standby,json=metadataStandby,proto3" json:"metadata_standby,omitempty"` // it waits for a seat in the metadata group
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2816,6 +2842,20 @@ func (x *NodeStatus) GetCertificateEnds() uint64 {
 		return x.CertificateEnds
 	}
 	return 0
+}
+
+func (x *NodeStatus) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *NodeStatus) GetMetadataStandby() bool {
+	if x != nil {
+		return x.MetadataStandby
+	}
+	return false
 }
 
 // Problem is one thing that is wrong, or that somebody who looks should know.
@@ -3877,7 +3917,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04addr\x18\x03 \x01(\tR\x04addr\x12\x1b\n" +
-	"\tpeer_addr\x18\x04 \x01(\tR\bpeerAddr\"\xb7\x02\n" +
+	"\tpeer_addr\x18\x04 \x01(\tR\bpeerAddr\"\xd7\x02\n" +
 	"\n" +
 	"HelloReply\x12\x1d\n" +
 	"\n" +
@@ -3891,7 +3931,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aversion\x18\b \x01(\tR\aversion\x12\x12\n" +
 	"\x04join\x18\t \x03(\tR\x04join\x12,\n" +
 	"\bfounders\x18\n" +
-	" \x03(\v2\x10.rowraft.v1.NodeR\bfounders\"\xeb\x02\n" +
+	" \x03(\v2\x10.rowraft.v1.NodeR\bfounders\x12\x1e\n" +
+	"\n" +
+	"schedulers\x18\v \x03(\tR\n" +
+	"schedulers\"\xeb\x02\n" +
 	"\vTableSchema\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -4028,7 +4071,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\x96\x03\n" +
+	"candidates\"\xdb\x03\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -4042,7 +4085,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\a \x01(\x04R\buptimeNs\x12$\n" +
 	"\x04disk\x18\b \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
-	"\x10certificate_ends\x18\t \x01(\x04R\x0fcertificateEnds\"J\n" +
+	"\x10certificate_ends\x18\t \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
+	"\aprofile\x18\n" +
+	" \x01(\tR\aprofile\x12)\n" +
+	"\x10metadata_replica\x18\v \x01(\bR\x0fmetadataReplica\"J\n" +
 	"\x04Disk\x12\x1d\n" +
 	"\n" +
 	"free_bytes\x18\x01 \x01(\x04R\tfreeBytes\x12#\n" +
@@ -4076,7 +4122,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\fJoinJobReply\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x0f\n" +
-	"\rStatusRequest\"\x9a\x03\n" +
+	"\rStatusRequest\"\xdf\x03\n" +
 	"\n" +
 	"NodeStatus\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12\x14\n" +
@@ -4090,7 +4136,9 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tuptime_ns\x18\t \x01(\x04R\buptimeNs\x12$\n" +
 	"\x04disk\x18\n" +
 	" \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
-	"\x10certificate_ends\x18\v \x01(\x04R\x0fcertificateEnds\"\x91\x01\n" +
+	"\x10certificate_ends\x18\v \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
+	"\aprofile\x18\f \x01(\tR\aprofile\x12)\n" +
+	"\x10metadata_standby\x18\r \x01(\bR\x0fmetadataStandby\"\x91\x01\n" +
 	"\aProblem\x120\n" +
 	"\bseverity\x18\x01 \x01(\x0e2\x14.rowraft.v1.SeverityR\bseverity\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
