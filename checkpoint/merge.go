@@ -35,7 +35,7 @@ func (m *merge) open(c Chain, i int, read func(int)) (want []SlotSum, err error)
 	for j, l := range plan {
 		sums[j] = make(map[int][]SlotSum)
 		for _, k := range l.sums {
-			if sums[j][k], err = ReadSums(m.ctx, c[j].Files, c[j].Manifest, &c[j].Manifest.Parts[k], read); err != nil {
+			if sums[j][k], err = ReadSums(m.ctx, c[j].Files, &c[j].Manifest.Parts[k], read); err != nil {
 				return nil, c.in(j, err)
 			}
 		}

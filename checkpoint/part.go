@@ -110,7 +110,7 @@ func ReadFile(ctx context.Context, files Files, f File, read func(int)) (b []byt
 }
 
 // ReadSums returns what the slots of a part hold, checked against the manifest.
-func ReadSums(ctx context.Context, files Files, m *Manifest, p *Part, read func(int)) ([]SlotSum, error) {
+func ReadSums(ctx context.Context, files Files, p *Part, read func(int)) ([]SlotSum, error) {
 	b, err := ReadFile(ctx, files, p.Sums, read)
 	if err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ type Counters func(rowraft.TableID, rowraft.Slot) uint64
 func ReadCounters(ctx context.Context, files Files, m *Manifest, slots []rowraft.Slot) (Counters, error) {
 	all := make(sumsOf)
 	for _, i := range m.partsOf(slots) {
-		sums, err := ReadSums(ctx, files, m, &m.Parts[i], nil)
+		sums, err := ReadSums(ctx, files, &m.Parts[i], nil)
 		if err != nil {
 			return nil, err
 		}

@@ -78,9 +78,6 @@ func (r *Reader) Tables() []rowraft.Schema { return r.tables }
 func (r *Reader) Sessions() []Session      { return r.sessions }
 func (r *Reader) Trailer() Trailer         { return r.total }
 
-// Bytes returns how many bytes have been read.
-func (r *Reader) Bytes() int64 { return r.bytes }
-
 // Next returns the next block, or io.EOF once the trailer stands against what
 // was read and nothing follows it.
 func (r *Reader) Next() (Block, error) {

@@ -79,7 +79,7 @@ func slotSums(t testing.TB, dest, name string) map[string]checkpoint.SlotSum {
 	}
 	out := make(map[string]checkpoint.SlotSum)
 	for i := range m.Parts {
-		sums, err := checkpoint.ReadSums(t.Context(), depot.At(d, name), m, &m.Parts[i], nil)
+		sums, err := checkpoint.ReadSums(t.Context(), depot.At(d, name), &m.Parts[i], nil)
 		if err != nil {
 			t.Fatal(err)
 		}

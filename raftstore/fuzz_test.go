@@ -403,7 +403,7 @@ type recordLayer struct {
 func (l *recordLayer) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) { return l.to, nil }
 
 // sentBytes is what raft's transport writes for one call.
-func sentBytes(f *testing.F, call func(*raft.NetworkTransport)) []byte {
+func sentBytes(call func(*raft.NetworkTransport)) []byte {
 	l := &recordLayer{pipeLayer{conns: make(chan net.Conn), done: make(chan struct{})}, &recorder{}}
 	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: l, MaxPool: 1, Timeout: time.Second, Logger: &hclogger{log: slog.New(slog.DiscardHandler)}})
 	defer tr.Close()
@@ -434,7 +434,7 @@ func FuzzPeerStream(f *testing.F) {
 			tr.InstallSnapshot("r", "n", &raft.InstallSnapshotRequest{RPCHeader: header, SnapshotVersion: 1, Term: 2, LastLogIndex: 7, Configuration: []byte{1}, Size: 5}, &raft.InstallSnapshotResponse{}, bytes.NewReader([]byte("state")))
 		},
 	} {
-		b := sentBytes(f, call)
+		b := sentBytes(call)
 		if len(b) < 10 {
 			f.Fatalf("recorded %x", b)
 		}

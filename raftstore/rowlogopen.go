@@ -323,7 +323,7 @@ func (w *window) batch(offset int64, salt uint64) (head batchHead, ok bool, err 
 	b, err := w.bytes(offset, batchHeadBytes)
 	if err == nil {
 		if head, ok = parseBatchHead(b); ok {
-			ok, err = w.crcFits(offset, salt, head, batchCRC(salt, b))
+			ok, err = w.crcFits(offset, head, batchCRC(salt, b))
 		}
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
@@ -333,7 +333,7 @@ func (w *window) batch(offset int64, salt uint64) (head batchHead, ok bool, err 
 }
 
 // crcFits adds the heads of the entries to sum and compares.
-func (w *window) crcFits(offset int64, salt uint64, head batchHead, sum uint32) (bool, error) {
+func (w *window) crcFits(offset int64, head batchHead, sum uint32) (bool, error) {
 	at, left := offset+batchHeadBytes, uint64(head.length)
 	if head.kind == batchCut {
 		b, err := w.bytes(at, cutBytes)

@@ -121,7 +121,7 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 		op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 	}
 	for i := range op.manifest.Parts {
-		sums, err := checkpoint.ReadSums(ctx, op.chain[0].Files, op.manifest, &op.manifest.Parts[i], nil)
+		sums, err := checkpoint.ReadSums(ctx, op.chain[0].Files, &op.manifest.Parts[i], nil)
 		if err != nil {
 			return err
 		}

@@ -39,7 +39,6 @@ type ReadOptions struct {
 type Reader struct {
 	path  string
 	files []vfs.File
-	bytes int64
 	dec   decoder
 	ahead bool // rows or ids were read since the beginning
 }
@@ -104,15 +103,11 @@ func (r *Reader) openFile(disk vfs.FS, name string) (size int64, err error) {
 		return 0, err
 	}
 	r.files = append(r.files, f)
-	r.bytes += info.Size()
 	return info.Size(), nil
 }
 
 // Info returns what the file says of itself.
 func (r *Reader) Info() Info { return r.dec.info() }
-
-// Bytes returns the length of the file, of both for .npy.
-func (r *Reader) Bytes() int64 { return r.bytes }
 
 // Next fills keys and values with the next rows and returns how many there were,
 // or io.EOF. values is len(keys) × dim, row-major.
