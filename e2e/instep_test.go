@@ -335,26 +335,26 @@ func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
 		return r
 	}
 	left := over(2, 130)
-	w.farther("a", 10)
-	after := w.farther("b", 10)
+	w.farther("a", 1) // what it said before that may be of a time with all three
+	after := w.farther("a", 10)
 	if state, _ := after.member("leaves"); state != "stopped" || after.Training != 2 || after.Generation != before.Generation+1 {
 		t.Errorf("without the one that left the job is %+v, before it was in generation %d", after, before.Generation)
 	}
 	c.must("job", "stop", w.job)
 	for i := range 2 {
-		if r := over(i, 0); r.BatchesLate > 1 {
-			t.Errorf("worker %s: %d batches were late, want at most that of the step that was open", names[i], r.BatchesLate)
+		if r := over(i, 0); r.BatchesLate > 2 {
+			t.Errorf("worker %s: %d batches were late, want at most those of steps that were open when one left", names[i], r.BatchesLate)
 		}
 	}
 	if left.BatchesLate != 0 || left.PushesUnknown != 0 || left.PushesAcknowledged != left.JobSteps {
 		t.Errorf("who left says %+v, want a batch in each of its steps, each acknowledged", left)
 	}
 	for shard, row := range w.audit() {
-		// Its batches are a third of a step each, as those of the others in its steps; afterwards they share a step, but for the one that
-		// its leaving has closed.
+		// Its batches are a third of a step each, as those of the others in its steps; afterwards they share a step, but for those that
+		// were open when one left.
 		gone, mine, yours := row[after.rank("leaves")], row[after.rank("a")], row[after.rank("b")]
 		steps := (gone + mine + yours) / 3
-		if gone != float32(left.PushesAcknowledged) || steps != float32(math.Trunc(float64(steps))) || mine+yours-2*gone < 3*10 || max(mine-yours, yours-mine) > 3 {
+		if gone != float32(left.PushesAcknowledged) || steps != float32(math.Trunc(float64(steps))) || mine+yours-2*gone < 3*5 || max(mine-yours, yours-mine) > 6 {
 			t.Errorf("shard %d: the audit row is %v, %d batches are acknowledged of who left", shard, row, left.PushesAcknowledged)
 		}
 	}

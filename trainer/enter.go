@@ -252,8 +252,11 @@ func (j *Job) leave(ctx context.Context, r *Result, failure error) {
 		return
 	}
 	patience := j.cfg.Patience
-	if failure != nil || r.Interrupted {
+	switch {
+	case failure != nil:
 		patience = min(patience, leavePatience)
+	case r.Interrupted: // the others wait for it as long as its lease
+		patience = min(patience, max(leavePatience, j.cfg.lease()))
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
