@@ -269,16 +269,23 @@ func TestAnOrphanedStageIsDropped(t *testing.T) {
 	if n := p.dropped(); n != 1 || !bytes.Equal(p.drops[0], id) {
 		t.Fatalf("%d drops of a stage that no restore goes on with, want one: %x", n, p.drops)
 	}
+	ended := func(at time.Time) {
+		s.soft.mu.Lock()
+		defer s.soft.mu.Unlock()
+		if _, ok := s.soft.ended[[16]byte(id)]; !ok {
+			t.Error("the drop was not noted")
+		}
+		s.soft.ended[[16]byte(id)] = at
+	}
 	// Heartbeats of before the drop may still tell of it.
+	ended(time.Now().Add(time.Hour))
 	told(id)
 	reconcile(t, s)
 	if n := p.dropped(); n != 1 {
 		t.Errorf("%d drops, want one: the heartbeat may be older than the drop", n)
 	}
 	// Later ones tell of a begin that came behind the drop.
-	s.soft.mu.Lock()
-	s.soft.ended[[16]byte(id)] = time.Now().Add(-strayGrace)
-	s.soft.mu.Unlock()
+	ended(time.Now().Add(-strayGrace))
 	told(id)
 	reconcile(t, s)
 	if n := p.dropped(); n != 2 {
