@@ -249,10 +249,11 @@ func (g *globals) certsOf(name string) error {
 	if g.certs == "" {
 		return nil
 	}
-	if !g.tls.IsZero() || g.insecure {
+	files := rpc.TLSFiles{Cert: filepath.Join(g.certs, name+".pem"), Key: filepath.Join(g.certs, name+".key"), CA: filepath.Join(g.certs, "ca.pem")}
+	if !g.tls.IsZero() && g.tls != files || g.insecure {
 		return usagef("--certs together with --cert, --key, --cacert or --insecure: want one of them")
 	}
-	g.tls = rpc.TLSFiles{Cert: filepath.Join(g.certs, name+".pem"), Key: filepath.Join(g.certs, name+".key"), CA: filepath.Join(g.certs, "ca.pem")}
+	g.tls = files
 	if _, err := os.Stat(g.tls.Cert); err != nil && name != "node" { // a server may be about to get it
 		return &hintedError{usagef("--certs: %w", err), "`rowraft cert lab --dir " + g.certs + "` makes the certificates for a cluster on this machine"}
 	}

@@ -134,12 +134,21 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.logFormat, "log-format", "auto", "text, json, or auto: text on a terminal")
 }
 
+// configure takes what the configuration file says, if there is one.
+func (f *serverFlags) configure(cmd *cobra.Command, g *globals) error {
+	if f.config == "" {
+		return nil
+	}
+	if err := fromFile(cmd.Flags(), f.config); err != nil {
+		return err
+	}
+	return g.useCerts(cmd) // of which it may tell
+}
+
 // command runs the process that the flags describe.
 func (f *serverFlags) command(cmd *cobra.Command, g *globals) error {
-	if f.config != "" {
-		if err := fromFile(cmd.Flags(), f.config); err != nil {
-			return err
-		}
+	if err := f.configure(cmd, g); err != nil {
+		return err
 	}
 	if len(f.schedulers) > 0 {
 		if f.withScheduler || len(f.join) > 0 {

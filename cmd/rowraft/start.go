@@ -75,10 +75,8 @@ func (f *startFlags) command(cmd *cobra.Command, g *globals) error {
 	if err := f.fromFrameworks(cmd.Flags(), cmd.ErrOrStderr()); err != nil {
 		return err
 	}
-	if f.config != "" {
-		if err := fromFile(cmd.Flags(), f.config); err != nil {
-			return err
-		}
+	if err := f.configure(cmd, g); err != nil {
+		return err
 	}
 	f.values.Rank, f.values.Listen = -1, f.listen
 	p, err := f.values.Plan()

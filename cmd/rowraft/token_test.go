@@ -34,6 +34,25 @@ func serve(t *testing.T, args ...string) readyJSON {
 	return waitReady(t, ready, done, &log)
 }
 
+// TestCertificatesOfAConfigurationFile: a server takes certs from its file, as docs/ops/install.md
+// has it, beside what the command line says.
+func TestCertificatesOfAConfigurationFile(t *testing.T) {
+	dir := t.TempDir()
+	if got := rowraftCmd(t, "cert", "lab", "--dir", dir); got.code != exitDone {
+		t.Fatal(got)
+	}
+	config := filepath.Join(dir, "server.yaml")
+	if err := os.WriteFile(config, []byte("name: n1\nshards: 1\nwith-scheduler: true\ncerts: "+dir+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"--config", config}, {"--config", config, "--certs", dir}} {
+		s := serve(t, args...)
+		if got := rowraftCmd(t, "node", "list", "--certs", dir, "--endpoints", s.Addr, "--timeout", "60s"); got.code != exitDone || !strings.Contains(got.out, "n1") {
+			t.Errorf("node list: %+v", got)
+		}
+	}
+}
+
 // TestAServerJoinsByAToken: from `rowraft cert lab` on one machine to a server on another that
 // was given nothing but an address and a token.
 func TestAServerJoinsByAToken(t *testing.T) {
