@@ -6,19 +6,15 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"regexp"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/fstest"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -228,27 +224,6 @@ func (n *testNode) awaitMetric(t testing.TB, name string, ok func(float64) bool)
 	}
 }
 
-// stuckConn reads nothing once it is stuck.
-type stuckConn struct {
-	net.Conn
-	stuck *atomic.Bool
-	ended chan struct{}
-	once  sync.Once
-}
-
-func (c *stuckConn) Read(b []byte) (int, error) {
-	if c.stuck.Load() {
-		<-c.ended
-		return 0, net.ErrClosed
-	}
-	return c.Conn.Read(b)
-}
-
-func (c *stuckConn) Close() error {
-	c.once.Do(func() { close(c.ended) })
-	return c.Conn.Close()
-}
-
 // TestRepliesCountUntilTheyAreTaken: a client that asks and does not read gets as much
 // as its limit, others are served beside it, and what it has not taken counts until its
 // connection ends.
@@ -267,36 +242,32 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	for i := range keys {
 		keys[i] = rowraft.Key(i)
 	}
-
-	// Not a client of ours: that would notice that nothing comes, and close.
-	var stuck atomic.Bool
-	greedy, err := grpc.NewClient("passthrough:///"+n.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
-			return &stuckConn{Conn: conn, stuck: &stuck, ended: make(chan struct{})}, err
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
 	ids := make([]uint64, len(keys))
 	for i := range ids {
 		ids[i] = uint64(i)
 	}
 	ask := &rowraftv1.PullRequest{MapVersion: anyMapVersion, Payload: segment(wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 256, DType: rowraft.Float32, Flags: wire.FlagNoValues}, ids, nil)}
-	stub := rowraftv1.NewTableClient(greedy)
-	if _, err := stub.Pull(ctx, ask); status.Code(err) != codes.OK {
+
+	// Its windows are small, and each answer is larger: what is not read is not sent. The
+	// connection itself is in order, and answers the server's pings.
+	const window = 64 << 10
+	greedy, err := grpc.NewClient("passthrough:///"+n.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(16*window))
+	if err != nil {
 		t.Fatal(err)
 	}
-	stuck.Store(true)
-	var wg sync.WaitGroup
 	more := func() {
-		wg.Go(func() {
-			if _, err := stub.Pull(ctx, ask); err == nil {
-				t.Error("a pull whose answer nobody reads ends well")
-			}
-		})
+		pull, err := greedy.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, rowraftv1.Table_Pull_FullMethodName, grpc.WaitForReady(true))
+		if err == nil {
+			err = pull.SendMsg(ask)
+		}
+		if err == nil {
+			err = pull.CloseSend()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	// What the sockets hold counts as taken; the rest fills the limit.
 	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(held float64) bool {
 		if held > float64(limits.Client) {
 			t.Fatalf("a client that takes nothing has %v bytes in flight, at most %d", held, limits.Client)
@@ -316,10 +287,12 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 			t.Errorf("beside it: %v", err)
 		}
 	}
+	if held := n.metric(t, `rowraft_in_flight_bytes{op="pull"}`); held <= float64(limits.Client)-1<<20 {
+		t.Errorf("%v bytes are in flight, though nobody has taken them or left", held)
+	}
 	if err := greedy.Close(); err != nil {
 		t.Error(err)
 	}
-	wg.Wait()
 	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(v float64) bool { return v == 0 })
 	n.awaitMetric(t, `rowraft_in_flight_clients`, func(v float64) bool { return v == 0 })
 }
