@@ -294,7 +294,7 @@ const metaSegmentBytes = 1 << 20
 // startMeta starts this server's replica of the metadata group. One that is not a founder's
 // is empty until the group's leader gives it a seat.
 func (n *Node) startMeta(id identity.Identity) error {
-	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes}
+	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes, UsesReserve: true}
 	if id.Founder() {
 		cfg.Bootstrap = scheduler.MetaMembers(id)
 	}

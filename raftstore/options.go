@@ -242,6 +242,10 @@ type GroupConfig struct {
 	// batches is 5 to 15 % faster.
 	SegmentSizeBytes int
 
+	// UsesReserve has the group's proposals taken while less than DiskReserveBytes are
+	// free: they are few and small, and somebody must be able to help.
+	UsesReserve bool
+
 	// Bootstrap lists the founding members, the same on each of them, this replica
 	// included. It is used only when the group never existed here. nil joins a
 	// group that others will add this replica to.

@@ -97,7 +97,7 @@ func (g *Group) Propose(entry []byte) *Future {
 		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: an entry must not be empty", g.cfg.ID))
 	case len(entry) > o.MaxEntryBytes:
 		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: entry of %d bytes, at most %d", g.cfg.ID, len(entry), o.MaxEntryBytes))
-	case g.store.diskFull.Load():
+	case g.store.diskFull.Load() && !g.cfg.UsesReserve:
 		return refused(&rowraft.OverloadedError{
 			What:       fmt.Sprintf("disk of %s has %d bytes free, %d are kept in reserve", o.Dir, g.store.freeDisk.Load(), g.store.reserveBytes()),
 			RetryAfter: time.Second,

@@ -252,6 +252,7 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 		l := s.soft.livenessLocked(n.ID, now)
 		alive[n.ID] = &l
 		wn := worldNode{id: n.ID, zone: n.Label(clustermap.ZoneLabel), up: l.seen && l.state == stateUp, ending: l.beat.stopping, intent: n.Intent}
+		wn.full, wn.tight = room(l.beat.disk)
 		wn.dead = s.isDead(&l) || !wn.up && n.Intent == clustermap.Decommission && l.state == stateDown
 		if !wn.dead && (!wn.up || wn.ending) {
 			w.settled = false
@@ -296,6 +297,13 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 		w.shards = append(w.shards, ws)
 	}
 	return w
+}
+
+// room says whether less is free than is kept in reserve, and whether that is near. Of
+// a disk that is not known neither is.
+func room(d *rowraftv1.Disk) (full, tight bool) {
+	free, reserve := d.GetFreeBytes(), d.GetReserveBytes()
+	return free < reserve, free < nearlyFull*reserve
 }
 
 // reports lists what a server has said of a replica.

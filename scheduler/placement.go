@@ -35,11 +35,27 @@ type worldNode struct {
 	up     bool
 	dead   bool // silent for so long that its replicas are rebuilt elsewhere
 	ending bool // it has said that it stops
+	full   bool // its disk has less room than its reserve: it refuses what it leads
+	tight  bool // nearly that, or that
 	intent clustermap.Intent
 }
 
 // serves reports whether n may lead shards and get replicas.
 func (n *worldNode) serves() bool { return n.up && !n.ending && n.intent == clustermap.Serve }
+
+// takes reports whether n may get replicas, and leads for the sake of balance, now.
+func (n *worldNode) takes() bool { return n.serves() && !n.full }
+
+// cramped is 0 for a disk with room, more for one with less.
+func (n *worldNode) cramped() int {
+	switch {
+	case n.full:
+		return 2
+	case n.tight:
+		return 1
+	}
+	return 0
+}
 
 // worldShard is a shard and what is done with it.
 type worldShard struct {
@@ -139,28 +155,45 @@ func nextStep(w *world) (step, bool) {
 	return t.betterLead()
 }
 
-// leadThatMustGo takes leads off servers that are drained, leave, or stop.
+// leadThatMustGo takes leads off servers that are drained, leave, or stop, and off those
+// whose disk is full, if pushes can go on without filling it.
 func (t *tallies) leadThatMustGo() (step, bool) {
 	for i := range t.w.shards {
 		sh := &t.w.shards[i]
-		if n := t.node[sh.leader]; n == nil || n.serves() || sh.held {
+		n := t.node[sh.leader]
+		if n == nil || sh.held || n.serves() && !(n.full && t.canDoWithout(sh)) {
 			continue
 		}
-		if heir, ok := t.heir(sh); ok {
+		if heir, ok := t.heir(sh); ok && !(n.serves() && t.node[heir].tight) {
 			return step{shard: sh.id, from: sh.leader, to: heir, transfer: true}, true
 		}
 	}
 	return step{}, false
 }
 
-// heir is the server with a replica of sh that should lead it next.
+// canDoWithout says that a majority of the replicas of sh is on servers with room: those
+// that have none end when a write fails. Where it is not, the leader refuses pushes, and
+// so keeps all of them alive.
+func (t *tallies) canDoWithout(sh *worldShard) bool {
+	room := count(sh.replicas, func(r rowraft.NodeID) bool {
+		n := t.node[r]
+		return n != nil && n.up && !n.full && !slices.Contains(sh.fenced, r)
+	})
+	return 2*room > len(sh.replicas)
+}
+
+// heir is the server with a replica of sh that should lead it next: one whose disk has
+// room, and of those the one with the fewest leads.
 func (t *tallies) heir(sh *worldShard) (best rowraft.NodeID, ok bool) {
+	better := func(a, b rowraft.NodeID) bool {
+		return cmp.Or(cmp.Compare(t.node[a].cramped(), t.node[b].cramped()), cmp.Compare(t.leads[a], t.leads[b])) < 0
+	}
 	for _, r := range sh.replicas {
 		n := t.node[r]
 		if r == sh.leader || r == sh.leaving || n == nil || !n.serves() || slices.Contains(sh.fenced, r) {
 			continue
 		}
-		if best == "" || t.leads[r] < t.leads[best] {
+		if best == "" || better(r, best) {
 			best = r
 		}
 	}
@@ -250,7 +283,7 @@ func (t *tallies) target(sh *worldShard, from rowraft.NodeID) (best rowraft.Node
 	}
 	for i := range t.w.nodes {
 		n := &t.w.nodes[i]
-		if !n.serves() || sh.on(n.id) || t.coming[n.id] >= maxMovesTo {
+		if !n.takes() || sh.on(n.id) || t.coming[n.id] >= maxMovesTo {
 			continue
 		}
 		if best == "" || better(n.id, best) < 0 {
@@ -282,7 +315,7 @@ func (t *tallies) betterPlace() (step, bool) {
 			}
 			for i := range t.w.nodes {
 				to := &t.w.nodes[i]
-				if !to.serves() || sh.on(to.id) || t.coming[to.id] >= maxMovesTo {
+				if !to.takes() || sh.on(to.id) || t.coming[to.id] >= maxMovesTo {
 					continue
 				}
 				zones := t.crowd(sh, from, from) - t.crowd(sh, from, to.id)
@@ -313,11 +346,12 @@ func (t *tallies) betterLead() (step, bool) {
 	hops := make(map[rowraft.NodeID][]step) // leads that a server can give, and to whom
 	for i := range t.w.shards {
 		sh := &t.w.shards[i]
-		if sh.leader == "" || sh.moving || sh.held || !sh.rested {
+		from := t.node[sh.leader]
+		if from == nil || from.full || sh.moving || sh.held || !sh.rested { // leadThatMustGo knows of full ones
 			continue
 		}
 		for _, r := range sh.replicas {
-			if n := t.node[r]; r != sh.leader && n != nil && n.serves() && !slices.Contains(sh.fenced, r) {
+			if n := t.node[r]; r != sh.leader && n != nil && n.takes() && !(n.tight && !from.tight) && !slices.Contains(sh.fenced, r) {
 				hops[sh.leader] = append(hops[sh.leader], step{shard: sh.id, from: sh.leader, to: r, transfer: true})
 			}
 		}

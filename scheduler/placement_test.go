@@ -17,6 +17,9 @@ func (sh *worldShard) fences(node rowraft.NodeID) {
 	sh.fenced, sh.lost = append(sh.fenced, node), append(sh.lost, node)
 }
 
+// isFull is what a server with a full disk looks like.
+func (n *worldNode) isFull() { n.full, n.tight = true, true }
+
 // take changes the world as the step says, at once.
 func (w *world) take(s step) {
 	sh := &w.shards[s.shard]
@@ -121,6 +124,35 @@ func TestPlacement(t *testing.T) {
 		},
 			want: step{shard: 1, from: "n01", to: "n03", transfer: true}},
 		{name: "so does that of a server that stops", world: func() *world { w := aWorld(3, 1, ""); w.nodes[0].ending = true; return w }, want: step{from: "n00", to: "n01", transfer: true}},
+		{name: "and of one with a full disk", world: func() *world { w := aWorld(3, 1, ""); w.nodes[0].isFull(); return w }, want: step{from: "n00", to: "n01", transfer: true}},
+		{name: "to one with room", world: func() *world { w := aWorld(3, 1, ""); w.nodes[0].isFull(); w.nodes[1].tight = true; return w }, want: step{from: "n00", to: "n02", transfer: true}},
+		{name: "or to nobody", world: func() *world {
+			w := aWorld(3, 1, "")
+			w.nodes[0].isFull()
+			w.nodes[1].tight, w.nodes[2].tight = true, true
+			return w
+		}, none: true},
+		{name: "two full disks are kept from running over", world: func() *world { w := aWorld(3, 1, ""); w.nodes[0].isFull(); w.nodes[1].isFull(); return w }, none: true},
+		{name: "one that is full and one that is away as well", world: func() *world { w := aWorld(3, 1, ""); w.nodes[0].isFull(); w.nodes[1].up = false; return w }, none: true},
+		{name: "a drained server's lead goes to a full one rather than nowhere", world: func() *world {
+			w := aWorld(3, 1, "")
+			w.nodes[0].intent, w.nodes[1].up = clustermap.Drain, false
+			w.nodes[2].isFull()
+			return w
+		}, want: step{from: "n00", to: "n02", transfer: true}},
+		{name: "a full server takes no replica", world: func() *world {
+			w := aWorld(4, 1, "")
+			w.nodes[2].dead, w.nodes[2].up = true, false
+			w.nodes[3].isFull()
+			return w
+		}, none: true},
+		{name: "nor a lead for the sake of balance", world: func() *world {
+			w := aWorld(3, 3, "")
+			w.shards[1].leader, w.shards[2].leader = "n00", "n00"
+			w.nodes[1].isFull()
+			w.nodes[2].tight = true
+			return w
+		}, none: true},
 		{name: "not again a moment later", world: func() *world { w := aWorld(3, 1, ""); w.nodes[0].ending, w.shards[0].held = true, true; return w }, none: true},
 		{name: "a dead server's replica is rebuilt", world: func() *world { w := aWorld(4, 1, ""); w.nodes[2].dead, w.nodes[2].up = true, false; return w }, want: step{from: "n02", to: "n03", reason: dead}},
 		{name: "of a shard without a leader it is not", world: func() *world {
@@ -203,11 +235,15 @@ func TestPlacementSettles(t *testing.T) {
 		}
 		for range rapid.IntRange(0, 2).Draw(t, "bad") {
 			n := &w.nodes[rapid.IntRange(0, len(w.nodes)-1).Draw(t, "who")]
-			switch rapid.IntRange(0, 2).Draw(t, "how") {
+			switch rapid.IntRange(0, 4).Draw(t, "how") {
 			case 0:
 				n.up, n.dead = false, true
 			case 1:
 				n.intent = clustermap.Decommission
+			case 2:
+				n.isFull()
+			case 3:
+				n.tight = true
 			default:
 				n.intent = clustermap.Drain
 			}
@@ -226,7 +262,7 @@ func TestPlacementSettles(t *testing.T) {
 		}
 		w.settle(t)
 		ta = tally(w)
-		free := count(w.nodes, func(n worldNode) bool { return n.serves() })
+		free := count(w.nodes, func(n worldNode) bool { return n.takes() })
 		for _, sh := range w.shards {
 			if sh.leader == "" {
 				continue // no step may touch it
@@ -243,15 +279,20 @@ func TestPlacementSettles(t *testing.T) {
 			if !ta.node[sh.leader].serves() && heirs > 0 {
 				t.Fatalf("shard %+v: the lead stays, of %+v", sh, w.nodes)
 			}
+			roomy := count(sh.replicas, func(r rowraft.NodeID) bool { n := ta.node[r]; return n.serves() && !n.tight })
+			full := count(sh.replicas, func(r rowraft.NodeID) bool { n := ta.node[r]; return n.full || !n.up })
+			if ta.node[sh.leader].full && roomy > 0 && 2*full < len(sh.replicas) {
+				t.Fatalf("shard %+v: a full server keeps the lead, of %+v", sh, w.nodes)
+			}
 		}
-		all := !slices.ContainsFunc(w.nodes, func(n worldNode) bool { return n.intent == clustermap.Drain || n.dead })
+		all := !slices.ContainsFunc(w.nodes, func(n worldNode) bool { return n.intent == clustermap.Drain || n.dead || n.tight })
 		if least, most := spread(w, ta.load); len(zones) == 1 && all && free >= 3 && most-least > 1 {
 			t.Fatalf("servers have %d to %d replicas: %v", least, most, ta.load)
 		}
 		for _, sh := range w.shards { // nobody could do better alone
 			for _, from := range sh.replicas {
 				for _, n := range w.nodes {
-					if sh.leader != "" && ta.node[from].serves() && n.serves() && !sh.on(n.id) && ta.crowd(&sh, from, n.id) < ta.crowd(&sh, from, from) {
+					if sh.leader != "" && ta.node[from].serves() && n.takes() && !sh.on(n.id) && ta.crowd(&sh, from, n.id) < ta.crowd(&sh, from, from) {
 						t.Fatalf("shard %+v: %s would be another zone than %s", sh, n.id, from)
 					}
 				}
