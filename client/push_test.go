@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -226,5 +227,40 @@ func TestAResentCreationFindsItsOwnTable(t *testing.T) {
 	c, table := s.dial(t, nil)
 	if _, err := c.CreateTable(patience(t), table.Schema(), false); err != nil {
 		t.Error(err)
+	}
+}
+
+// A server that has no room for a large part refuses it by what stands before it.
+func TestPartsSayTheirSize(t *testing.T) {
+	var said atomic.Int32
+	check := func(ctx context.Context, shard uint32, payload []byte) error {
+		if p, ok := rpc.PartSizeOf(ctx); ok != (len(payload) >= saidFrom) || ok && (p.Shard != shard || p.Bytes != len(payload)) {
+			t.Errorf("a part of %d bytes to shard %d says %+v, %v", len(payload), shard, p, ok)
+		}
+		said.Add(1)
+		return nil
+	}
+	s := fakeServer{
+		push: func(ctx context.Context, req *rowraftv1.PushRequest) error { return check(ctx, req.Shard, req.Payload) },
+		remove: func(ctx context.Context, req *rowraftv1.DeleteRequest) error {
+			return check(ctx, req.Shard, req.Payload)
+		},
+	}
+	s.serve(t, 2)
+	_, table := s.dial(t, nil)
+	for _, n := range []int{10, 10_000} {
+		keys := make([]rowraft.Key, n)
+		for i := range keys {
+			keys[i] = rowraft.Key(i)
+		}
+		if _, err := table.Push(patience(t), keys, make([]float32, 2*n)); err != nil {
+			t.Error(err)
+		}
+		if _, err := table.Delete(patience(t), keys); err != nil {
+			t.Error(err)
+		}
+	}
+	if said.Load() != 8 {
+		t.Errorf("%d parts, want 8", said.Load())
 	}
 }

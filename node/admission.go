@@ -157,25 +157,54 @@ func (a *admission) roomForRows() error {
 	return &rowraft.OverloadedError{What: a.full, RetryAfter: hintMost}
 }
 
+// early refuses what admit would refuse now. It takes no room: what it lets pass is put to
+// admit when it is there.
+func (a *admission) early(ctx context.Context, shard rowraft.ShardID, n int) error {
+	if a == nil {
+		return nil
+	}
+	client, _ := rpc.ClientOf(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.roomLocked(client, a.shardLocked(shard), shard, int64(n))
+}
+
+// shardLocked is the pool of a shard.
 // REQUIRES: a.mu is held.
-func (a *admission) admitLocked(t *ticket) error {
-	s := a.shards[t.shard]
+func (a *admission) shardLocked(id rowraft.ShardID) *pool {
+	s := a.shards[id]
 	if s == nil {
 		p := newPool(a.limits.Shard)
 		s = &p
-		a.shards[t.shard] = s
+		a.shards[id] = s
 	}
-	if have := a.node.by[t.client]; have > 0 && have+t.bytes > a.limits.Client {
+	return s
+}
+
+// roomLocked refuses n more bytes of client in the shard whose pool is s if there is no
+// room for them.
+// REQUIRES: a.mu is held.
+func (a *admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int64) error {
+	if have := a.node.by[client]; have > 0 && have+n > a.limits.Client {
 		return a.refuseLocked(refusedClient, "this client has %d bytes in flight on this server, at most %d: wait for answers before asking for more (--client-in-flight-bytes)", have, a.limits.Client)
 	}
-	if ok, why := s.fits(t.client, t.bytes); !ok {
+	if ok, why := s.fits(client, n); !ok {
 		if why == refusedNode {
 			why = refusedShard
 		}
-		return a.refuseLocked(why, "shard %d has %d bytes in flight, %d of them of this client, at most %d: ask again later (--shard-in-flight-bytes)", t.shard, s.used, s.by[t.client], s.limit)
+		return a.refuseLocked(why, "shard %d has %d bytes in flight, %d of them of this client, at most %d: ask again later (--shard-in-flight-bytes)", shard, s.used, s.by[client], s.limit)
 	}
-	if ok, why := a.node.fits(t.client, t.bytes); !ok {
-		return a.refuseLocked(why, "the server has %d bytes in flight, %d of them of this client, at most %d: ask again later (--in-flight-bytes)", a.node.used, a.node.by[t.client], a.node.limit)
+	if ok, why := a.node.fits(client, n); !ok {
+		return a.refuseLocked(why, "the server has %d bytes in flight, %d of them of this client, at most %d: ask again later (--in-flight-bytes)", a.node.used, a.node.by[client], a.node.limit)
+	}
+	return nil
+}
+
+// REQUIRES: a.mu is held.
+func (a *admission) admitLocked(t *ticket) error {
+	s := a.shardLocked(t.shard)
+	if err := a.roomLocked(t.client, s, t.shard, t.bytes); err != nil {
+		return err
 	}
 	a.node.add(t.client, t.bytes)
 	s.add(t.client, t.bytes)

@@ -447,7 +447,7 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
-	rowraftv1.RegisterTableServer(n.grpc, &tableService{n: n})
+	n.grpc.RegisterService(rpc.BeforeBodies(&rowraftv1.Table_ServiceDesc, n.refusals()), &tableService{n: n})
 	rowraftv1.RegisterAdminServer(n.grpc, &adminService{n: n})
 	rowraftv1.RegisterPartsServer(n.grpc, &partService{n: n})
 	rowraftv1.RegisterShardSweepsServer(n.grpc, &sweepService{n: n})

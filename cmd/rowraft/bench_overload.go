@@ -50,6 +50,10 @@ type overloadResult struct {
 	Acknowledged  int64   `json:"acknowledged_pushes"`
 	Applied       int64   `json:"applied_pushes"`
 
+	// Cores that were in use during the load.
+	ServerCores    float64 `json:"server_cores"`
+	GeneratorCores float64 `json:"generator_cores"`
+
 	Modest []overloadModestResult `json:"modest_clients"`
 
 	Passed bool     `json:"passed"`
@@ -140,12 +144,14 @@ func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster,
 	r.Limit = float64(full.admitted) / full.took.Seconds()
 	l.phase(modestLoaded)
 	fmt.Fprintf(progress, "the limits let through %.0f pushes a second; offering %.0f for %gs …\n", r.Limit, overloadFactor*r.Limit, seconds)
+	servers, own := serversCPU(cluster), processCPU(os.Getpid())
 	load := l.greedy(ctx, time.Duration(seconds*float64(time.Second)), overloadFactor*r.Limit)
 	ended := time.Now()
 	if load.err != nil {
 		return load.err
 	}
 	r.Seconds = load.took.Seconds()
+	r.ServerCores, r.GeneratorCores = (serversCPU(cluster)-servers)/r.Seconds, (processCPU(os.Getpid())-own)/r.Seconds
 	r.Offered, r.Admitted, r.Refused = float64(load.offered)/r.Seconds, float64(load.admitted)/r.Seconds, float64(load.refused)/r.Seconds
 	r.Factor, r.Goodput = r.Offered/r.Limit, r.Admitted/r.Limit
 	recovered, err := l.recovered(ctx, ended)
@@ -208,6 +214,7 @@ func (r *overloadResult) verdict() error {
 func (r *overloadResult) print(w io.Writer) error {
 	pairs := []string{
 		"load", fmt.Sprintf("%.0f pushes/s for %.0f s, %.1f times the %.0f/s that the limits let through", r.Offered, r.Seconds, r.Factor, r.Limit),
+		"cores", fmt.Sprintf("servers %.2f, load %.2f", r.ServerCores, r.GeneratorCores),
 		"admitted", fmt.Sprintf("%.0f/s (%.0f %% of that), %.0f/s refused", r.Admitted, 100*r.Goodput, r.Refused),
 		"leader changes", strconv.Itoa(r.LeaderChanges),
 		"memory", fmt.Sprintf("at most %s of %s", humanize.IBytes(uint64(r.Memory)), humanize.IBytes(uint64(r.MemoryLimit))),

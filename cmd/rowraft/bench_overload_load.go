@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -84,7 +86,7 @@ func newOverloadLoad(ctx context.Context, cluster *localcluster.Cluster) (l *ove
 		}
 	}
 	for range overloadGreedy {
-		g := &greedyClient{l: l, next: 1, open: make(map[uint64]bool)}
+		g := &greedyClient{l: l, next: 1, low: 1, open: make(map[uint64]bool)}
 		l.greeds = append(l.greeds, g)
 		if err = g.begin(setup); err != nil {
 			return nil, err
@@ -123,7 +125,8 @@ type greedyClient struct {
 
 	mu   sync.Mutex
 	next uint64
-	open map[uint64]bool // numbers without an answer
+	low  uint64          // all below have an answer
+	open map[uint64]bool // numbers without one
 }
 
 // begin connects to the servers and opens a session.
@@ -181,11 +184,10 @@ func (g *greedyClient) take() (seq uint64, ok bool) {
 // floorLocked is the number up to which all have an answer.
 // REQUIRES: g.mu is held.
 func (g *greedyClient) floorLocked() uint64 {
-	low := g.next
-	for seq := range g.open {
-		low = min(low, seq)
+	for g.low < g.next && !g.open[g.low] {
+		g.low++
 	}
-	return low - 1
+	return g.low - 1
 }
 
 // push sends one number until its outcome is known, and reports whether it was applied.
@@ -198,23 +200,18 @@ func (g *greedyClient) push(ctx context.Context, seq uint64) (applied bool, err 
 		}
 	}()
 	for maybe := false; ; {
-		g.mu.Lock()
-		floor := g.floorLocked()
-		g.mu.Unlock()
-		try, cancel := context.WithTimeout(ctx, overloadTry)
 		at := g.at.Load()
-		_, err := rowraftv1.NewTableClient(g.conns[int(at)%len(g.conns)]).Push(try, &rowraftv1.PushRequest{
-			MapVersion: ^uint64(0), ClientId: g.id[:], Incarnation: g.inc, Seq: seq, Floor: floor, Payload: g.l.payload,
-		})
-		cancel()
-		code := rowraft.CodeOf(err)
+		err := g.try(ctx, g.conns[int(at)%len(g.conns)], seq)
 		switch {
 		case err == nil:
 			g.acked.Add(1)
 			return true, nil
-		case code == rowraft.CodeOverloaded && !maybe:
+		case status.Code(err) == codes.ResourceExhausted && !maybe:
 			return false, nil // this number is never sent again
-		case !code.Retryable() || ctx.Err() != nil:
+		}
+		err = rpc.FromStatus(err)
+		code := rowraft.CodeOf(err)
+		if !code.Retryable() || ctx.Err() != nil {
 			return false, err
 		}
 		maybe = maybe || code.MaybeApplied()
@@ -226,6 +223,29 @@ func (g *greedyClient) push(ctx context.Context, seq uint64) (applied bool, err 
 		}
 	}
 }
+
+// try sends a number once. It looks no further at an answer than gRPC does, so that what
+// is refused costs this process little: the servers share its cores.
+func (g *greedyClient) try(ctx context.Context, conn *grpc.ClientConn, seq uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, overloadTry)
+	defer cancel()
+	g.mu.Lock()
+	floor := g.floorLocked()
+	g.mu.Unlock()
+	call, err := conn.NewStream(ctx, &overloadCall, rowraftv1.Table_Push_FullMethodName)
+	if err != nil {
+		return err
+	}
+	if err := call.SendMsg(&rowraftv1.PushRequest{
+		MapVersion: ^uint64(0), ClientId: g.id[:], Incarnation: g.inc, Seq: seq, Floor: floor, Payload: g.l.payload,
+	}); err != nil {
+		return err
+	}
+	return call.RecvMsg(new(rowraftv1.PushReply))
+}
+
+// overloadCall is a unary one.
+var overloadCall grpc.StreamDesc
 
 // greedyPhase is what the greedy clients have seen.
 type greedyPhase struct {

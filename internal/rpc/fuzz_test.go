@@ -208,3 +208,22 @@ func FuzzMapFromProto(f *testing.F) {
 		}
 	})
 }
+
+// FuzzPartSize: what is read is what is said, and nothing else is read.
+func FuzzPartSize(f *testing.F) {
+	for _, said := range []string{"3/4712", "0/0", "/", "1/2/3", "4294967296/1", "1/-1"} {
+		f.Add(said)
+	}
+	f.Fuzz(func(t *testing.T, said string) {
+		p, ok := parsePartSize(said)
+		if !ok {
+			return
+		}
+		if p.Bytes < 0 || p.Bytes > MaxRequestBytes {
+			t.Errorf("%q is a part of %d bytes", said, p.Bytes)
+		}
+		if again, ok := parsePartSize(p.String()); !ok || again != p {
+			t.Errorf("%q is read as %+v, and that as %+v, %v", said, p, again, ok)
+		}
+	})
+}

@@ -43,6 +43,9 @@ const (
 //
 // Errors are gRPC statuses with an ErrorDetail. In the streaming forms an error
 // of one message travels in its reply and the stream goes on.
+//
+// Push, Assign and Delete may have the header rowraft-part, SHARD/BYTES of the
+// payload in decimal: a leader without room for it refuses before it reads it.
 type TableClient interface {
 	// Pull reads weights. Never creates a row.
 	Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (*PullReply, error)
@@ -206,6 +209,9 @@ func (c *tableClient) OpenSession(ctx context.Context, in *OpenSessionRequest, o
 //
 // Errors are gRPC statuses with an ErrorDetail. In the streaming forms an error
 // of one message travels in its reply and the stream goes on.
+//
+// Push, Assign and Delete may have the header rowraft-part, SHARD/BYTES of the
+// payload in decimal: a leader without room for it refuses before it reads it.
 type TableServer interface {
 	// Pull reads weights. Never creates a row.
 	Pull(context.Context, *PullRequest) (*PullReply, error)

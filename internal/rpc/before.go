@@ -1,0 +1,82 @@
+package rpc
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// partHeader is how a client says, before the body of a Push, Assign or Delete, what part
+// is in it: SHARD/BYTES, both decimal. A server that has no room for the part refuses it
+// by that, and does not read it. Who says nothing is refused once the part is there.
+const partHeader = "rowraft-part"
+
+// PartSize is what partHeader says.
+type PartSize struct {
+	Shard uint32
+	Bytes int // of the payload
+}
+
+// WithPartSize is ctx for a call whose body is such a part.
+func WithPartSize(ctx context.Context, p PartSize) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, partHeader, p.String())
+}
+
+func (p PartSize) String() string {
+	b := strconv.AppendUint(make([]byte, 0, 24), uint64(p.Shard), 10)
+	return string(strconv.AppendUint(append(b, '/'), uint64(p.Bytes), 10))
+}
+
+// PartSizeOf is what the caller of ctx has said; ok is false if that is nothing, or no
+// part that could be.
+func PartSizeOf(ctx context.Context) (p PartSize, ok bool) {
+	said := metadata.ValueFromIncomingContext(ctx, partHeader)
+	if len(said) != 1 {
+		return p, false
+	}
+	return parsePartSize(said[0])
+}
+
+func parsePartSize(said string) (p PartSize, ok bool) {
+	shard, bytes, _ := strings.Cut(said, "/")
+	s, err := strconv.ParseUint(shard, 10, 32)
+	if err != nil {
+		return PartSize{}, false
+	}
+	n, err := strconv.ParseUint(bytes, 10, 32)
+	if err != nil || n > MaxRequestBytes {
+		return PartSize{}, false
+	}
+	return PartSize{Shard: uint32(s), Bytes: int(n)}, true
+}
+
+// BeforeBodies is desc whose unary calls are put to refuse, by their names, before their
+// bodies are read; a call that it returns an error for is not read. Who may not make such
+// a call at all is told that instead.
+func BeforeBodies(desc *grpc.ServiceDesc, refuse map[string]func(context.Context) error) *grpc.ServiceDesc {
+	out := *desc
+	out.Methods = slices.Clone(desc.Methods)
+	for i := range out.Methods {
+		m := &out.Methods[i]
+		check := refuse[m.MethodName]
+		if check == nil {
+			continue
+		}
+		full, handle := "/"+desc.ServiceName+"/"+m.MethodName, m.Handler
+		m.Handler = func(srv any, ctx context.Context, read func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
+			err := authorize(ctx, full)
+			if err == nil {
+				err = check(ctx)
+			}
+			if err != nil {
+				return nil, ToStatus(err)
+			}
+			return handle(srv, ctx, read, in)
+		}
+	}
+	return &out
+}

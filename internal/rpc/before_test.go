@@ -1,0 +1,114 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func TestPartSizesAreSaid(t *testing.T) {
+	for said, want := range map[string]*PartSize{
+		"3/4712":          {3, 4712},
+		"0/0":             {0, 0},
+		"4294967295/1024": {1<<32 - 1, 1024},
+		"":                nil, "3": nil, "/": nil, "3/": nil, "/5": nil, "-1/5": nil, "3/-5": nil, "3/5/6": nil, " 3/5": nil, "3/+5": nil,
+		"4294967296/5":           nil,
+		"3/99999999999999999999": nil,
+		"3/2147483647":           nil, // more than any request
+	} {
+		got, ok := parsePartSize(said)
+		if ok != (want != nil) || ok && got != *want {
+			t.Errorf("%q is read as %+v, %v, want %+v", said, got, ok, want)
+		}
+		if ok && got.String() != said {
+			t.Errorf("%+v is said as %q", got, got.String())
+		}
+	}
+	twice := metadata.NewIncomingContext(t.Context(), metadata.Pairs(partHeader, "1/1", partHeader, "1/1"))
+	if p, ok := PartSizeOf(twice); ok {
+		t.Errorf("said twice: %+v", p)
+	}
+}
+
+// garbage is a codec that sends what it is given: no server could read it.
+type garbage struct{}
+
+func (garbage) Name() string { return "proto" }
+func (garbage) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(*v.(*[]byte))}, nil
+}
+func (garbage) Unmarshal(mem.BufferSlice, any) error { return nil }
+
+type pushes struct {
+	rowraftv1.UnimplementedTableServer
+	taken atomic.Int64
+}
+
+func (p *pushes) Push(context.Context, *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+	p.taken.Add(1)
+	return &rowraftv1.PushReply{}, nil
+}
+
+// A refused call is not read, takes nothing of its connection's window, and says when to
+// ask again.
+func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuse := func(ctx context.Context) error {
+		if p, ok := PartSizeOf(ctx); ok && p == (PartSize{Shard: 7, Bytes: 99}) {
+			return &rowraft.OverloadedError{What: "busy", RetryAfter: 40 * time.Millisecond}
+		}
+		return nil
+	}
+	server, service := grpc.NewServer(ServerOptions(nil)...), &pushes{}
+	server.RegisterService(BeforeBodies(&rowraftv1.Table_ServiceDesc, map[string]func(context.Context) error{"Push": refuse}), service)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	conn, err := Dial(l.Addr().String(), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	refused := WithPartSize(ctx, PartSize{Shard: 7, Bytes: 99})
+	body := make([]byte, MaxRequestBytes/2)
+	for i := range body {
+		body[i] = 0xff
+	}
+	for range 2 + 4*windowBytes/len(body) {
+		var reply []byte
+		err := conn.Invoke(refused, rowraftv1.Table_Push_FullMethodName, &body, &reply, grpc.ForceCodecV2(garbage{}), grpc.WaitForReady(true))
+		o, ok := errors.AsType[*rowraft.OverloadedError](err)
+		if !ok || o.RetryAfter != 40*time.Millisecond {
+			t.Fatalf("refused with %v, want an OverloadedError and when to ask again", err)
+		}
+	}
+	if err := conn.Invoke(ctx, rowraftv1.Table_Push_FullMethodName, &body, &body, grpc.ForceCodecV2(garbage{})); err == nil || rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+		t.Errorf("what is no message, and is read: %v", err)
+	}
+	stub := rowraftv1.NewTableClient(conn)
+	if _, err := stub.Push(refused, &rowraftv1.PushRequest{Payload: body}); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("a good push that is refused: %v", err)
+	}
+	if _, err := stub.Push(ctx, &rowraftv1.PushRequest{Payload: body}); err != nil || service.taken.Load() != 1 {
+		t.Errorf("a push that is not: %v, %d taken", err, service.taken.Load())
+	}
+	if _, err := stub.Assign(refused, &rowraftv1.AssignRequest{}); rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+		t.Errorf("a call that nobody asks about: %v", err)
+	}
+}

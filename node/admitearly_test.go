@@ -1,0 +1,227 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// pusher is a client, on a connection of its own, that sends each push once.
+type pusher struct {
+	stub    rowraftv1.TableClient
+	id      rowraft.ClientID
+	payload []byte
+	says    bool // how large a part is, before it
+	seq     atomic.Uint64
+}
+
+// newPusher opens a session of client id in shard 0.
+func (c *testCluster) newPusher(ctx context.Context, id byte, payload []byte, says bool) *pusher {
+	c.t.Helper()
+	p := &pusher{stub: rowraftv1.NewTableClient(connect(c.t, c.nodes[0].addr, nil)), id: rowraft.ClientID{id}, payload: payload, says: says}
+	if _, err := p.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: p.id[:], Incarnation: 1 << 40}); err != nil {
+		c.t.Fatal(err)
+	}
+	return p
+}
+
+func (p *pusher) push(ctx context.Context) error {
+	if p.says {
+		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(p.payload)})
+	}
+	_, err := p.stub.Push(ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion, ClientId: p.id[:], Incarnation: 1 << 40, Seq: p.seq.Add(1), Payload: p.payload})
+	return err
+}
+
+// TestAFloodLeavesRoomForOthers: a client that sends without end gets half of a shard, and
+// others beside it as much as their shares, while it goes on. None of theirs is refused.
+// What was refused was not applied, all else once.
+func TestAFloodLeavesRoomForOthers(t *testing.T) {
+	const flood, others = 200, 4
+	limits := Limits{InFlight: 64 << 10, Shard: 32 << 10, Client: 64 << 10}
+	var held atomic.Pointer[chan struct{}] // until it is closed nothing is applied, and all that got in is in flight
+	c := startClusterWith(t, 1, 1, func(cfg *Config) {
+		cfg.Limits = limits
+		cfg.tamper = func(_ *replica, _ rowraft.Index, entry []byte) []byte {
+			if h := held.Load(); h != nil {
+				<-*h
+			}
+			return entry
+		}
+	})
+	ctx, n := testContext(t), c.nodes[0]
+	table, err := c.dial().CreateTable(ctx, counterSchema("flooded"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := make([]uint64, 16)
+	ones := make([]float32, 4*len(keys))
+	for i := range ones {
+		keys[i/4], ones[i] = uint64(i/4), -1
+	}
+	payload := segment(wire.Segment{Table: table.Schema().ID, N: len(keys), Dim: 4, DType: rowraft.Float32}, keys, ones)
+	size := wire.PartHeaderSize + len(payload)
+	share := int(limits.Shard) / 2 / (others + 1) / size // pushes at once
+	acked := 0
+
+	for round, says := range []bool{false, true} {
+		greedy := c.newPusher(ctx, byte(10*round+1), payload, says)
+		var modest []*pusher
+		for i := range others {
+			modest = append(modest, c.newPusher(ctx, byte(10*round+2+i), payload, says))
+		}
+		hold := make(chan struct{})
+		held.Store(&hold)
+		release := sync.OnceFunc(func() { held.Store(nil); close(hold) })
+		t.Cleanup(release)
+		inFlight := func() int { return int(n.metric(t, `rowraft_in_flight_bytes{op="push"}`)) }
+
+		answers := make(chan error, flood)
+		for range flood {
+			go func() { answers <- greedy.push(ctx) }()
+		}
+		refused := 0
+		eventually(t, ctx, "each push of the flood is refused, or in flight", func() bool {
+			for len(answers) > 0 {
+				if err := <-answers; rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+					t.Fatalf("a push of the flood, while nothing is applied: %v", err)
+				}
+				refused++
+			}
+			return inFlight() == (flood-refused)*size
+		})
+		half := int(limits.Shard) / 2 / size * size
+		if got := inFlight(); got != half {
+			t.Errorf("the flood has %d bytes in flight, want half of the shard's %d in pushes of %d", got, limits.Shard, size)
+		}
+
+		flooding, stop := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := 0; i < 500 && flooding.Err() == nil; i++ {
+				if err := greedy.push(flooding); rowraft.CodeOf(err) != rowraft.CodeOverloaded && flooding.Err() == nil {
+					t.Errorf("the flood goes on: %v", err)
+				}
+			}
+		})
+		served := make(chan error, others*share)
+		for _, m := range modest {
+			for range share {
+				go func() { served <- m.push(ctx) }()
+			}
+		}
+		eventually(t, ctx, "all pushes of the others are in flight", func() bool {
+			if len(served) > 0 {
+				t.Fatalf("a push within its client's share, beside the flood: %v", <-served)
+			}
+			return inFlight() == half+others*share*size
+		})
+		// Whoever says no client id is refused for that, once the part was read.
+		nobody := &rowraftv1.PushRequest{MapVersion: anyMapVersion, Payload: payload}
+		_, err := greedy.stub.Push(rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(payload)}), nobody)
+		_, late := greedy.stub.Push(ctx, nobody)
+		if rowraft.CodeOf(err) != rowraft.CodeOverloaded || rowraft.CodeOf(late) != rowraft.CodeInvalidArgument {
+			t.Errorf("a part whose size is said is answered %v before it is read, another one %v", err, late)
+		}
+		stop()
+		wg.Wait()
+		release()
+		for range flood - refused {
+			if err := <-answers; err != nil {
+				t.Errorf("a push of the flood that got in: %v", err)
+			}
+		}
+		for range others * share {
+			if err := <-served; err != nil {
+				t.Errorf("a push of the others: %v", err)
+			}
+		}
+		acked += flood - refused + others*share
+		n.awaitMetric(t, `rowraft_in_flight_bytes{op="push"}`, func(v float64) bool { return v == 0 })
+		var row [4]float32
+		if err := table.Pull(ctx, []rowraft.Key{7}, row[:]); err != nil || row[0] != float32(acked) {
+			t.Errorf("the row counts %v pushes (%v), %d were acknowledged", row[0], err, acked)
+		}
+	}
+}
+
+// TestPartsAreRefusedBeforeTheyAreRead: without memory the leader refuses a part whose size
+// was said before it looks at it; the others say who leads, and deletes are taken.
+func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
+	var used atomic.Int64
+	c := startClusterWith(t, 3, 1, func(cfg *Config) {
+		cfg.Limits.Memory = 1 << 30
+		cfg.memoryUse = func() memoryUse { return memoryUse{anonymous: used.Load(), goRuntime: -1, left: -1} }
+	})
+	ctx := testContext(t)
+	var stubs []rowraftv1.TableClient
+	for _, n := range c.nodes {
+		stubs = append(stubs, rowraftv1.NewTableClient(connect(t, n.addr, nil)))
+	}
+	// Without a client id each call is refused once it was read.
+	calls := map[string]func(context.Context, rowraftv1.TableClient) error{
+		"push": func(ctx context.Context, s rowraftv1.TableClient) error {
+			_, err := s.Push(ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion})
+			return err
+		},
+		"assign": func(ctx context.Context, s rowraftv1.TableClient) error {
+			_, err := s.Assign(ctx, &rowraftv1.AssignRequest{MapVersion: anyMapVersion})
+			return err
+		},
+		"delete": func(ctx context.Context, s rowraftv1.TableClient) error {
+			_, err := s.Delete(ctx, &rowraftv1.DeleteRequest{MapVersion: anyMapVersion})
+			return err
+		},
+	}
+	early := func(ctx context.Context, name string) (overloaded int) {
+		for _, s := range stubs {
+			switch err := calls[name](ctx, s); rowraft.CodeOf(err) {
+			case rowraft.CodeOverloaded:
+				overloaded++
+			case rowraft.CodeInvalidArgument:
+			default:
+				t.Fatalf("%s without a client id: %v", name, err)
+			}
+		}
+		return overloaded
+	}
+	says := rpc.WithPartSize(ctx, rpc.PartSize{Bytes: 1000})
+	for name := range calls {
+		if n := early(says, name); n != 0 {
+			t.Errorf("%s with memory: %d servers refuse it early", name, n)
+		}
+	}
+	used.Store(1 << 30)
+	for _, n := range c.nodes {
+		n.awaitMetric(t, "rowraft_memory_full", func(v float64) bool { return v == 1 })
+	}
+	for _, name := range []string{"push", "assign"} {
+		eventually(t, ctx, "the leader, and nobody else, refuses early: "+name, func() bool { return early(says, name) == 1 })
+	}
+	if n := early(says, "delete"); n != 0 {
+		t.Errorf("%d servers refuse a delete that gives memory back", n)
+	}
+	for name, ctx := range map[string]context.Context{"nothing": ctx, "a part of a shard that is not there": rpc.WithPartSize(ctx, rpc.PartSize{Shard: 5, Bytes: 1000})} {
+		if n := early(ctx, "push"); n != 0 {
+			t.Errorf("who says %s is refused early by %d servers", name, n)
+		}
+	}
+	// Clients of others say nothing: they hear the same, later.
+	id := rowraft.ClientID{9}
+	eventually(t, ctx, "a push that is read is refused", func() bool {
+		overloaded := 0
+		for _, s := range stubs {
+			_, err := s.Push(ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion, ClientId: id[:]})
+			if rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+				overloaded++
+			}
+		}
+		return overloaded == 1
+	})
+}
