@@ -49,23 +49,29 @@ func snapshot(c config, report func(figure)) error {
 		f.Close()
 		os.Remove(f.Name())
 	}()
+	var took time.Duration // the shortest of a snapshot
 	for _, to := range []struct {
 		name string
 		w    io.Writer
 	}{{"memory", io.Discard}, {"disk", f}} {
-		var ratios, images, seconds []float64
+		var pushes, cpu, images, seconds []float64
 		for range c.rounds {
-			r, i, s, err := m.beside(to.w)
+			r, err := m.beside(m.snapshotTo(to.w))
 			if err != nil {
 				return err
 			}
-			ratios, images, seconds = append(ratios, r), append(images, i), append(seconds, s)
+			pushes, cpu = append(pushes, r.byClock), append(cpu, r.applied)
+			images, seconds = append(images, r.images), append(seconds, r.took.Seconds())
 		}
-		report(atLeast("snapshot/pushes/dim=64/uniform/to-"+to.name, median(ratios), "×", pushesBar))
+		if took == 0 {
+			took = time.Duration(median(seconds) * float64(time.Second))
+		}
+		report(atLeast("snapshot/pushes/dim=64/uniform/to-"+to.name, median(pushes), "×", pushesBar))
+		report(free("snapshot/pushes-cpu/dim=64/uniform/to-"+to.name, median(cpu), "×"))
 		report(atMost("snapshot/images/dim=64/uniform/to-"+to.name, median(images), "×", imagesBar))
 		report(free("snapshot/write/dim=64/to-"+to.name, median(seconds), "s"))
 	}
-	return nil
+	return neighbours(c, m, took, report)
 }
 
 func median(v []float64) float64 {
@@ -102,54 +108,77 @@ func beginTime(rows, tables, sessions int) (us float64, err error) {
 	return median(times), nil
 }
 
-// beside applies flat out while a snapshot is written to w, and for as long before
-// and after without one. It returns the ratio of the rates, the peak of the images
-// over the state, and how long the snapshot took.
-func (b *benchMachine) beside(w io.Writer) (ratio, images, seconds float64, err error) {
-	alone, took := 0.0, 300*time.Millisecond
-	for range 2 {
-		before, err := b.run(0, true, took)
-		if err != nil {
-			return 0, 0, 0, err
-		}
-		alone += before.byClock / 2
-		if ratio != 0 {
-			break
-		}
-		if ratio, images, took, err = b.during(w); err != nil {
-			return 0, 0, 0, err
-		}
-	}
-	return ratio / alone, images, took.Seconds(), nil
+// neighbour runs beside pushes.
+type neighbour struct {
+	run func() error
+	end func() (images float64) // over the state; runs when the pushes were counted
 }
 
-// during returns the rate of applying while a snapshot is written.
-func (b *benchMachine) during(w io.Writer) (applied, images float64, took time.Duration, err error) {
-	s, err := b.Snapshot()
+// besides is what pushes are beside a neighbour, over what they are alone.
+type besides struct {
+	byClock, applied float64 // rates of the clock, and of the applying thread's CPU time
+	images           float64
+	took             time.Duration
+}
+
+// beside applies flat out beside a neighbour that start returns, and for as long before
+// and after without it.
+func (b *benchMachine) beside(start func() (neighbour, error)) (r besides, err error) {
+	before, err := b.run(0, true, 300*time.Millisecond)
 	if err != nil {
-		return 0, 0, 0, err
+		return r, err
 	}
-	defer s.Release()
+	n, err := start()
+	if err != nil {
+		return r, err
+	}
+	with, took, err := b.during(n.run)
+	r.took, r.images = took, n.end()
+	if err != nil {
+		return r, err
+	}
+	after, err := b.run(0, true, took)
+	r.byClock, r.applied = 2*with.byClock/(before.byClock+after.byClock), 2*with.applied/(before.applied+after.applied)
+	return r, err
+}
+
+// during applies while do runs.
+func (b *benchMachine) during(do func() error) (r rates, took time.Duration, err error) {
 	done := make(chan error, 1)
-	begin := time.Now()
-	go func() {
-		if f, ok := w.(*os.File); ok {
-			done <- writeSynced(f, s)
-			return
-		}
-		_, err := s.WriteTo(w)
-		done <- err
-	}()
+	begin, cpu := time.Now(), threadTime()
+	go func() { done <- do() }()
 	for i := 0; ; i++ {
 		select {
 		case err := <-done:
-			took = time.Since(begin)
-			return float64(i*partKeys) / took.Seconds() / 1e6, float64(s.ImageBytes()) / float64(s.Bytes()), took, err
+			took, cpu = time.Since(begin), threadTime()-cpu
+			rows := float64(i*partKeys) / 1e6
+			return rates{byClock: rows / took.Seconds(), applied: rows / cpu.Seconds()}, took, err
 		default:
 		}
 		if err := b.pushUniform(i); err != nil {
-			return 0, 0, 0, errors.Join(err, <-done)
+			return r, 0, errors.Join(err, <-done)
 		}
+	}
+}
+
+// snapshotTo is a snapshot that is written to w.
+func (b *benchMachine) snapshotTo(w io.Writer) func() (neighbour, error) {
+	return func() (neighbour, error) {
+		s, err := b.Snapshot()
+		if err != nil {
+			return neighbour{}, err
+		}
+		write := func() error {
+			if f, ok := w.(*os.File); ok {
+				return writeSynced(f, s)
+			}
+			_, err := s.WriteTo(w)
+			return err
+		}
+		return neighbour{write, func() float64 {
+			defer s.Release()
+			return float64(s.ImageBytes()) / float64(s.Bytes())
+		}}, nil
 	}
 }
 

@@ -52,7 +52,7 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	defer t.lock.RUnlock()
 	defer t.grace.leave(t.grace.enter())
 	var ahead chunks
-	ahead.look(t, keys, t.stateAt)
+	ahead.look(t, keys, t.stateAt, false)
 	rowBytes := t.dim * dt.Size()
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
@@ -126,7 +126,7 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, assign 
 		return t.changeTracked(keys, arg, dt, assign, do)
 	}
 	var ahead chunks
-	ahead.look(t, keys, t.RecordBytes())
+	ahead.look(t, keys, t.RecordBytes(), true)
 	rowBytes := t.dim * dt.Size()
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)

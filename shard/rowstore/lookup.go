@@ -32,8 +32,9 @@ var noRow [64]byte
 //	records asked for      1     2     3
 //	handed out by next     0     1     2
 type chunks struct {
-	begun   int // keys of which the entries were asked for
-	touched int // the first bytes of the records that the caller will touch
+	begun   int  // keys of which the entries were asked for
+	touched int  // the first bytes of the records that the caller will touch
+	changes bool // rather than reads
 	ring    [3]chunk
 	n       [3]int // keys in each
 	at      int    // the chunk that is handed out next
@@ -41,8 +42,8 @@ type chunks struct {
 
 // look prepares c, which must be zero, for keys, which all calls are given anew:
 // what a pointer leads to would be on the heap. REQUIRES: the slots are owned.
-func (c *chunks) look(t *Table, keys []rowraft.Key, touched int) {
-	c.touched = min(touched, maxPrefetch)
+func (c *chunks) look(t *Table, keys []rowraft.Key, touched int, changes bool) {
+	c.touched, c.changes = min(touched, maxPrefetch), changes
 	c.begin(t, keys, 0)
 	c.begin(t, keys, 1)
 	c.meet(t, 0)
@@ -70,6 +71,29 @@ func (c *chunks) begin(t *Table, keys []rowraft.Key, i int) {
 func (c *chunks) meet(t *Table, i int) {
 	if c.n[i] > 0 {
 		t.meet(&c.ring[i], c.n[i], c.touched)
+	}
+	if c.changes {
+		t.expect(&c.ring[i], c.n[i])
+	}
+}
+
+// expect asks for what a change of rows needs of the slots of c: digest and counter, and
+// the cuts of running snapshots. They are more than stays in a near cache beside the
+// rows that pass through it.
+func (t *Table) expect(c *chunk, n int) {
+	var addr [chunkKeys]unsafe.Pointer
+	for i, slot := range c.slot[:n] {
+		addr[i] = unsafe.Pointer(&t.slots[slot])
+	}
+	prefetch(&addr[0], n, 0, int(unsafe.Sizeof(slotState{})))
+	for _, s := range t.snaps {
+		for i, slot := range c.slot[:n] {
+			addr[i] = unsafe.Pointer(&noRow)
+			if page := s.cuts[slot/cutsPerPage].Load(); page != nil {
+				addr[i] = unsafe.Pointer(&page[slot%cutsPerPage])
+			}
+		}
+		prefetch(&addr[0], n, 0, int(unsafe.Sizeof(cut{})))
 	}
 }
 

@@ -147,6 +147,7 @@ func (t *Table) changeTracked(keys []rowraft.Key, arg []byte, dt rowraft.DType, 
 	for base := 0; base < len(keys); base += chunkKeys {
 		part := keys[base:min(base+chunkKeys, len(keys))]
 		t.lookup(&c, part, touched)
+		t.expect(&c, len(part))
 		for i, key := range part {
 			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
 			arg = arg[rowBytes:]
