@@ -189,12 +189,12 @@ func TestReducedSearchAnswersAsThePlainOne(t *testing.T) {
 		blind(rng, ops, s.clients)
 		var plain []porcupine.Operation
 		for _, op := range ops {
-			p := porcupine.Operation{Input: -1, Call: op.Call, Return: op.Return}
+			p := porcupine.Operation{Call: op.Call, Return: op.Return}
 			switch {
 			case op.Mode == ModeLeader: // the mutation
 				continue
 			case op.Kind == history.Push:
-				p.Input = op.Client
+				p.Input = effect{client: op.Client}
 			default:
 				p.Output = pack(op.Values[0])
 			}
