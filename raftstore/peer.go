@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net"
 	"sync"
@@ -35,6 +34,7 @@ type peerPort struct {
 	wg   sync.WaitGroup
 
 	handshakes *quota.Quota[string] // by host
+	refusals   *logRate             // of each status
 
 	mu     sync.Mutex
 	groups map[string]*streamLayer
@@ -46,6 +46,7 @@ func newPeerPort(o *Options) *peerPort {
 	p := &peerPort{
 		opts:       o,
 		handshakes: newHandshakes(),
+		refusals:   newLogRate(),
 		groups:     map[string]*streamLayer{},
 		early:      map[net.Conn]bool{},
 	}
@@ -122,11 +123,7 @@ func (p *peerPort) handshake(c net.Conn) {
 		layer, status, err = p.admit(c, &pre)
 	}
 	if err != nil {
-		level := slog.LevelWarn
-		if status == peerUnknownGroup { // it starts, or was removed: the peer tries all the time
-			level = slog.LevelDebug
-		}
-		p.opts.Logger.Log(p.ctx, level, "peer connection refused", "remote", c.RemoteAddr(), "from", pre.from, "group", pre.group, "err", err)
+		p.logRefusal(c.RemoteAddr(), &pre, status, err)
 		c.Write(marshalReply(status, err.Error()))
 		c.Close()
 		return
@@ -138,6 +135,24 @@ func (p *peerPort) handshake(c net.Conn) {
 	}
 	c.SetDeadline(time.Time{})
 	layer.deliver(c, &pre)
+}
+
+// logRefusal tells of each status once per logPause: a peer with an old map, or whose other end has
+// a new disk, dials many times a second in every group.
+func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus, err error) {
+	args := []any{"remote", remote, "from", pre.from, "group", pre.group, "err", err}
+	if status == peerUnknownGroup { // it starts, or was removed
+		p.opts.Logger.DebugContext(p.ctx, "peer connection refused", args...)
+		return
+	}
+	held, ok := p.refusals.allow(fmt.Sprint(status), time.Now())
+	if !ok {
+		return
+	}
+	if held > 0 {
+		args = append(args, "repeated", held)
+	}
+	p.opts.Logger.WarnContext(p.ctx, "peer connection refused", args...)
 }
 
 // admit finds the group of a preamble and takes a place among the connections of
