@@ -94,8 +94,10 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 // logDrop logs a drop, unless that would forget one which a shard may yet have to learn of:
 // its rows would stay there for good, and its name could not be given again.
 func (s *Scheduler) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) error {
-	s.dropping.Lock() // or two would forget two, having looked at one
-	defer s.dropping.Unlock()
+	if err := s.dropping.take(ctx); err != nil { // or two would forget two, having looked at one
+		return err
+	}
+	defer s.dropping.give()
 	if err := s.mayForget(rowraft.TableID(req.GetId())); err != nil {
 		return err
 	}

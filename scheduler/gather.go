@@ -15,8 +15,10 @@ import (
 // putNode logs a server, unless it would be one too many.
 func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: n}}}
-	s.registering.Lock()
-	defer s.registering.Unlock()
+	if err := s.registering.take(ctx); err != nil {
+		return err
+	}
+	defer s.registering.give()
 	if !s.opts.Exact || n.GetNoShards() {
 		return s.proposeCommand(ctx, c)
 	}

@@ -109,7 +109,7 @@ type Scheduler struct {
 	// driving is held for reading while a table is driven into a shard.
 	driving sync.RWMutex
 	// dropping is held while the drop of a table is logged.
-	dropping sync.Mutex
+	dropping turn
 
 	checkpoints  *Checkpoints
 	jobs         *Jobs
@@ -122,7 +122,7 @@ type Scheduler struct {
 	policyRuns  chan struct{} // holds a token while a policy runs
 
 	waiting     atomic.Pointer[string] // what Form waits for
-	registering sync.Mutex             // held while a server is counted, added or marked
+	registering turn                   // held while a server is counted, added or marked
 	connected   atomic.Uint64          // servers and workers that were last told of
 	ranks       lastRanks
 
@@ -192,7 +192,7 @@ func New(opts Options) (*Scheduler, error) {
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		leadRest: leadRest,
 		view:     view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
-		attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
+		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
 	s.generations.drive, s.generations.positions, s.generations.end = s.driveMembers, s.positionsOf, s.endMembers

@@ -132,8 +132,10 @@ func hasSeat(now *raftstore.Membership, id rowraft.NodeID) bool {
 
 // markSeats corrects the map's marks of who is a scheduler.
 func (s *Scheduler) markSeats(ctx context.Context, now *raftstore.Membership) error {
-	s.registering.Lock() // or an address that is just being renewed would be undone
-	defer s.registering.Unlock()
+	if err := s.registering.take(ctx); err != nil { // or an address that is just being renewed would be undone
+		return err
+	}
+	defer s.registering.give()
 	for _, n := range s.view.Map().Nodes {
 		seat := hasSeat(now, n.ID)
 		if n.Scheduler == seat || n.NoShards && !s.lostSeat(n.ID) { // a standby that is nothing else is marked from the start
