@@ -103,12 +103,17 @@ type prover struct {
 }
 
 // applied counts what was written, and notices that the machine was fenced.
-func (r *replica) applied(entry []byte) {
+func (r *replica) applied(entry []byte, a *shard.Applied) {
 	r.steps.changed()
 	h, _, err := wire.ParseEntryHeader(entry)
-	if have := r.machine.Epoch(); err == nil && h.Epoch > have {
-		// Whoever leads has closed a restore that this replica could not: what it had staged
-		// was not what the log brought, so neither is what it serves.
+	have := r.machine.Epoch()
+	if err == nil && h.Kind == wire.EntryRestoreClose && rowraft.CodeOf(a.Parts[0].Err) == rowraft.CodeCorrupt {
+		r.notClosed = have
+	}
+	if err == nil && h.Epoch > have && r.notClosed == have {
+		// The others have closed a restore that this replica could not: what it had staged
+		// was not what the log brought, so neither is what it serves. Without such a close the
+		// epoch is that of a call, which may be ahead of its shard.
 		_ = r.machine.Fence(fmt.Sprintf("it is of table epoch %d where the log is of %d: what it had staged of a restore was damaged", have, h.Epoch))
 		r.noticeFence()
 		return

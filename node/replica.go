@@ -51,7 +51,9 @@ type replica struct {
 	tamper  func(r *replica, index rowraft.Index, entry []byte) []byte // nil but in tests and canaries
 	proof   prover
 	fenced  chan struct{} // closed by noticeFence
-	fence   sync.Once
+	// notClosed is the table epoch in which a restore could not be closed; 0: none. Apply's.
+	notClosed rowraft.TableEpoch
+	fence     sync.Once
 
 	handOverWaits atomic.Int32 // calls that wait while the lead changes hands
 
@@ -75,7 +77,7 @@ func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
 	case *shard.FatalError:
 		return &raftstore.FatalError{Err: a}
 	case *shard.Applied:
-		m.r.applied(entry)
+		m.r.applied(entry, a)
 	}
 	return result
 }

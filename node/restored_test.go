@@ -67,14 +67,17 @@ func TestAReplicaThatCouldNotCloseARestoreIsFenced(t *testing.T) {
 	next := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 2}
 	for name, tc := range map[string]struct {
 		rows   uint64 // that it was to have staged
+		never  bool   // no restore: who called for the entry is ahead of the shard
 		fenced bool
-	}{"whole": {0, false}, "damaged": {1, true}} {
+	}{"whole": {0, false, false}, "damaged": {1, false, true}, "ahead": {0, true, false}} {
 		r, m := watched(t)
 		for i, entry := range [][]byte{
 			wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Epoch: 2}),
 			wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: id, Epoch: 2, Rows: tc.rows}),
 		} {
-			m.Apply(rowraft.Index(i+1), entry)
+			if !tc.never {
+				m.Apply(rowraft.Index(i+1), entry)
+			}
 		}
 		if e := r.machine.Fenced(); e != nil {
 			t.Errorf("%s: fenced before others were seen to go on: %v", name, e)
