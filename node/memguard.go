@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/slab"
 )
 
 const (
@@ -112,6 +114,12 @@ func (a *admission) setMemory(used int64, why string) {
 	a.memory, a.full = used, why
 }
 
+// giveMemoryBack gives the system what the process has and does not use.
+func giveMemoryBack() {
+	_ = slab.Trim() // what it could not give back stays as it was
+	debug.FreeOSMemory()
+}
+
 // guardMemory runs the guard of this server until ctx ends.
 func (n *Node) guardMemory(ctx context.Context) {
 	use := n.cfg.memoryUse
@@ -119,7 +127,7 @@ func (n *Node) guardMemory(ctx context.Context) {
 		root := os.DirFS("/")
 		use = func() memoryUse { return readMemory(root) }
 	}
-	g := &memoryGuard{limit: n.cfg.Limits.Memory, use: use, heap: n.cfg.SetHeapLimit, trim: debug.FreeOSMemory, a: n.admission, log: n.log}
+	g := &memoryGuard{limit: n.cfg.Limits.Memory, use: use, heap: n.cfg.SetHeapLimit, trim: giveMemoryBack, a: n.admission, log: n.log}
 	g.run(ctx)
 }
 

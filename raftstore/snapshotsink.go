@@ -161,6 +161,7 @@ func (k *snapshotSink) Cancel() error {
 		return nil
 	}
 	k.done = true
+	_ = k.out.Wait() // what it was is given up
 	k.f.Close()
 	return vfs.RemoveAll(k.store.disk, k.tmp)
 }

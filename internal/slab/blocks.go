@@ -119,7 +119,7 @@ func (b *Blocks) Close() error {
 	}
 	if len(bases) > 0 {
 		err = release(bases[0], chunkBytes)
-		if e := shared.give(bases[1:]); err == nil {
+		if e := shared.give(bases[1:], false); err == nil {
 			err = e
 		}
 	}

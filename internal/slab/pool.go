@@ -3,6 +3,7 @@ package slab
 import (
 	"slices"
 	"sync"
+	"time"
 	"unsafe"
 )
 
@@ -20,18 +21,26 @@ const (
 	// enabledAtOnce is how many chunks become usable in one call of the system.
 	enabledAtOnce = 16
 
+	// surplusFor is how often the stock gives up what came back from short uses and was
+	// not taken since the last time.
+	surplusFor = 30 * time.Second
+
 	// maxSmall is how many chunks of small pages are left as they are: the newest,
 	// which are being filled.
 	maxSmall = 4
 )
 
 // use is what a chunk is taken for. Rows touch theirs bit by bit; an index segment
-// of many pages is cleared at once, so those have the last ones of the stock.
-type use bool
+// of many pages is cleared at once, so those have the last ones of the stock. What lives
+// shortly gives its chunks back to the stock, which is not filled for it before it is
+// low; they stay there for a while, for such uses come again soon when there is much to
+// do.
+type use uint8
 
 const (
-	forRows  use = false
-	forIndex use = true
+	forRows use = iota
+	forIndex
+	forShort
 )
 
 // pool hands out chunks to all slabs of the process. Touching a new huge page
@@ -51,8 +60,11 @@ type pool struct {
 	enabled []unsafe.Pointer // usable
 	small   []unsafe.Pointer // in use, of small pages, the oldest first
 	out     int              // chunks in use
-	filling bool             // the goroutine runs
+	aim     int              // at how many in stock the goroutine ends
+	filling bool             // it runs
 	ended   *sync.Cond       // filling has become false
+	surplus *time.Timer      // of what is kept of short uses; nil: nothing is
+	idle    int              // how many in stock were not taken since it began
 }
 
 // shared is the pool of the process: one stock serves all slabs.
@@ -64,19 +76,20 @@ func newPool() *pool {
 	return p
 }
 
-// take returns chunkBytes of zeroes, aligned to chunkBytes.
+// take returns chunkBytes, aligned to chunkBytes, with anything in them.
 //
 // Errors: CodeOverloaded if the system gives no memory.
 func (p *pool) take(use use) (unsafe.Pointer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	kept := 0
-	if use == forRows {
+	if use != forIndex {
 		kept = p.kept()
 	}
 	var c unsafe.Pointer
 	if n := len(p.stock); n > kept {
 		c, p.stock = p.stock[n-1], p.stock[:n-1]
+		p.idle = min(p.idle, n-1)
 	} else {
 		if len(p.enabled) == 0 {
 			more, err := enableMore()
@@ -90,9 +103,16 @@ func (p *pool) take(use use) (unsafe.Pointer, error) {
 		p.small = append(p.small, c)
 	}
 	p.out++
-	if !p.filling && len(p.stock) < p.target() {
-		p.filling = true
-		go p.fill()
+	aim, low := p.target(), p.target()
+	if use == forShort {
+		aim, low = p.kept()+p.share()/2, p.kept()+p.share()/4
+	}
+	if len(p.stock) < low {
+		p.aim = max(p.aim, aim)
+		if !p.filling {
+			p.filling = true
+			go p.fill()
+		}
 	}
 	return c, nil
 }
@@ -105,17 +125,17 @@ func (p *pool) kept() int { return min(maxKept, p.share()) }
 
 func (p *pool) share() int { return (p.out + stockShare - 1) / stockShare }
 
-// fill populates chunks until the stock is full.
+// fill populates chunks until the stock is as full as it should be.
 func (p *pool) fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.stock) < p.target() && p.populateOne() {
+	for len(p.stock) < min(p.aim, p.target()) && p.populateOne() {
 		for len(p.small) > maxSmall {
 			advise(p.small[0]) // under p.mu, so that it is not released meanwhile
 			p.small = slices.Delete(p.small, 0, 1)
 		}
 	}
-	p.filling = false
+	p.filling, p.aim = false, 0
 	p.ended.Broadcast()
 }
 
@@ -140,26 +160,89 @@ func (p *pool) populateOne() bool {
 	return true
 }
 
-// give returns chunks, and to the system what the stock needs no more. It waits
-// for the goroutine if nothing is in use any more, so that nothing is left behind.
-func (p *pool) give(cs []unsafe.Pointer) error {
+// give returns chunks to the stock, and to the system what the stock needs not, later if
+// their use was short. It waits for the goroutine if nothing is in use any more, so that
+// nothing is left behind.
+func (p *pool) give(cs []unsafe.Pointer, short bool) error {
 	p.mu.Lock()
 	p.out -= len(cs)
-	p.small = slices.DeleteFunc(p.small, func(c unsafe.Pointer) bool { return slices.Contains(cs, c) })
 	for p.out == 0 && p.filling {
 		p.ended.Wait()
 	}
-	cs = slices.Clone(cs)
-	if over := len(p.stock) - p.target(); over > 0 {
-		cs = append(cs, p.stock[len(p.stock)-over:]...)
-		p.stock = p.stock[:len(p.stock)-over]
+	var over []unsafe.Pointer
+	for _, c := range cs {
+		if i := slices.Index(p.small, c); i >= 0 { // not all of it was touched
+			p.small = slices.Delete(p.small, i, i+1)
+			over = append(over, c)
+		} else if short || len(p.stock) < p.target() {
+			p.stock = append(p.stock, c)
+		} else {
+			over = append(over, c)
+		}
 	}
-	if p.out == 0 {
-		cs = append(cs, p.enabled...)
-		p.enabled = nil
+	switch {
+	case p.out == 0 || p.surplus == nil && !short:
+		over = append(over, p.trimLocked()...)
+	case p.surplus == nil && len(p.stock) > p.target():
+		p.idle = len(p.stock)
+		// The system refuses nothing here: the addresses are those of chunks.
+		p.surplus = time.AfterFunc(surplusFor, func() { _ = p.endIdle() })
 	}
 	p.mu.Unlock()
-	return releaseAll(cs)
+	return releaseAll(over)
+}
+
+// endIdle gives the system what the stock needs not and nobody took since the last time.
+func (p *pool) endIdle() error {
+	p.mu.Lock()
+	if p.surplus == nil { // what there was has ended
+		p.mu.Unlock()
+		return nil
+	}
+	over := p.shorten(max(len(p.stock)-p.idle, p.target()))
+	if p.idle = len(p.stock); p.idle > p.target() {
+		p.surplus.Reset(surplusFor)
+	} else {
+		p.surplus = nil
+	}
+	p.mu.Unlock()
+	return releaseAll(over)
+}
+
+// Trim gives the system what only lies ready for a short use. A process that is short
+// of memory calls it.
+func Trim() error { return shared.endSurplus() }
+
+// endSurplus gives the system what the stock needs not.
+func (p *pool) endSurplus() error {
+	p.mu.Lock()
+	over := p.trimLocked()
+	p.mu.Unlock()
+	return releaseAll(over)
+}
+
+// shorten takes out of the stock what is more than n. REQUIRES: p.mu is held.
+func (p *pool) shorten(n int) (over []unsafe.Pointer) {
+	if len(p.stock) > n {
+		over = slices.Clone(p.stock[n:])
+		p.stock = p.stock[:n]
+	}
+	return over
+}
+
+// trimLocked takes out of the stock what it needs not, which is all of it when nothing is
+// in use. REQUIRES: p.mu is held.
+func (p *pool) trimLocked() []unsafe.Pointer {
+	if p.surplus != nil {
+		p.surplus.Stop()
+		p.surplus = nil
+	}
+	over := p.shorten(p.target())
+	if p.out == 0 {
+		over = append(over, p.enabled...)
+		p.enabled = nil
+	}
+	return over
 }
 
 // enableMore returns usable chunks, side by side.

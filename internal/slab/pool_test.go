@@ -3,6 +3,7 @@ package slab
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"unsafe"
 )
@@ -17,7 +18,7 @@ func settle(p *pool) {
 }
 
 // TestPoolKeepsAStock: it grows with what is in use and goes with it; a chunk is
-// zero and nobody else's, whichever way it came.
+// nobody else's, whichever way it came.
 func TestPoolKeepsAStock(t *testing.T) {
 	p := newPool()
 	seen := map[unsafe.Pointer]bool{}
@@ -51,10 +52,10 @@ func TestPoolKeepsAStock(t *testing.T) {
 		t.Errorf("%d in stock at %d in use, want %d", len(p.stock), len(live), want)
 	}
 	take(maxStock * stockShare / 4)
-	if err := p.give(live[:len(live)/2]); err != nil {
+	if err := p.give(live[:len(live)/2], false); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.give(live[len(live)/2:]); err != nil {
+	if err := p.give(live[len(live)/2:], false); err != nil {
 		t.Fatal(err)
 	}
 	if p.out != 0 || len(p.stock)+len(p.enabled)+len(p.small) != 0 {
@@ -98,8 +99,119 @@ func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
 		t.Error("a chunk came from an empty stock")
 	}
 	p.filling = false
-	if err := p.give(live); err != nil {
+	if err := p.give(live, false); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestShortUseTakesFromTheStock: and gives back to it, so that the goroutine has something to do
+// only when the stock is low. A chunk of small pages does not come into the stock.
+func TestShortUseTakesFromTheStock(t *testing.T) {
+	p := newPool()
+	var rows, short []unsafe.Pointer
+	take := func(use use, to *[]unsafe.Pointer) {
+		c, err := p.take(use)
+		if err != nil {
+			t.Fatal(err)
+		}
+		*to = append(*to, c)
+	}
+	for range 16 * stockShare {
+		take(forRows, &rows)
+	}
+	settle(p)
+	full, small := len(p.stock), len(p.small)
+	if full != p.target() {
+		t.Fatalf("%d in stock, want %d", full, p.target())
+	}
+	for len(p.stock) > p.kept()+p.share()/4 {
+		take(forShort, &short)
+		settle(p)
+		if len(p.stock) != full-len(short) {
+			t.Fatalf("%d in stock after %d of %d were taken: it was filled again", len(p.stock), len(short), full)
+		}
+	}
+	take(forShort, &short)
+	settle(p)
+	if len(p.stock) != p.kept()+p.share()/2 {
+		t.Errorf("%d in stock when it was low, want %d", len(p.stock), p.kept()+p.share()/2)
+	}
+	p.filling = true // as if the goroutine had no processor
+	for len(p.small) == small {
+		take(forShort, &short)
+	}
+	last := short[len(short)-1]
+	p.filling = false
+	left, given := len(p.stock), len(short)
+	if err := p.give(short, true); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.stock) != left+given-1 || p.surplus == nil { // but for the one of small pages
+		t.Errorf("%d in stock after %d came back to %d", len(p.stock), given, left)
+	}
+	if err := p.endSurplus(); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.stock) != p.target() || p.out != len(rows) || len(p.small) != small || slices.Contains(p.stock, last) {
+		t.Errorf("%d in stock, want %d; %d out, want %d; %d small, want %d; the last of them is in stock: %v",
+			len(p.stock), p.target(), p.out, len(rows), len(p.small), small, slices.Contains(p.stock, last))
+	}
+	settle(p)
+	if err := p.give(rows, false); err != nil {
+		t.Fatal(err)
+	}
+	if p.out != 0 || len(p.stock)+len(p.enabled) != 0 {
+		t.Errorf("%d out, %d in stock, %d enabled when all was given back", p.out, len(p.stock), len(p.enabled))
+	}
+}
+
+// TestSurplusIsOfShortUsesAlone: what rows give back goes to the system at once, though there is
+// a surplus, and what short uses did not take again goes later, though they go on.
+func TestSurplusIsOfShortUsesAlone(t *testing.T) {
+	p := newPool()
+	p.filling = true // the goroutine has nothing to do with it
+	take := func(use use, n int) (cs []unsafe.Pointer) {
+		for range n {
+			c, err := p.take(use)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cs = append(cs, c)
+		}
+		p.small = nil // all of them became huge pages
+		return cs
+	}
+	give := func(cs []unsafe.Pointer, short bool) {
+		if err := p.give(cs, short); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rows := take(forRows, 8*stockShare)
+	give(take(forShort, 40), true)
+	if len(p.stock) != 40 || p.surplus == nil {
+		t.Fatalf("%d in stock after a use of 40, and surplus: %v", len(p.stock), p.surplus != nil)
+	}
+	give(rows[:4*stockShare], false)
+	if rows = rows[4*stockShare:]; len(p.stock) != 40 {
+		t.Errorf("%d in stock after rows gave %d back to 40", len(p.stock), 4*stockShare)
+	}
+	give(take(forShort, 20), true)
+	if err := p.endIdle(); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.stock) != 20 || p.surplus == nil {
+		t.Errorf("%d in stock when 20 were taken again, and surplus: %v", len(p.stock), p.surplus != nil)
+	}
+	if err := p.endIdle(); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.stock) != p.target() || p.surplus != nil {
+		t.Errorf("%d in stock when nobody took any, want %d, and surplus: %v", len(p.stock), p.target(), p.surplus != nil)
+	}
+	p.filling = false
+	give(rows, false)
+	if p.out != 0 || len(p.stock)+len(p.enabled)+len(p.small) != 0 {
+		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back", p.out, len(p.stock), len(p.enabled), len(p.small))
 	}
 }
 

@@ -26,6 +26,7 @@ type Stats struct {
 // concurrently.
 type Slab struct {
 	recordBytes int
+	short       bool   // NewShort
 	perChunk    uint32 // records in a chunk, at least 2
 	inverse     uint64 // 2^64 ÷ perChunk, rounded up
 	chunks      int
@@ -52,11 +53,20 @@ func New(recordBytes int) (*Slab, error) {
 	return s, nil
 }
 
+// NewShort is New of a slab that is closed soon and may become large: its memory comes
+// from the stock and goes back to it, so that little is asked of the system.
+func NewShort(recordBytes int) (*Slab, error) {
+	s, err := New(recordBytes)
+	if err == nil {
+		s.short = true
+	}
+	return s, err
+}
+
 // RecordBytes returns the size of a record.
 func (s *Slab) RecordBytes() int { return s.recordBytes }
 
-// Alloc returns a place whose contents are undefined: zero when it is new, the
-// remains of the last record when it was freed before.
+// Alloc returns a place whose contents are undefined.
 //
 // Errors: CodeOverloaded if the system gives no memory or the slab is full.
 func (s *Slab) Alloc() (Place, error) {
@@ -74,7 +84,7 @@ func (s *Slab) Alloc() (Place, error) {
 			return 0, err
 		}
 	}
-	if s.chunks == 1 {
+	if s.chunks == 1 && !s.short {
 		if err := s.enableFirst((int(s.next) + 1) * s.recordBytes); err != nil {
 			return 0, err
 		}
@@ -85,14 +95,33 @@ func (s *Slab) Alloc() (Place, error) {
 	return p, nil
 }
 
+// AllocSome is Alloc of up to len(ps) places (> 0), at least one unless it fails.
+func (s *Slab) AllocSome(ps []Place) (n int, err error) {
+	if ps[0], err = s.Alloc(); err != nil {
+		return 0, err
+	}
+	n = 1
+	if end := uint64(s.chunks) * uint64(s.perChunk); s.chunks > 1 || s.short { // what is left of the chunk
+		for ; n < len(ps) && s.next < min(end, MaxPlaces); n++ {
+			ps[n] = Place(s.next)
+			s.next++
+		}
+		s.used.Add(int64(n - 1))
+	}
+	return n, nil
+}
+
 // addChunk adds a chunk. The first one is the slab's own: it becomes usable step
 // by step, since most tables of a node are large, but a bias or a small tensor
 // should cost kilobytes.
 func (s *Slab) addChunk() (err error) {
 	var c unsafe.Pointer
-	if s.chunks == 0 {
+	switch {
+	case s.short:
+		c, err = shared.take(forShort)
+	case s.chunks == 0:
 		c, err = reserve(chunkBytes)
-	} else {
+	default:
 		c, err = shared.take(forRows)
 	}
 	if err != nil {
@@ -107,7 +136,7 @@ func (s *Slab) addChunk() (err error) {
 	} else {
 		atomic.StorePointer(&bases[s.chunks], c)
 	}
-	if s.chunks > 0 {
+	if s.chunks > 0 || s.short {
 		s.mapped.Add(chunkBytes)
 	}
 	s.chunks++
@@ -175,8 +204,12 @@ func (s *Slab) Close() error {
 		return nil
 	}
 	bases := (*s.bases.Load())[:s.chunks]
-	err := release(bases[0], chunkBytes)
-	if e := shared.give(bases[1:]); err == nil {
+	var err error
+	if !s.short {
+		err = release(bases[0], chunkBytes)
+		bases = bases[1:]
+	}
+	if e := shared.give(bases, s.short); err == nil {
 		err = e
 	}
 	s.chunks, s.first, s.next, s.free = 0, 0, 0, 0

@@ -106,3 +106,58 @@ func TestStreamPastTheCache(t *testing.T) {
 		t.Errorf("a disk that fails: %v", err)
 	}
 }
+
+// slowFile takes its writes, after the first, when it is told to.
+type slowFile struct {
+	strictFile
+	begun, goOn chan struct{}
+}
+
+func (f *slowFile) Write(p []byte) (int, error) {
+	if f.writes > 0 {
+		f.begun <- struct{}{}
+		<-f.goOn
+	}
+	return f.strictFile.Write(p)
+}
+
+// TestStreamGoesOnBesideTheDisk: while one write is under way the next is made, and no third; Wait
+// and Finish wait for it and tell how it ended.
+func TestStreamGoesOnBesideTheDisk(t *testing.T) {
+	for _, bad := range []error{nil, errors.New("bad disk")} {
+		f := &slowFile{strictFile: strictFile{fail: bad}, begun: make(chan struct{}), goOn: make(chan struct{})}
+		s, content := NewStream(f), randomContent(3*streamBytes+77)
+		if _, err := s.Write(content[:3*streamBytes-1]); err != nil {
+			t.Fatal(err)
+		}
+		<-f.begun // and Write has returned
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.Write(content[3*streamBytes-1:])
+			done <- err
+		}()
+		f.goOn <- struct{}{}
+		if bad != nil {
+			if err := <-done; !errors.Is(err, bad) {
+				t.Errorf("the write after the one that failed: %v", err)
+			}
+			continue
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		<-f.begun
+		go func() { done <- s.Wait() }()
+		f.goOn <- struct{}{}
+		if err := <-done; err != nil || len(f.content) != 3*streamBytes {
+			t.Errorf("%v, %d bytes written after Wait", err, len(f.content))
+		}
+		go func() {
+			<-f.begun
+			f.goOn <- struct{}{}
+		}()
+		if err := s.Finish(); err != nil || !bytes.Equal(f.content, content) {
+			t.Errorf("%v, %d of %d bytes", err, len(f.content), len(content))
+		}
+	}
+}

@@ -3,8 +3,11 @@ package rowstore
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 
@@ -12,17 +15,21 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// streamWriter changes a few slots of a table in every way, until stop is closed.
+// streamSlots are in three pages of slots.
+var streamSlots = []rowraft.Slot{0, 1, 2, cutsPerPage, cutsPerPage + 1, 3*cutsPerPage - 1}
+
+// streamWriter changes streamSlots of a table in every way, until stop is closed.
 type streamWriter struct {
 	table *Table
 	keys  []rowraft.Key
-	mu    sync.Mutex // held over each change, as the shard's is
+	mu    sync.Mutex   // held over each change, as the shard's is
+	life  sync.RWMutex // held for reading over each read, and for the end of a snapshot, likewise
 	stop  chan struct{}
 }
 
 func (w *streamWriter) run(tb testing.TB) {
 	r := rand.New(rand.NewPCG(1, 2))
-	batch, numbers := make([]rowraft.Key, 16), make([]byte, 4*3*16)
+	batch, numbers := make([]rowraft.Key, 16), make([]byte, 4*w.table.dim*16)
 	for i := uint32(0); ; i++ {
 		select {
 		case <-w.stop:
@@ -50,9 +57,9 @@ func (w *streamWriter) change(r *rand.Rand, batch []rowraft.Key, numbers []byte,
 	case n == 0:
 		return w.table.Delete(batch[:3])
 	case n == 1:
-		return w.table.Assign(batch[:2], numbers[:24], rowraft.Float32)
+		return w.table.Assign(batch[:2], numbers[:8*w.table.dim], rowraft.Float32)
 	case n == 2 && w.table.schema.Expire > 0:
-		_, _, err := w.table.Sweep(rowraft.Slot(r.IntN(4)), &wire.Sweep{Conditions: wire.SweepExpire}, tick)
+		_, _, err := w.table.Sweep(streamSlots[r.IntN(len(streamSlots))], &wire.Sweep{Conditions: wire.SweepExpire}, tick)
 		return err
 	}
 	return w.table.Update(batch, numbers, rowraft.Float32, 0.1)
@@ -60,10 +67,11 @@ func (w *streamWriter) change(r *rand.Rand, batch []rowraft.Key, numbers []byte,
 
 // TestSnapshotsBesideAStream: while rows come, change, make room, expire and are
 // deleted in the slots that it reads, a snapshot has the rows and candidates of its
-// begin.
+// begin; so has another one beside it.
 func TestSnapshotsBesideAStream(t *testing.T) {
 	for name, set := range map[string]func(*rowraft.Schema){
-		"plain": func(*rowraft.Schema) {},
+		"plain":           func(*rowraft.Schema) {},
+		"images in lines": func(s *rowraft.Schema) { s.Dim = 64 },
 		"LFU": func(s *rowraft.Schema) {
 			s.Capacity = rowraft.Capacity{Rows: 9 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
 		},
@@ -80,7 +88,7 @@ func TestSnapshotsBesideAStream(t *testing.T) {
 			set(&schema)
 			w := &streamWriter{table: mustNew(t, schema), stop: make(chan struct{})}
 			for k := rowraft.Key(0); len(w.keys) < 400; k++ {
-				if slot, _ := w.table.locate(k); slot < 4 {
+				if slot, _ := w.table.locate(k); slices.Contains(streamSlots, slot) {
 					w.keys = append(w.keys, k)
 				}
 			}
@@ -88,9 +96,15 @@ func TestSnapshotsBesideAStream(t *testing.T) {
 			defer wg.Wait()
 			defer close(w.stop)
 			wg.Go(func() { w.run(t) })
-			for range 150 {
-				w.snapshot(t)
+			var readers sync.WaitGroup
+			for range maxSnapshots {
+				readers.Go(func() {
+					for range 100 {
+						w.snapshot(t)
+					}
+				})
 			}
+			readers.Wait()
 		})
 	}
 }
@@ -106,25 +120,31 @@ func (w *streamWriter) snapshot(t *testing.T) {
 	w.mu.Lock()
 	snap, err := w.table.BeginSnapshot()
 	want := held{digest: w.table.Digest(), rows: w.table.Rows()}
-	for slot := range rowraft.Slot(4) {
+	for _, slot := range streamSlots {
 		want.candidates += w.table.SlotCandidates(slot)
 	}
 	w.mu.Unlock()
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return
 	}
 	var got held
-	for slot := range rowraft.Slot(4) {
+	for _, slot := range streamSlots {
 		var b []byte
 		for done := false; !done; {
+			w.life.RLock()
 			b, done = snap.AppendSlot(b, slot, 1+rand.IntN(40))
+			w.life.RUnlock()
 		}
 		for ; len(b) > 0; b = b[w.table.RecordBytes():] {
 			h := xxh3.Hash128(b[keyOffset:w.table.RecordBytes()])
 			got.digest = got.digest.Add(Digest{Hi: h.Hi, Lo: h.Lo})
 			got.rows++
 		}
-		for b = snap.AppendCandidates(nil, slot); len(b) > 0; b = b[CandidateBytes:] {
+		w.life.RLock()
+		b = snap.AppendCandidates(b, slot)
+		w.life.RUnlock()
+		for ; len(b) > 0; b = b[CandidateBytes:] {
 			got.digest = got.digest.Add(parseCandidate(b).digest())
 			got.candidates++
 		}
@@ -134,11 +154,72 @@ func (w *streamWriter) snapshot(t *testing.T) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for slot := range rowraft.Slot(4) {
+	for _, slot := range streamSlots {
 		if _, ok := w.table.CheckSlot(slot); !ok {
 			t.Errorf("slot %d is not what its digest says", slot)
 		}
 	}
+	w.life.Lock()
+	defer w.life.Unlock()
+	if err := snap.End(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReaderAndWriterAreNeverInOneSlot: while the reader has entered a slot the writer is not in
+// it, and all that it did there is seen, what went past the caches too; whether the writer's
+// claim was loose or strict, and as the reader comes near again and again.
+func TestReaderAndWriterAreNeverInOneSlot(t *testing.T) {
+	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.Adagrad, 64))
+	snap, err := table.BeginSnapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const shared, ofWriter, ofReader = rowraft.Slot(0), 20 * cutsPerPage, 10 * cutsPerPage
+	const words = 16
+	var begun, ended uint64
+	mem := make([]uint64, words+8+lineBytes/8)
+	image := unsafe.Add(unsafe.Pointer(&mem[0]), -uintptr(unsafe.Pointer(&mem[0]))&(lineBytes-1))
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var src [words]uint64
+		for n := uint64(1); ; n++ {
+			if n%64 == 0 {
+				select {
+				case <-stop:
+					table.done()
+					return
+				default:
+				}
+			}
+			table.claim(shared)
+			begun = n
+			for i := range src {
+				src[i] = n
+			}
+			streamImage(image, unsafe.Pointer(&src[0]), 8*words, n)
+			ended = n
+			if table.claim(ofWriter); n%16 == 0 {
+				table.done()
+			}
+		}
+	})
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		snap.enter(shared)
+		n, whole := begun, begun == ended
+		for _, w := range unsafe.Slice((*uint64)(image), words+1) {
+			whole = whole && w == n
+		}
+		if snap.exit(); !whole {
+			t.Errorf("the writer was at %d and %d, and the image has %d", n, ended, unsafe.Slice((*uint64)(image), words+1))
+			break
+		}
+		snap.enter(ofReader)
+		snap.exit()
+	}
+	close(stop)
+	wg.Wait()
 	if err := snap.End(); err != nil {
 		t.Error(err)
 	}

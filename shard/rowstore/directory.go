@@ -154,7 +154,7 @@ func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
 	}
 	b.dead = 0
 	if len(old) > 0 {
-		t.outgrow(old)
+		t.outgrow(slot, old)
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 	d.set(prefix|1<<next, halves[1])
 	s.directory.Store(d)
 	t.roots[slot].p.Store(nil) // readers look into the directory now
-	t.outgrow(old)
+	t.outgrow(slot, old)
 	return nil
 }
 

@@ -9,9 +9,9 @@ import (
 // chunkKeys is how many keys are looked up together.
 const chunkKeys = 32
 
-// maxPrefetch is how many bytes of a record are prefetched; the hardware follows
-// a longer row by itself.
-const maxPrefetch = 320
+// maxPrefetch is how many bytes of a record are prefetched: a record of dim 64 with
+// Adagrad, for which 320 took half as long again. The hardware follows a longer row by itself.
+const maxPrefetch = 576
 
 // chunk is the work of one batch of lookups. It lives on the stack.
 type chunk struct {

@@ -2,7 +2,6 @@ package rowstore
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -37,6 +36,7 @@ type Snapshot struct {
 	removals bool
 	cuts     [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until one of the page is taken
 
+	near      atomic.Int32 // 1 + the page of slots where the reader is or was last; 0: it has not begun
 	reading   atomic.Int32 // 1 + the slot that is read; 0: none
 	gate      sync.Mutex   // held while cuts and walk of that slot are changed
 	disturbed bool         // the writer came into the slot; guarded by gate
@@ -66,7 +66,7 @@ type Snapshot struct {
 type cut struct {
 	taken   bool // else the slot is as it was at the begin
 	walking bool
-	saved   bool
+	saved   uint32 // 1: nothing of the slot is read any more; atomic, the writer looks without a claim
 	image   uint32 // 1 + place of the last image kept; 0 = none
 	rows    uint32
 	version uint64
@@ -74,9 +74,18 @@ type cut struct {
 	digest  Digest
 }
 
+// cutsPerPage is also how many slots the reader comes near to at once.
 const cutsPerPage = 64
 
+func (c *cut) isSaved() bool { return atomic.LoadUint32(&c.saved) != 0 }
+
 type cutPage [cutsPerPage]cut
+
+// cutPages are of snapshots that ended: memory that is new is slow at first.
+var cutPages = sync.Pool{New: func() any { return new(cutPage) }}
+
+// shortImages is from how many bytes of rows on images have chunks of the process's stock.
+const shortImages = 16 << 20
 
 // BeginSnapshot fixes the table's present state for reading. The Snapshot's End
 // must be called.
@@ -86,7 +95,11 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if len(t.snaps) == maxSnapshots {
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "table %s: %d snapshots are running", t.schema.Name, len(t.snaps))
 	}
-	images, err := slab.New(t.slabRecordBytes() + 8)
+	newSlab := slab.New
+	if t.rows.Stats().MappedBytes > shortImages {
+		newSlab = slab.NewShort
+	}
+	images, err := newSlab(t.imageBytes())
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
@@ -116,57 +129,16 @@ func (s *Snapshot) End() error {
 		t.retire(seg)
 		return true
 	})
+	for i := range s.cuts {
+		if p := s.cuts[i].Swap(nil); p != nil {
+			*p = cutPage{}
+			cutPages.Put(p)
+		}
+	}
 	if err := s.aside.images.Close(); err != nil {
 		return fmt.Errorf("table %s: end a snapshot: %w", t.schema.Name, err)
 	}
 	return nil
-}
-
-// enter takes the gate of slot when the writer is somewhere else; it is the reader's.
-// Until exit the writer tells when it comes into the slot, and while the gate is held
-// it stays out.
-func (s *Snapshot) enter(slot rowraft.Slot) {
-	for {
-		s.gate.Lock()
-		s.reading.Store(int32(slot) + 1)
-		if s.t.writing.Load() != int32(slot)+1 {
-			s.disturbed = false
-			return
-		}
-		s.reading.Store(0)
-		s.gate.Unlock()
-		runtime.Gosched()
-	}
-}
-
-// exit gives the gate up. REQUIRES: it is held.
-func (s *Snapshot) exit() {
-	s.reading.Store(0)
-	s.gate.Unlock()
-}
-
-// claim says that the writer comes into slot, until it claims another one or is done.
-func (t *Table) claim(slot rowraft.Slot) {
-	if t.claimed == int32(slot)+1 {
-		return
-	}
-	t.claimed = int32(slot) + 1
-	t.writing.Store(t.claimed)
-	for _, s := range t.snaps {
-		if s.reading.Load() == t.claimed {
-			s.gate.Lock()
-			s.disturbed = true
-			s.gate.Unlock()
-		}
-	}
-}
-
-// done ends the claim of whoever changed rows.
-func (t *Table) done() {
-	if t.claimed != 0 {
-		t.claimed = 0
-		t.writing.Store(0)
-	}
 }
 
 // peek is the cut of slot, taken or not.
@@ -182,22 +154,30 @@ func (s *Snapshot) peek(slot rowraft.Slot) cut {
 // take takes the cut of slot, which has not changed since the begin unless it was
 // taken before.
 func (s *Snapshot) take(slot rowraft.Slot) *cut {
+	if p := s.cuts[slot/cutsPerPage].Load(); p != nil && p[slot%cutsPerPage].taken {
+		return &p[slot%cutsPerPage]
+	}
+	return s.takeNow(slot)
+}
+
+func (s *Snapshot) takeNow(slot rowraft.Slot) *cut {
 	page := &s.cuts[slot/cutsPerPage]
-	p := page.Load()
-	if p == nil { // the other side may be making it, too
-		page.CompareAndSwap(nil, new(cutPage))
-		p = page.Load()
+	if page.Load() == nil { // the other side may be making it, too
+		if p := cutPages.Get().(*cutPage); !page.CompareAndSwap(nil, p) {
+			cutPages.Put(p)
+		}
 	}
-	c := &p[slot%cutsPerPage]
-	if !c.taken {
-		*c = s.peek(slot)
-		c.taken = true
-	}
+	c, now := &page.Load()[slot%cutsPerPage], s.peek(slot)
+	c.rows, c.version, c.removed, c.digest = now.rows, now.version, now.removed, now.digest
+	c.taken = true
 	return c
 }
 
 // at is the cut of slot for the reader.
 func (s *Snapshot) at(slot rowraft.Slot) cut {
+	if s.saved(slot) {
+		return s.peek(slot)
+	}
 	s.enter(slot)
 	defer s.exit()
 	return s.peek(slot)
@@ -277,7 +257,7 @@ func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxE
 	before := len(dst)
 	c, to := s.begin(slot)
 	switch {
-	case c.saved:
+	case c.isSaved():
 		s.exit()
 		return dst, true, true
 	case since >= c.version:
@@ -306,7 +286,8 @@ func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxE
 		return dst, false, true
 	}
 	s.enter(slot)
-	c.saved, c.walking, s.walking = true, false, false
+	c.walking, s.walking = false, false
+	atomic.StoreUint32(&c.saved, 1)
 	s.exit()
 	return dst, true, true
 }
@@ -315,7 +296,7 @@ func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxE
 func (s *Snapshot) begin(slot rowraft.Slot) (*cut, walk) {
 	s.enter(slot)
 	c := s.take(slot)
-	if c.saved {
+	if c.isSaved() {
 		return c, walk{}
 	}
 	if !s.walking {
@@ -389,7 +370,7 @@ func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int
 			dst = append(dst, s.t.bytes(r)...)
 		}
 		s.read = append(s.read, p)
-		c.image = *s.nextImage(r)
+		c.image = *s.t.nextImage(r)
 	}
 	if len(s.read) > 0 {
 		s.aside.Lock()
@@ -412,104 +393,35 @@ func (t *Table) touch(slot rowraft.Slot) {
 }
 
 // keep saves the image of r, which is about to change, for the running snapshots
-// that still need it. It includes touch.
+// that still need it. It includes touch, unless they have saved the slot.
 func (t *Table) keep(slot rowraft.Slot, tag uint32, r record) error {
-	if len(t.snaps) == 0 {
-		return nil
-	}
-	t.claim(slot)
 	for _, s := range t.snaps {
-		if err := s.keep(slot, tag, r); err != nil {
-			return err
+		if s.saved(slot) {
+			continue
+		}
+		t.claim(slot)
+		c := s.take(slot)
+		if *r.version() > c.version || c.isSaved() || c.walking && t.passed(&s.walk, tag, r) {
+			continue
+		}
+		if err := s.putImage(c, r); err != nil {
+			return fmt.Errorf("table %s: keep a row for a snapshot: %w", t.schema.Name, err)
 		}
 	}
 	return nil
 }
 
-func (s *Snapshot) keep(slot rowraft.Slot, tag uint32, r record) error {
-	c := s.take(slot)
-	if c.saved || *r.version() > c.version {
-		return nil
-	}
-	if c.walking && s.t.passed(&s.walk, tag, r) {
-		return nil
-	}
-	p, at, err := s.newImage()
-	if err != nil {
-		return fmt.Errorf("table %s: keep a row for a snapshot: %w", s.t.schema.Name, err)
-	}
-	image := record{at}
-	copy(s.t.bytes(image), s.t.bytes(r))
-	*s.nextImage(image) = c.image
-	c.image = uint32(p) + 1
-	return nil
+// saved reports whether nothing of slot is read any more.
+func (s *Snapshot) saved(slot rowraft.Slot) bool {
+	p := s.cuts[slot/cutsPerPage].Load()
+	return p != nil && p[slot%cutsPerPage].isSaved()
 }
 
-// readyImages are places for the writer's next images, the last one first. It fetches
-// them under one hold of the lock, and asks for their memory before it needs it: to
-// wait for each line of it was half of what a push costs.
-type readyImages struct {
-	n     int
-	place [imagesAtOnce]slab.Place
-	at    [imagesAtOnce]unsafe.Pointer
-}
-
-const (
-	imagesAtOnce = 16
-	imagesAhead  = 4 // are asked for
-)
-
-// newImage returns a place for an image and its address.
-func (s *Snapshot) newImage() (slab.Place, unsafe.Pointer, error) {
-	f := &s.ready
-	if f.n == 0 {
-		if err := s.readyMore(); err != nil {
-			return 0, nil, err
-		}
-	}
-	f.n--
-	if next := f.n - imagesAhead; next >= 0 {
-		prefetch(&f.at[next], 1, 0, s.t.slabRecordBytes()+8)
-	}
-	return f.place[f.n], f.at[f.n], nil
-}
-
-// readyMore gets places: those of saved slots, else new ones.
-func (s *Snapshot) readyMore() error {
-	f, images := &s.ready, s.aside.images
-	s.aside.Lock()
-	rest := len(s.aside.spare) - min(imagesAtOnce, len(s.aside.spare))
-	f.n = copy(f.place[:], s.aside.spare[rest:])
-	s.aside.spare = s.aside.spare[:rest]
-	s.aside.Unlock()
-	for ; f.n < imagesAtOnce; f.n++ {
-		p, err := images.Alloc()
-		if err != nil && f.n == 0 {
-			return err
-		}
-		if err != nil {
-			break
-		}
-		f.place[f.n] = p
-	}
-	for i := range f.n {
-		f.at[i] = images.At(f.place[i])
-	}
-	first := max(0, f.n-imagesAhead)
-	prefetch(&f.at[first], f.n-first, 0, s.t.slabRecordBytes()+8)
-	return nil
-}
-
-// nextImage is the link behind an image.
-func (s *Snapshot) nextImage(r record) *uint32 {
-	return (*uint32)(unsafe.Add(r.p, s.t.slabRecordBytes()))
-}
-
-// outgrow retires a segment that the slot which is claimed has outgrown, or keeps it
+// outgrow retires a segment that slot, which is claimed, has outgrown, or keeps it
 // until the snapshots that walk it have ended.
-func (t *Table) outgrow(seg segment) {
+func (t *Table) outgrow(slot rowraft.Slot, seg segment) {
 	for _, s := range t.snaps {
-		if s.take(rowraft.Slot(t.claimed-1)).walking && s.walk.reads(seg) {
+		if s.take(slot).walking && s.walk.reads(seg) {
 			t.outgrown = append(t.outgrown, seg)
 			return
 		}

@@ -32,6 +32,8 @@ type Table struct {
 	hashSeed uint64 // the part of clustermap.Hash that depends on the table alone
 	dense    bool
 
+	imageLines bool // an image of a row is whole cache lines
+
 	rows   *slab.Slab
 	blocks slab.Blocks             // index segments
 	roots  *[rowraft.NumSlots]root // of the slots without a directory, again, for they are looked up first
@@ -49,8 +51,10 @@ type Table struct {
 
 	track    *track       // nil: the table is not tracked
 	snaps    []*Snapshot  // that are running
-	writing  atomic.Int32 // 1 + the slot that the writer is in, while there are snapshots; 0: none
-	claimed  int32        // the same, of the writer
+	writing  atomic.Int64 // 1 + the slot that the writer is in, while there are snapshots, perhaps with looseClaim; 0: none
+	claimed  int64        // the slot of it, of the writer
+	loose    bool         // claims may be
+	strict   bool         // that of claimed is, though they may be loose
 	outgrown []segment    // could not be freed because a snapshot walks them
 	scratch  []float32    // one unpacked gradient or value; used by Update and Assign only
 	wide     []float32    // weights that are not stored as float32, unpacked; likewise
@@ -98,6 +102,7 @@ func New(o Options) (*Table, error) {
 		scratch:  make([]float32, o.Schema.Dim),
 		wide:     make([]float32, o.Schema.Dim),
 	}
+	t.imageLines, t.loose = t.imageBytes()%lineBytes == 0, canFence()
 	t.rows, err = slab.New(t.slabRecordBytes())
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", o.Schema.Name, err)
