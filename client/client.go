@@ -141,10 +141,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	conf, err := opts.TLS.Open(opts.Logger)
-	if err == nil {
-		err = conf.CheckTime()
-	}
+	conf, err := opts.TLS.OpenToCall(opts.Logger)
 	if err != nil {
 		return nil, err
 	}

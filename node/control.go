@@ -290,7 +290,7 @@ func (n *Node) seated() bool {
 	}
 	leader, _, _ := g.Leader()
 	now, err := g.Members()
-	return leader != "" && err == nil && slices.ContainsFunc(now.Members, func(m raftstore.MemberStatus) bool { return m.Node == n.self.ID && m.Voter })
+	return leader != "" && err == nil && now.HasVoter(n.self.ID)
 }
 
 // mapOf returns the map of a reply, if it is one of the cluster.

@@ -278,10 +278,8 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 				return found.PeerAddr, nil
 			}
 		}
-		for _, f := range id.Founders {
-			if f.Node == node {
-				return f.PeerAddr, nil
-			}
+		if f, ok := id.FindFounder(node); ok {
+			return f.PeerAddr, nil
 		}
 		return "", rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", node)
 	}

@@ -36,8 +36,9 @@ const logPause = 10 * time.Second
 
 func newLogRate() *logRate { return &logRate{seen: map[string]*logSeen{}} }
 
-// allow reports whether msg may be logged now, and how many were held back before.
-func (r *logRate) allow(msg string, now time.Time) (held int, ok bool) {
+// allow reports whether msg may be logged now, and adds to its args how many were held back
+// before, if any were.
+func (r *logRate) allow(msg string, args []any, now time.Time) (with []any, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.seen[msg]
@@ -47,10 +48,13 @@ func (r *logRate) allow(msg string, now time.Time) (held int, ok bool) {
 	}
 	if now.Before(s.until) {
 		s.held++
-		return 0, false
+		return args, false
 	}
-	held, s.held, s.until = s.held, 0, now.Add(logPause)
-	return held, true
+	if s.held > 0 {
+		args = append(args[:len(args):len(args)], "repeated", s.held)
+	}
+	s.held, s.until = 0, now.Add(logPause)
+	return args, true
 }
 
 var _ hclog.Logger = (*hclogger)(nil)
@@ -61,12 +65,9 @@ func (l *hclogger) emit(level slog.Level, msg string, args []any) {
 		return
 	}
 	if level >= slog.LevelWarn && l.rate != nil {
-		held, ok := l.rate.allow(msg, time.Now())
-		if !ok {
+		var ok bool
+		if args, ok = l.rate.allow(msg, args, time.Now()); !ok {
 			return
-		}
-		if held > 0 {
-			args = append(args[:len(args):len(args)], "repeated", held)
 		}
 	}
 	for i, a := range args {

@@ -36,6 +36,11 @@ type Membership struct {
 	Members []MemberStatus
 }
 
+// HasVoter reports whether a replica on node has a vote.
+func (m *Membership) HasVoter(node rowraft.NodeID) bool {
+	return slices.ContainsFunc(m.Members, func(s MemberStatus) bool { return s.Node == node && s.Voter })
+}
+
 // Find returns the member with the replica ID.
 func (m *Membership) Find(id rowraft.ReplicaID) (MemberStatus, bool) {
 	i := slices.IndexFunc(m.Members, func(s MemberStatus) bool { return s.Replica == id })

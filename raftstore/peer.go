@@ -145,14 +145,9 @@ func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus,
 		p.opts.Logger.DebugContext(p.ctx, "peer connection refused", args...)
 		return
 	}
-	held, ok := p.refusals.allow(fmt.Sprint(status), time.Now())
-	if !ok {
-		return
+	if args, ok := p.refusals.allow(fmt.Sprint(status), args, time.Now()); ok {
+		p.opts.Logger.WarnContext(p.ctx, "peer connection refused", args...)
 	}
-	if held > 0 {
-		args = append(args, "repeated", held)
-	}
-	p.opts.Logger.WarnContext(p.ctx, "peer connection refused", args...)
 }
 
 // admit finds the group of a preamble and takes a place among the connections of

@@ -287,12 +287,8 @@ func (s *Scheduler) addrOf(id rowraft.NodeID) string {
 			return n.Addr
 		}
 	}
-	for _, f := range s.opts.Identity.Identity().Founders {
-		if f.Node == id {
-			return f.Addr
-		}
-	}
-	return ""
+	f, _ := s.opts.Identity.Identity().FindFounder(id)
+	return f.Addr
 }
 
 // propose logs c and returns its result, or the error it was refused with.

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -24,7 +25,9 @@ import (
 //   - A seat is lost when its server is decommissioned and down. Nobody else decides that:
 //     decommissioned is what an operator said, or a server that came with an empty
 //     directory in the place and under the name of the one that is down. It can not come
-//     back afterwards (retire_node), and so neither can the votes that its disk forgot.
+//     back afterwards (retire_node), and so neither can the votes that its disk forgot. A
+//     founder that never registered cannot be decommissioned: its seat is lost when another
+//     server has its address.
 //   - A standby becomes a learner, when it has caught up a voter, and then the lost one
 //     leaves. With one of three away the group has no vote to spare before, between and
 //     after these steps, but the last.
@@ -104,9 +107,15 @@ func (s *Scheduler) keepSeats(ctx context.Context) error {
 
 // lostSeat reports whether the member on a node is to be replaced.
 func (s *Scheduler) lostSeat(id rowraft.NodeID) bool {
-	n, known := s.view.Map().Node(id)
-	l := s.liveness(id)
-	return known && id != s.opts.Self.ID && n.Intent == clustermap.Decommission && l.state == stateDown
+	m, l := s.view.Map(), s.liveness(id)
+	if id == s.opts.Self.ID || l.state != stateDown {
+		return false
+	}
+	if n, known := m.Node(id); known {
+		return n.Intent == clustermap.Decommission
+	}
+	f, founded := s.opts.Identity.Identity().FindFounder(id)
+	return founded && slices.ContainsFunc(m.Nodes, func(n clustermap.Node) bool { return n.Addr == f.Addr })
 }
 
 // standbys are the servers that could take a seat now, by id.
@@ -122,12 +131,7 @@ func (s *Scheduler) standbys(m *clustermap.Map, now *raftstore.Membership) (out 
 
 // standby reports whether a server waits for a seat.
 func (s *Scheduler) standby(now *raftstore.Membership, n *clustermap.Node, l *liveness) bool {
-	return l.seen && l.beat.metaReplica && !hasSeat(now, n.ID)
-}
-
-// hasSeat reports whether a node has a vote in the group.
-func hasSeat(now *raftstore.Membership, id rowraft.NodeID) bool {
-	return slices.ContainsFunc(now.Members, func(m raftstore.MemberStatus) bool { return m.Node == id && m.Voter })
+	return l.seen && l.beat.metaReplica && !now.HasVoter(n.ID)
 }
 
 // markSeats corrects the map's marks of who is a scheduler.
@@ -137,7 +141,7 @@ func (s *Scheduler) markSeats(ctx context.Context, now *raftstore.Membership) er
 	}
 	defer s.registering.give()
 	for _, n := range s.view.Map().Nodes {
-		seat := hasSeat(now, n.ID)
+		seat := now.HasVoter(n.ID)
 		if n.Scheduler == seat || n.NoShards && !s.lostSeat(n.ID) { // a standby that is nothing else is marked from the start
 			continue
 		}
@@ -179,10 +183,6 @@ func (s *Scheduler) seatLabel(id rowraft.NodeID) string {
 			return labelOf(m, id)
 		}
 	}
-	for _, f := range s.opts.Identity.Identity().Founders {
-		if f.Node == id {
-			return nodeLabel(&rowraftv1.Node{Id: string(id), Name: f.Name})
-		}
-	}
-	return string(id)
+	f, _ := s.opts.Identity.Identity().FindFounder(id)
+	return cmp.Or(f.Name, string(id))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -61,7 +62,7 @@ func threeFounders(t *testing.T) (*Scheduler, *fakeLog) {
 	}
 	t.Cleanup(func() { dir.Close() })
 	self := dir.Identity().Node
-	if err := dir.Join("cluster", []identity.Member{{Node: self, Addr: "self:1"}, {Node: "b", Name: "b"}, {Node: "c", Name: "c"}}); err != nil {
+	if err := dir.Join("cluster", []identity.Member{{Node: self, Addr: "self:1"}, {Node: "b", Name: "b", Addr: "b:1"}, {Node: "c", Name: "c", Addr: "c:1"}}); err != nil {
 		t.Fatal(err)
 	}
 	s, err := New(Options{Identity: dir, Self: clustermap.Node{Name: "a", Addr: "self:1", PeerAddr: "self:2", Scheduler: true}, Servers: 9, Logger: quiet})
@@ -146,6 +147,48 @@ func testStandby(t *testing.T, only bool) {
 	}
 	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "c", Addr: "x:1", PeerAddr: "x:2"}})
 	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
+}
+
+// TestTheSeatOfAFounderThatNeverRegistered: its disk was lost as the cluster formed, and it came
+// back under another id. Nobody can decommission the old one, which the map does not know.
+func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
+	s, l := threeFounders(t)
+	reconcile(t, s)
+	self := string(s.opts.Self.ID)
+	come := func(id, addr string) {
+		t.Helper()
+		if _, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
+			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: id + ":2"}, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion,
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn := func(ids ...string) {
+		t.Helper()
+		for _, id := range ids {
+			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion, MetadataReplica: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	come(self, "self:1")
+	come("b", "b:1")
+	come("d", "d:1")
+	silence(s, DownAfter)
+	turn(self, "b", "d")
+	if len(l.changes) > 0 {
+		t.Fatalf("the group went through %v: c may come yet", l.changes)
+	}
+	come("e", "c:1")
+	for deadline := time.Now().Add(time.Minute); l.seat("c") && time.Now().Before(deadline); {
+		turn(self, "b", "d", "e")
+	}
+	if l.seats() != 3 || l.seat("c") {
+		t.Errorf("the group went through %v, want another one for c, at whose address e is", l.changes)
+	}
 }
 
 // TestAStandbyOfAnOlderVersionGetsNoSeat: it could not read what the group logs.

@@ -87,7 +87,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 			return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
 		}
 		req = proto.CloneOf(req)
-		req.Node.Scheduler = hasSeat(&now, rowraft.NodeID(req.Node.Id))
+		req.Node.Scheduler = now.HasVoter(rowraft.NodeID(req.Node.Id))
 	}
 	err = s.putNode(ctx, req.GetNode())
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {

@@ -34,10 +34,7 @@ type waiter struct {
 //
 // Errors: the cause of ctx, when it ends before.
 func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]*grpc.ClientConn) (missing string, sure bool)) error {
-	conf, err := w.tls.Open(nil)
-	if err == nil {
-		err = conf.CheckTime()
-	}
+	conf, err := w.tls.OpenToCall(nil)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -48,42 +49,15 @@ func TestGoodHistoriesWithDeletes(t *testing.T) {
 // Of rows that are deleted the rules are exact, too: they and the search, which knows a
 // register, agree on right and on wrong.
 func TestVecAndPorcupineAgreeOnDeletes(t *testing.T) {
-	wrong, byRule := map[bool]int{}, map[Rule]int{}
-	for seed := range seeds(5000) {
-		rng := seeded(seed)
+	agree(t, 5000, []Rule{RuleMonotonic, RuleAcked, RuleIssued, RuleDeleted}, func(rng *rand.Rand) (shape, []history.Op) {
 		s := tight(rng)
 		s.owned, s.leader, s.ops, s.push = 1, 0, 4+rng.IntN(10), 0.7
 		ops := clone(good(rng, s))
 		for range rng.IntN(3) {
 			spoil(rng.IntN, ops)
 		}
-		var vec []Violation
-		for _, v := range Vec(ops, s.clients) {
-			if v.Rule != RuleHistory {
-				vec = append(vec, v)
-			}
-		}
-		o := Porcupine(ops, s.clients, PorcupineOptions{})
-		if o.Unknown+o.Skipped > 0 || o.Windows > 1 {
-			t.Fatalf("seed %d: %v", seed, o)
-		}
-		if (len(vec) > 0) != (len(o.Illegal) > 0) {
-			t.Fatalf("seed %d: rules say %v, the search says %v %v\n%s", seed, vec, o, o.Illegal, print(ops))
-		}
-		wrong[len(vec) > 0]++
-		if len(vec) == 1 {
-			byRule[vec[0].Rule]++
-		}
-	}
-	t.Logf("right: %d, wrong: %d, by one rule alone: %v", wrong[false], wrong[true], byRule)
-	if least := int(seeds(5000) / 10); wrong[true] < least || wrong[false] < least {
-		t.Errorf("%v: too few of a kind to mean something", wrong)
-	}
-	for _, r := range []Rule{RuleMonotonic, RuleAcked, RuleIssued, RuleDeleted} {
-		if byRule[r] == 0 {
-			t.Errorf("rule %s never decided", r)
-		}
-	}
+		return s, ops
+	})
 }
 
 // spoil changes what a read of a row returned: to nothing, to what some op left, or by one.

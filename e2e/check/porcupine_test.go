@@ -56,15 +56,23 @@ func tight(rng *rand.Rand) shape {
 
 // The rules are exact: Vec and the search agree on right and on wrong.
 func TestVecAndPorcupineAgree(t *testing.T) {
-	wrong := map[bool]int{}
-	byRule := map[Rule]int{}
-	for seed := range seeds(20_000) {
-		rng := seeded(seed)
+	agree(t, 20_000, []Rule{RuleChain, RuleMonotonic, RuleAcked, RuleIssued, RuleOrder}, func(rng *rand.Rand) (shape, []history.Op) {
 		s := tight(rng)
 		ops := clone(good(rng, s))
 		for range rng.IntN(3) {
 			blind(rng, ops, s.clients)
 		}
+		return s, ops
+	})
+}
+
+// agree compares Vec with the search on histories of so many seeds. Enough of them must be right
+// and wrong, and each of the rules must have been the only one that says so.
+func agree(t *testing.T, n uint64, rules []Rule, of func(*rand.Rand) (shape, []history.Op)) {
+	t.Helper()
+	wrong, byRule := map[bool]int{}, map[Rule]int{}
+	for seed := range seeds(n) {
+		s, ops := of(seeded(seed))
 		var vec []Violation
 		for _, v := range Vec(ops, s.clients) {
 			if v.Rule != RuleHistory {
@@ -84,10 +92,10 @@ func TestVecAndPorcupineAgree(t *testing.T) {
 		}
 	}
 	t.Logf("right: %d, wrong: %d, by one rule alone: %v", wrong[false], wrong[true], byRule)
-	if least := int(seeds(20_000) / 10); wrong[true] < least || wrong[false] < least {
+	if least := int(seeds(n) / 10); wrong[true] < least || wrong[false] < least {
 		t.Errorf("%v: too few of a kind to mean something", wrong)
 	}
-	for _, r := range []Rule{RuleChain, RuleMonotonic, RuleAcked, RuleIssued, RuleOrder} {
+	for _, r := range rules {
 		if byRule[r] == 0 {
 			t.Errorf("rule %s never decided", r)
 		}

@@ -3,20 +3,27 @@ package certs
 import (
 	"crypto/x509"
 	"errors"
+	"log/slog"
 	"net"
 	"time"
 
 	"github.com/rowraft/rowraft"
 )
 
-// CheckTime refuses this side's certificate if no server would take it now. Who calls
-// servers asks before the first call: a handshake that fails says less, and later.
+// OpenToCall is Open for who calls servers: it refuses a certificate that none of them would
+// take now, since a handshake that fails says less, and later.
 //
 // Errors: CodeInvalidArgument.
-func (s *Source) CheckTime() error {
-	if s == nil { // plaintext
-		return nil
+func (f Files) OpenToCall(log *slog.Logger) (*Source, error) {
+	s, err := f.Open(log)
+	if s == nil || err != nil {
+		return nil, err
 	}
+	return s, s.checkTime()
+}
+
+// checkTime refuses this side's certificate if no server would take it now.
+func (s *Source) checkTime() error {
 	m := s.current()
 	now := time.Now()
 	switch leaf := m.cert.Leaf; {
@@ -44,7 +51,7 @@ func (s *Source) Explain(err error) error {
 	m := s.current()
 	denied := func(format string, args ...any) error { return rowraft.Errorf(rowraft.CodeDenied, format, args...) }
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
-		if own := s.CheckTime(); own != nil {
+		if own := s.checkTime(); own != nil {
 			return own
 		}
 		return denied("the server refuses this side's certificate %s, of %s in cluster %s: %w; it wants one of a CA that it knows, and of its own cluster", s.files.Cert, &m.id, m.id.Cluster, op.Err)

@@ -28,7 +28,7 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 	for _, tc := range []struct {
 		name           string
 		server, client Files
-		own            bool // CheckTime finds it before any call
+		own            bool // checkTime finds it before any call
 		says           []string
 	}{
 		{"both are well", at(node, 0), at(admin, 0), false, nil},
@@ -43,7 +43,7 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			client := open(t, tc.client, nil)
-			if err := client.CheckTime(); (err != nil) != tc.own || tc.own && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			if err := client.checkTime(); (err != nil) != tc.own || tc.own && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 				t.Errorf("before any call: %v, want an error: %v", err, tc.own)
 			}
 			config := client.Client(Node)

@@ -35,7 +35,17 @@ type Identity struct {
 // Founder reports whether the node is one of the first members of the metadata
 // group.
 func (id Identity) Founder() bool {
-	return slices.ContainsFunc(id.Founders, func(m Member) bool { return m.Node == id.Node })
+	_, is := id.FindFounder(id.Node)
+	return is
+}
+
+// FindFounder returns the founder with the node id.
+func (id Identity) FindFounder(node rowraft.NodeID) (Member, bool) {
+	i := slices.IndexFunc(id.Founders, func(m Member) bool { return m.Node == node })
+	if i < 0 {
+		return Member{}, false
+	}
+	return id.Founders[i], true
 }
 
 // MetaReplicaOf derives the id of a founder's replica of the metadata group, so
