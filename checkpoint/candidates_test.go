@@ -85,3 +85,30 @@ func TestCandidateDigestIsOfKeyAndCount(t *testing.T) {
 		t.Error("the digest of a candidate is of its key and count, not of its tick")
 	}
 }
+
+// TestCandidatesOfAChain are those of the link that has most: of its streams what is
+// neither rows nor headers.
+func TestCandidatesOfAChain(t *testing.T) {
+	schema := rowraft.Schema{Dim: 4, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD}} // records of 40 bytes
+	link := func(rows, candidates uint64) Link {
+		bytes := int64(rows*40 + candidates*CandidateBytes + rowraft.NumSlots*slotHeaders)
+		return Link{Manifest: &Manifest{
+			Tables: []TableSum{{Schema: schema, Rows: 1 << 40, Written: rows}},
+			Parts:  []Part{{Stream: File{Bytes: bytes / 3}}, {Stream: File{Bytes: bytes - bytes/3}}},
+		}}
+	}
+	for _, tc := range []struct {
+		chain Chain
+		want  uint64
+	}{
+		{Chain{link(9, 700)}, 700},
+		{Chain{link(9, 0)}, 0},
+		{Chain{link(5, 3), link(9, 700)}, 700},
+		{Chain{link(5, 900), link(9, 700)}, 900},
+		{Chain{{Manifest: &Manifest{Tables: []TableSum{{Schema: schema, Written: 9}}, Parts: []Part{{Stream: File{Bytes: 500}}}}}}, 0}, // few slots
+	} {
+		if n, err := tc.chain.Candidates(); err != nil || n != tc.want {
+			t.Errorf("%d links: %d, %v; want %d", len(tc.chain), n, err, tc.want)
+		}
+	}
+}

@@ -81,6 +81,32 @@ func (c Chain) Bytes() int64 {
 	return n
 }
 
+// Candidates is about how many keys wait for a row, by the sizes of the streams: what
+// they hold beside rows and the headers of slots. A delta has those of the slots that
+// changed, so that the link which has most tells.
+//
+// Errors: as RecordBytes.
+func (c Chain) Candidates() (n uint64, err error) {
+	for _, l := range c {
+		var all int64
+		for _, p := range l.Manifest.Parts {
+			all += p.Stream.Bytes
+		}
+		for _, t := range l.Manifest.Tables {
+			size, err := RecordBytes(&t.Schema)
+			if err != nil {
+				return 0, err
+			}
+			all -= int64(t.Written)*int64(size) + rowraft.NumSlots*slotHeaders
+		}
+		n = max(n, uint64(max(all, 0))/CandidateBytes)
+	}
+	return n, nil
+}
+
+// slotHeaders stand before the rows of a slot, and before its candidates.
+const slotHeaders = 2*chunkHeaderSize + rowsHeaderSize + 8 + candidatesHeaderSize
+
 // planned is what is read of one link for one part of the newest: the streams with
 // its slots, and the sums of these and of what the link above has in its streams.
 type planned struct{ streams, sums []int }

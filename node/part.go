@@ -28,9 +28,6 @@ const (
 	partReportEvery = 200 * time.Millisecond
 	// snapshotPatience is how long a checkpoint waits for the part of one before.
 	snapshotPatience = time.Minute
-	// partPatience is how long a destination may take nothing: the end of a large
-	// file, a sync or what S3 calls completing, takes long and looks the same.
-	partPatience = 5 * time.Minute
 )
 
 // partService is the side of a shard in checkpoints and restores.
@@ -233,8 +230,7 @@ func (c *counter) Write(b []byte) (int, error) {
 
 // write stores the snapshot and says how far it is while it does.
 func (p *part) write(stream partStream, snap *shard.Snapshot) error {
-	ctx, cancel := context.WithCancel(stream.Context())
-	defer cancel()
+	ctx := stream.Context()
 	// Another checkpoint of this name, and another attempt at the cut, write other
 	// files: this one may be ending late.
 	file := fmt.Sprintf("shard-%04d-%x", p.r.shard, p.id[:8])
@@ -251,13 +247,9 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 			return err
 		})
 	}()
-	stalled := func() error {
-		return rowraft.Errorf(rowraft.CodeDeadline, "%s took nothing of the part for %v", p.depot, partPatience)
-	}
-	if err := report(c, done, partPatience, stalled, func(n int64) error {
+	if err := report(c, done, func(n int64) error {
 		return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Progress{Progress: &rowraftv1.WritePartProgress{Bytes: uint64(n)}}})
 	}); err != nil {
-		cancel()
 		return err
 	}
 	slots, err1 := snap.Sums()
@@ -266,7 +258,7 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	snap.Release() // what comes may hang, too
+	snap.Release() // what comes may take long, too
 	sums := checkpoint.EncodeSums(p.r.shard, snap.Index(), slots)
 	if err := p.depot.Put(ctx, p.name+"/"+file+".sums", sums); err != nil {
 		return err
@@ -285,25 +277,18 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 }
 
 // report sends how far the writer is until it ends, and returns what it ended with.
-// After a failure to send it waits for the writer all the same. A destination that
-// takes nothing for patience is given up, and its writer left behind: it ends when
-// the destination answers.
-func report(c *counter, done <-chan error, patience time.Duration, stalled func() error, send func(int64) error) error {
+// After a failure to send it waits for the writer all the same.
+func report(c *counter, done <-chan error, send func(int64) error) error {
 	tick := time.NewTicker(partReportEvery)
 	defer tick.Stop()
 	var broken error
-	for last, since := c.n.Load(), time.Now(); ; {
+	for {
 		select {
 		case err := <-done:
 			return errors.Join(err, broken)
-		case now := <-tick.C:
-			if n := c.n.Load(); n != last {
-				last, since = n, now
-			} else if now.Sub(since) > patience {
-				return errors.Join(stalled(), broken)
-			}
+		case <-tick.C:
 			if broken == nil {
-				broken = send(last)
+				broken = send(c.n.Load())
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -45,14 +46,21 @@ type Checkpoints struct {
 	rowraftv1.UnimplementedCheckpointsServer
 	s    *Scheduler
 	busy sync.Mutex // held by the operation that runs
+	runs atomic.Pointer[holder]
+}
+
+// holder says what holds Checkpoints.busy, or held it last.
+type holder struct {
+	what  string
+	since time.Time
 }
 
 // Checkpoints returns the service.
 func (s *Scheduler) Checkpoints() *Checkpoints { return s.checkpoints }
 
-// acquire makes the caller the operation that runs. It waits a little: the end of
-// a restore before may be under way.
-func (c *Checkpoints) acquire(ctx context.Context, atMost time.Duration) error {
+// acquire makes the caller, who does what, the operation that runs. It waits a little:
+// the end of a restore before may be under way.
+func (c *Checkpoints) acquire(ctx context.Context, atMost time.Duration, what string) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	patience := time.NewTimer(atMost)
@@ -63,10 +71,19 @@ func (c *Checkpoints) acquire(ctx context.Context, atMost time.Duration) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-patience.C:
-			return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
+			return c.inUse()
 		}
 	}
+	c.runs.Store(&holder{what, time.Now()})
 	return nil
+}
+
+// inUse says who is in the way.
+func (c *Checkpoints) inUse() error {
+	if by := c.runs.Load(); by != nil {
+		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running: %s, for %v", by.what, time.Since(by.since).Round(time.Second))
+	}
+	return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
 }
 
 // CreateCheckpoint cuts through all shards and writes them.
@@ -82,7 +99,7 @@ func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *cr
 	if err != nil {
 		return nil, err
 	}
-	if err := c.acquire(ctx, patience); err != nil {
+	if err := c.acquire(ctx, patience, "a checkpoint to "+op.req.GetDestination()); err != nil {
 		return nil, err
 	}
 	defer c.busy.Unlock()

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -111,19 +109,11 @@ func movingCluster(t *testing.T) (*Scheduler, *fakeLog, *fakeGroup) {
 	s, l := newLeader(t, 4, 1)
 	g := &fakeGroup{leader: "a", index: 1}
 	for _, id := range []string{"a", "b", "c", "d"} {
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		srv := grpc.NewServer(rpc.ServerOptions(nil)...)
-		rowraftv1.RegisterAdminServer(srv, &fakeNode{g: g, id: id})
-		done := make(chan error, 1)
-		go func() { done <- srv.Serve(lis) }()
-		t.Cleanup(func() { srv.Stop(); <-done })
+		addr := serveServices(t, func(srv *grpc.Server) { rowraftv1.RegisterAdminServer(srv, &fakeNode{g: g, id: id}) })
 		if id == "a" {
 			reconcile(t, s)
 		}
-		register(t, s, id, lis.Addr().String())
+		register(t, s, id, addr)
 	}
 	reconcile(t, s)
 	for _, r := range s.view.Map().Shards[0].Replicas {

@@ -140,11 +140,8 @@ func (a *shardServer) DropShardTable(_ context.Context, req *rowraftv1.DropShard
 // TestDropReachesEveryShard: through its leader, again after what may pass, and
 // once more when a shard turns out to have the table.
 func TestDropReachesEveryShard(t *testing.T) {
-	s, l := newLeader(t, 1, 2)
-	reconcile(t, s)
 	a, addr := startShardServer(t)
-	register(t, s, "a", addr)
-	reconcile(t, s)
+	s, l := leaderOfShards(t, 2, addr)
 	schema := sgd("user", 8)
 	ctx := testContext(t)
 	made, err := s.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
@@ -199,11 +196,8 @@ func TestDropReachesEveryShard(t *testing.T) {
 // TestADropForgetsNoneThatAShardMayHave: the 65th waits until the first has reached every
 // shard, since nobody would tell that shard any more.
 func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
-	s, _ := newLeader(t, 1, 2)
-	reconcile(t, s)
 	a, addr := startShardServer(t)
-	register(t, s, "a", addr)
-	reconcile(t, s)
+	s, _ := leaderOfShards(t, 2, addr)
 	ctx := testContext(t)
 	var stuck atomic.Bool
 	stuck.Store(true)
@@ -280,11 +274,8 @@ func TestACheckpointWantsTablesWhole(t *testing.T) {
 // TestNoTableComesBackBehindItsDrop: a call that is to bring a table into a shard
 // is under way when the table is dropped, fails, and is not made again.
 func TestNoTableComesBackBehindItsDrop(t *testing.T) {
-	s, _ := newLeader(t, 1, 1)
-	reconcile(t, s)
 	a, addr := startShardServer(t)
-	register(t, s, "a", addr)
-	reconcile(t, s)
+	s, _ := leaderOfShards(t, 1, addr)
 	ctx := testContext(t)
 	schema := sgd("user", 8)
 	entered, leave := make(chan uint64, 1), make(chan struct{})

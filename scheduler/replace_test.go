@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"net"
+	"encoding/binary"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -53,22 +54,11 @@ func (p *fakeParts) RestorePart(_ context.Context, req *rowraftv1.RestorePartReq
 // restoringCluster is a scheduler that leads a cluster of one shard, and the shard.
 func restoringCluster(t *testing.T) (*Scheduler, *fakeParts) {
 	t.Helper()
-	s, _ := newLeader(t, 1, 1)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	p := &fakeParts{staged: map[uint32]bool{}}
-	srv := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterPartsServer(srv, p)
-	a := &shardServer{tables: make(map[string]int)}
-	rowraftv1.RegisterAdminServer(srv, a)
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(lis) }()
-	t.Cleanup(func() { srv.Stop(); <-done })
-	reconcile(t, s)
-	register(t, s, "a", lis.Addr().String())
-	reconcile(t, s)
+	s, _ := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) {
+		rowraftv1.RegisterPartsServer(g, p)
+		rowraftv1.RegisterAdminServer(g, &shardServer{tables: make(map[string]int)})
+	}))
 	return s, p
 }
 
@@ -76,7 +66,13 @@ func restoringCluster(t *testing.T) (*Scheduler, *fakeParts) {
 // say that it has some.
 func emptyCheckpoint(t *testing.T, dest, name string, rows uint32) {
 	t.Helper()
-	schema := restoredTable(7, "fresh")
+	writeCheckpoint(t, dest, name, restoredTable(7, "fresh"), rows, func(*checkpoint.Writer) error { return nil })
+}
+
+// writeCheckpoint makes one of a single table, whose sums say that it has rows, and
+// whose stream is what fill writes.
+func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, rows uint32, fill func(*checkpoint.Writer) error) {
+	t.Helper()
 	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema, Rows: uint64(rows)}}}
 	part := checkpoint.Part{Applied: 7, Rows: uint64(rows)}
 	var sums []checkpoint.SlotSum
@@ -91,7 +87,7 @@ func emptyCheckpoint(t *testing.T, dest, name string, rows uint32) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Finish(checkpoint.Digest{}); err != nil {
+	if err := errors.Join(fill(w), w.Finish(checkpoint.Digest{})); err != nil {
 		t.Fatal(err)
 	}
 	d, err := depot.Open(dest)
@@ -176,17 +172,51 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 // TestARestoreThatDoesNotFitIsRefused: before anything is staged.
 func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 	dest := t.TempDir()
-	emptyCheckpoint(t, dest, "a", 1000) // of 24 + 2 · 4 bytes
-	for free, code := range map[uint64]rowraft.Code{31_999: rowraft.CodePrecondition, 32_000: rowraft.CodeCorrupt, 0: rowraft.CodeCorrupt} {
+	emptyCheckpoint(t, dest, "rows", 1000) // of 24 + 2 · 4 bytes
+	streaming := restoredTable(7, "streaming")
+	streaming.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
+	writeCheckpoint(t, dest, "candidates", streaming, 0, func(w *checkpoint.Writer) error { return appendCandidates(w, streaming, 16) })
+	for _, tc := range []struct {
+		name string
+		free uint64
+		code rowraft.Code
+	}{
+		{"rows", 31_999, rowraft.CodePrecondition},
+		{"rows", 32_000, rowraft.CodeCorrupt},
+		{"rows", 0, rowraft.CodeCorrupt},
+		// 16 · 4096 of at most 40 bytes, counted by the size of a file with more in it.
+		{"candidates", 16 * rowraft.NumSlots * 40, rowraft.CodePrecondition},
+		{"candidates", 16*rowraft.NumSlots*40 + 4096, rowraft.CodeCorrupt},
+	} {
 		s, p := restoringCluster(t)
-		p.free = free
+		p.free = tc.free
 		begun := false
 		p.begun = func() { begun = true }
-		err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "a"}, &restoreStream{ctx: testContext(t)})
-		if rowraft.CodeOf(err) != code || begun == (code == rowraft.CodePrecondition) {
-			t.Errorf("%d bytes free: %v, want %v; staging began: %v", free, err, code, begun)
+		err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: tc.name}, &restoreStream{ctx: testContext(t)})
+		if rowraft.CodeOf(err) != tc.code || begun == (tc.code == rowraft.CodePrecondition) {
+			t.Errorf("%s, %d bytes free: %v, want %v; staging began: %v", tc.name, tc.free, err, tc.code, begun)
 		}
 	}
+}
+
+// appendCandidates writes n keys to each slot of a table.
+func appendCandidates(w *checkpoint.Writer, schema rowraft.Schema, n int) error {
+	size, err := checkpoint.RecordBytes(&schema)
+	if err != nil {
+		return err
+	}
+	for slot := range rowraft.NumSlots {
+		err := w.BeginSlot(checkpoint.Slot{Table: schema.ID, Slot: rowraft.Slot(slot), Counter: 1, RecordBytes: size})
+		var b []byte
+		for key := range n {
+			b = binary.LittleEndian.AppendUint64(b, uint64(key))
+			b = binary.LittleEndian.AppendUint64(b, 1)
+		}
+		if err = errors.Join(err, w.Candidates(b)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // makeTable makes a table as the log does, which no shard is asked about.

@@ -20,7 +20,6 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
-	"github.com/rowraft/rowraft/optim"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -31,7 +30,9 @@ const (
 	restoreReaders  = 2                        // parts read at a time
 	restoreChunk    = rowraft.TargetEntryBytes // of rows in one entry
 	dropPatience    = 10 * time.Second
-	recordHeader    = 24 // of a row's record, docs/formats/snapshot.md
+	// candidateMemory is what a key that waits for a row takes: the tables of them grow
+	// to twice their size when they are four fifths full.
+	candidateMemory = checkpoint.CandidateBytes * 5 / 2
 )
 
 // RestoreCheckpoint stages a checkpoint in all shards, decides, and lets them
@@ -41,7 +42,7 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 	if err != nil {
 		return err
 	}
-	if err := c.acquire(stream.Context(), busyPatience); err != nil {
+	if err := c.acquire(stream.Context(), busyPatience, "a restore from "+req.GetDestination()); err != nil {
 		return err
 	}
 	defer c.busy.Unlock()
@@ -92,7 +93,7 @@ type feed struct {
 	failed error
 
 	wantRows   uint64 // by the sums of the checkpoint
-	wantBytes  uint64 // of their records
+	wantBytes  uint64 // of their records, and of keys that wait for a row
 	wantDigest checkpoint.Digest
 }
 
@@ -134,6 +135,9 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 			}
 		}
 	}
+	if err := op.countCandidates(); err != nil {
+		return err
+	}
 	op.counts.staged = make(map[rowraft.TableID]uint64)
 	if err := op.findTicks(ctx); err != nil {
 		return err
@@ -148,17 +152,33 @@ func (op *restoration) choose() error {
 	for _, t := range op.manifest.Tables {
 		if len(asked) == 0 || slices.Contains(asked, t.Schema.Name) {
 			op.tables = append(op.tables, t.Schema)
-			rule, err := optim.New(t.Schema.Optimizer)
+			size, err := checkpoint.RecordBytes(&t.Schema)
 			if err != nil {
 				return err
 			}
-			op.recordBytes[t.Schema.ID] = uint64(recordHeader + t.Schema.WeightBytes() + 4*rule.StateLen(t.Schema.Dim))
+			op.recordBytes[t.Schema.ID] = uint64(size)
 		}
 	}
 	for _, name := range asked {
 		if !slices.ContainsFunc(op.tables, func(t rowraft.Schema) bool { return t.Name == name }) {
 			return rowraft.Errorf(rowraft.CodeTableNotFound, "the checkpoint has no table %q", name)
 		}
+	}
+	return nil
+}
+
+// countCandidates adds the keys that wait for a row to what shards must hold: those of
+// all tables, and as many in each slot, for the manifest tells no more.
+func (op *restoration) countCandidates() error {
+	if !slices.ContainsFunc(op.tables, func(s rowraft.Schema) bool { return s.Admission.Kind != rowraft.AdmitAll }) {
+		return nil
+	}
+	n, err := op.chain.Candidates()
+	if err != nil {
+		return err
+	}
+	for _, f := range op.feeds {
+		f.wantBytes += n * candidateMemory * uint64(len(op.cluster.SlotsOf(f.shard.ID))) / rowraft.NumSlots
 	}
 	return nil
 }
@@ -175,14 +195,9 @@ func (op *restoration) run(ctx context.Context) (err error) {
 		return err
 	}
 	if !op.req.GetDryRun() {
-		// A destination that hangs would keep the stages for as long, with nobody to wait for it.
-		drop := sync.OnceValue(func() error { return op.s.dropStages(op.cluster, op.id[:]) })
-		callerStays := context.AfterFunc(ctx, func() { _ = drop() })
 		defer func() {
-			if left := !callerStays(); err != nil {
-				err = errors.Join(err, drop())
-			} else if left {
-				_ = drop() // refused: it is decided
+			if err != nil {
+				err = errors.Join(err, op.s.dropStages(op.cluster, op.id[:]))
 			}
 		}()
 		begin := &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: op.id[:]}}
@@ -282,7 +297,7 @@ func (op *restoration) checkMemory(ctx context.Context) error {
 	}
 	for _, node := range slices.Sorted(maps.Keys(free)) {
 		if need[node] > free[node] {
-			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of memory left, and the records to restore there take %d beside what serves: give it more, or restore fewer tables or into an empty cluster", node, free[node], need[node])
+			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of memory left, and what is to be restored there takes %d beside what serves: give it more, or restore fewer tables or into an empty cluster", node, free[node], need[node])
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"bytes"
 	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -239,19 +238,8 @@ func (p *partsServer) dropped() int {
 // withParts is a scheduler that leads a cluster of one shard, on server a.
 func withParts(t *testing.T) (*Scheduler, *partsServer) {
 	t.Helper()
-	s, _ := newLeader(t, 1, 1)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, srv := &partsServer{}, grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterPartsServer(srv, p)
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(lis) }()
-	t.Cleanup(func() { srv.Stop(); <-done })
-	reconcile(t, s)
-	register(t, s, "a", lis.Addr().String())
-	reconcile(t, s)
+	p := &partsServer{}
+	s, _ := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterPartsServer(g, p) }))
 	return s, p
 }
 

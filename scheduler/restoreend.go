@@ -133,6 +133,7 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 		return nil // or an operation of this leader is at it
 	}
 	defer s.checkpoints.busy.Unlock()
+	s.checkpoints.runs.Store(&holder{"the end of a restore", time.Now()})
 	if r = s.machine.pendingRestore(); r != nil {
 		_, err := s.finishRestore(ctx, r)
 		if err != nil {

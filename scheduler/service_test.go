@@ -327,17 +327,34 @@ func (a *shardServer) EnsureTable(_ context.Context, req *rowraftv1.EnsureTableR
 
 func startShardServer(t *testing.T) (*shardServer, string) {
 	t.Helper()
+	a := &shardServer{tables: make(map[string]int)}
+	return a, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterAdminServer(g, a) })
+}
+
+// serveServices serves what register registers until the test ends, and returns where.
+func serveServices(t *testing.T, register func(*grpc.Server)) (addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &shardServer{tables: make(map[string]int)}
 	g := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterAdminServer(g, a)
+	register(g)
 	done := make(chan error, 1)
 	go func() { done <- g.Serve(l) }()
 	t.Cleanup(func() { g.Stop(); <-done })
-	return a, l.Addr().String()
+	return l.Addr().String()
+}
+
+// leaderOfShards is a scheduler that leads a cluster of so many shards, all on server a, which
+// is at addr.
+func leaderOfShards(t *testing.T, shards int, addr string) (*Scheduler, *fakeLog) {
+	t.Helper()
+	s, l := newLeader(t, 1, shards)
+	reconcile(t, s)
+	register(t, s, "a", addr)
+	reconcile(t, s)
+	return s, l
 }
 
 func TestCreateTableReachesEveryShardThroughItsLeader(t *testing.T) {
@@ -400,11 +417,8 @@ func TestCreateTableReachesEveryShardThroughItsLeader(t *testing.T) {
 }
 
 func TestCreateTableThatCannotFinishSaysSo(t *testing.T) {
-	s, _ := newLeader(t, 1, 1)
-	reconcile(t, s)
 	a, addr := startShardServer(t)
-	register(t, s, "a", addr)
-	reconcile(t, s)
+	s, _ := leaderOfShards(t, 1, addr)
 	schema := sgd("user", 8)
 	refuse := true
 	a.answer = func(int, *rowraftv1.EnsureTableRequest) error {

@@ -61,7 +61,7 @@ func (s *Scheduler) mayStop(ctx context.Context, a *attendee, r *rowraftv1.MetaR
 func (s *Scheduler) haltTogether(ctx context.Context, r *rowraftv1.MetaRun) error {
 	ctx, cancel := context.WithTimeout(ctx, haltPatience)
 	defer cancel()
-	if err := s.checkpoints.acquire(ctx, haltPatience); err != nil {
+	if err := s.checkpoints.acquire(ctx, haltPatience, "the stop of job "+r.GetJob()); err != nil {
 		return err
 	}
 	defer s.checkpoints.busy.Unlock()

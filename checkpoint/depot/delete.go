@@ -108,7 +108,10 @@ func look(ctx context.Context, d Depot, name string) (*target, error) {
 	if len(t.files) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "no checkpoint %s in %s", name, d)
 	}
-	found := scan(ctx, d, entries)
+	found, err := scan(ctx, d, entries)
+	if err != nil {
+		return nil, err
+	}
 	id := ""
 	if self := found[name]; self != nil && self.Manifest != nil {
 		id = self.Manifest.ID
@@ -189,7 +192,7 @@ func (t *target) announce(ctx context.Context) (file string, err error) {
 		err = t.inUse(needed)
 	}
 	if err != nil {
-		if left := t.d.Remove(ctx, file); left != nil {
+		if left := t.d.Remove(context.WithoutCancel(ctx), file); left != nil {
 			return "", fmt.Errorf("%w; no delta can begin on it until it is deleted: %v", err, left)
 		}
 		return "", err

@@ -17,7 +17,8 @@ type Depot interface {
 	// String is what Open takes.
 	String() string
 	// Write makes the file name of what fill writes, at least one byte, and returns
-	// once it is durable. After an error there is no such file.
+	// once it is durable. After an error there is no such file. In a depot that hangs
+	// fill may run on, until its writer fails.
 	Write(ctx context.Context, name string, fill func(io.Writer) error) error
 	// Put makes or replaces a small file, of at least one byte, at one stroke.
 	Put(ctx context.Context, name string, content []byte) error
@@ -39,12 +40,18 @@ type Entry struct {
 }
 
 // Open returns the depot at url: s3://bucket/prefix, or an absolute path on a
-// disk. It does not look whether anything is there.
+// disk. It does not look whether anything is there. Its calls, and those of the files
+// that it opens, end when their context does, or with CodePrecondition when the place
+// hangs.
 //
 // Errors: CodeInvalidArgument.
 func Open(url string) (Depot, error) {
 	if rest, ok := strings.CutPrefix(url, "s3://"); ok {
-		return openS3(rest)
+		d, err := openS3(rest)
+		if err != nil {
+			return nil, err
+		}
+		return &patient{d}, nil
 	}
 	if scheme, _, ok := strings.Cut(url, "://"); ok && scheme != "file" {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination %q: want s3://bucket/prefix or an absolute path", url)
@@ -53,7 +60,7 @@ func Open(url string) (Depot, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination %q: want s3://bucket/prefix or an absolute path: every server reads and writes it", url)
 	}
-	return NewDir(vfs.OS, filepath.Clean(dir)), nil
+	return &patient{NewDir(vfs.OS, filepath.Clean(dir))}, nil
 }
 
 // CheckName reports a name that no checkpoint can have, as CodeInvalidArgument.

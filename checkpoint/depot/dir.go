@@ -47,6 +47,7 @@ func (d *Dir) Write(ctx context.Context, name string, fill func(io.Writer) error
 	}
 	if err == nil {
 		err = f.Sync()
+		moved(ctx)
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = d.fs.SyncDir(dir)
@@ -124,16 +125,13 @@ func (d *Dir) Open(_ context.Context, name string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{bufio.NewReaderSize(f, 1<<20), f}, nil
+	return f, nil
 }
 
 // List implements Depot.
-func (d *Dir) List(_ context.Context, name string) ([]Entry, error) {
+func (d *Dir) List(ctx context.Context, name string) ([]Entry, error) {
 	if name != "" {
-		return d.list(name)
+		return d.list(ctx, name)
 	}
 	entries, err := d.fs.ReadDir(d.root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -147,7 +145,11 @@ func (d *Dir) List(_ context.Context, name string) ([]Entry, error) {
 		if !e.IsDir() {
 			continue
 		}
-		found, err := d.list(e.Name())
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		moved(ctx)
+		found, err := d.list(ctx, e.Name())
 		if err != nil {
 			return nil, err
 		}
@@ -156,7 +158,7 @@ func (d *Dir) List(_ context.Context, name string) ([]Entry, error) {
 	return out, nil
 }
 
-func (d *Dir) list(name string) ([]Entry, error) {
+func (d *Dir) list(ctx context.Context, name string) ([]Entry, error) {
 	entries, err := d.fs.ReadDir(d.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -164,6 +166,7 @@ func (d *Dir) list(name string) ([]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
+	moved(ctx)
 	var out []Entry
 	for _, e := range entries {
 		if e.IsDir() {
@@ -176,6 +179,7 @@ func (d *Dir) list(name string) ([]Entry, error) {
 		if err != nil {
 			return nil, err
 		}
+		moved(ctx)
 		out = append(out, Entry{path.Join(name, e.Name()), info.Size()})
 	}
 	return out, nil
@@ -183,11 +187,15 @@ func (d *Dir) list(name string) ([]Entry, error) {
 
 // Remove implements Depot. What it removed stays removed when it returns: a manifest
 // must not come back when its files are gone. A directory that became empty goes too.
-func (d *Dir) Remove(_ context.Context, names ...string) error {
+func (d *Dir) Remove(ctx context.Context, names ...string) error {
 	for _, n := range names {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if err := d.remove(n); err != nil {
 			return err
 		}
+		moved(ctx)
 	}
 	dirs := map[string]bool{}
 	for _, n := range names {
@@ -197,6 +205,7 @@ func (d *Dir) Remove(_ context.Context, names ...string) error {
 		}
 		dirs[dir] = true
 		left, err := d.fs.ReadDir(d.path(dir))
+		moved(ctx)
 		switch {
 		case err != nil:
 			continue // it is gone
@@ -210,6 +219,7 @@ func (d *Dir) Remove(_ context.Context, names ...string) error {
 		if err != nil {
 			return err
 		}
+		moved(ctx)
 	}
 	return nil
 }
@@ -232,5 +242,6 @@ func (w ctxWriter) Write(p []byte) (int, error) {
 	if err := w.ctx.Err(); err != nil {
 		return 0, err
 	}
+	defer moved(w.ctx)
 	return w.w.Write(p)
 }

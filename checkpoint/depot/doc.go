@@ -13,6 +13,9 @@
 //  2. Put replaces a file as a whole: a reader sees all of it or none. That is
 //     what makes a manifest the last word.
 //  3. A failed Write leaves no file, if the depot still answers.
+//  4. No call to what Open returned outlives its context by more than two seconds, or waits
+//     more than a minute for an answer (five for one to a write): a directory or an
+//     endpoint that hangs keeps no lock of its caller. What it does later is undone.
 //
 // A Depot is safe for concurrent use; two writers of one name are not.
 package depot

@@ -147,6 +147,7 @@ func (s *S3) List(ctx context.Context, name string) ([]Entry, error) {
 		if o.Err != nil {
 			return nil, s.explain(prefix, o.Err)
 		}
+		moved(ctx)
 		rel := strings.TrimPrefix(o.Key, s.prefix)
 		if path.Clean(rel) == rel && strings.Count(rel, "/") == 1 {
 			out = append(out, Entry{rel, o.Size})
@@ -161,6 +162,7 @@ func (s *S3) Remove(ctx context.Context, names ...string) error {
 		if err := s.client.RemoveObject(ctx, s.bucket, s.prefix+n, minio.RemoveObjectOptions{}); err != nil {
 			return s.explain(n, err)
 		}
+		moved(ctx)
 	}
 	return nil
 }

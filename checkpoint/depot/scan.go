@@ -3,6 +3,7 @@ package depot
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -33,7 +34,10 @@ func Scan(ctx context.Context, d Depot) ([]Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	byName := scan(ctx, d, entries)
+	byName, err := scan(ctx, d, entries)
+	if err != nil {
+		return nil, err
+	}
 	var out []Found
 	for _, f := range byName {
 		checkParents(byName, f)
@@ -45,8 +49,9 @@ func Scan(ctx context.Context, d Depot) ([]Found, error) {
 	return out, nil
 }
 
-// scan gathers entries by checkpoint and reads the manifests.
-func scan(ctx context.Context, d Depot, entries []Entry) map[string]*Found {
+// scan gathers entries by checkpoint and reads the manifests. A depot that hangs is not
+// one with damaged manifests.
+func scan(ctx context.Context, d Depot, entries []Entry) (map[string]*Found, error) {
 	byName := make(map[string]*Found)
 	for _, e := range entries {
 		name, file, ok := strings.Cut(e.Name, "/")
@@ -62,11 +67,14 @@ func scan(ctx context.Context, d Depot, entries []Entry) map[string]*Found {
 		switch {
 		case file == checkpoint.ManifestFile:
 			f.Manifest, f.Err = checkpoint.ReadManifest(ctx, At(d, name))
+			if hang := hangError(""); errors.As(f.Err, &hang) || f.Err != nil && ctx.Err() != nil {
+				return nil, f.Err
+			}
 		case strings.HasPrefix(file, deletingPrefix):
 			f.Deleting = true
 		}
 	}
-	return byName
+	return byName, nil
 }
 
 // checkParents finds what f stands on.

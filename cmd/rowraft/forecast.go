@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/checkpoint"
 )
 
 // forecast is what a row of a table will take in one replica.
@@ -16,12 +16,11 @@ type forecast struct {
 
 // The layout of package rowstore.
 const (
-	recordHeader = 24
-	minSegment   = 16
-	maxSegment   = 8192
-	indexEntry   = 8
-	limits       = 16                 // loads at which segments grow, see fullAt
-	fullMean     = (51 - 15.0/2) / 64 // their mean
+	minSegment = 16
+	maxSegment = 8192
+	indexEntry = 8
+	limits     = 16                 // loads at which segments grow, see fullAt
+	fullMean   = (51 - 15.0/2) / 64 // their mean
 )
 
 // fullAt is the load at which a sixteenth of the segments grow.
@@ -50,11 +49,10 @@ func newForecast(s rowraft.Schema, rows float64) (forecast, error) {
 	if err := s.Validate(); err != nil {
 		return forecast{}, err
 	}
-	rule, err := optim.New(s.Optimizer)
+	record, err := checkpoint.RecordBytes(&s)
 	if err != nil {
 		return forecast{}, err
 	}
-	record := recordHeader + s.WeightBytes() + 4*rule.StateLen(s.Dim)
 	f := forecast{recordBytes: record, rowBytes: (record + 7) &^ 7}
 	if rows < 1 {
 		return f, nil
