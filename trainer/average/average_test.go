@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -334,6 +335,41 @@ func TestNoMember(t *testing.T) {
 	if err := a.train(ctx, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("Average = %v, want that of the context", err)
 	}
+}
+
+// late is a Registry that tells those who know a generation of none, until it is asked anew
+// what there is.
+type late struct {
+	*registry
+	asked atomic.Int32
+	told  chan struct{}
+}
+
+func (l *late) Next(ctx context.Context, than uint64) (Members, error) {
+	if than == 0 && l.asked.Add(1) == 2 {
+		close(l.told)
+	} else if than > 0 {
+		select {
+		case <-l.told:
+		case <-ctx.Done():
+			return Members{}, ctx.Err()
+		}
+	}
+	return l.registry.Next(ctx, than)
+}
+
+// Who joins need not wait until its Group has heard so.
+func TestOneThatJoinsIsAMemberAtOnce(t *testing.T) {
+	ctx, r := deadline(t), newRegistry()
+	a, b := open(t, r, 0, 10, nil), open(t, &late{registry: r, told: make(chan struct{})}, 1, 10, nil)
+	r.begin(a)
+	if _, _, err := b.newest(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.begin(a, b)
+	all(t, func(x *trainer) error { return x.train(ctx, 1) }, a, b)
+	same(t, a, b)
+	all(t, func(x *trainer) error { return x.Close(ctx) }, a, b)
 }
 
 // One round of the dense gradients of a DLRM.

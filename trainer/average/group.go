@@ -321,7 +321,10 @@ func (g *Group) join(ctx context.Context) (behind bool, err error) {
 			return false, err
 		}
 		if !slices.Contains(m.Ranks, g.opts.Rank) {
-			return false, rowraft.Errorf(rowraft.CodePrecondition, "rank %d is no member of generation %d: %v are", g.opts.Rank, m.Generation, m.Ranks)
+			if err := g.await(ctx, m, changed); err != nil {
+				return false, err
+			}
+			continue
 		}
 		behind, err := g.enter(ctx, m, changed)
 		if err == nil || final(ctx, err) {
@@ -333,6 +336,24 @@ func (g *Group) join(ctx context.Context) (behind bool, err error) {
 		case <-ctx.Done():
 			return false, ctx.Err()
 		}
+	}
+}
+
+// await waits for what comes behind m, of which this trainer is no member: one that has
+// just joined may have been seen by the registry, and not here yet.
+func (g *Group) await(ctx context.Context, m Members, changed chan struct{}) error {
+	now, err := g.opts.Registry.Next(ctx, 0)
+	if err == nil && now.Generation <= m.Generation {
+		err = rowraft.Errorf(rowraft.CodePrecondition, "rank %d is no member of generation %d: %v are", g.opts.Rank, m.Generation, m.Ranks)
+	}
+	if err != nil {
+		return err
+	}
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
