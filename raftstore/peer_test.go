@@ -15,6 +15,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -111,17 +112,19 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 
 // A peer with an old map dials many times a second: each kind of refusal has one line at first.
 func TestRefusalsDoNotFloodTheLog(t *testing.T) {
-	var log bytes.Buffer
-	p := &peerPort{opts: &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(), refusals: newLogRate()}
-	pre := &preamble{"c1", "x", "node-9", "g", raftChannel}
-	for range 100 {
-		p.logRefusal(&net.TCPAddr{}, pre, peerWrongNode, errors.New("this is another node"))
-		p.logRefusal(&net.TCPAddr{}, pre, peerDenied, errors.New("not on the list"))
-		p.logRefusal(&net.TCPAddr{}, pre, peerUnknownGroup, errors.New("it starts"))
-	}
-	if lines := strings.Count(log.String(), "peer connection refused"); lines != 2 {
-		t.Errorf("%d lines, want 2:\n%s", lines, &log)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		p := &peerPort{opts: &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(), refusals: newLogRate()}
+		pre := &preamble{"c1", "x", "node-9", "g", raftChannel}
+		for range 100 {
+			p.logRefusal(&net.TCPAddr{}, pre, peerWrongNode, errors.New("this is another node"))
+			p.logRefusal(&net.TCPAddr{}, pre, peerDenied, errors.New("not on the list"))
+			p.logRefusal(&net.TCPAddr{}, pre, peerUnknownGroup, errors.New("it starts"))
+		}
+		if lines := strings.Count(log.String(), "peer connection refused"); lines != 2 {
+			t.Errorf("%d lines, want 2:\n%s", lines, &log)
+		}
+	})
 }
 
 func dialRaw(t *testing.T, addr string) net.Conn {

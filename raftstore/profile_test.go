@@ -10,7 +10,7 @@ import (
 // Groups that run take other timers, as far as raft can change them, and go on; those that
 // start anew take all of them.
 func TestTimersChangeWhileGroupsRun(t *testing.T) {
-	c := startedCluster(t, 3, func(o *Options) { o.DiskStallLimit = 0 })
+	c := startedCluster(t, 3, nil)
 	c.propose("fast")
 	var last rowraft.Index
 	for _, p := range []Profile{ProfileDefault, ProfileDense, ProfileFast} {
@@ -21,9 +21,6 @@ func TestTimersChangeWhileGroupsRun(t *testing.T) {
 			var got raft.ReloadableConfig = n.group.run.Load().raft.ReloadableConfig()
 			if got.HeartbeatTimeout != p.Heartbeat || got.ElectionTimeout != p.Heartbeat || n.store.Profile() != p {
 				t.Errorf("timers %v and %v, want %v", got.HeartbeatTimeout, got.ElectionTimeout, p.Heartbeat)
-			}
-			if want := 2 * p.Heartbeat; n.store.stallLimit() != want {
-				t.Errorf("the disk of a leader may hang for %v, want %v", n.store.stallLimit(), want)
 			}
 		}
 		last = c.propose("again")
@@ -48,5 +45,20 @@ func TestTimersChangeWhileGroupsRun(t *testing.T) {
 	}
 	if err := n.store.SetProfile(Profile{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("no timers at all: %v", err)
+	}
+}
+
+// A leader's disk may hang for as long as an election takes, unless a time was given.
+func TestTheStallLimitFollowsTheTimers(t *testing.T) {
+	c := newTestCluster(t, 1, func(o *Options) { o.DiskStallLimit = 0 })
+	n := c.nodes[0]
+	c.open(n) // and no group, whose disk could hang
+	for _, p := range []Profile{ProfileDefault, ProfileDense, ProfileFast} {
+		if err := n.store.SetProfile(p); err != nil {
+			t.Fatal(err)
+		}
+		if want := 2 * p.Heartbeat; n.store.stallLimit() != want {
+			t.Errorf("the disk of a leader may hang for %v, want %v", n.store.stallLimit(), want)
+		}
 	}
 }
