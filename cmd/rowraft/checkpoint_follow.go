@@ -6,6 +6,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -50,7 +52,7 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 		case errors.Is(err, io.EOF):
 			return done, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
 		case err != nil:
-			return done, lost(rpc.FromStatus(err), hint)
+			return done, lost(fromStream(err), hint)
 		}
 		switch reply.GetPhase() {
 		case "done":
@@ -62,6 +64,16 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 			bar.phase(reply.GetPhase())
 		}
 	}
+}
+
+// fromStream is the error of a call in which somebody was heard. gRPC's own Unavailable is a
+// connection that broke: nobody answers any more, and the call may have taken effect.
+func fromStream(err error) error {
+	broken := status.Code(err) == codes.Unavailable
+	if err = rpc.FromStatus(err); broken && rowraft.CodeOf(err) == rowraft.CodeUnknown {
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)
+	}
+	return err
 }
 
 // lost adds advice to the end of a call that came from no server.

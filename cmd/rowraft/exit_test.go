@@ -2,11 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // TestExitCodes: each exit code of rowraft's help is what a command ends with.
@@ -39,5 +45,43 @@ func TestExitCodes(t *testing.T) {
 	cancel()
 	if code := exitCode(ctx, rowraft.Errorf(rowraft.CodeNoLeader, "stopped while it waited")); code != exitInterrupted || !strings.Contains(help, "\n  130  ") {
 		t.Errorf("interrupted: exit code %d, want %d, and in\n%s", code, exitInterrupted, help)
+	}
+}
+
+// brokenCalls ends its calls as gRPC does when a connection breaks.
+type brokenCalls struct {
+	rowraftv1.UnimplementedCheckpointsServer
+	rowraftv1.UnimplementedSweepsServer
+}
+
+var errBroken = status.Error(codes.Unavailable, "keepalive ping failed to receive ACK within timeout")
+
+func (brokenCalls) CreateCheckpoint(*rowraftv1.CreateCheckpointRequest, grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+	return errBroken
+}
+
+func (brokenCalls) RestoreCheckpoint(*rowraftv1.RestoreCheckpointRequest, grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
+	return errBroken
+}
+
+func (brokenCalls) ShrinkTable(_ *rowraftv1.ShrinkTableRequest, s grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
+	return errors.Join(s.Send(&rowraftv1.ShrinkTableReply{Slots: 1}), errBroken)
+}
+
+// TestABrokenConnectionIsNoAnswer: scripts try again after exit code 4, and what to know of that is said.
+func TestABrokenConnectionIsNoAnswer(t *testing.T) {
+	addr := start(t, &fakeCluster{}, func(s *grpc.Server) {
+		rowraftv1.RegisterCheckpointsServer(s, brokenCalls{})
+		rowraftv1.RegisterSweepsServer(s, brokenCalls{})
+	})
+	for says, args := range map[string][]string{
+		lostCreate:             {"checkpoint", "create", t.TempDir()},
+		lostRestore:            {"checkpoint", "restore", t.TempDir() + "/a"},
+		"run the same command": {"table", "shrink", "t", "--norm-below", "1"},
+	} {
+		got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
+		if got.code != exitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") || !strings.Contains(got.errout, says) {
+			t.Errorf("rowraft %s: %+v, want exit code %d and %q", strings.Join(args, " "), got, exitUnavailable, says)
+		}
 	}
 }

@@ -108,7 +108,7 @@ func (g *globals) shrinkTable(cmd *cobra.Command, req *rowraftv1.ShrinkTableRequ
 		case errors.Is(err, io.EOF):
 			return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
 		case err != nil:
-			err = rpc.FromStatus(err)
+			err = fromStream(err)
 			if n := last.GetRemoved(); n > 0 && !req.GetDryRun() {
 				err = fmt.Errorf("%s rows were removed before this: %w", count(n), err)
 			}
