@@ -140,7 +140,7 @@ type soft struct {
 	ended   map[[16]byte]time.Time // when the stages of a restore were dropped, or closed
 
 	versions map[rowraft.NodeID]Versions // that servers have said
-	heldBack string                      // for people: who understands least; "" if all understand all
+	heldBack string                      // for people: who is known to understand least; "" if nobody is
 }
 
 type beat struct {

@@ -161,6 +161,9 @@ func (s *Scheduler) lowest(m *clustermap.Map) (low Versions, heldBack string, kn
 // reports whether all have said.
 func (s *Scheduler) raiseVersions(ctx context.Context, m *clustermap.Map) (known bool, err error) {
 	low, heldBack, known := s.lowest(m)
+	if low == OwnVersions() { // of who has not said it is not known
+		heldBack = ""
+	}
 	s.soft.mu.Lock()
 	s.soft.heldBack = heldBack
 	s.soft.mu.Unlock()

@@ -115,6 +115,45 @@ func TestVersionsFollowTheServers(t *testing.T) {
 	}
 }
 
+// TestWhoHasNotSaidHoldsNobodyBack: a leader that was elected a moment ago has not heard all
+// servers. What needs their word is to come again; it must not be refused for good.
+func TestWhoHasNotSaidHoldsNobodyBack(t *testing.T) {
+	s, l := newLeader(t, 2, 1)
+	versions := map[string]uint32{"n0": wire.EntryVersion, "n1": 2}
+	for id, apply := range versions {
+		if _, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
+			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: id + ":1", PeerAddr: id + ":2"}, ApplyVersion: apply, MetadataVersion: MetadataVersion,
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reconcile(t, s)
+	heldBack := func(id string) string {
+		t.Helper()
+		beat := &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, ApplyVersion: versions[id], MetadataVersion: MetadataVersion}
+		if _, err := s.Heartbeat(t.Context(), beat); err != nil {
+			t.Fatal(err)
+		}
+		_ = s.reconcile(t.Context()) // it cannot reach the shard
+		reply, err := s.Heartbeat(t.Context(), beat)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply.GetHeldBack()
+	}
+	const old = "server n1 understands log entries up to version 2"
+	if got := heldBack("n0"); !strings.Contains(got, old) {
+		t.Errorf("with n1 of an old binary: held back by %q", got)
+	}
+	l.elect(s.opts.Self.ID)
+	if got := heldBack("n0"); got != "" {
+		t.Errorf("before n1 has said anything to the next leader: held back by %q", got)
+	}
+	if got := heldBack("n1"); !strings.Contains(got, old) {
+		t.Errorf("when it has: held back by %q", got)
+	}
+}
+
 // A leader that has not heard of a server waits with what it does not know; a member of
 // the metadata group that is older than a command stops it before it is logged.
 func TestCommandsWaitForTheMembers(t *testing.T) {
