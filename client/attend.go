@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -19,6 +20,7 @@ import (
 const (
 	// attendSilence is how long the scheduler may say nothing; it speaks twice a second.
 	attendSilence = 3 * time.Second
+	silenceTicks  = 6 // in attendSilence
 	stateChunk    = 256 << 10
 )
 
@@ -274,6 +276,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { broken <- call.receive() })
+	wg.Go(call.endInSilence)
 	return call.serve(broken)
 }
 
@@ -288,14 +291,45 @@ type attendCall struct {
 	reached   chan reached
 	welcomed  func()
 
+	silence silence
+
 	pausing *pausing // nil: it trains
 	parked  bool     // it was said
 }
 
-// receive hands on what the scheduler says, and ends the call when it is silent.
+// silence is how long nothing was heard, in ticks: while this process stands still there
+// are none, and what was said meanwhile has yet to be read.
+type silence struct {
+	heard atomic.Bool
+	quiet int // ticks; of who calls tick
+}
+
+// tick reports that nothing was heard for attendSilence.
+func (s *silence) tick() bool {
+	if s.quiet++; s.heard.Swap(false) {
+		s.quiet = 0
+	}
+	return s.quiet >= silenceTicks
+}
+
+// endInSilence ends the call when the scheduler says nothing.
+func (c *attendCall) endInSilence() {
+	tick := time.NewTicker(attendSilence / silenceTicks)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if c.silence.tick() {
+				c.end()
+			}
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// receive hands on what the scheduler says.
 func (c *attendCall) receive() error {
-	silence := time.AfterFunc(attendSilence, c.end)
-	defer silence.Stop()
 	for {
 		r, err := c.stream.Recv()
 		if err != nil {
@@ -307,7 +341,7 @@ func (c *attendCall) receive() error {
 			}
 			return rpc.FromStatus(err)
 		}
-		silence.Reset(attendSilence)
+		c.silence.heard.Store(true)
 		if r.GetBeat() != nil {
 			continue
 		}

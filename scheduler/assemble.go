@@ -15,7 +15,7 @@ func sortPaused(list []*paused) {
 
 // assemble returns the trainers that are there, when all are that ought to be.
 func (s *Scheduler) assemble(ctx context.Context, job string, skip bool) ([]*attendee, error) {
-	patience := time.NewTimer(s.attendance.patience)
+	patience := time.NewTimer(s.attendance.patience.absent)
 	defer patience.Stop()
 	for {
 		changed := s.attendance.watch()

@@ -32,7 +32,7 @@ const (
 // attendance are the trainers that have a call to this leader. Which trainers there
 // ought to be is in the log (attendstate.go).
 type attendance struct {
-	patience time.Duration // absentPatience, but in tests
+	patience patience // the constants, but in tests
 
 	mu        sync.Mutex
 	trainers  map[trainerID]*attendee
@@ -45,7 +45,7 @@ type attendance struct {
 
 func newAttendance() *attendance {
 	return &attendance{
-		patience: absentPatience,
+		patience: patience{absent: absentPatience, pause: pausePatience, announce: announcePatience, release: releasePatience},
 		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), halts: make(map[string]*halt), changed: make(chan struct{}),
 	}
 }

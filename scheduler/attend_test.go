@@ -31,7 +31,8 @@ func served(t *testing.T) (*Scheduler, *fakeLog, *client.Client) {
 func servedBeside(t *testing.T, more func(*grpc.Server)) (*Scheduler, *fakeLog, *client.Client) {
 	t.Helper()
 	s, l := newLeader(t, 1, 1)
-	s.attendance.patience = 2 * time.Minute
+	const long = 2 * time.Minute
+	s.attendance.patience = patience{absent: long, pause: long, announce: long, release: long}
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -202,12 +203,8 @@ func TestAnAbsentTrainer(t *testing.T) {
 	for name, absent := range map[string]func(t *testing.T, s *Scheduler, c *client.Client){
 		"it never came": func(*testing.T, *Scheduler, *client.Client) {},
 		"it went without a word": func(t *testing.T, s *Scheduler, c *client.Client) {
-			changed := s.attendance.watch()
-			f := attend(t, c, "a", 1, 2, nil)
-			<-changed
-			changed = s.attendance.watch()
-			f.Close()
-			<-changed
+			attend(t, c, "a", 1, 2, nil).Close()
+			eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 1 })
 		},
 		"it has failed": func(t *testing.T, s *Scheduler, c *client.Client) {
 			attend(t, c, "a", 1, 2, func(f *fakeTrainer) { f.fail = rowraft.Errorf(rowraft.CodeSessionExpired, "its session is gone") })
@@ -215,7 +212,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _, c := served(t)
-			s.attendance.patience = 50 * time.Millisecond
+			s.attendance.patience.absent = 50 * time.Millisecond
 			f := attend(t, c, "a", 0, 2, nil)
 			absent(t, s, c)
 			if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
@@ -251,7 +248,7 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 		for _, divided := range []bool{true, false} {
 			s, _, c := served(t)
 			if !divided {
-				s.attendance.patience = 50 * time.Millisecond
+				s.attendance.patience.absent = 50 * time.Millisecond
 			}
 			var members [2]*client.Member
 			for rank := range members {
@@ -295,11 +292,10 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 // The log knows of a trainer of which nothing else is left, until its job counts as dead.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s, _, c := served(t)
-	s.attendance.patience = 50 * time.Millisecond
+	s.attendance.patience.absent = 50 * time.Millisecond
 	f := attend(t, c, "a", 0, 1, nil)
-	changed := s.attendance.watch()
 	f.Close()
-	<-changed
+	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
 	if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("%v, want Precondition", err)
 	}
@@ -426,10 +422,9 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			close(made.done)
 			s.attendance.mu.Lock()
 			s.attendance.endings["ctr"] = made
-			first, second := s.attendance.trainers[trainerID{"ctr", 0}], s.attendance.trainers[trainerID{"ctr", 1}]
 			s.attendance.mu.Unlock()
 			eventually(t, "the other one has spoken", func() bool {
-				w, known := s.workers.get(second.member.GetIncarnation())
+				w, known := s.workers.get(s.machine.runOf("ctr").GetMembers()[1].GetIncarnation())
 				return known && w.beat != nil
 			})
 			left := make(chan string, 2)
@@ -438,13 +433,20 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 				left <- fmt.Sprint(rank, " ", path, " ", err)
 			}
 			go park(0, client.Parking{Destination: t.TempDir()})
+			var first *attendee // on its present call
 			eventually(t, "the first has parked, or has left", func() bool {
 				s.attendance.mu.Lock()
 				defer s.attendance.mu.Unlock()
-				return first.park != nil
+				first = s.attendance.trainers[trainerID{"ctr", 0}]
+				return first != nil && first.park != nil || len(left) > 0
 			})
-			if leave := s.Checkpoints().mayLeave(t.Context(), first); tc.waits != (leave == nil) {
-				t.Fatalf("while the other one trains it is told %v", leave)
+			if tc.waits && len(left) > 0 {
+				t.Fatalf("while the other one trains it has left: %s", <-left)
+			}
+			if first != nil {
+				if leave := s.Checkpoints().mayLeave(t.Context(), first); tc.waits != (leave == nil) {
+					t.Fatalf("while the other one trains it is told %v", leave)
+				}
 			}
 			want := []string{"0 made <nil>"}
 			if tc.waits {

@@ -31,6 +31,9 @@ const (
 	releasePatience = 5 * time.Second
 )
 
+// patience is that of checkpoints with trainers.
+type patience struct{ absent, pause, announce, release time.Duration }
+
 // muster are the trainers of one cut.
 type muster struct {
 	s       *Scheduler
@@ -115,7 +118,7 @@ func (s *Scheduler) pauseTrainers(ctx context.Context, job string, skip bool) (*
 		return nil, err
 	}
 	m := s.newMuster(who, skip)
-	wait, cancel := context.WithTimeout(ctx, pausePatience)
+	wait, cancel := context.WithTimeout(ctx, s.attendance.patience.pause)
 	defer cancel()
 	if err := m.stop(wait); err != nil {
 		m.letGo()
@@ -144,7 +147,7 @@ func (m *muster) stop(ctx context.Context) error {
 	for _, p := range m.members {
 		if p.a.announces {
 			if barriers[p.a.id.job] == nil {
-				barriers[p.a.id.job] = &barrier{all: make(chan struct{})}
+				barriers[p.a.id.job] = &barrier{all: make(chan struct{}), patience: m.s.attendance.patience.announce}
 			}
 			barriers[p.a.id.job].left++
 		}
@@ -171,7 +174,8 @@ func (m *muster) stop(ctx context.Context) error {
 
 // barrier is where the trainers of a job agree on a boundary.
 type barrier struct {
-	all chan struct{} // closed when everybody has said something, or will not
+	all      chan struct{} // closed when everybody has said something, or will not
+	patience time.Duration // with one that says nothing
 
 	mu     sync.Mutex
 	left   int
@@ -194,7 +198,7 @@ func (p *paused) stop(ctx context.Context, b *barrier) error {
 	err := p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id, Announce: p.a.announces}}})
 	if p.a.announces {
 		if err == nil {
-			err = p.announce(ctx)
+			err = p.announce(ctx, b.patience)
 		}
 		b.say(p.boundary) // nothing, if it has gone: the others wait for its word
 		if err == nil && p.together {
@@ -215,8 +219,8 @@ func (p *paused) tell(r *rowraftv1.AttendReply) error {
 }
 
 // announce hears how far the trainer is; one whose training is over stands already.
-func (p *paused) announce(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, announcePatience)
+func (p *paused) announce(ctx context.Context, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return p.hear(ctx)
 }
@@ -303,7 +307,7 @@ func (p *paused) goOn(send bool) error {
 // release lets the trainers go on. Each must have stood still until then: what it
 // pushed before its pause is in the cut, and nothing that it pushed afterwards.
 func (m *muster) release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, releasePatience)
+	ctx, cancel := context.WithTimeout(ctx, m.s.attendance.patience.release)
 	defer cancel()
 	if a := m.newcomer(); a != nil && !m.skip { // what it has pushed may be in the cut, and its state is not
 		return rowraft.Errorf(rowraft.CodeNoLeader, "%s began during the cut", a.id)
