@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"unsafe"
 )
 
@@ -107,6 +108,10 @@ func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
 // TestShortUseTakesFromTheStock: and gives back to it, so that the goroutine has something to do
 // only when the stock is low. A chunk of small pages does not come into the stock.
 func TestShortUseTakesFromTheStock(t *testing.T) {
+	synctest.Test(t, shortUseTakesFromTheStock) // the surplus goes by time
+}
+
+func shortUseTakesFromTheStock(t *testing.T) {
 	p := newPool()
 	var rows, short []unsafe.Pointer
 	take := func(use use, to *[]unsafe.Pointer) {
@@ -168,6 +173,10 @@ func TestShortUseTakesFromTheStock(t *testing.T) {
 // TestSurplusIsOfShortUsesAlone: what rows give back goes to the system at once, though there is
 // a surplus, and what short uses did not take again goes later, though they go on.
 func TestSurplusIsOfShortUsesAlone(t *testing.T) {
+	synctest.Test(t, surplusIsOfShortUsesAlone) // the surplus goes by time
+}
+
+func surplusIsOfShortUsesAlone(t *testing.T) {
 	p := newPool()
 	p.filling = true // the goroutine has nothing to do with it
 	take := func(use use, n int) (cs []unsafe.Pointer) {
