@@ -105,12 +105,16 @@ func TestALeftProcessIsNoticed(t *testing.T) {
 	needBinaries(t)
 	s := spawn(t, "rowraft", "server", "--insecure", "--with-scheduler", "--data-dir", t.TempDir(),
 		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
-	found := false
-	for _, p := range leftovers(bin) {
-		found = found || p.pid == s.cmd.Process.Pid && strings.Contains(p.command, "--with-scheduler")
-	}
-	if !found {
-		t.Errorf("leftovers does not show pid %d", s.cmd.Process.Pid)
+	// A process has no command line for a moment after its start.
+	if err := poll(deadline(t, patience), func() error {
+		for _, p := range leftovers(bin) {
+			if p.pid == s.cmd.Process.Pid && strings.Contains(p.command, "--with-scheduler") {
+				return nil
+			}
+		}
+		return fmt.Errorf("leftovers does not show pid %d", s.cmd.Process.Pid)
+	}); err != nil {
+		t.Error(err)
 	}
 	s.kill()
 	for _, p := range leftovers(bin) {

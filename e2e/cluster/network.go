@@ -232,7 +232,10 @@ func (n *Network) passable(c *conn, l Link, bytes int) bool {
 		p, changed := n.policy(l)
 		switch {
 		case p.Reset:
-			n.stat(l).resets.Add(1)
+			n.mu.Lock()
+			n.statLocked(l).resets.Add(1)
+			delete(n.conns, c) // before its ends can see it
+			n.mu.Unlock()
 			c.reset()
 			return false
 		case !p.Drop:

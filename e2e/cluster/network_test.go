@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -30,25 +32,24 @@ func newEchoed(t *testing.T) *echoed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go func() {
+			wg.Go(func() {
 				defer c.Close()
 				io.Copy(c, c)
-			}()
+			})
 		}
-	}()
+	})
 	e := &echoed{t: t, net: NewNetwork()}
 	t.Cleanup(func() {
 		e.net.Close()
 		l.Close()
-		<-done
+		wg.Wait()
 	})
 	e.addr, err = e.net.proxyFor("s", l.Addr().String(), func(*net.TCPConn) (string, []byte, error) { return "d", nil, nil })
 	if err != nil {
@@ -80,8 +81,23 @@ func (e *echoed) answers(c net.Conn, text string, patience time.Duration) bool {
 	return err == nil && string(got) == text
 }
 
+// held waits until bytes on a link have met a cut.
+func (e *echoed) held(l Link) {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), soon)
+	defer cancel()
+	if err := Poll(ctx, func() error {
+		if e.net.Stats(l).Held == 0 {
+			return errors.New("no byte counts as held back")
+		}
+		return nil
+	}); err != nil {
+		e.t.Error(err)
+	}
+}
+
 const (
-	soon   = 5 * time.Second
+	soon   = time.Minute            // on a machine whose processes stand still
 	absent = 150 * time.Millisecond // long enough for an answer that must not come
 )
 
@@ -96,7 +112,7 @@ func TestBytesPassUnchanged(t *testing.T) {
 	}
 	go c.Write(want)
 	got := make([]byte, len(want))
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	c.SetReadDeadline(time.Now().Add(soon))
 	if _, err := io.ReadFull(c, got); err != nil {
 		t.Fatal(err)
 	}
@@ -121,9 +137,7 @@ func TestCutHoldsBack(t *testing.T) {
 			if e.answers(c, "during", absent) {
 				t.Error("an answer came across a cut")
 			}
-			if e.net.Stats(l).Held == 0 {
-				t.Error("no byte counts as held back")
-			}
+			e.held(l)
 			if e.net.Stats(Link{l.To, l.From}).Held != 0 {
 				t.Error("bytes of the other direction count as held back")
 			}
@@ -144,6 +158,7 @@ func TestNewConnectionsDoNotCrossACut(t *testing.T) {
 	if e.answers(c, "x", absent) {
 		t.Error("an answer came across a cut")
 	}
+	e.held(Link{"s", "d"})
 	lift()
 	got := make([]byte, 1)
 	c.SetReadDeadline(time.Now().Add(soon))

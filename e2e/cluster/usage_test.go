@@ -1,12 +1,15 @@
 package cluster
 
 import (
+	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestLeftoversAreFound(t *testing.T) {
@@ -27,7 +30,16 @@ func TestLeftoversAreFound(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	got, err := Leftovers(dir)
+	// A process has no command line for a moment after its start.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var got []string
+	_ = Poll(ctx, func() error {
+		if got, err = Leftovers(dir); len(got) < 2 {
+			return errors.New("something is not shown")
+		}
+		return nil
+	})
 	in.Close()
 	_ = cmd.Wait()
 	if err != nil || len(got) != 2 || !strings.Contains(got[0], "read line") || !strings.Contains(got[1], "listens on") {

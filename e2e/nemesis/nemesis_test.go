@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -77,7 +78,9 @@ func TestPick(t *testing.T) {
 }
 
 // A fault that stands has its effect until the heal, and ends then.
-func TestStanding(t *testing.T) {
+func TestStanding(t *testing.T) { synctest.Test(t, standing) }
+
+func standing(t *testing.T) {
 	var mu sync.Mutex
 	now := make(map[string]bool)
 	over := make(map[string]bool)
