@@ -213,6 +213,7 @@ func TestReplicasMoveAboutServers(t *testing.T) {
 
 	t.Run("planned", m.planned)
 	t.Run("with kills", m.withKills)
+	m.t = t
 
 	took := m.stopwatch()
 	stopPulses()

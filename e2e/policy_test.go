@@ -149,8 +149,9 @@ func TestAPolicyMakesCheckpoints(t *testing.T) {
 	c.must("checkpoint", "policy", "set", "broken", "--to", blocked, "--every", "1s", "--keep", "1", "--full-every", "3")
 	var v struct{ Policy policyState }
 	err := poll(deadline(t, patience), func() error {
-		if v = c.describePolicy("broken"); v.Policy.Failures < 2 {
-			return fmt.Errorf("%d failures", v.Policy.Failures)
+		// While the next try is under way the policy is said to run.
+		if v = c.describePolicy("broken"); v.Policy.Failures < 2 || v.Policy.State == "running" {
+			return fmt.Errorf("%d failures, %s", v.Policy.Failures, v.Policy.State)
 		}
 		return nil
 	})

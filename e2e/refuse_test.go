@@ -98,24 +98,25 @@ func TestRefusals(t *testing.T) {
 func TestForeignDataIsRefused(t *testing.T) {
 	skipUnderRace(t)
 	one, other := start(t, localcluster.Options{}), start(t, localcluster.Options{})
-	n1 := one.Servers()[0]
+	n1, n2 := one.Servers()[0], one.Servers()[1]
+	// While a server runs its files come and go under a copy.
+	one.killAll(one.Servers()[:2])
+	copied, mixed := copyDir(t, n1.DataDir), copyDir(t, n1.DataDir)
+	if err := os.RemoveAll(filepath.Join(mixed, "raft")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(mixed, "raft"), os.DirFS(filepath.Join(n2.DataDir, "raft"))); err != nil {
+		t.Fatal(err)
+	}
+	one.restartAll(one.Servers()[:2])
 
 	t.Run("a directory in use", func(t *testing.T) {
 		refused(t, n1.DataDir, one.Endpoints(), "is in use by the process with pid")
 	})
 	t.Run("a directory of another cluster", func(t *testing.T) {
-		copied := copyDir(t, n1.DataDir)
 		refused(t, copied, other.Endpoints(), "belongs to cluster")
 	})
 	t.Run("the log of another node under this identity", func(t *testing.T) {
-		n2 := one.Servers()[1]
-		mixed := copyDir(t, n1.DataDir)
-		if err := os.RemoveAll(filepath.Join(mixed, "raft")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.CopyFS(filepath.Join(mixed, "raft"), os.DirFS(filepath.Join(n2.DataDir, "raft"))); err != nil {
-			t.Fatal(err)
-		}
 		refused(t, mixed, one.Endpoints(), "belongs to node "+string(n2.ID()))
 	})
 	t.Run("a log that was lost", func(t *testing.T) {

@@ -113,17 +113,14 @@ func TestNoStageOutlivesItsCaller(t *testing.T) {
 	}
 	c := start(t, localcluster.Options{Servers: 1, Shards: 3})
 	c.createCheckpoint(t.TempDir(), "before") // by then every shard has a leader
-	staged := func() (n int) {
-		st, err := nodeStatus(deadline(t, patience), c.Servers()[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range st.Replicas {
+	staged := func() (n int, err error) {
+		st, err := nodeStatus(t.Context(), c.Servers()[0])
+		for _, r := range st.GetReplicas() {
 			if len(r.StagedRestore) > 0 {
 				n++
 			}
 		}
-		return n
+		return n, err
 	}
 	ctx, kill := context.WithCancel(deadline(t, patience))
 	ended := make(chan struct{})
@@ -138,8 +135,8 @@ func TestNoStageOutlivesItsCaller(t *testing.T) {
 	waitFor := func(what string, shards int) {
 		t.Helper()
 		if err := poll(deadline(t, patience), func() error {
-			if n := staged(); n != shards {
-				return fmt.Errorf("%s: %d shards have a stage, want %d", what, n, shards)
+			if n, err := staged(); err != nil || n != shards {
+				return fmt.Errorf("%s: %d shards have a stage, want %d; %v", what, n, shards, err)
 			}
 			return nil
 		}); err != nil {

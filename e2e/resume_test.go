@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -244,7 +243,7 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 	}
 	stopped := ""
 	for _, p := range tr.procs {
-		if code := p.code(t, 2*time.Minute); code != 130 { // a try of a cut that waits for shards takes a minute
+		if code := p.code(t, patience); code != 130 {
 			t.Fatalf("exit code %d of a trainer that was told to stop:\n%s%s", code, &p.stdout, &p.stderr)
 		}
 		if _, after, ok := strings.Cut(p.stdout.String(), dest+"/pair-stop-"); ok {

@@ -44,9 +44,13 @@ model: {dim: 8, sleep: 5ms} # else what they say of so many steps is long to rea
 		t.Fatal(err)
 	}
 	scheduler, victim := c.Schedulers()[0], c.Servers()[1]
-	status := c.clusterStatus()
-	if !strings.Contains(status, "3 up of 3, 3 expected") {
-		t.Errorf("the scheduler counts as a server:\n%s", status)
+	if err := poll(deadline(t, patience), func() error {
+		if status := c.clusterStatus(); !strings.Contains(status, "3 up of 3, 3 expected") {
+			return fmt.Errorf("the scheduler counts as a server, or one of them is down:\n%s", status)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 	tr := &trainers{c: c, dir: dir, config: config, n: 2}
 	tr.start()

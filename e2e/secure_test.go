@@ -100,7 +100,7 @@ func TestTrainersSpeakTLS(t *testing.T) {
 	dir, ports := t.TempDir(), freePorts(t, 4)
 	ready := filepath.Join(dir, "ready")
 	spawn(t, "rowraft", append(lab.flags("node"), "server", "--with-scheduler", "--servers", "1", "--shards", "1", "--data-dir", filepath.Join(dir, "n1"),
-		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast", "--disk-stall-limit", "10s")...)
+		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast", "--disk-stall-limit", "60s")...)
 	says(t, ready, "}")
 	var at struct {
 		Addr string `json:"addr"`
@@ -199,8 +199,14 @@ average: {addresses: [%q, %q]}
 	if now := trains(step + 5); now.Job.Generation != v.Job.Generation {
 		t.Errorf("after strangers the job is in generation %d, before it was %d", now.Job.Generation, v.Job.Generation)
 	}
-	if out, err := admin(t.Context(), lab.flags("admin"), "job", "stop", "kept"); err != nil || !strings.Contains(out, "job kept: stopped") {
-		t.Errorf("stop: %q, %v", out, err)
+	if err := poll(deadline(t, patience), func() error {
+		out, err := admin(t.Context(), lab.flags("admin"), "job", "stop", "kept")
+		if err == nil && !strings.Contains(out, "job kept: stopped") {
+			err = fmt.Errorf("it says %q", out)
+		}
+		return err
+	}); err != nil {
+		t.Errorf("stop: %v", err)
 	}
 	for i, p := range workers {
 		if code := p.code(t, patience); code != 0 {

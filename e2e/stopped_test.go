@@ -72,7 +72,7 @@ func TestAStoppedLeaderAnswersNothingOld(t *testing.T) {
 	defer conn.Close()
 	stub := rowraftv1.NewTableClient(conn)
 	// It proves its age now, and so remembers that it was young.
-	young := request(rowraftv1.ReadMode_READ_MODE_BOUNDED, time.Minute, 0)
+	young := request(rowraftv1.ReadMode_READ_MODE_BOUNDED, time.Minute, cl.Position().Shards[0])
 	for young.ask(ctx, stub) != nil && rowraft.CodeOf(young.err).Retryable() && ctx.Err() == nil { // it gives up after 300 ms
 	}
 	if young.err != nil || young.count != before {
