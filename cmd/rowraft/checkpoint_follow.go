@@ -40,7 +40,7 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 	defer cancel()
 	stream, err := start(ctx, rowraftv1.NewCheckpointsClient(conn))
 	if err != nil {
-		return done, rpc.FromStatus(err)
+		return done, fromStream(err)
 	}
 	bar := g.newMeter(cmd, what)
 	defer bar.done()
@@ -66,8 +66,8 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 	}
 }
 
-// fromStream is the error of a call in which somebody was heard. gRPC's own Unavailable is a
-// connection that broke: nobody answers any more, and the call may have taken effect.
+// fromStream is the error of a call to who was heard a moment ago. gRPC's own Unavailable is a connection
+// that broke: nobody answers any more, and the call may have taken effect.
 func fromStream(err error) error {
 	broken := status.Code(err) == codes.Unavailable
 	if err = rpc.FromStatus(err); broken && rowraft.CodeOf(err) == rowraft.CodeUnknown {

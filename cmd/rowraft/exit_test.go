@@ -74,6 +74,7 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 		rowraftv1.RegisterCheckpointsServer(s, brokenCalls{})
 		rowraftv1.RegisterSweepsServer(s, brokenCalls{})
 	})
+	gone := start(t, &fakeCluster{leader: unusedAddr(t)})
 	for says, args := range map[string][]string{
 		lostCreate:             {"checkpoint", "create", t.TempDir()},
 		lostRestore:            {"checkpoint", "restore", t.TempDir() + "/a"},
@@ -82,6 +83,9 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 		got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
 		if got.code != exitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") || !strings.Contains(got.errout, says) {
 			t.Errorf("rowraft %s: %+v, want exit code %d and %q", strings.Join(args, " "), got, exitUnavailable, says)
+		}
+		if got := rowraftCmd(t, append(args, "--insecure", "--endpoints", gone)...); got.code != exitUnavailable {
+			t.Errorf("rowraft %s of a leader that has just ended: %+v, want exit code %d", strings.Join(args, " "), got, exitUnavailable)
 		}
 	}
 }

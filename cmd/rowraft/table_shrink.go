@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -96,7 +95,7 @@ func (g *globals) shrinkTable(cmd *cobra.Command, req *rowraftv1.ShrinkTableRequ
 	defer cancel()
 	stream, err := rowraftv1.NewSweepsClient(conn).ShrinkTable(ctx, req)
 	if err != nil {
-		return nil, rpc.FromStatus(err)
+		return nil, fromStream(err)
 	}
 	bar := newMeterOf(cmd.ErrOrStderr(), "shrink", "slots", g.output == formatJSON)
 	defer bar.done()
