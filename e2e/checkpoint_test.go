@@ -72,16 +72,29 @@ func (c *cluster) createCheckpoint(dest, name string) *checkpoint.Manifest {
 	return m
 }
 
-// mustCreate makes a checkpoint. What a try leaves that has lost its leader goes before the
-// next one.
-func (c *cluster) mustCreate(dest, name string, flags ...string) {
+// mustCreate makes a checkpoint and returns what the command says.
+func (c *cluster) mustCreate(dest, name string, flags ...string) string {
 	c.t.Helper()
-	clear := func() { c.rowraft(deadline(c.t, patience), "checkpoint", "delete", dest+"/"+name) }
-	out, errout, code := c.patiently(clear, append([]string{"checkpoint", "create", dest, "--name", name}, flags...)...)
+	args := append([]string{"checkpoint", "create", dest, "--name", name}, flags...)
+	var out, errout string
+	code, again := 0, false
+	_ = poll(deadline(c.t, patience), func() error {
+		out, errout, code = c.rowraft(deadline(c.t, patience), args...)
+		// What a try leaves that has lost its leader goes before the next one. It may end
+		// after that, where the leader only stood still.
+		if code != 4 && !(again && code == 1 && strings.Contains(errout, name+" exists")) {
+			return nil
+		}
+		again = true
+		c.t.Logf("rowraft %s is run again: %s", strings.Join(args, " "), errout)
+		c.rowraft(deadline(c.t, patience), "checkpoint", "delete", dest+"/"+name)
+		return fmt.Errorf("exit code %d", code)
+	})
 	if code != 0 {
 		c.t.Fatalf("checkpoint create %s: exit code %d: %s", name, code, errout)
 	}
 	c.t.Log(out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:])
+	return out
 }
 
 // verifies runs `checkpoint verify`, which needs no cluster.
@@ -248,7 +261,7 @@ func TestCheckpointUnderLoad(t *testing.T) {
 		name := fmt.Sprintf("c%d", i)
 		m := c.createCheckpoint(dest, name)
 		t.Logf("pushes were held for %v, the slowest of the chain took %v", m.HeldFor, chains[0].slowest())
-		if m.HeldFor <= 0 || m.HeldFor > 10*time.Second { // the lease is 1 s, and a process may stand still
+		if m.HeldFor <= 0 || m.HeldFor > time.Minute { // the lease is 1 s, and a process may stand still
 			t.Errorf("pushes were held for %v", m.HeldFor)
 		}
 		if code, out := verifies(t, dest+"/"+name); code != 0 {
@@ -267,16 +280,10 @@ func TestCheckpointUnderLoad(t *testing.T) {
 	// With nobody pushing, a checkpoint has what the shards have, row by row.
 	m := c.createCheckpoint(dest, "last")
 	saved := savedRows(t, dest, "last", counters)
-	if len(saved) != len(l.keys) || m.Rows() != uint64(len(l.keys)+len(chains)*len(chains[0].keys)) {
-		t.Errorf("the checkpoint has %d rows of the load's %d, %d in all", len(saved), len(l.keys), m.Rows())
+	if n := l.pushed(); len(saved) != n || m.Rows() != uint64(n+len(chains)*len(chains[0].keys)) {
+		t.Errorf("the checkpoint has %d rows of the load's %d, %d in all", len(saved), n, m.Rows())
 	}
-	for _, cl := range l.clients {
-		for k, want := range cl.acked {
-			if w := saved[l.keys[k]]; w == nil || int(w[cl.rank]) != want {
-				t.Fatalf("key %d has %v, client %d has %d acknowledged pushes", l.keys[k], w, cl.rank, want)
-			}
-		}
-	}
+	l.compare(t, saved)
 	var sum checkpoint.Digest
 	for _, p := range m.Parts {
 		sum = sum.Add(p.Digest)

@@ -288,13 +288,31 @@ func (l *load) check(c *cluster) {
 	if lost > 0 || doubled > 0 {
 		l.t.Errorf("%d updates of acknowledged pushes were lost, %d were applied twice", lost, doubled)
 	}
-	want := uint64(0) // a short load has not pushed to every key
+	if rows, want := c.sameDigests(), uint64(l.pushed()); rows != want {
+		l.t.Errorf("the shards hold %d rows, want %d", rows, want)
+	}
+}
+
+// pushed is how many of the keys were pushed by anybody, once the load has ended: all of them if it
+// had the time.
+func (l *load) pushed() (n int) {
 	for k := range l.keys {
 		if slices.ContainsFunc(l.clients, func(cl *loadClient) bool { return cl.acked[k] > 0 }) {
-			want++
+			n++
 		}
 	}
-	if rows := c.sameDigests(); rows != want {
-		l.t.Errorf("the shards hold %d rows, want %d", rows, want)
+	return n
+}
+
+// compare compares saved rows with what was acknowledged, once the load has ended.
+func (l *load) compare(t testing.TB, saved map[rowraft.Key][]float32) {
+	t.Helper()
+	for _, cl := range l.clients {
+		for k, want := range cl.acked {
+			w := saved[l.keys[k]]
+			if w == nil && want > 0 || w != nil && int(w[cl.rank]) != want {
+				t.Fatalf("key %d has %v, client %d has %d acknowledged pushes", l.keys[k], w, cl.rank, want)
+			}
+		}
 	}
 }
