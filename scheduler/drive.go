@@ -357,7 +357,7 @@ func (s *Scheduler) buryReplicas(ctx context.Context) error {
 	var errs []error
 	for _, sh := range m.Shards {
 		for _, r := range sh.Removed {
-			known := s.driver.knownSince(r.ID)
+			known := s.driver.knownSince(r.ID, s.soft.now())
 			report, at := leaderReport(sh, beats)
 			switch {
 			case report == nil || !at.After(known):
@@ -374,12 +374,12 @@ func (s *Scheduler) buryReplicas(ctx context.Context) error {
 }
 
 // knownSince is when this leader first saw that replica id was removed.
-func (d *driver) knownSince(id rowraft.ReplicaID) time.Time {
+func (d *driver) knownSince(id rowraft.ReplicaID, now time.Time) time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at, ok := d.removed[id]
 	if !ok {
-		at = time.Now()
+		at = now
 		d.removed[id] = at
 	}
 	return at

@@ -196,7 +196,7 @@ func TestAReplicaIsForgottenOnALateReportOnly(t *testing.T) {
 	}
 	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
 	sh := s.view.Map().Shards[0]
-	left, now := sh.Removed[0], time.Now()
+	left, now := sh.Removed[0], s.soft.now()
 	known := now.Add(-2 * forgetAfter)
 	bury := func(reported time.Time) (forgotten bool) {
 		if _, _, err := s.leading(); err != nil { // in this term from now on

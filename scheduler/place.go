@@ -83,7 +83,7 @@ func (s *soft) stoodStill(lost time.Duration) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
+	now := s.now()
 	later := func(t time.Time) time.Time {
 		if t = t.Add(lost); t.After(now) {
 			return now
@@ -153,7 +153,7 @@ func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer)
 // take does one step.
 func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *placer) error {
 	if next.transfer {
-		p.transfers[next.shard] = time.Now()
+		p.transfers[next.shard] = s.soft.now()
 		err := s.callAdmin(ctx, next.from, changeTimeout, func(ctx context.Context, a rowraftv1.AdminClient) error {
 			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(next.shard), ToNode: string(next.to)})
 			return err
@@ -208,7 +208,7 @@ type liveness struct {
 func (s *Scheduler) liveness(id rowraft.NodeID) liveness {
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
-	return s.soft.livenessLocked(id, time.Now())
+	return s.soft.livenessLocked(id, s.soft.now())
 }
 
 // livenessLocked is liveness. REQUIRES: mu is held.
@@ -246,7 +246,7 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 	running, _ := s.machine.moves()
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
-	now := time.Now()
+	now := s.soft.now()
 	alive := make(map[rowraft.NodeID]*liveness)
 	for _, n := range m.Servers() {
 		l := s.soft.livenessLocked(n.ID, now)

@@ -266,14 +266,14 @@ func TestAnOrphanedStageIsDropped(t *testing.T) {
 		s.soft.ended[[16]byte(id)] = at
 	}
 	// Heartbeats of before the drop may still tell of it.
-	ended(time.Now().Add(time.Hour))
+	ended(s.soft.now().Add(time.Hour))
 	told(id)
 	reconcile(t, s)
 	if n := p.dropped(); n != 1 {
 		t.Errorf("%d drops, want one: the heartbeat may be older than the drop", n)
 	}
 	// Later ones tell of a begin that came behind the drop.
-	ended(time.Now().Add(-strayGrace))
+	ended(s.soft.now().Add(-strayGrace))
 	told(id)
 	reconcile(t, s)
 	if n := p.dropped(); n != 2 {

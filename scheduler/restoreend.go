@@ -107,7 +107,7 @@ func (s *Scheduler) noteEnded(id []byte) {
 	if s.soft.ended == nil {
 		s.soft.ended = make(map[[16]byte]time.Time)
 	}
-	now := time.Now()
+	now := s.soft.now()
 	maps.DeleteFunc(s.soft.ended, func(_ [16]byte, at time.Time) bool { return now.Sub(at) > 2*strayGrace })
 	s.soft.ended[[16]byte(id)] = now
 }

@@ -132,6 +132,8 @@ type Scheduler struct {
 
 // soft is what the leader of the metadata group keeps in memory, for one term.
 type soft struct {
+	clock func() time.Time // nil: time.Now; set before use
+
 	mu      sync.Mutex
 	term    rowraft.Term
 	since   time.Time // when this leader first noticed that it leads
@@ -156,6 +158,14 @@ type beat struct {
 	profile    string          // of Raft timers
 
 	metaReplica bool // it has a replica of the metadata group, with a seat or without
+}
+
+// now is what heartbeats are timed by.
+func (s *soft) now() time.Time {
+	if s.clock != nil {
+		return s.clock()
+	}
+	return time.Now()
 }
 
 type ensuredKey struct {
@@ -269,7 +279,7 @@ func (s *Scheduler) startTerm(term rowraft.Term) {
 	if s.soft.beats != nil && s.soft.term == term {
 		return
 	}
-	s.soft.term, s.soft.since = term, time.Now()
+	s.soft.term, s.soft.since = term, s.soft.now()
 	s.soft.beats = make(map[rowraft.NodeID]beat)
 	s.soft.ensured = make(map[ensuredKey]struct{})
 	s.soft.ended = make(map[[16]byte]time.Time)

@@ -70,6 +70,7 @@ func threeFounders(t *testing.T) (*Scheduler, *fakeLog) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
+	s.soft.clock = stillClock()
 	l := &fakeLog{m: s.machine, self: self, leader: self, term: 1}
 	for _, id := range []rowraft.NodeID{self, "b", "c"} {
 		l.members = append(l.members, raftstore.MemberStatus{Member: raftstore.Member{Replica: identity.MetaReplicaOf(id), Node: id}, Voter: true, CaughtUp: true})

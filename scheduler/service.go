@@ -136,7 +136,7 @@ func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := beat{
-		at: time.Now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas(),
+		at: s.now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas(),
 		stopping: req.GetStopping(), version: req.GetVersion(), uptime: time.Duration(req.GetUptimeNs()),
 		disk: req.GetDisk(), certEnds: req.GetCertificateEnds(), profile: req.GetProfile(), metaReplica: req.GetMetadataReplica(),
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,12 +83,21 @@ func newLeader(t *testing.T, servers, shards int) (*Scheduler, *fakeLog) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
+	s.soft.clock = stillClock()
 	if _, err := s.Form(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	l := &fakeLog{m: s.machine, self: s.opts.Self.ID, leader: s.opts.Self.ID, term: 1}
 	s.Attach(l)
 	return s, l
+}
+
+// stillClock is a clock that only goes on when it is read, by a nanosecond: however slow
+// the machine is, nobody is silent.
+func stillClock() func() time.Time {
+	start := time.Now()
+	var reads atomic.Int64
+	return func() time.Time { return start.Add(time.Duration(reads.Add(1))) }
 }
 
 func (s *Scheduler) clusterID() string { return string(s.opts.Identity.Identity().Cluster) }
@@ -241,6 +251,7 @@ func TestTheHintOfTheHighestTermWins(t *testing.T) {
 func TestStatusFollowsHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l := newLeader(t, 3, 1)
+		s.soft.clock = time.Now
 		reconcile(t, s)
 		for _, n := range []string{"n0", "n1", "n2"} {
 			register(t, s, n, n+":1")
