@@ -209,7 +209,7 @@ func (s *Scheduler) callDropTable(ctx context.Context, node rowraft.NodeID, shar
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, ensureCallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.ensureCallTimeout)
 	defer cancel()
 	_, err = rowraftv1.NewAdminClient(conn).DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(shard), Table: uint64(d.id), TableEpoch: uint64(d.epoch)})
 	return err

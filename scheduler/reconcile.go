@@ -259,7 +259,7 @@ func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, sh
 	if err != nil {
 		return true, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, ensureCallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.ensureCallTimeout)
 	defer cancel()
 	_, err = rowraftv1.NewAdminClient(conn).EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t), TableEpoch: uint64(epoch)})
 	return true, err

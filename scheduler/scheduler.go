@@ -104,7 +104,8 @@ type Scheduler struct {
 	soft    soft
 	driver  driver
 
-	leadRest time.Duration // leadRest, but in tests
+	leadRest          time.Duration // leadRest, but in tests
+	ensureCallTimeout time.Duration // the same
 
 	// driving is held for reading while a table is driven into a shard.
 	driving sync.RWMutex
@@ -200,8 +201,8 @@ func New(opts Options) (*Scheduler, error) {
 	view := NewView()
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
-		leadRest: leadRest,
-		view:     view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
+		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout,
+		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
 		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
