@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -36,11 +37,16 @@ type fakeCluster struct {
 	status    *rowraftv1.StatusReply
 	createErr []error // of the first calls
 	creates   int
-	changed   []string // servers that were told what to do
-	old       bool     // it knows of no findings
+	changed   []string     // servers that were told what to do
+	old       bool         // it knows of no findings
+	silent    atomic.Int32 // so many calls of Hello get no answer
 }
 
-func (f *fakeCluster) Hello(context.Context, *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+func (f *fakeCluster) Hello(ctx context.Context, _ *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+	if f.silent.Add(-1) >= 0 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	leader := f.leader
 	if leader == "" {
 		leader = f.addr

@@ -109,8 +109,8 @@ func (h *headless) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*r
 
 // TestClusterStatusWithoutAScheduler: the servers are asked one by one.
 func TestClusterStatusWithoutAScheduler(t *testing.T) {
-	defer func(d time.Duration) { patience = d }(patience)
-	patience = 100 * time.Millisecond
+	defer func(p, h time.Duration) { patience, helloTimeout = p, h }(patience, helloTimeout)
+	patience, helloTimeout = 100*time.Millisecond, time.Minute
 	h := &headless{fakeCluster: fakeCluster{status: well()}}
 	addr := startHeadless(t, h)
 	gone := unusedAddr(t)

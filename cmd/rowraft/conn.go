@@ -17,7 +17,9 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-const helloTimeout = 2 * time.Second
+// helloTimeout is how long a server may take to say what it knows before the next one is
+// asked; a test may wait for longer.
+var helloTimeout = 2 * time.Second
 
 // cluster reaches the leader of the metadata group through any server.
 type cluster struct {
@@ -134,7 +136,7 @@ func (c *cluster) callOnce(ctx context.Context, fn func(context.Context, rowraft
 	return fn(ctx, client)
 }
 
-// unreachableError: not one server answered.
+// unreachableError: not one server answered, and none of them by silence.
 type unreachableError struct{ error }
 
 func (e *unreachableError) Unwrap() error { return e.error }
@@ -142,7 +144,7 @@ func (e *unreachableError) Unwrap() error { return e.error }
 // findLeader asks the servers one after the other who leads the metadata group.
 func (c *cluster) findLeader(ctx context.Context) (string, error) {
 	var silent []string
-	heard := false
+	heard, slow := false, false
 	for i := 0; i < len(c.endpoints); i++ { // grows on the way
 		addr := c.endpoints[i]
 		client, err := c.dial(addr)
@@ -152,6 +154,7 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 		reply, err := hello(ctx, client)
 		if err != nil {
 			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
+			slow = slow || rowraft.CodeOf(err) == rowraft.CodeDeadline
 			continue
 		}
 		heard = true
@@ -172,7 +175,11 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 		return "", rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader; no answer from: %s", orNone(silent))
 	}
 	err := rowraft.Errorf(rowraft.CodeNoLeader, "no server answers: %s", strings.Join(silent, "; "))
-	return "", &unreachableError{&hintedError{err, "is it running, is --endpoints right, and do both sides use TLS or both --insecure?"}}
+	err = &hintedError{err, "is it running, is --endpoints right, and do both sides use TLS or both --insecure?"}
+	if slow { // it may stand still for a moment
+		return "", err
+	}
+	return "", &unreachableError{err}
 }
 
 func hello(ctx context.Context, client rowraftv1.ClusterClient) (*rowraftv1.HelloReply, error) {

@@ -48,6 +48,21 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// TestAServerThatStandsStillForAMomentIsWaitedFor: one that accepts a call and says nothing is
+// no reason to give up before --timeout.
+func TestAServerThatStandsStillForAMomentIsWaitedFor(t *testing.T) {
+	f := &fakeCluster{status: sample()}
+	f.silent.Store(1)
+	if got := rowraftCmd(t, "table", "list", "--insecure", "--endpoints", start(t, f)); got.code != exitDone {
+		t.Errorf("%+v", got)
+	}
+	f.silent.Store(1 << 20)
+	got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "1s", "--endpoints", f.addr)
+	if got.code != exitUnavailable || !strings.Contains(got.errout, "no server answers: "+f.addr) || !strings.Contains(got.errout, "is it running") {
+		t.Errorf("one that never goes on: %+v", got)
+	}
+}
+
 // brokenCalls ends its calls as gRPC does when a connection breaks.
 type brokenCalls struct {
 	rowraftv1.UnimplementedCheckpointsServer

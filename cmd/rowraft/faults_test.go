@@ -50,11 +50,12 @@ func TestServerUnderDiskFaults(t *testing.T) {
 	if faultSymbols(t, bin) == 0 {
 		t.Fatal("the tagged binary holds no symbol of disk faults: faultSymbols is blind")
 	}
-	for _, tc := range []struct{ name, fault, says string }{
-		{"a failed write", `[{"name": "f1", "ops": ["write"], "path": "log/*.wal", "err": "EIO"}]`, "input/output error"},
-		{"a failed sync", `[{"name": "f1", "ops": ["sync"], "path": "*.wal", "err": "EIO"}]`, "input/output error"},
-		{"a full disk", `[{"name": "f1", "path": "log/*", "err": "ENOSPC"}]`, "the disk is full"},
-		{"a write that hangs", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.wal", "hang": true}]`, "disk stall"},
+	const long = "1m" // the machine's own disk is slow now and then
+	for _, tc := range []struct{ name, limit, fault, says string }{
+		{"a failed write", long, `[{"name": "f1", "ops": ["write"], "path": "log/*.wal", "err": "EIO"}]`, "input/output error"},
+		{"a failed sync", long, `[{"name": "f1", "ops": ["sync"], "path": "*.wal", "err": "EIO"}]`, "input/output error"},
+		{"a full disk", long, `[{"name": "f1", "path": "log/*", "err": "ENOSPC"}]`, "the disk is full"},
+		{"a write that hangs", "4s", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.wal", "hang": true}]`, "disk stall"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -62,7 +63,7 @@ func TestServerUnderDiskFaults(t *testing.T) {
 			var log bytes.Buffer
 			cmd := exec.Command(bin, "server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"),
 				"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--shards", "1",
-				"--disk-stall-limit", "4s", "--disk-reserve-bytes", "-1", "--log-format", "text")
+				"--disk-stall-limit", tc.limit, "--disk-reserve-bytes", "-1", "--log-format", "text")
 			cmd.Env = append(os.Environ(), "ROWRAFT_DISK_FAULTS="+faults)
 			cmd.Stderr = &log
 			if err := cmd.Start(); err != nil {
