@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -96,9 +95,7 @@ func TestPushesAreRefusedWithoutMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deleting, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	if _, err := mine.Delete(deleting, keys[:1]); err != nil {
+	if _, err := mine.Delete(ctx, keys[:1]); err != nil {
 		t.Errorf("a delete without memory for rows: %v", err)
 	}
 	select {

@@ -491,8 +491,10 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.harm.Store(tc.harm)
-			c.push()
-			eventually(t, c.ctx, "somebody has misapplied it", func() bool { return c.harmedOn.Load() != nil })
+			eventually(t, c.ctx, "somebody has misapplied it", func() bool {
+				c.push() // one that was applied while nobody led harms nobody
+				return c.harmedOn.Load() != nil
+			})
 			eventually(t, c.ctx, "a checkpoint while one is wrong", func() bool {
 				leader, term := c.leader()
 				wrong := c.harmedOn.Load().(string)

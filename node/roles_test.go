@@ -202,7 +202,7 @@ func TestNobodyGetsIn(t *testing.T) {
 // and nothing else.
 func probesOnly(t *testing.T, addr string, s stranger) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: s.tls.Clone()}, Timeout: 30 * time.Second}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: s.tls.Clone()}, Timeout: 2 * time.Minute}
 	for path, want := range map[string]int{
 		"/livez": http.StatusOK, "/readyz": http.StatusOK, "/metrics": http.StatusForbidden, "/debug/pprof/": http.StatusForbidden, "/": http.StatusForbidden,
 		"/livez/../metrics": http.StatusForbidden, "//livez": http.StatusForbidden, "/livez?x=/metrics": http.StatusOK,
