@@ -48,21 +48,22 @@ func TestTenTimesTheLimits(t *testing.T) {
 		if r.Memory == 0 || r.Memory > r.MemoryLimit {
 			t.Errorf("a server had %d bytes, its limit is %d", r.Memory, r.MemoryLimit)
 		}
-		if r.Refused == 0 {
-			t.Errorf("nothing was refused at %.1f times the limits", r.Factor)
-		}
 		served := 0 // beside it; that each was served after it is how the benchmark ends
 		for i, m := range r.Modest {
 			if served += m.Loaded; m.FirstErr != "" {
 				t.Errorf("a client that asks for little (%d): %s", i, m.FirstErr)
 			}
 		}
-		if served == 0 {
-			t.Error("no client that asks for little was served")
-		}
-		if r.LeaderChanges > 0 && try < 5 && !t.Failed() {
-			t.Logf("try %d: %d leader changes", try, r.LeaderChanges)
+		idle := served == 0 || r.Refused == 0 // all stood still for those two seconds, or one side did
+		if (r.LeaderChanges > 0 || idle) && try < 5 && !t.Failed() {
+			t.Logf("try %d: %d leader changes, %d pushes of clients that ask for little served, %.0f refused a second", try, r.LeaderChanges, served, r.Refused)
 			continue
+		}
+		if served == 0 {
+			t.Errorf("no client that asks for little was served, in each of %d tries", try)
+		}
+		if r.Refused == 0 {
+			t.Errorf("nothing was refused at %.1f times the limits, in each of %d tries", r.Factor, try)
 		}
 		if r.LeaderChanges > 0 {
 			t.Errorf("%d leader changes, in each of %d tries", r.LeaderChanges, try)

@@ -67,8 +67,8 @@ type demoRun struct {
 
 const (
 	maxAUCGap     = 0.03 // from the best possible
-	demoStartTime = time.Minute
-	demoCheckTime = time.Minute
+	demoStartTime = 3 * time.Minute
+	demoCheckTime = 3 * time.Minute
 )
 
 // runDemo trains on a cluster of processes, kills a leader on the way, and
@@ -240,9 +240,11 @@ func (d *demoRun) killLeader(ctx context.Context) error {
 
 // leaderCounts asks every server which shards it leads.
 func (d *demoRun) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, error) {
+	ctx, cancel := context.WithTimeout(ctx, demoCheckTime)
+	defer cancel()
 	leads := make(map[rowraft.NodeID]int)
 	for _, s := range d.cluster.Servers() {
-		st, err := nodeStatus(ctx, s.Addr)
+		st, err := awaitStatus(ctx, s.Addr)
 		if err != nil {
 			return nil, err
 		}
@@ -253,6 +255,21 @@ func (d *demoRun) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, err
 		}
 	}
 	return leads, nil
+}
+
+// awaitStatus asks a server that runs until it answers, or ctx ends: on a busy machine it may stand
+// still for seconds.
+func awaitStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
+	for {
+		st, err := nodeStatus(ctx, addr)
+		if err == nil || ctx.Err() != nil {
+			return st, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func nodeStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
@@ -294,7 +311,7 @@ func (d *demoRun) awaitCaughtUp(ctx context.Context) error {
 		if s == d.victim {
 			continue
 		}
-		st, err := nodeStatus(ctx, s.Addr)
+		st, err := awaitStatus(ctx, s.Addr)
 		if err != nil {
 			return err
 		}

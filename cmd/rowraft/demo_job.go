@@ -30,7 +30,9 @@ func (d *demoRun) dataName() string {
 // writeJob writes the trainers' job file.
 func (d *demoRun) writeJob() (path string, err error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "job: %s\nmode: %s\naudit: true\nevaluate: false\n", demoJob, d.cfg.mode)
+	// No trainer is killed, and one that stands still keeps its place: what it misses in a mode
+	// in step is not counted as pushed.
+	fmt.Fprintf(&b, "job: %s\nmode: %s\nlease: 2m\naudit: true\nevaluate: false\n", demoJob, d.cfg.mode)
 	if d.cfg.mode == "ssp" {
 		fmt.Fprintf(&b, "staleness: %d\n", demoStaleness)
 	}
