@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,7 +25,8 @@ type hintServer struct {
 	leader rowraft.NodeID
 	term   uint64
 	silent bool
-	asked  chan struct{} // told of every pull
+	asked  func()        // told of every pull
+	knows  chan struct{} // not nil: it knows of no leader before this is closed
 }
 
 func (s *hintServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
@@ -32,14 +34,20 @@ func (s *hintServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	return &rowraftv1.GetMapReply{
-		Map:     rpc.MapToProto(s.m),
-		Leaders: []*rowraftv1.LeaderHint{{Shard: 0, Node: string(s.leader), Term: s.term}},
-	}, nil
+	reply := &rowraftv1.GetMapReply{Map: rpc.MapToProto(s.m)}
+	if s.knows != nil {
+		select {
+		case <-s.knows:
+		default:
+			return reply, nil
+		}
+	}
+	reply.Leaders = []*rowraftv1.LeaderHint{{Shard: 0, Node: string(s.leader), Term: s.term}}
+	return reply, nil
 }
 
 func (s *hintServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-	s.asked <- struct{}{}
+	s.asked()
 	if s.silent {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -65,9 +73,9 @@ func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := make(chan struct{}, 2)
-	old := &hintServer{m: m, leader: "old", term: 1, silent: true, asked: asked}
-	next := &hintServer{m: m, leader: "new", term: 2, asked: make(chan struct{}, 2)}
+	asked := make(chan struct{})
+	old := &hintServer{m: m, leader: "old", term: 1, silent: true, asked: sync.OnceFunc(func() { close(asked) })}
+	next := &hintServer{m: m, leader: "new", term: 2, asked: func() {}, knows: asked} // or the old one might never be asked
 	for i, s := range []*hintServer{old, next} {
 		srv := grpc.NewServer(rpc.ServerOptions(nil)...)
 		rowraftv1.RegisterClusterServer(srv, s)
