@@ -48,10 +48,9 @@ import (
 //     the two has a majority of its founders; the other is refused by Hello.
 
 const (
-	helloTimeout      = time.Second
-	formationPoll     = 100 * time.Millisecond
-	formationReport   = 5 * time.Second
-	restartHelloLimit = 2 * time.Second
+	helloTimeout    = time.Second
+	formationPoll   = 100 * time.Millisecond
+	formationReport = 5 * time.Second
 )
 
 // answer is what one address said to Hello.
@@ -116,7 +115,7 @@ func (s *Scheduler) selfMember() identity.Member {
 func (s *Scheduler) helloAll(ctx context.Context) []answer {
 	id := s.opts.Identity.Identity()
 	req := &rowraftv1.HelloRequest{ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: s.opts.Self.Addr, PeerAddr: s.opts.Self.PeerAddr}
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.helloTimeout)
 	defer cancel()
 	answers := make([]answer, len(s.opts.Join))
 	var g errgroup.Group
@@ -258,8 +257,6 @@ func (s *Scheduler) found(members []identity.Member) (identity.Identity, error) 
 // data directory belongs to. Silence is fine: they may be starting too.
 func (s *Scheduler) checkRestart(ctx context.Context, id identity.Identity) error {
 	s.tellStandby()
-	ctx, cancel := context.WithTimeout(ctx, restartHelloLimit)
-	defer cancel()
 	for _, a := range s.helloAll(ctx) {
 		if a.err != nil {
 			if rowraft.CodeOf(a.err) == rowraft.CodeIdentity {

@@ -253,6 +253,7 @@ func startStation(t *testing.T, dir string, l net.Listener, opts Options) *stati
 	if s.sched, err = New(opts); err != nil {
 		t.Fatal(err)
 	}
+	s.sched.helloTimeout = time.Minute
 	rowraftv1.RegisterClusterServer(s.grpc, s.sched)
 	go func() { s.done <- s.grpc.Serve(l) }()
 	t.Cleanup(func() { s.stop(t) })

@@ -106,6 +106,7 @@ type Scheduler struct {
 
 	leadRest          time.Duration // leadRest, but in tests
 	ensureCallTimeout time.Duration // the same
+	helloTimeout      time.Duration // the same
 
 	// driving is held for reading while a table is driven into a shard.
 	driving sync.RWMutex
@@ -201,7 +202,7 @@ func New(opts Options) (*Scheduler, error) {
 	view := NewView()
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
-		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout,
+		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout, helloTimeout: helloTimeout,
 		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
 		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
 	}
