@@ -22,6 +22,7 @@ const (
 	// cancelGrace is how long a call whose context has ended may take to end by
 	// itself, and to leave nothing.
 	cancelGrace = 2 * time.Second
+	checks      = 20
 	// maxStuck bounds the calls to one depot that were left behind and have not
 	// returned: in a directory that hangs each of them keeps a thread.
 	maxStuck = 8
@@ -56,13 +57,11 @@ func hangs(depot, format string, args ...any) error {
 		": see that every server reaches it (a network mount whose server is gone, an endpoint that accepts and says nothing), then try again")
 }
 
-// watch tells how long a call has waited for the depot.
+// watch tells who waits for a call what the depot does.
 type watch struct {
-	begun time.Time
-	since atomic.Int64 // nanoseconds after begun; idle: it does not wait
+	moves atomic.Int64 // how often it has answered a part
+	idle  atomic.Bool  // the call does not wait for it
 }
-
-const idle = -1
 
 type watchKey struct{}
 
@@ -73,17 +72,12 @@ func moved(ctx context.Context) {
 	}
 }
 
-func (w *watch) moved() { w.since.Store(int64(time.Since(w.begun))) }
-func (w *watch) pause() { w.since.Store(idle) }
-
-// left is how much of atMost is left.
-func (w *watch) left(atMost time.Duration) time.Duration {
-	since := w.since.Load()
-	if since == idle {
-		return atMost
-	}
-	return atMost - (time.Since(w.begun) - time.Duration(since))
+func (w *watch) moved() {
+	w.moves.Add(1)
+	w.idle.Store(false)
 }
+
+func (w *watch) pause() { w.idle.Store(true) }
 
 // call is one call to a depot.
 type call[T any] struct {
@@ -104,7 +98,7 @@ func (c *call[T]) await(ctx context.Context) (T, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &watch{begun: time.Now()}
+	w := &watch{}
 	var err error
 	done := make(chan struct{})
 	go func() {
@@ -158,10 +152,13 @@ func (c *call[T]) forget() {
 	}
 }
 
-// hold returns nil once the call has ended, else why it is not waited for any more.
+// hold returns nil once the call has ended, else why it is not waited for any more. It
+// looks checks times in its patience, and time counts as it looks: this process may have
+// stood still, and the depot has not.
 func (c *call[T]) hold(ctx context.Context, w *watch, done <-chan struct{}) error {
-	t := time.NewTimer(c.patience)
+	t := time.NewTicker(c.patience / checks)
 	defer t.Stop()
+	waited, seen := 0, int64(0)
 	for {
 		select {
 		case <-done:
@@ -174,11 +171,13 @@ func (c *call[T]) hold(ctx context.Context, w *watch, done <-chan struct{}) erro
 				return context.Cause(ctx)
 			}
 		case <-t.C:
-			left := w.left(c.patience)
-			if left <= 0 {
+			waited++
+			if now := w.moves.Load(); now != seen || w.idle.Load() {
+				waited, seen = 0, now
+			}
+			if waited == checks {
 				return hangs(c.depot, "no answer to %q for %v", c.what, c.patience)
 			}
-			t.Reset(left)
 		}
 	}
 }

@@ -90,7 +90,7 @@ func hangOnce(t *testing.T, cancelled bool, fault vfs.DiskFault, call func(conte
 	if err := disk.Set(fault); err != nil {
 		t.Fatal(err)
 	}
-	begun, atLeast, atMost := time.Now(), patience, writePatience
+	begun, atLeast, atMost := time.Now(), patience, writePatience+writePatience/checks
 	if cancelled {
 		atLeast, atMost = time.Second, time.Second+cancelGrace
 		time.AfterFunc(time.Second, cancel)
