@@ -83,11 +83,17 @@ func (s *Scheduler) tryPolicy(ctx context.Context, name string) error {
 	}
 }
 
-// runPolicyNow waits for the policy that runs, then is runPolicy.
+// runPolicyNow waits for the policy that runs, then is runPolicy. It makes one of its own also where an
+// earlier leader's run has to be ended first.
 func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
 	select {
 	case s.policyRuns <- struct{}{}:
 		defer func() { <-s.policyRuns }()
+		if s.machine.policy(name).GetRecord().GetRunning() != "" {
+			if err := s.runPolicy(ctx, name); err != nil {
+				return err
+			}
+		}
 		return s.runPolicy(ctx, name)
 	case <-ctx.Done():
 		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint policy is still running: %w", context.Cause(ctx))

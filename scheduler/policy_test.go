@@ -364,6 +364,20 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 	}
 }
 
+// Who asks for a checkpoint gets one, or an error, and not the end of what an earlier leader began.
+func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
+	s, _ := newLeader(t, 1, 1)
+	for _, c := range []*rowraftv1.MetaCommand{cmdSetPolicy(nightly(t.TempDir(), 2), 1), cmdBeginRun("nightly", "a", 2)} {
+		if err := s.proposeCommand(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := s.runPolicyNow(t.Context(), "nightly") // there are no shards to make one of
+	if r := s.machine.policy("nightly").GetRecord(); err == nil || r.GetRunning() != "" || r.GetFailures() != 2 || r.GetBegunNs() <= 2 {
+		t.Errorf("%v; %v; want the failures of both", err, r)
+	}
+}
+
 // Who asks for a run waits for the one that is under way, for as long as he likes.
 func TestRunNowWaitsForTheRunUnderWay(t *testing.T) {
 	s := &Scheduler{policyRuns: make(chan struct{}, 1), machine: newMachine(nil)}
