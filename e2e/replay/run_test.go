@@ -68,6 +68,9 @@ var counterTable = rowraft.Schema{
 	Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 }
 
+// patience is how long one step may take on a machine whose processes stand still for seconds.
+const patience = 4 * time.Minute
+
 func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
 
 // start starts three servers. spoil may be nil.
@@ -93,7 +96,7 @@ func start(t *testing.T, backend string, spoil func(server int) spoiler) *run {
 		r.shards = append(r.shards, m)
 		s, err := raftstore.Open(raftstore.Options{
 			Dir: filepath.Join(r.dir, nodeName(i), "raft"), Cluster: "c", Node: members[i].Node, Listener: ln, Backend: backend,
-			Profile: raftstore.ProfileDense, SegmentSizeBytes: 1 << 20, DiskStallLimit: 10 * time.Second, DiskReserveBytes: -1,
+			Profile: raftstore.ProfileDense, SegmentSizeBytes: 1 << 20, DiskStallLimit: 2 * patience, DiskReserveBytes: -1,
 			SnapshotEveryBytes: 8 << 10, TrailingLogBytes: 64 << 10,
 			Logger: slog.New(slog.DiscardHandler),
 			Fatal:  func(err error) { t.Errorf("server %d: %v", i, err) },
@@ -139,7 +142,7 @@ func (r *run) stop() {
 // numbers make that harmless.
 func (r *run) propose(entry []byte) rowraft.Index {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -192,6 +195,18 @@ func partsEntry(parts ...wire.Part) []byte {
 // spent is an entry that only spends a number of client.
 func spent(client int, seq rowraft.Seq) []byte {
 	return partsEntry(wire.Part{Client: rowraft.ClientID{byte(client + 1)}, Incarnation: 1, Seq: seq, Op: wire.OpPush})
+}
+
+// isPush reports that an entry is a push of client, the one with a number, wherever in the log it stands: a change
+// of leaders moves it, and may bring it twice.
+func isPush(entry []byte, client int, seq rowraft.Seq) bool {
+	h, rest, err := wire.ParseEntryHeader(entry)
+	if err != nil || h.Kind != wire.EntryParts || h.Parts != 1 {
+		return false
+	}
+	var p wire.Part
+	_, err = wire.ParsePart(rest, &p)
+	return err == nil && p.Client == rowraft.ClientID{byte(client + 1)} && p.Seq == seq
 }
 
 var adagradTable = rowraft.Schema{
@@ -259,7 +274,7 @@ func (r *run) awaitSnapshots() {
 	r.t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(patience)
 	for i := range 3 {
 		for {
 			if metas, err := filepath.Glob(filepath.Join(r.dir, nodeName(i), "raft", "groups", "shard-0", "snapshots", "*", "meta")); err == nil && len(metas) > 0 && filepath.Ext(filepath.Dir(metas[0])) != ".tmp" {
