@@ -87,7 +87,7 @@ func TestPythonReadsAndWrites(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "cases.json"), list, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, interpreter, "testdata/python.py", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
