@@ -13,8 +13,8 @@ import (
 )
 
 // Two trainers keep the dense weights and average gradients in mode sync, rows at the
-// servers. One, which takes its time so that the job is not done before, is killed: when its lease has run out
-// the other goes on in the next generation, and ends.
+// servers. One, which takes its time so that the job is not done before, is killed: when its lease has run out, which is longer than
+// the other may stand still, that one goes on in the next generation, and ends.
 func TestATrainerThatAveragesDies(t *testing.T) {
 	skipUnderRace(t)
 	needBinaries(t)
@@ -33,7 +33,7 @@ func TestATrainerThatAveragesDies(t *testing.T) {
 mode: sync
 steps: 150
 batch: 32
-lease: 6s
+lease: 15s
 generator: {examples: 0, held: 200}
 parameters:
   - {name: "*", placement: trainers}

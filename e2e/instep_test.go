@@ -176,7 +176,7 @@ func (w *stepWorkers) audit() (rows [][]float32) {
 func TestWorkersInStepComeAndGo(t *testing.T) {
 	skipUnderRace(t)
 	c := start(t, localcluster.Options{})
-	w := inStepJob(c, "synced", "lease: 6s\naudit: true\nsteps: 1000000000\n")
+	w := inStepJob(c, "synced", "lease: 15s\naudit: true\nsteps: 1000000000\n")
 	a, b, dies := w.start("a"), w.start("b"), w.start("dies")
 	w.until("all train", func(v jobView) bool { return v.Training == 3 })
 	before := w.farther("a", 10)

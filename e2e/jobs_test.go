@@ -141,7 +141,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 	const examples = 20000
 	writeJob(t, dir, examples, fmt.Sprintf(`job: ctr
 trainers: 2
-lease: 5s
+lease: 15s
 batch: 16
 steps: 1000000000
 evaluate: false
