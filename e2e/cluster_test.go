@@ -15,6 +15,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -227,11 +228,16 @@ func (c *cluster) caughtUp(ctx context.Context, s *localcluster.Server) error {
 // write meanwhile. It returns the rows of all shards.
 func (c *cluster) sameDigests() (rows uint64) {
 	c.t.Helper()
-	ctx := deadline(c.t, patience)
-	m := c.dial(client.Options{}).Map()
-	for _, shard := range m.Shards {
+	cl := c.dial(client.Options{})
+	for i := range cl.Map().Shards {
+		var m *clustermap.Map
+		var shard clustermap.Shard
 		var replies []*rowraftv1.DigestReply
+		ctx := deadline(c.t, patience)
 		err := poll(ctx, func() error {
+			if now := cl.Map(); now != m { // the first may be older than the last move
+				m, shard, replies = now, now.Shards[i], nil
+			}
 			index := uint64(0)
 			for _, r := range replies {
 				index = max(index, r.AppliedIndex)

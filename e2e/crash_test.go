@@ -45,11 +45,10 @@ func TestKillLeaders(t *testing.T) {
 	rng := seed(t)
 	c := start(t, localcluster.Options{})
 	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 512, perPush: 64})
-	ctx := deadline(t, patience)
 	var failovers []time.Duration
 	for range rounds(4) {
 		l.more(50 + rng.IntN(200))
-		leads, err := c.leaders(ctx)
+		leads, err := c.leaders(deadline(t, patience))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +63,7 @@ func TestKillLeaders(t *testing.T) {
 		}
 		l.more(20)
 		c.restartAll([]*localcluster.Server{victim})
-		if err := c.caughtUp(ctx, victim); err != nil {
+		if err := c.caughtUp(deadline(t, patience), victim); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -96,10 +95,9 @@ func TestStoppedLeader(t *testing.T) {
 	rng := seed(t)
 	c := start(t, localcluster.Options{})
 	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 128, perPush: 64})
-	ctx := deadline(t, patience)
 	for range rounds(2) {
 		l.more(50 + rng.IntN(200))
-		leads, err := c.leaders(ctx)
+		leads, err := c.leaders(deadline(t, patience))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +114,7 @@ func TestStoppedLeader(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.more(200)
-		if err := c.caughtUp(ctx, victim); err != nil {
+		if err := c.caughtUp(deadline(t, patience), victim); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -137,26 +135,25 @@ func testBehindTheLog(t *testing.T, backend string) {
 		"--snapshot-every-bytes", "2000000", "--trailing-log-bytes", "500000", "--log-segment-bytes", "1000000", "--log-level", "debug",
 	}})
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 4, keys: 2048, perPush: 512, dim: 64})
-	ctx := deadline(t, patience)
 	victim := c.Servers()[rng.IntN(3)]
 	l.more(20)
 	c.killAll([]*localcluster.Server{victim})
 	// A push is 135 kB. raft-wal gives an entry back, compacted or not, as long as
 	// it has not dropped the segment: write many.
 	l.more(100)
-	behind, err := c.greatest(ctx, victim, (*rowraftv1.ReplicaStatus).GetLastIndex)
+	behind, err := c.greatest(deadline(t, patience), victim, (*rowraftv1.ReplicaStatus).GetLastIndex)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := poll(ctx, func() error { return c.compactedBeyond(behind, victim) }); err != nil {
+	if err := poll(deadline(t, patience), func() error { return c.compactedBeyond(behind, victim) }); err != nil {
 		t.Fatal(err)
 	}
 	before := installs(t, victim) // it may have lagged before, too
 	c.restartAll([]*localcluster.Server{victim})
-	if err := c.caughtUp(ctx, victim); err != nil {
+	if err := c.caughtUp(deadline(t, patience), victim); err != nil {
 		t.Fatal(err)
 	}
-	if err := poll(ctx, func() error { // it says so a moment later
+	if err := poll(deadline(t, patience), func() error { // it says so a moment later
 		if installs(t, victim) == before {
 			return errors.New("the server has caught up without a snapshot")
 		}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"math"
 	"slices"
 	"sync"
@@ -19,8 +18,7 @@ import (
 func TestDenseTensors(t *testing.T) {
 	needBinaries(t)
 	c := start(t, localcluster.Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := deadline(t, patience)
 	dial := func() *client.Client {
 		cl, err := client.Dial(ctx, client.Options{Endpoints: c.Endpoints()})
 		if err != nil {
@@ -46,6 +44,7 @@ func TestDenseTensors(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("a tensor of 64 GiB", func(t *testing.T) {
+		ctx := deadline(t, patience)
 		rows, seen := trainer.TensorRows(a, table), trainer.TensorRows(b, other)
 		for _, at := range []int64{0, 1 << 31, 1<<33 + 2, x.Size() - 2} {
 			fresh, moved := make([]float32, 2), make([]float32, 2)
@@ -72,6 +71,7 @@ func TestDenseTensors(t *testing.T) {
 		}
 	})
 	t.Run("whoever takes over is the only one who assigns", func(t *testing.T) {
+		ctx := deadline(t, patience)
 		small, err := tensor.New("b", 4, 2, 700)
 		if err != nil {
 			t.Fatal(err)

@@ -188,7 +188,7 @@ func TestExportAndImport(t *testing.T) {
 	if code != 2 || !strings.Contains(errout, "row 19999") || !strings.Contains(errout, "number 6 is NaN") {
 		t.Errorf("a NaN: exit code %d, %s", code, errout)
 	}
-	if _, err := ac.Table(ctx, "new"); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if _, err := ac.Table(deadline(t, patience), "new"); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("the table was made: %v", err)
 	}
 }
@@ -200,8 +200,7 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 	const dim, rows = 4, 20_000
 	c := start(t, localcluster.Options{})
 	cl := c.dial(client.Options{})
-	ctx := deadline(t, patience)
-	table, err := cl.CreateTable(ctx, rowraft.Schema{
+	table, err := cl.CreateTable(deadline(t, patience), rowraft.Schema{
 		Name: "counts", Kind: rowraft.Sparse, Dim: dim, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}, false)
 	if err != nil {
@@ -215,7 +214,9 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 		grads[i] = -1
 	}
 	var begun, acked atomic.Int64
-	push := func(ctx context.Context) error {
+	push := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
 		begun.Add(1)
 		_, err := table.Push(ctx, keys, grads)
 		if err == nil {
@@ -223,7 +224,7 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 		}
 		return err
 	}
-	if err := push(ctx); err != nil {
+	if err := push(); err != nil {
 		t.Fatal(err)
 	}
 	stop := make(chan struct{})
@@ -239,13 +240,13 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 				return
 			default:
 			}
-			if err := push(ctx); err != nil {
+			if err := push(); err != nil {
 				t.Error(err)
 				return
 			}
 		}
 	})
-	leads, err := c.leaders(ctx)
+	leads, err := c.leaders(deadline(t, patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +255,7 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 		least := acked.Load()
 		got := make(rowsOf)
 		killed := round == 0
-		err := table.Scan(ctx, func(keys []rowraft.Key, values []float32) error {
+		err := table.Scan(deadline(t, patience), func(keys []rowraft.Key, values []float32) error {
 			if !killed {
 				killed = true
 				if err := victim.Kill(); err != nil {
@@ -282,7 +283,7 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 	}
 	end()
 	wg.Wait()
-	if err := c.Restart(ctx, victim); err != nil {
+	if err := c.Restart(deadline(t, patience), victim); err != nil {
 		t.Fatal(err)
 	}
 }
