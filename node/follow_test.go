@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -26,7 +27,7 @@ func follower(t *testing.T) *Node {
 		self: clustermap.Node{ID: "me"}, replicas: make(map[rowraft.ShardID]*replica),
 	}
 	n.store, err = raftstore.Open(raftstore.Options{
-		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: "c", Node: "me", Listener: l, DiskReserveBytes: -1, Logger: n.log,
+		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: "c", Node: "me", Listener: l, DiskReserveBytes: -1, DiskStallLimit: time.Minute, Logger: n.log,
 		Resolve: func(rowraft.NodeID) (string, error) { return "", errors.New("nobody is there") },
 		Fatal:   func(err error) { t.Error(err) },
 	})
