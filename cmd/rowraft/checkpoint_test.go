@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -69,6 +70,10 @@ func TestCheckpointsWithoutACluster(t *testing.T) {
 
 // TestMeterOffATerminal: people get a line now and then, programs an event.
 func TestMeterOffATerminal(t *testing.T) {
+	synctest.Test(t, meterOffATerminal) // or it would tell of the time that the test takes
+}
+
+func meterOffATerminal(t *testing.T) {
 	for _, events := range []bool{false, true} {
 		var out strings.Builder
 		m := newMeter(&out, "read", events)

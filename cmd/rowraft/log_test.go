@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore"
@@ -33,7 +34,7 @@ func TestLogCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	store, err := raftstore.Open(raftstore.Options{
-		Dir: filepath.Join(dir, "raft"), Cluster: "c", Node: "n", Listener: ln, Backend: raftstore.BackendBolt, DiskReserveBytes: -1,
+		Dir: filepath.Join(dir, "raft"), Cluster: "c", Node: "n", Listener: ln, Backend: raftstore.BackendBolt, DiskReserveBytes: -1, DiskStallLimit: time.Minute,
 		Logger: slog.New(slog.DiscardHandler), Fatal: func(err error) { t.Error(err) },
 		Resolve: func(rowraft.NodeID) (string, error) { return "", io.EOF },
 	})
