@@ -87,14 +87,14 @@ func startMover(t *testing.T, dir string) *mover {
 	m.c, err = procs.Start(m.ctx, localcluster.Options{
 		Binary: filepath.Join(bin, "rowraft"), Dir: dir, Servers: 4, Shards: moveShards, Profile: profile,
 		// Short logs: who joins gets a snapshot.
-		Args: []string{"--disk-stall-limit", "20s", "--disk-reserve-bytes", "1", "--snapshot-every-bytes", "131072", "--trailing-log-bytes", "32768", "--log-segment-bytes", "131072"},
+		Args: []string{"--disk-reserve-bytes", "1", "--snapshot-every-bytes", "131072", "--trailing-log-bytes", "32768", "--log-segment-bytes", "131072"},
 	})
 	m.must(err)
 	t.Cleanup(func() { m.finish() })
 	m.rec, err = history.Create(filepath.Join(dir, verdict.HistoryFile))
 	m.must(err)
 	m.load, err = counting.New(m.ctx, counting.Options{
-		Endpoints: m.c.Endpoints(), Clients: moveClients, Rows: 8 * moveShards, Seed: m.rng.Uint64(), PerSecond: 60, Recorder: m.rec, PushPatience: time.Minute,
+		Endpoints: m.c.Endpoints(), Clients: moveClients, Rows: 8 * moveShards, Seed: m.rng.Uint64(), PerSecond: 60, Recorder: m.rec, PushPatience: patience,
 	})
 	m.must(err)
 	m.watch = m.c.NewWatch(m.rec.Now)
