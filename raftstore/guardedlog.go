@@ -258,22 +258,27 @@ func (g *guardedLog) stopIfFailed() {
 	}
 }
 
+// stallChecks is how often in its limit a write that hangs is looked at.
+const stallChecks = 10
+
 // watch calls fatal when the returned function is not called in time: a leader
 // whose disk hangs keeps its followers content and leads for ever (#503). A
-// follower harms nobody, so it is given ten times as long.
+// follower harms nobody, so it is given ten times as long. Time counts as it is looked
+// at: when the whole process has stood still, that was not the disk.
 func (g *guardedLog) watch(what string) (stop func()) {
 	begin := time.Now()
 	var expired atomic.Int32
+	var ended atomic.Bool
 	var t *time.Timer
 	armed := make(chan struct{})
 	limit := g.stall()
-	t = time.AfterFunc(limit, func() {
+	t = time.AfterFunc(limit/stallChecks, func() {
 		<-armed
-		if g.closed.Load() {
+		if ended.Load() || g.closed.Load() {
 			return
 		}
-		if n := expired.Add(1); n < 10 && !g.isLeader() {
-			t.Reset(limit)
+		if n := expired.Add(1); n < stallChecks || n < 10*stallChecks && !g.isLeader() {
+			t.Reset(limit / stallChecks)
 			return
 		}
 		g.failed.Store(true)
@@ -285,6 +290,7 @@ func (g *guardedLog) watch(what string) (stop func()) {
 		d.WaitLog(g.dir)
 	}
 	return func() {
+		ended.Store(true) // it may be looked at just now
 		t.Stop()
 		if d := time.Since(begin); d > slowStore {
 			g.log.Warn("slow disk: heartbeats wait behind log writes", "op", what+" the log", "took", d, "dir", g.dir)
