@@ -32,6 +32,7 @@ func TestTrainingOutlivesItsScheduler(t *testing.T) {
 	config := filepath.Join(dir, "job.yaml")
 	err := os.WriteFile(config, []byte(`job: alone
 trainers: 2
+lease: 5m # who is lost while the scheduler is away cannot enter again
 steps: 1000000000
 batch: 64
 in_flight: 3
