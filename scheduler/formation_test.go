@@ -260,6 +260,19 @@ func startStation(t *testing.T, dir string, l net.Listener, opts Options) *stati
 	return s
 }
 
+// patient has s wait for an answer of each address, where a try to connect may be over
+// before a busy machine has answered it.
+func (s *station) patient() *station {
+	s.sched.hello = func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+		conn, err := s.sched.conns.get(addr)
+		if err != nil {
+			return nil, err
+		}
+		return rowraftv1.NewClusterClient(conn).Hello(ctx, req, grpc.WaitForReady(true))
+	}
+	return s
+}
+
 func (s *station) stop(t *testing.T) {
 	t.Helper()
 	s.grpc.Stop()
@@ -334,7 +347,7 @@ func TestThreeServersFormOverTheNetwork(t *testing.T) {
 	}
 	// A server without a scheduler joins through the same list, and a founder
 	// needs nobody to start again.
-	guest := startStation(t, t.TempDir(), loopback(t), Options{Join: join})
+	guest := startStation(t, t.TempDir(), loopback(t), Options{Join: join}).patient()
 	id, err := guest.sched.Form(ctx)
 	if err != nil || id.Cluster != first.id.Cluster || id.Founder() || len(id.Founders) != 3 {
 		t.Errorf("a server without a scheduler got %+v (%v)", id, err)
@@ -385,18 +398,18 @@ func TestClustersAreNotMixed(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.stop(t)
-		s = startStation(t, dir, again(t, l), founder(l.Addr().String(), addr(one)))
+		s = startStation(t, dir, again(t, l), founder(l.Addr().String(), addr(one))).patient()
 		_, err = s.sched.Form(ctx)
 		wantError(t, err, rowraft.CodeIdentity, string(id.Cluster), string(idOne.Cluster), dir)
 	})
 	t.Run("addresses of two clusters are refused", func(t *testing.T) {
-		s := startStation(t, t.TempDir(), loopback(t), Options{Join: []string{addr(one), addr(two)}})
+		s := startStation(t, t.TempDir(), loopback(t), Options{Join: []string{addr(one), addr(two)}}).patient()
 		_, err := s.sched.Form(ctx)
 		wantError(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
 	})
 	t.Run("a scheduler that did not found the cluster waits for its leader, and founds nothing", func(t *testing.T) {
 		l := loopback(t)
-		s := startStation(t, t.TempDir(), l, founder(l.Addr().String(), addr(one)))
+		s := startStation(t, t.TempDir(), l, founder(l.Addr().String(), addr(one))).patient()
 		done, waiting, err := s.sched.formStep(s.sched.helloAll(ctx))
 		if done || err != nil || !strings.Contains(waiting, "a leader of the scheduler of cluster "+string(idOne.Cluster)) || s.sched.opts.Identity.Identity().Cluster != "" {
 			t.Fatalf("without a leader: done %v, waits for %q (%v)", done, waiting, err)
