@@ -6,8 +6,6 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -40,7 +38,7 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 	defer cancel()
 	stream, err := start(ctx, rowraftv1.NewCheckpointsClient(conn))
 	if err != nil {
-		return done, fromStream(err)
+		return done, rpc.FromStatus(err)
 	}
 	bar := g.newMeter(cmd, what)
 	defer bar.done()
@@ -52,7 +50,7 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 		case errors.Is(err, io.EOF):
 			return done, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
 		case err != nil:
-			return done, lost(fromStream(err), hint)
+			return done, lost(rpc.FromStatus(err), hint)
 		}
 		switch reply.GetPhase() {
 		case "done":
@@ -66,20 +64,9 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 	}
 }
 
-// fromStream is the error of a call to who was heard a moment ago. gRPC's own Unavailable is a connection
-// that broke: nobody answers any more, and the call may have taken effect.
-func fromStream(err error) error {
-	broken := status.Code(err) == codes.Unavailable
-	if err = rpc.FromStatus(err); broken && rowraft.CodeOf(err) == rowraft.CodeUnknown {
-		return rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)
-	}
-	return err
-}
-
 // lost adds advice to the end of a call that came from no server.
 func lost(err error, hint string) error {
-	switch rowraft.CodeOf(err) {
-	case rowraft.CodeUnknown, rowraft.CodeLeadershipLost:
+	if rpc.Broken(err) || rowraft.CodeOf(err) == rowraft.CodeLeadershipLost {
 		return &hintedError{err, hint}
 	}
 	return err

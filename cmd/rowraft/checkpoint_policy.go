@@ -249,7 +249,7 @@ func newPolicyRunCmd(g *globals) *cobra.Command {
 				}
 				made := newPolicyJSON(reply.GetPolicy()).Checkpoints
 				if len(made) == 0 {
-					return g.showPolicy(cmd, "ended what an earlier leader had begun", reply.GetPolicy())
+					return g.showPolicy(cmd, "made a checkpoint, which is not kept", reply.GetPolicy())
 				}
 				return g.showPolicy(cmd, fmt.Sprintf("made %s/%s", reply.GetPolicy().GetPolicy().GetDestination(), made[len(made)-1]), reply.GetPolicy())
 			})

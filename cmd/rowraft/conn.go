@@ -78,6 +78,13 @@ func (c *cluster) conn(addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
+// forget closes the connection to addr: the next one must not be told how this one ended.
+func (c *cluster) forget(addr string) error {
+	err := c.conns[addr].Close()
+	delete(c.conns, addr)
+	return err
+}
+
 // newestMap is the newest map that any of the servers at hand knows, with what
 // that server knows of leaders. It works without the scheduler.
 func (c *cluster) newestMap(ctx context.Context) (best *rowraftv1.GetMapReply, err error) {
@@ -136,7 +143,7 @@ func (c *cluster) callOnce(ctx context.Context, fn func(context.Context, rowraft
 	return fn(ctx, client)
 }
 
-// unreachableError: not one server answered, and none of them by silence.
+// unreachableError: not one server answered, and each of them said so at once.
 type unreachableError struct{ error }
 
 func (e *unreachableError) Unwrap() error { return e.error }
@@ -151,10 +158,14 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
+		asked := time.Now()
 		reply, err := hello(ctx, client)
 		if err != nil {
 			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
-			slow = slow || rowraft.CodeOf(err) == rowraft.CodeDeadline
+			slow = slow || time.Since(asked) >= rpc.ConnectTimeout
+			if err := c.forget(addr); err != nil {
+				return "", err
+			}
 			continue
 		}
 		heard = true

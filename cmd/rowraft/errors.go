@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 // Exit codes. Scripts rely on them.
@@ -82,8 +83,11 @@ func exitCode(ctx context.Context, err error) int {
 		}
 		return exitUnavailable
 	}
-	if errors.Is(ctx.Err(), context.Canceled) {
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
 		return exitInterrupted
+	case rpc.Broken(err):
+		return exitUnavailable
 	}
 	return exitFailed
 }

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -63,6 +66,24 @@ func TestAServerThatStandsStillForAMomentIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestAServerThatDoesNotAcceptForAMomentIsWaitedFor: its kernel does, and nothing comes.
+func TestAServerThatDoesNotAcceptForAMomentIsWaitedFor(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fakeCluster{status: sample(), addr: l.Addr().String()}
+	g := grpc.NewServer(rpc.ServerOptions(nil)...)
+	rowraftv1.RegisterClusterServer(g, f)
+	served := make(chan error, 1)
+	time.AfterFunc(2500*time.Millisecond, func() { served <- g.Serve(l) })
+	if got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "60s", "--endpoints", f.addr); got.code != exitDone {
+		t.Errorf("%+v", got)
+	}
+	g.Stop()
+	<-served
+}
+
 // brokenCalls ends its calls as gRPC does when a connection breaks.
 type brokenCalls struct {
 	rowraftv1.UnimplementedCheckpointsServer
@@ -77,6 +98,10 @@ func (brokenCalls) CreateCheckpoint(*rowraftv1.CreateCheckpointRequest, grpc.Ser
 
 func (brokenCalls) RestoreCheckpoint(*rowraftv1.RestoreCheckpointRequest, grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
 	return errBroken
+}
+
+func (brokenCalls) RunPolicy(context.Context, *rowraftv1.RunPolicyRequest) (*rowraftv1.RunPolicyReply, error) {
+	return nil, errBroken
 }
 
 func (brokenCalls) ShrinkTable(_ *rowraftv1.ShrinkTableRequest, s grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
@@ -94,6 +119,7 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 		lostCreate:             {"checkpoint", "create", t.TempDir()},
 		lostRestore:            {"checkpoint", "restore", t.TempDir() + "/a"},
 		"run the same command": {"table", "shrink", "t", "--norm-below", "1"},
+		"policy run-now":       {"checkpoint", "policy", "run-now", "p"},
 	} {
 		got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
 		if got.code != exitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") || !strings.Contains(got.errout, says) {

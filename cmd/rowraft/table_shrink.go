@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -95,7 +96,7 @@ func (g *globals) shrinkTable(cmd *cobra.Command, req *rowraftv1.ShrinkTableRequ
 	defer cancel()
 	stream, err := rowraftv1.NewSweepsClient(conn).ShrinkTable(ctx, req)
 	if err != nil {
-		return nil, fromStream(err)
+		return nil, rpc.FromStatus(err)
 	}
 	bar := newMeterOf(cmd.ErrOrStderr(), "shrink", "slots", g.output == formatJSON)
 	defer bar.done()
@@ -107,7 +108,7 @@ func (g *globals) shrinkTable(cmd *cobra.Command, req *rowraftv1.ShrinkTableRequ
 		case errors.Is(err, io.EOF):
 			return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
 		case err != nil:
-			err = fromStream(err)
+			err = rpc.FromStatus(err)
 			if n := last.GetRemoved(); n > 0 && !req.GetDryRun() {
 				err = fmt.Errorf("%s rows were removed before this: %w", count(n), err)
 			}

@@ -91,9 +91,12 @@ func Dial(addr string, source *certs.Source, dial DialFunc) (*grpc.ClientConn, e
 	return grpc.NewClient("passthrough:///"+addr, opts...)
 }
 
+// ConnectTimeout is how long a connection waits for a server from which nothing comes.
+const ConnectTimeout = time.Second
+
 // connectParams keep a failed connection from being retried too late: a killed
 // server is back within a second.
 var connectParams = grpc.ConnectParams{
 	Backoff:           backoffConfig,
-	MinConnectTimeout: time.Second,
+	MinConnectTimeout: ConnectTimeout,
 }

@@ -180,7 +180,23 @@ func FromStatus(err error) error {
 	case codes.Unimplemented:
 		return rowraft.Errorf(rowraft.CodeVersionTooNew, "the server does not know this call (%s): it is older than this client, or no rowraft server", s.Message())
 	}
-	return rowraft.Errorf(rowraft.CodeUnknown, "%s: %s", s.Code(), s.Message())
+	err = rowraft.Errorf(rowraft.CodeUnknown, "%s: %s", s.Code(), s.Message())
+	if s.Code() == codes.Unavailable {
+		return brokenError{err}
+	}
+	return err
+}
+
+// brokenError is gRPC's own Unavailable.
+type brokenError struct{ error }
+
+func (e brokenError) Unwrap() error { return e.error }
+
+// Broken reports that a call ended because its connection broke, or could not be made: nobody
+// answers any more, and the call may have taken effect.
+func Broken(err error) bool {
+	_, ok := errors.AsType[brokenError](err)
+	return ok
 }
 
 // unaryStatus and streamStatus turn handlers' errors into statuses.
