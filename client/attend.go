@@ -77,8 +77,8 @@ type Parking struct {
 
 // Attending is a trainer's place in checkpoints, from Attend to Close.
 //
-// Goroutines: one keeps the call to the scheduler, through elections; while it
-// waits for Pause there is a second one. Both end in Close, and with the client.
+// Goroutines: one keeps the call to the scheduler, through elections, with two that
+// listen to it; while it waits for Pause there is one more. All end in Close, and with the client.
 type Attending struct {
 	c        *Client
 	a        Attendance
@@ -280,7 +280,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	return call.serve(broken)
 }
 
-// attendCall is one call. Its goroutine owns what is not a channel.
+// attendCall is one call. Its goroutine owns what is neither a channel nor silence.
 type attendCall struct {
 	t         *Attending
 	stream    grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]

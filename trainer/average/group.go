@@ -19,7 +19,7 @@ type Members struct {
 	Addresses  []string // of Ranks: where each listens
 }
 
-// Registry is the authority on members.
+// Registry is the authority on members. It is safe for concurrent use.
 type Registry interface {
 	// Next returns the newest generation, waiting until it is newer than that one.
 	Next(ctx context.Context, than uint64) (Members, error)
