@@ -20,7 +20,7 @@ STATICCHECK_VERSION        := v0.8.2
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
 BUF_VERSION                := v1.60.0
 
-GOTEST   := go test -timeout 15m
+GOTEST   := go test -timeout 30m
 PKG      ?= ./...
 FUZZTIME ?= 10s
 BENCH    ?= .
@@ -74,7 +74,7 @@ RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 
 .PHONY: race
 race: ## all tests under the race detector
-	GOEXPERIMENT=$(SIMD) $(GOTEST) -timeout 30m -race $(RACE_FLAGS) $(PKG)
+	GOEXPERIMENT=$(SIMD) $(GOTEST) -race $(RACE_FLAGS) $(PKG)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME=10s each

@@ -195,11 +195,14 @@ func TestAStartEndsAfterItsTimeout(t *testing.T) {
 			if tc.binary == "rowraft-trainer" {
 				args = []string{"--config", job}
 			}
-			within := ""
+			within, notSoFar := "", []string{"it has just begun", "has no leader at present"}
+			if tc.who == "the scheduler" { // that it has not heard itself yet
+				notSoFar = append(notSoFar, "it waits for answers from")
+			}
 			p := givesUp(t, func(timeout string) *running {
 				within = timeout
 				return spawnRole(t, tc.binary, tc.env+" ROWRAFT_DATA_ROOT="+t.TempDir()+" ROWRAFT_START_TIMEOUT="+timeout, args...)
-			}, "it has just begun", "has no leader at present")
+			}, notSoFar...)
 			if code, text := p.code(t, patience), p.stderr.String(); code != 4 || !strings.Contains(text, "the cluster has not started within "+within+": "+tc.says) {
 				t.Errorf("exit code %d, want 4 and that it waits, %s:\n%s", code, tc.says, text)
 			} else if tc.binary == "rowraft-trainer" && !strings.Contains(text, "server not ready, wait 3 sec to retry...") {
@@ -213,7 +216,7 @@ func TestAStartEndsAfterItsTimeout(t *testing.T) {
 // come so far: a process may stand still for seconds.
 func givesUp(t testing.TB, start func(timeout string) *running, notSoFar ...string) (p *running) {
 	t.Helper()
-	for _, timeout := range []string{"3s", "20s", "1m0s", "3m0s"} {
+	for _, timeout := range []string{"5s", "20s", "1m0s", "3m0s"} {
 		p = start(timeout)
 		p.code(t, patience)
 		if !slices.ContainsFunc(notSoFar, func(s string) bool { return strings.Contains(p.stderr.String(), s) }) {

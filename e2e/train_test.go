@@ -83,7 +83,7 @@ func TestDemo(t *testing.T) {
 func demo(t *testing.T, mode string, steps int) {
 	out := filepath.Join(t.TempDir(), "demo.json")
 	p := spawn(t, "rowraft", "demo", "--mode", mode, "--steps", fmt.Sprint(steps), "--json", out)
-	if code := p.code(t, patience); code != 0 {
+	if code := p.code(t, 3*patience); code != 0 { // its own patience is minutes a step
 		t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 	}
 	var r map[string]any

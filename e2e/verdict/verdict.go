@@ -93,7 +93,7 @@ func Judge(ops []history.Op, seen cluster.Sights, clients int, faults time.Durat
 	}
 
 	var opinion check.Opinion
-	for range 3 { // again if this process stood still for all of the time
+	for range 2 { // again if this process stood still for all of the time
 		opinion = check.Porcupine(ops, clients, check.PorcupineOptions{Window: porcupineWindow, Timeout: porcupineTimeout + faults/20})
 		if opinion.OK+len(opinion.Illegal) > 0 || opinion.Windows == 0 {
 			break
