@@ -40,8 +40,8 @@ func (c *cluster) rowraft(ctx context.Context, args ...string) (stdout, stderr s
 
 // patiently is rowraft of a command that may be run again. It is, as long as it ends for
 // want of a leader, or because there is another one (exit code 4): on a busy machine they
-// change. again is called before that; nil: nothing is.
-func (c *cluster) patiently(again func(), args ...string) (stdout, stderr string, code int) {
+// change.
+func (c *cluster) patiently(args ...string) (stdout, stderr string, code int) {
 	c.t.Helper()
 	ctx := deadline(c.t, patience)
 	_ = poll(ctx, func() error {
@@ -49,9 +49,6 @@ func (c *cluster) patiently(again func(), args ...string) (stdout, stderr string
 			return nil
 		}
 		c.t.Logf("rowraft %s is run again: %s", strings.Join(args, " "), stderr)
-		if again != nil {
-			again()
-		}
 		return errors.New("exit code 4")
 	})
 	return stdout, stderr, code
@@ -385,7 +382,7 @@ func TestCreateRefuses(t *testing.T) {
 		{[]string{"s3://bucket/x"}, 2, "AWS_ACCESS_KEY_ID"},
 		{[]string{file}, 1, "not a directory"},
 	} {
-		_, errout, code := c.patiently(nil, append([]string{"checkpoint", "create"}, tc.args...)...)
+		_, errout, code := c.patiently(append([]string{"checkpoint", "create"}, tc.args...)...)
 		if code != tc.code || !strings.Contains(errout, tc.says) {
 			t.Errorf("create %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
 		}

@@ -162,7 +162,7 @@ func TestRestoreOfAChain(t *testing.T) {
 	}
 	// What was restored is another state: no delta of it stands on what was before.
 	src.mustRestore(dest+"/c", "--replace")
-	_, errout, code := src.patiently(nil, "checkpoint", "create", dest, "--base", "c", "--name", "x")
+	_, errout, code := src.patiently("checkpoint", "create", dest, "--base", "c", "--name", "x")
 	if code != 2 || !strings.Contains(errout, "table epoch 1") {
 		t.Errorf("a delta to a base of an earlier epoch: exit code %d: %s", code, errout)
 	}
@@ -196,10 +196,10 @@ func TestAChainInABucket(t *testing.T) {
 	if got := other.digestOfAll(); got != sum {
 		t.Errorf("the shards have digest %x, the source %x", got, sum)
 	}
-	if _, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it, which are nothing without it, or what is left of one: b:") {
+	if _, errout, code := c.patiently("checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it, which are nothing without it, or what is left of one: b:") {
 		t.Errorf("delete what a delta needs: exit code %d: %s", code, errout)
 	}
-	if out, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a", "--cascade"); code != 0 || len(listed(t, dest)) != 0 {
+	if out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--cascade"); code != 0 || len(listed(t, dest)) != 0 {
 		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
 	}
 }
@@ -221,7 +221,7 @@ func TestDamageInAChainIsFound(t *testing.T) {
 		if code, out := verifies(t, dest+"/c"); !slices.Contains(codes, code) || !strings.Contains(out, says) {
 			t.Errorf("%s: verify: exit code %d: %s", what, code, out)
 		}
-		if _, errout, code := c.patiently(nil, "checkpoint", "restore", dest+"/c", "--replace"); code == 0 || !strings.Contains(errout, says) {
+		if _, errout, code := c.patiently("checkpoint", "restore", dest+"/c", "--replace"); code == 0 || !strings.Contains(errout, says) {
 			t.Errorf("%s: it was restored, exit code %d: %s", what, code, errout)
 		}
 	}
@@ -243,7 +243,7 @@ func TestDamageInAChainIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it") {
+	if _, errout, code := c.patiently("checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it") {
 		t.Errorf("delete what a delta needs: exit code %d: %s", code, errout)
 	}
 	if after := c.digestOfAll(); after != before {
@@ -253,7 +253,7 @@ func TestDamageInAChainIsFound(t *testing.T) {
 	if after := c.digestOfAll(); after != before {
 		t.Error("the chain is not what was saved")
 	}
-	out, errout, code := c.patiently(nil, "checkpoint", "delete", dest+"/a", "--cascade")
+	out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--cascade")
 	if code != 0 || !strings.Contains(out, "c, b, a") || len(listed(t, dest)) != 0 {
 		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
 	}

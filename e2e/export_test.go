@@ -166,7 +166,7 @@ func TestExportAndImport(t *testing.T) {
 		if tc.args[1] == "wide" {
 			a.must("table", "create", "wide", "--dim", "9", "--if-not-exists")
 		}
-		_, errout, code := a.patiently(nil, append([]string{"table"}, tc.args...)...)
+		_, errout, code := a.patiently(append([]string{"table"}, tc.args...)...)
 		if code != tc.code || !strings.Contains(errout, tc.says) {
 			t.Errorf("table %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
 		}
@@ -184,7 +184,7 @@ func TestExportAndImport(t *testing.T) {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, errout, code := a.patiently(nil, "table", "import", "new", "--from", file, "--create")
+	_, errout, code := a.patiently("table", "import", "new", "--from", file, "--create")
 	if code != 2 || !strings.Contains(errout, "row 19999") || !strings.Contains(errout, "number 6 is NaN") {
 		t.Errorf("a NaN: exit code %d, %s", code, errout)
 	}

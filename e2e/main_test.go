@@ -51,10 +51,7 @@ func testMain(m *testing.M) int {
 		code = 1
 	}
 	leak := goleak.Find()
-	for range 20 { // Find itself waits for half a second
-		if leak == nil {
-			break
-		}
+	for tries := 0; leak != nil && tries < 20; tries++ { // Find itself waits for half a second
 		leak = goleak.Find()
 	}
 	if leak != nil {

@@ -35,7 +35,7 @@ func (c *cluster) describePolicy(name string) (v struct{ Policy policyState }) {
 // must runs a command that succeeds, and may be run again.
 func (c *cluster) must(args ...string) string {
 	c.t.Helper()
-	out, errout, code := c.patiently(nil, args...)
+	out, errout, code := c.patiently(args...)
 	if code != 0 {
 		c.t.Fatalf("rowraft %s: exit code %d: %s", strings.Join(args, " "), code, errout)
 	}
@@ -46,7 +46,7 @@ func (c *cluster) must(args ...string) string {
 func (c *cluster) deletePolicy(name string) {
 	c.t.Helper()
 	err := poll(deadline(c.t, patience), func() error {
-		_, errout, code := c.patiently(nil, "checkpoint", "policy", "delete", name)
+		_, errout, code := c.patiently("checkpoint", "policy", "delete", name)
 		if code != 0 && !strings.Contains(errout, "there is no checkpoint policy") {
 			return fmt.Errorf("exit code %d: %s", code, errout)
 		}
@@ -61,7 +61,7 @@ func (c *cluster) deletePolicy(name string) {
 // caller's to read.
 func (c *cluster) clusterStatus() string {
 	c.t.Helper()
-	out, errout, code := c.patiently(nil, "cluster", "status")
+	out, errout, code := c.patiently("cluster", "status")
 	if code != 0 && code != 3 {
 		c.t.Fatalf("rowraft cluster status: exit code %d: %s", code, errout)
 	}

@@ -58,7 +58,7 @@ func (c *cluster) mustRestore(path string, args ...string) restored {
 	out, errout, code := c.rowraft(deadline(c.t, patience), args...)
 	if code == 4 {
 		c.t.Logf("%s is restored again: %s", path, errout)
-		out, errout, code = c.patiently(nil, append(args, "--replace")...)
+		out, errout, code = c.patiently(append(args, "--replace")...)
 	}
 	if code != 0 {
 		c.t.Fatalf("checkpoint restore: exit code %d: %s", code, errout)
@@ -221,7 +221,7 @@ func TestRestoreInPlace(t *testing.T) {
 	if _, err := table.Push(ctx, keys, grads); err != nil {
 		t.Fatal(err)
 	}
-	if _, errout, code := c.patiently(nil, "checkpoint", "restore", dest+"/a"); code != 1 || !strings.Contains(errout, "--replace") {
+	if _, errout, code := c.patiently("checkpoint", "restore", dest+"/a"); code != 1 || !strings.Contains(errout, "--replace") {
 		t.Errorf("over rows that are there: exit code %d: %s", code, errout)
 	}
 	v := c.mustRestore(dest+"/a", "--replace", "--table", "emb")
