@@ -86,6 +86,28 @@ func (x *trainer) kill() {
 	x.wg.Wait()
 }
 
+// hear waits until these know of the generation that r began last. One that does not may
+// do rounds of the one before, without those who have joined, and be done before them.
+func (r *registry) hear(ctx context.Context, t testing.TB, trainers ...*trainer) {
+	t.Helper()
+	for _, x := range trainers {
+		for {
+			m, changed, err := x.newest(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Generation == r.generation {
+				break
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				t.Fatalf("rank %d does not hear of generation %d", x.rank, r.generation)
+			}
+		}
+	}
+}
+
 // gradient is what a trainer has in a round.
 func gradient(rank int, round uint64, size int) []float32 {
 	r := rand.New(rand.NewPCG(uint64(rank), round))
@@ -213,6 +235,7 @@ func TestDeathsAndJoining(t *testing.T) {
 			}
 			d := open(t, r, 3, size, nil)
 			r.begin(live[0], live[1], d)
+			r.hear(ctx, t, live...)
 			all(t, func(x *trainer) error { return x.train(ctx, 8) }, live[0], live[1], d)
 			expect(want, 5, 8, live[0].rank, live[1].rank, 3)
 			same(t, live[0], live[1], d)
@@ -331,6 +354,7 @@ func TestNoMember(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	r.begin(a, b)
+	r.hear(ctx, t, a)
 	time.AfterFunc(time.Millisecond, cancel)
 	if err := a.train(ctx, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("Average = %v, want that of the context", err)
@@ -367,6 +391,7 @@ func TestOneThatJoinsIsAMemberAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.begin(a, b)
+	r.hear(ctx, t, a)
 	all(t, func(x *trainer) error { return x.train(ctx, 1) }, a, b)
 	same(t, a, b)
 	all(t, func(x *trainer) error { return x.Close(ctx) }, a, b)
