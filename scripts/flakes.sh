@@ -6,8 +6,12 @@
 #   scripts/flakes.sh ./node                    3 rounds, 4 beside each other
 #   ROUNDS=10 WIDE=8 RUN='TestMove' scripts/flakes.sh ./node ./scheduler
 #   RACE=1 scripts/flakes.sh ./e2e              under the race detector
+#   TARDY=7 scripts/flakes.sh ./client          goroutines come late (scripts/tardy), each
+#                                               run with a seed of its own, from 7 on
+#   TARDY=7 ROUNDS=1 WIDE=1 ROWRAFT_TARDY_ONLY=client/tries.go:120 RUN=TestX scripts/flakes.sh ./client
 #
-# It prints each failed test with its count, and exits with 1 if there is one.
+# It prints each failed test and, with TARDY, the seed of its run; the points that slept are
+# in the file beside its output. It exits with 1 if a test failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +19,11 @@ out=${OUT:-$(mktemp -d /tmp/flakes.XXXXXX)}
 mkdir -p "$out"
 flags=()
 [ -z "${RACE:-}" ] || flags=(-race "-gcflags=github.com/gomlx/compute/...=-d=checkptr=0")
-failed=0
+if [ -n "${TARDY:-}" ]; then
+	go run ./scripts/tardy "$out/tardy"
+	export GOFLAGS="${GOFLAGS:-} -overlay=$out/tardy/overlay.json" # also what tests build
+fi
+failed=0 seed=${TARDY:-0}
 for pkg in "$@"; do
 	name=$(echo "${pkg#./}" | tr / -)
 	go test -c "${flags[@]}" -o "$out/$name.test" "$pkg"
@@ -23,16 +31,19 @@ for pkg in "$@"; do
 		pids=()
 		for i in $(seq "${WIDE:-4}"); do
 			log=$out/$name.$round.$i.log
-			(cd "$pkg" && exec "$out/$name.test" -test.timeout 20m -test.run "${RUN:-.}" -test.skip "${SKIP:-^$}" >"$log" 2>&1) &
-			pids+=("$! $log")
+			points=${log%.log}.points
+			(cd "$pkg" && ROWRAFT_TARDY_SEED=$seed ROWRAFT_TARDY_LOG=$points exec "$out/$name.test" -test.timeout 20m -test.run "${RUN:-.}" -test.skip "${SKIP:-^$}" >"$log" 2>&1) &
+			pids+=("$! $log $seed")
+			[ -z "${TARDY:-}" ] || seed=$((seed + 1))
 		done
 		for p in "${pids[@]}"; do
-			if wait "${p%% *}"; then
-				rm "${p#* }"
+			read -r pid log with <<<"$p"
+			if wait "$pid"; then
+				rm -f "$log" "${log%.log}.points"
 			else
 				failed=1
-				echo "$pkg, round $round: ${p#* }"
-				grep -hE '^ *--- FAIL|^panic:|DATA RACE' "${p#* }" || tail -n 3 "${p#* }"
+				echo "$pkg, round $round${TARDY:+, seed $with}: $log"
+				grep -hE '^ *--- FAIL|^panic:|DATA RACE' "$log" || tail -n 3 "$log"
 			fi
 		done
 	done

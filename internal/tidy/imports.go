@@ -9,10 +9,11 @@ import (
 // tree places each directory on a line of ARCHITECTURE.md's picture. The entry
 // with the longest matching path counts.
 var tree = map[string]int{
-	"":      0,
-	"cmd":   7,
-	"e2e":   7,
-	"bench": 7,
+	"":        0,
+	"cmd":     7,
+	"e2e":     7,
+	"bench":   7,
+	"scripts": 7,
 
 	"trainer": 6,
 	"node":    6,

@@ -183,17 +183,17 @@ var examples = []struct {
 	{
 		name: "a library ends the process", rule: "exit",
 		sources: map[string]string{"raftstore/a.go": "package raftstore\nimport \"os\"\nfunc f() { os.Exit(1) }\n"},
-		want:    "only cmd ends a process",
+		want:    "only a main package ends a process",
 	},
 	{
 		name: "a library logs fatally", rule: "exit",
 		sources: map[string]string{"node/a.go": "package node\nimport l \"log\"\nfunc f() { l.Fatalf(\"x\") }\n"},
-		want:    "only cmd ends a process",
+		want:    "only a main package ends a process",
 	},
 	{
 		name: "a package beside main ends the process", rule: "exit",
 		sources: map[string]string{"cmd/rowraft/demo/a.go": "package demo\nimport \"os\"\nfunc f() { os.Exit(1) }\n"},
-		want:    "only cmd ends a process",
+		want:    "only a main package ends a process",
 	},
 	{
 		name: "a command does", rule: "exit",

@@ -68,7 +68,7 @@ func checkPackageDocs(r *Repo) []Finding {
 func checkExit(r *Repo) []Finding {
 	var out []Finding
 	for _, f := range r.Files {
-		if f.Test || f.AST.Name.Name == "main" && (top(f.Dir) == "cmd" || top(f.Dir) == "bench") {
+		if f.Test || f.AST.Name.Name == "main" {
 			continue
 		}
 		for _, bad := range []struct{ pkg, prefix string }{
@@ -76,7 +76,7 @@ func checkExit(r *Repo) []Finding {
 		} {
 			callsOf(f.AST, bad.pkg, func(call *ast.CallExpr, name string) {
 				if strings.HasPrefix(name, bad.prefix) {
-					out = append(out, r.finding("exit", f, call, "calls %s.%s: return an error; only cmd ends a process", path.Base(bad.pkg), name))
+					out = append(out, r.finding("exit", f, call, "calls %s.%s: return an error; only a main package ends a process", path.Base(bad.pkg), name))
 				}
 			})
 		}

@@ -1,0 +1,211 @@
+// Command tardy writes copies of the module's sources in which goroutines come late, for the
+// -overlay flag of go build: a program or test built with it meets the orders of events
+// that a busy machine has now and then.
+//
+//	go run ./scripts/tardy DIR
+//	go test -overlay DIR/overlay.json ./node
+//
+// In the copies a call stands at each point where another goroutine may get ahead: where
+// a goroutine begins, behind each case of a select, and where a function with a context
+// begins. Every process chooses by its seed which points are slow, one in EVERY; a slow
+// point sleeps the same time at each of its first visits, five seconds in all.
+//
+//	ROWRAFT_TARDY_SEED=1    0 or absent: no point is slow
+//	ROWRAFT_TARDY_EVERY=20
+//	ROWRAFT_TARDY_MAX=500ms the longest of the sleeps
+//	ROWRAFT_TARDY_ONLY=A:7  this point alone, e.g. client/tries.go:120
+//	ROWRAFT_TARDY_LOG=FILE  each point that sleeps, once, added to FILE
+//
+// Tests are left as they are, and so are packages without goroutines: those below proto,
+// optim, wire and shard/rowstore.
+package main
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+)
+
+//go:embed sleep.go.txt
+var sleeper string
+
+var leftOut = []string{"proto", "optim", "wire", "shard/rowstore", "scripts", "internal/tidy"}
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: tardy DIR")
+		os.Exit(2)
+	}
+	if err := run(".", os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "tardy:", err)
+		os.Exit(1)
+	}
+}
+
+// run writes the copies of the module at root, and DIR/overlay.json.
+func run(root, dir string) error {
+	packages, err := sources(root)
+	if err != nil {
+		return err
+	}
+	replace := map[string]string{}
+	put := func(original, text string) error {
+		abs, err := filepath.Abs(filepath.Join(root, original))
+		if err != nil {
+			return err
+		}
+		to, err := filepath.Abs(filepath.Join(dir, original))
+		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return err
+		}
+		replace[abs] = to
+		return os.WriteFile(to, []byte(text), 0o644)
+	}
+	for at, files := range packages {
+		name, changed, err := copies(root, files, put)
+		if err != nil {
+			return err
+		}
+		if changed {
+			if err := put(filepath.Join(at, "tardy_sleep.go"), "package "+name+"\n"+sleeper); err != nil {
+				return err
+			}
+		}
+	}
+	list, err := json.MarshalIndent(map[string]any{"Replace": replace}, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o644)
+}
+
+// sources are the files of each package, below root, without tests.
+func sources(root string) (map[string][]string, error) {
+	packages := map[string][]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		at, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		switch name := d.Name(); {
+		case d.IsDir() && at != "." && (strings.HasPrefix(name, ".") || name == "testdata" || slices.Contains(leftOut, filepath.ToSlash(at))):
+			return fs.SkipDir
+		case !d.IsDir() && strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go"):
+			packages[filepath.Dir(at)] = append(packages[filepath.Dir(at)], at)
+		}
+		return nil
+	})
+	return packages, err
+}
+
+// copies puts those files of a package that have points.
+func copies(root string, files []string, put func(original, text string) error) (name string, changed bool, err error) {
+	fset := token.NewFileSet()
+	parsed := map[string]*ast.File{}
+	started := map[string]bool{} // functions that are started by name
+	for _, f := range files {
+		if parsed[f], err = parser.ParseFile(fset, filepath.Join(root, f), nil, parser.SkipObjectResolution); err != nil {
+			return "", false, err
+		}
+		name = parsed[f].Name.Name
+		ast.Inspect(parsed[f], func(n ast.Node) bool {
+			for _, by := range starts(n) {
+				switch by := by.(type) {
+				case *ast.Ident:
+					started[by.Name] = true
+				case *ast.SelectorExpr:
+					started[by.Sel.Name] = true
+				}
+			}
+			return true
+		})
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(root, f))
+		if err != nil {
+			return "", false, err
+		}
+		if out := insert(fset, f, text, points(parsed[f], started)); out != "" {
+			changed = true
+			if err := put(f, out); err != nil {
+				return "", false, err
+			}
+		}
+	}
+	return name, changed, nil
+}
+
+// starts are the functions that n runs in a goroutine.
+func starts(n ast.Node) []ast.Expr {
+	switch n := n.(type) {
+	case *ast.GoStmt:
+		return []ast.Expr{n.Call.Fun}
+	case *ast.CallExpr:
+		if f, ok := n.Fun.(*ast.SelectorExpr); ok && (f.Sel.Name == "Go" || f.Sel.Name == "AfterFunc") {
+			return n.Args
+		}
+	}
+	return nil
+}
+
+// points are the places behind which a call can stand.
+func points(f *ast.File, started map[string]bool) (at []token.Pos) {
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			if n.Body != nil && n.Name.Name != "init" && (started[n.Name.Name] || hasContext(n.Type)) {
+				at = append(at, n.Body.Lbrace)
+			}
+		case *ast.CommClause:
+			at = append(at, n.Colon)
+		}
+		for _, by := range starts(n) {
+			if lit, ok := by.(*ast.FuncLit); ok {
+				at = append(at, lit.Body.Lbrace)
+			}
+		}
+		return true
+	})
+	return at
+}
+
+func hasContext(f *ast.FuncType) bool {
+	if len(f.Params.List) == 0 {
+		return false
+	}
+	s, ok := f.Params.List[0].Type.(*ast.SelectorExpr)
+	return ok && s.Sel.Name == "Context"
+}
+
+// insert puts calls behind the points, on their lines; "" if there are none.
+func insert(fset *token.FileSet, name string, text []byte, at []token.Pos) string {
+	if len(at) == 0 {
+		return ""
+	}
+	sort.Slice(at, func(i, j int) bool { return at[i] < at[j] })
+	var b strings.Builder
+	done := 0
+	for _, p := range slices.Compact(at) {
+		where := fset.Position(p)
+		b.Write(text[done : where.Offset+1])
+		fmt.Fprintf(&b, " tardySleep(%q);", fmt.Sprintf("%s:%d", filepath.ToSlash(name), where.Line))
+		done = where.Offset + 1
+	}
+	b.Write(text[done:])
+	return b.String()
+}
