@@ -172,7 +172,7 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 // TestARestoreThatDoesNotFitIsRefused: before anything is staged.
 func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 	dest := t.TempDir()
-	emptyCheckpoint(t, dest, "rows", 1000) // of 24 + 2 · 4 bytes
+	emptyCheckpoint(t, dest, "rows", 1000) // of 24 + 2 · 4 bytes, 20 of the index
 	streaming := restoredTable(7, "streaming")
 	streaming.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
 	writeCheckpoint(t, dest, "candidates", streaming, 0, func(w *checkpoint.Writer) error { return appendCandidates(w, streaming, 16) })
@@ -181,8 +181,8 @@ func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 		free uint64
 		code rowraft.Code
 	}{
-		{"rows", 31_999, rowraft.CodePrecondition},
-		{"rows", 32_000, rowraft.CodeCorrupt},
+		{"rows", 51_999, rowraft.CodePrecondition},
+		{"rows", 52_000, rowraft.CodeCorrupt},
 		{"rows", 0, rowraft.CodeCorrupt},
 		// 16 · 4096 of at most 40 bytes, counted by the size of a file with more in it.
 		{"candidates", 16 * rowraft.NumSlots * 40, rowraft.CodePrecondition},

@@ -30,6 +30,9 @@ const (
 	restoreReaders  = 2                        // parts read at a time
 	restoreChunk    = rowraft.TargetEntryBytes // of rows in one entry
 	dropPatience    = 10 * time.Second
+	// indexMemory is what the index takes of a row: entries of 8 bytes, two fifths of them
+	// used just after it has grown.
+	indexMemory = 20
 	// candidateMemory is what a key that waits for a row takes: the tables of them grow
 	// to twice their size when they are four fifths full.
 	candidateMemory = checkpoint.CandidateBytes * 5 / 2
@@ -71,11 +74,11 @@ type restoration struct {
 	cluster  *clustermap.Map
 	tables   []rowraft.Schema // to be restored, ascending by ID
 
-	recordBytes map[rowraft.TableID]uint64
-	feeds       []*feed      // by shard
-	ticks       []uint32     // of the shards of the checkpoint, by part; nil if no table is tracked
-	read        atomic.Int64 // bytes
-	counts      struct {
+	rowMemory map[rowraft.TableID]uint64 // bytes that a row takes
+	feeds     []*feed                    // by shard
+	ticks     []uint32                   // of the shards of the checkpoint, by part; nil if no table is tracked
+	read      atomic.Int64               // bytes
+	counts    struct {
 		sync.Mutex
 		staged map[rowraft.TableID]uint64
 	}
@@ -93,7 +96,7 @@ type feed struct {
 	failed error
 
 	wantRows   uint64 // by the sums of the checkpoint
-	wantBytes  uint64 // of their records, and of keys that wait for a row
+	wantBytes  uint64 // of memory, of them and of keys that wait for a row
 	wantDigest checkpoint.Digest
 }
 
@@ -130,7 +133,7 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 			if op.wants(s.Table) {
 				f := op.feeds[op.cluster.ShardOf(s.Slot)]
 				f.wantRows += uint64(s.Rows)
-				f.wantBytes += uint64(s.Rows) * op.recordBytes[s.Table]
+				f.wantBytes += uint64(s.Rows) * op.rowMemory[s.Table]
 				f.wantDigest = f.wantDigest.Add(s.Digest)
 			}
 		}
@@ -148,7 +151,7 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 // choose finds the tables that were asked for.
 func (op *restoration) choose() error {
 	asked := op.req.GetTables()
-	op.recordBytes = make(map[rowraft.TableID]uint64)
+	op.rowMemory = make(map[rowraft.TableID]uint64)
 	for _, t := range op.manifest.Tables {
 		if len(asked) == 0 || slices.Contains(asked, t.Schema.Name) {
 			op.tables = append(op.tables, t.Schema)
@@ -156,7 +159,7 @@ func (op *restoration) choose() error {
 			if err != nil {
 				return err
 			}
-			op.recordBytes[t.Schema.ID] = uint64(size)
+			op.rowMemory[t.Schema.ID] = uint64(size) + indexMemory
 		}
 	}
 	for _, name := range asked {
