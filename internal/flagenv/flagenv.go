@@ -34,9 +34,10 @@ func Set(flags *pflag.FlagSet) error {
 }
 
 // Without returns the variables of environ, each NAME=value, that are not of
-// flags. ROWRAFT_PJRT_PLUGIN names a file of this machine and stays.
+// flags. ROWRAFT_PJRT_PLUGIN names a file of this machine and stays, and so does what
+// programs built by scripts/tardy read.
 func Without(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
-		return strings.HasPrefix(v, prefix) && !strings.HasPrefix(v, "ROWRAFT_PJRT_PLUGIN=")
+		return strings.HasPrefix(v, prefix) && !strings.HasPrefix(v, "ROWRAFT_PJRT_PLUGIN=") && !strings.HasPrefix(v, "ROWRAFT_TARDY_")
 	})
 }
