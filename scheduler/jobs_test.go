@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -41,9 +42,11 @@ func another(t *testing.T, s *Scheduler) *client.Client {
 // runJobs has the scheduler look at leases as its control loop does.
 func runJobs(t *testing.T, s *Scheduler) {
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); s.runJobs(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
+	var ended sync.WaitGroup
+	s.pulse.begin()
+	ended.Go(func() { s.beatPulse(ctx) })
+	ended.Go(func() { s.runJobs(ctx) })
+	t.Cleanup(func() { cancel(); ended.Wait() })
 }
 
 // eventually polls what another goroutine brings about.
@@ -349,20 +352,38 @@ func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
 	}
 }
 
-// A scheduler that stood still was silent itself: nobody loses his lease by that.
+// A scheduler that stood still was silent itself: nobody loses his lease by that, also
+// where it was in the middle of a turn, and who trains has had no time to beat.
 func TestAPausedSchedulerLosesNobody(t *testing.T) {
-	var w workers
-	w.renew(&rowraftv1.JobIdentity{Incarnation: 3})
-	w.mu.Lock()
-	w.list[3] = heardOf{heard: time.Now().Add(-time.Hour)}
-	w.mu.Unlock()
-	w.stoodStill(time.Second)
-	if silence, _ := w.silent(3); silence < 59*time.Minute {
-		t.Errorf("a turn that comes a second late takes %v of an hour", time.Hour-silence)
+	s, _, c := served(t)
+	var silent, asleep time.Duration
+	s.generations.drive = func(context.Context, *rowraftv1.MetaRun) (uint64, error) {
+		s.workers.mu.Lock()
+		for incarnation, w := range s.workers.list {
+			w.heard = time.Now().Add(-silent)
+			s.workers.list[incarnation] = w
+		}
+		s.workers.mu.Unlock()
+		standStill(s, asleep)
+		return 0, rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	}
-	w.stoodStill(50 * time.Minute)
-	if silence, _ := w.silent(3); silence > 11*time.Minute || silence < 9*time.Minute {
-		t.Errorf("after 50 of 60 minutes of standing still the worker was silent for %v", silence)
+	if _, err := enter(t, c, "w", 1, func(e *client.Entry) { e.InShards = true }); err != nil {
+		t.Fatal(err)
+	}
+	silent = time.Hour
+	asleep = time.Hour
+	for range 3 {
+		s.keepJobs(t.Context())
+	}
+	if st := memberState(s, 0); st != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
+		t.Errorf("after an hour in which nobody could be heard the worker is %v", st)
+	}
+	asleep = pulseLate
+	for range 2 {
+		s.keepJobs(t.Context())
+	}
+	if st := memberState(s, 0); st != lost {
+		t.Errorf("after an hour of silence and a second of standing still the worker is %v", st)
 	}
 }
 

@@ -28,14 +28,12 @@ func (s *Scheduler) runJobs(ctx context.Context) {
 	tick := time.NewTicker(jobTick)
 	defer tick.Stop()
 	for {
-		waits := time.Now()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		case <-s.jobKick:
 		}
-		s.workers.stoodStill(time.Since(waits) - jobTick)
 		if _, err := s.leadingInSync(ctx); err != nil {
 			continue // another member's work, or not all that was logged is known
 		}
@@ -89,6 +87,7 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 // checkLease takes a member out of the job whose lease has run out.
 func (s *Scheduler) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *rowraftv1.RunMember) error {
 	lease := time.Duration(r.GetLeaseNs())
+	s.feelPulse()
 	silence, beat := s.workers.silent(m.GetIncarnation())
 	if silence < lease {
 		return nil
@@ -282,12 +281,8 @@ func (w *workers) silent(incarnation uint64) (time.Duration, *rowraftv1.WorkerBe
 	return 0, nil
 }
 
-// stoodStill takes a time in which this process did not run, and so heard nobody, off
-// the silence of all. One of up to a second is none.
+// stoodStill takes a time in which this process heard nobody off the silence of all.
 func (w *workers) stoodStill(lost time.Duration) {
-	if lost <= time.Second {
-		return
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()

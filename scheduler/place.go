@@ -61,7 +61,6 @@ func (s *Scheduler) place(ctx context.Context) {
 				s.logger.Warn("placement waits; trying again", "err", err)
 			}
 		}
-		waits := time.Now()
 		select {
 		case <-ctx.Done():
 			return
@@ -71,16 +70,12 @@ func (s *Scheduler) place(ctx context.Context) {
 				return
 			}
 		}
-		s.soft.stoodStill(time.Since(waits) - 2*placeInterval)
 	}
 }
 
-// stoodStill takes a time in which this process did not run, and so heard nobody, off
-// the silence of all servers. One of up to a second is none.
+// stoodStill takes a time in which this process heard nobody off the silence of all
+// servers.
 func (s *soft) stoodStill(lost time.Duration) {
-	if lost <= time.Second {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
@@ -206,6 +201,7 @@ type liveness struct {
 
 // liveness returns that of a node.
 func (s *Scheduler) liveness(id rowraft.NodeID) liveness {
+	s.feelPulse()
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
 	return s.soft.livenessLocked(id, s.soft.now())
@@ -244,6 +240,7 @@ func (s *Scheduler) isOver(silent time.Duration) bool {
 func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 	w := &world{settled: !s.opts.NoRebalance && s.machine.quiet()}
 	running, _ := s.machine.moves()
+	s.feelPulse()
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
 	now := s.soft.now()

@@ -25,6 +25,8 @@ func (s *Scheduler) Run(ctx context.Context) {
 	defer tick.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	s.pulse.begin()
+	wg.Go(func() { s.beatPulse(ctx) })
 	wg.Go(func() { s.drive(ctx) })
 	wg.Go(func() { s.place(ctx) })
 	wg.Go(func() { s.runPolicies(ctx) })

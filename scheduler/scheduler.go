@@ -89,7 +89,7 @@ type Options struct {
 //
 // Goroutines: it starts none by itself; Run is one, and waits for those it starts.
 //
-// Lock order: soft.mu, driver.mu, workers.mu, generations.mu and attendance.mu, each alone, never held across a call out of
+// Lock order: pulse.mu, then soft.mu or workers.mu. Those, driver.mu, generations.mu and attendance.mu are else held alone, never across a call out of
 // this package.
 type Scheduler struct {
 	rowraftv1.UnimplementedClusterServer
@@ -102,6 +102,7 @@ type Scheduler struct {
 	log     atomic.Pointer[Log] // nil until Attach
 	kick    chan struct{}       // capacity 1: wakes Run
 	soft    soft
+	pulse   pulse
 	driver  driver
 
 	leadRest          time.Duration // leadRest, but in tests

@@ -1,0 +1,58 @@
+package scheduler
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	pulseInterval = 200 * time.Millisecond
+	// pulseLate is how late a beat of the pulse may be on a busy machine.
+	pulseLate = time.Second
+)
+
+// pulse notices that this process stood still (SIGSTOP, a starved machine), and so heard
+// nobody. It beats beside the loops, which may wait for shards as long as a lease.
+type pulse struct {
+	mu   sync.Mutex
+	last time.Time // zero before the first beat
+}
+
+// begin makes the first beat.
+func (p *pulse) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = time.Now()
+}
+
+// beatPulse beats until ctx ends.
+func (s *Scheduler) beatPulse(ctx context.Context) {
+	tick := time.NewTicker(pulseInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.feelPulse()
+		}
+	}
+}
+
+// feelPulse is a beat. It takes the time in which this process stood still off the
+// silence of servers and workers, so it stands before each look at a silence: what asks
+// may go on before the goroutine of the pulse does.
+func (s *Scheduler) feelPulse() {
+	s.pulse.mu.Lock()
+	defer s.pulse.mu.Unlock()
+	if s.pulse.last.IsZero() {
+		return
+	}
+	now := time.Now()
+	lost := now.Sub(s.pulse.last) - pulseInterval
+	if s.pulse.last = now; lost > pulseLate {
+		s.workers.stoodStill(lost)
+		s.soft.stoodStill(lost)
+	}
+}
