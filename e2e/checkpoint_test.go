@@ -78,8 +78,10 @@ func (c *cluster) mustCreate(dest, name string, flags ...string) string {
 	_ = poll(deadline(c.t, patience), func() error {
 		out, errout, code = c.rowraft(deadline(c.t, patience), args...)
 		// What a try leaves that has lost its leader goes before the next one. It may end
-		// after that, where the leader only stood still.
-		if code != 4 && !(again && code == 1 && strings.Contains(errout, name+" exists")) {
+		// after that, where the leader only stood still. A trainer may be on its way to a
+		// new leader for longer than a checkpoint waits for it.
+		left := again && strings.Contains(errout, name+" exists")
+		if code != 4 && !(code == 1 && (left || strings.Contains(errout, "is not here: without its state"))) {
 			return nil
 		}
 		again = true

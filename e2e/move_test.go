@@ -132,15 +132,17 @@ func (m *mover) finish() {
 }
 
 // startPulses pushes to a row of its own in every shard until the returned function
-// is called, which compares the rows with what was acknowledged.
+// is called, which compares the rows with what was acknowledged. They fail the test that
+// runs now, not the part of it that m.t is while they push.
 func (m *mover) startPulses() (stop func()) {
+	t := m.t
 	ctx, cancel := context.WithCancel(m.ctx)
 	var wg sync.WaitGroup
 	tables, keys := make([]*client.Table, moveShards), make([]rowraft.Key, moveShards)
 	for shard := range moveShards {
 		cl, err := client.Dial(m.ctx, client.Options{Endpoints: m.c.Endpoints(), AttemptTimeout: 500 * time.Millisecond})
 		m.must(err)
-		m.t.Cleanup(func() { cl.Close() })
+		t.Cleanup(func() { cl.Close() })
 		tables[shard], err = cl.CreateTable(m.ctx, rowraft.Schema{
 			Name: "pulse", Kind: rowraft.Sparse, Dim: 1,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
@@ -155,7 +157,7 @@ func (m *mover) startPulses() (stop func()) {
 			defer tick.Stop()
 			for ctx.Err() == nil {
 				if _, err := tables[shard].Push(m.ctx, keys[shard:shard+1], []float32{-1}); err != nil {
-					m.t.Errorf("shard %d: push: %v", shard, err)
+					t.Errorf("shard %d: push: %v", shard, err)
 					return
 				}
 				p.beat()
@@ -170,7 +172,7 @@ func (m *mover) startPulses() (stop func()) {
 			var row [1]float32
 			m.must(tables[shard].Pull(m.ctx, keys[shard:shard+1], row[:]))
 			if row[0] != float32(p.pushed) {
-				m.t.Errorf("shard %d: the row holds %v after %d acknowledged pushes", shard, row[0], p.pushed)
+				t.Errorf("shard %d: the row holds %v after %d acknowledged pushes", shard, row[0], p.pushed)
 			}
 		}
 	}
