@@ -42,6 +42,7 @@ type listMachine struct {
 
 	beforeApply   func(index rowraft.Index, entry []byte) any // non-nil result ends Apply
 	beforeRestore func() error                                // its error ends Restore
+	beforeWrite   func()                                      // of a snapshot
 	released      int
 	snapped       int
 	restores      int
@@ -114,6 +115,9 @@ func (m *listMachine) Snapshot() (Snapshot, error) {
 }
 
 func (s *listSnapshot) WriteTo(w io.Writer) (int64, error) {
+	if s.m.beforeWrite != nil {
+		s.m.beforeWrite()
+	}
 	b := bufio.NewWriter(w)
 	binary.Write(b, binary.LittleEndian, uint64(s.index))
 	binary.Write(b, binary.LittleEndian, uint64(len(s.entries)))

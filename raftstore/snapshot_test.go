@@ -15,6 +15,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -380,6 +382,77 @@ func TestDamagedSnapshotIsReplaced(t *testing.T) {
 		now, err := n.group.snaps.List()
 		return err == nil && len(now) == 1 && now[0].Index > list[0].Index
 	})
+}
+
+// A leader that lost its snapshots takes a new one, and goes on however long that takes:
+// of a large state it is longer than the follower that needs one is let wait otherwise.
+func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
+	c := newTestCluster(t, 1, func(o *Options) {
+		o.WedgeTimeout = 400 * time.Millisecond
+		o.hooks.tick = 5 * time.Millisecond
+	})
+	n := c.nodes[0]
+	c.open(n)
+	taken := make(chan struct{})
+	done := sync.OnceFunc(func() { close(taken) })
+	t.Cleanup(done)
+	var slow atomic.Bool
+	n.machine.beforeWrite = func() {
+		if slow.Load() {
+			<-taken
+		}
+	}
+	c.startGroup(n)
+	c.propose("x")
+	if err := n.group.Snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	slow.Store(true)
+	if err := errors.Join(os.RemoveAll(n.group.snaps.dir), os.Mkdir(n.group.snaps.dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	w := n.group.watch
+	eventually(t, "there is no snapshot for longer than one may be unreadable", func() bool {
+		if list, err := w.List(); err != nil || len(list) > 0 { // as raft does for a follower
+			t.Fatalf("List = %v, %v", list, err)
+		}
+		return n.group.Err() != nil || w.check() != nil && n.group.snapBusy.Load()
+	})
+	for range 20 { // so often the supervisor looks
+		time.Sleep(5 * time.Millisecond) //tidy:allow sleep nothing is to happen
+	}
+	if err := n.group.Err(); err != nil {
+		t.Fatalf("the group stopped while it took a snapshot: %v", err)
+	}
+	done()
+	eventually(t, "the new one", func() bool {
+		list, err := w.List()
+		return err == nil && len(list) > 0
+	})
+	c.propose("y")
+}
+
+// A leader that looks for a snapshot to send and finds none sends no entries meanwhile. It
+// is not restarted in place for that: raft would not begin without the snapshot.
+func TestLookingForASnapshotIsNoWedge(t *testing.T) {
+	c := patientCluster(t, 3, nil)
+	c.converged(c.propose("x"))
+	g := c.nodes[0].group
+	n := g.run.Load()
+	stands := func() string {
+		now := time.Now().Add(time.Minute) // raft's own sends are older
+		for _, f := range c.nodes[1:] {
+			n.trans.note(raft.ServerID(replicaOf(f.id)), n.raft.CurrentTerm(), func(p *peerProgress) { p.match, p.contact = 0, now })
+		}
+		return n.wedged(10*time.Second, now)
+	}
+	eventually(t, "a follower that gets nothing is seen", func() bool { return stands() != "" })
+	g.watch.mu.Lock()
+	g.watch.last = time.Now().Add(time.Minute)
+	g.watch.mu.Unlock()
+	if why := stands(); why != "" {
+		t.Errorf("the leader looks for a snapshot, and is to be restarted: %s", why)
+	}
 }
 
 // A crash after a snapshot from the leader was stored and before the log was

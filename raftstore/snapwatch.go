@@ -76,7 +76,14 @@ func (w *snapshotWatch) succeeded() {
 	w.first = time.Time{}
 }
 
-// check returns why the group must stop, or nil.
+// lastFailure is when a snapshot could last not be read.
+func (w *snapshotWatch) lastFailure() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last
+}
+
+// check returns why the group must stop, or nil. It need not while a new snapshot is taken.
 func (w *snapshotWatch) check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

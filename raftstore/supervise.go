@@ -35,7 +35,7 @@ func (g *Group) supervise() {
 				continue
 			}
 			g.maybeSnapshot(n)
-			if err := g.watch.check(); err != nil {
+			if err := g.watch.check(); err != nil && !g.replacing() {
 				g.fail(err)
 				continue
 			}
@@ -99,6 +99,12 @@ func (g *Group) maybeSnapshot(n *instance) {
 			g.log.Warn("snapshot failed, the log goes on growing", "err", err)
 		}
 	})
+}
+
+// replacing says that a snapshot is being taken, or will be as soon as it may: of a large
+// state that takes longer than readers of the lost one are waited for.
+func (g *Group) replacing() bool {
+	return g.snapBusy.Load() || g.snapWanted.Load() && time.Now().UnixNano() >= g.snapRetryAt.Load()
 }
 
 // minSnapshotEvery is the least log between two snapshots unless a number was given:
@@ -172,10 +178,12 @@ func (g *Group) stuckTransfer(n *instance) string {
 }
 
 // wedged returns why the group must be restarted, or "": this leader stopped replicating to
-// a follower which still answers heartbeats (#612 and its like).
+// a follower which still answers heartbeats (#612 and its like). One that looks for a
+// snapshot to send and finds none has not stopped, and must not be restarted: raft could
+// not begin without the snapshot either.
 func (n *instance) wedged(limit time.Duration, now time.Time) string {
 	last := n.raft.LastIndex()
-	if n.raft.State() != raft.Leader {
+	if n.raft.State() != raft.Leader || now.Sub(n.g.watch.lastFailure()) <= limit {
 		return ""
 	}
 	term := n.raft.CurrentTerm()
