@@ -152,16 +152,8 @@ func (m *muster) stop(ctx context.Context) error {
 			barriers[p.a.id.job].left++
 		}
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	err := m.each(func(p *paused) error {
-		err := p.stop(ctx, barriers[p.a.id.job])
-		if err != nil && !m.skip {
-			cancel() // nobody need wait for the others, who may wait for this one
-		}
-		return err
-	})
-	if err != nil {
+	g, ctx := errgroup.WithContext(ctx) // once one fails nobody need wait for the others, who may wait for it
+	if err := m.eachIn(g, func(p *paused) error { return p.stop(ctx, barriers[p.a.id.job]) }); err != nil {
 		return err
 	}
 	for _, p := range m.members {
@@ -257,8 +249,10 @@ func (p *paused) hear(ctx context.Context) error {
 
 // each calls f for all members at once. One that fails is left behind, if that is
 // allowed.
-func (m *muster) each(f func(*paused) error) error {
-	var g errgroup.Group
+func (m *muster) each(f func(*paused) error) error { return m.eachIn(&errgroup.Group{}, f) }
+
+// eachIn is each in a group, of which the first error is returned.
+func (m *muster) eachIn(g *errgroup.Group, f func(*paused) error) error {
 	var mu sync.Mutex
 	var stay []*paused
 	for _, p := range m.members {

@@ -159,6 +159,32 @@ func TestNobodyWaitsForTheWordOfWhoHasGone(t *testing.T) {
 	}
 }
 
+// heldStream is the call of a trainer that takes what it is told, and says nothing.
+type heldStream struct {
+	grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+}
+
+func (heldStream) Send(*rowraftv1.AttendReply) error { return nil }
+
+// What ends a pause is told, and not what came of that for the others, who are not waited for any more.
+func TestAPauseTellsWhatEndedIt(t *testing.T) {
+	s, _ := newLeader(t, 1, 1)
+	var who []*attendee
+	for rank := range uint32(64) {
+		a := &attendee{id: trainerID{"a", rank}, gone: make(chan struct{})}
+		a.send.stream = heldStream{}
+		who = append(who, a)
+	}
+	who[40].send.stream = goneStream{}
+	for range 500 {
+		m := s.newMuster(who, false)
+		if err := m.stop(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 40 of job a has gone") {
+			t.Fatalf("%v, want NoLeader, and that trainer 40 has gone", err)
+		}
+		m.end()
+	}
+}
+
 // A trainer that begins while the others stand may push what is in the cut, and its state
 // is not.
 func TestATrainerThatComesDuringTheCut(t *testing.T) {
