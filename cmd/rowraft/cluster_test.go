@@ -95,7 +95,11 @@ type headless struct {
 	refuses error
 }
 
-func (h *headless) Hello(context.Context, *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+func (h *headless) Hello(ctx context.Context, _ *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+	if h.silent.Load() > 0 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	return &rowraftv1.HelloReply{ClusterId: "c-1", Addr: h.addr}, nil
 }
 
@@ -128,6 +132,11 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 			t.Errorf("it does not say %q:\n%s", says, got.out)
 		}
 	}
+	h.silent.Store(1) // until patience ends: it may only be slow, and is asked itself
+	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != exitVerdict {
+		t.Errorf("a server that says hello late: %+v", got)
+	}
+	h.silent.Store(0)
 	h.refuses = rowraft.Errorf(rowraft.CodeDenied, "trainers may not")
 	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != exitUnavailable || got.out != "" {
 		t.Errorf("who may not ask: %+v", got)

@@ -162,7 +162,7 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 		reply, err := hello(ctx, client)
 		if err != nil {
 			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
-			slow = slow || time.Since(asked) >= rpc.ConnectTimeout
+			slow = slow || rowraft.CodeOf(err) == rowraft.CodeDeadline || time.Since(asked) >= rpc.ConnectTimeout
 			if err := c.forget(addr); err != nil {
 				return "", err
 			}
