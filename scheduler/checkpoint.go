@@ -244,13 +244,7 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 func (op *creation) write(ctx context.Context, parts []*partWriter, trainers *muster) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return op.collect(ctx, parts) })
-	g.Go(func() error {
-		err := trainers.store(ctx, op.depot, op.name, op.tag())
-		if err != nil {
-			closeAll(parts)
-		}
-		return err
-	})
+	g.Go(func() error { return trainers.store(ctx, op.depot, op.name, op.tag()) })
 	return g.Wait()
 }
 
@@ -358,26 +352,27 @@ func closeAll(parts []*partWriter) {
 	}
 }
 
-// collect waits until all parts are written and reports how far they are.
+// collect waits until all parts are written and reports how far they are. Once one fails,
+// or ctx ends, none goes on; the error is what ended them.
 func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
-	stop := reporting(func() error { return op.progress(parts) })
-	var g errgroup.Group
+	defer reporting(func() error { return op.progress(parts) })()
+	defer context.AfterFunc(ctx, func() { closeAll(parts) })()
+	var wg sync.WaitGroup
+	var once sync.Once
+	var failed error
 	for _, p := range parts {
-		g.Go(func() error {
-			err := p.collect()
-			if err != nil {
-				closeAll(parts) // the others need not go on
-				return fmt.Errorf("shard %d: %w", p.shard.ID, err)
+		wg.Go(func() {
+			if err := p.collect(); err != nil {
+				once.Do(func() { failed = fmt.Errorf("shard %d: %w", p.shard.ID, err) })
+				closeAll(parts)
 			}
-			return nil
 		})
 	}
-	err := g.Wait()
-	stop()
-	if err == nil {
-		err = ctx.Err()
+	wg.Wait()
+	if failed == nil {
+		failed = ctx.Err()
 	}
-	return err
+	return failed
 }
 
 func (op *creation) progress(parts []*partWriter) error {

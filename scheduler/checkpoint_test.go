@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"strings"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -86,6 +89,40 @@ func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.Writ
 	_, err := stream.Recv()
 	f.ended <- struct{}{}
 	return err
+}
+
+// heldPart is the call to a shard that writes until the call is cancelled.
+type heldPart struct {
+	grpc.BidiStreamingClient[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
+	ctx context.Context
+	err error // not nil: it fails at once
+}
+
+func (h heldPart) Recv() (*rowraftv1.WritePartReply, error) {
+	if h.err != nil {
+		return nil, h.err
+	}
+	<-h.ctx.Done()
+	return nil, status.FromContextError(h.ctx.Err()).Err()
+}
+
+// What ends the writing of a checkpoint is told, and not what came of that for the other shards.
+func TestACheckpointTellsWhatEndedIt(t *testing.T) {
+	op := &creation{name: "a", report: func(*rowraftv1.CreateCheckpointReply) error { return nil }}
+	for range 100 {
+		var parts []*partWriter
+		for i := range rowraft.ShardID(64) {
+			ctx, cancel := context.WithCancel(t.Context())
+			h := heldPart{ctx: ctx}
+			if i == 40 {
+				h.err = status.Error(codes.ResourceExhausted, "its disk is full")
+			}
+			parts = append(parts, &partWriter{op: op, shard: clustermap.Shard{ID: i}, stream: h, cancel: cancel})
+		}
+		if err := op.collect(t.Context(), parts); !strings.Contains(fmt.Sprint(err), "shard 40: ResourceExhausted: its disk is full") {
+			t.Fatalf("%v, want that the disk of shard 40 is full", err)
+		}
+	}
 }
 
 // A cut that fails lets the shards go, though the call that wants the checkpoint goes on:
