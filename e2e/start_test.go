@@ -196,8 +196,11 @@ func TestAStartEndsAfterItsTimeout(t *testing.T) {
 				args = []string{"--config", job}
 			}
 			within, notSoFar := "", []string{"it has just begun", "has no leader at present"}
-			if tc.who == "the scheduler" { // that it has not heard itself yet
+			switch tc.who { // has not heard itself yet
+			case "the scheduler":
 				notSoFar = append(notSoFar, "it waits for answers from")
+			case "a listed server":
+				notSoFar = append(notSoFar, "it waits for answers from "+addrs[1])
 			}
 			p := givesUp(t, func(timeout string) *running {
 				within = timeout
