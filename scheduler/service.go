@@ -208,7 +208,11 @@ func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableR
 		return nil, fmt.Errorf("create table: %w", err)
 	}
 	if err := s.ensureTables(ctx, []rowraft.Schema{result.schema}); err != nil {
-		return nil, fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name, err)
+		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name, err)
+		if rowraft.CodeOf(err) == rowraft.CodeNotLeader { // it would say that nothing was created
+			err = rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)
+		}
+		return nil, err
 	}
 	return &rowraftv1.CreateTableReply{Table: rpc.SchemaToProto(&result.schema), Created: result.created, MapVersion: s.mapVersion()}, nil
 }

@@ -453,6 +453,29 @@ func TestCreateTableThatCannotFinishSaysSo(t *testing.T) {
 	}
 }
 
+// briefLead is a log whose lead is lost with the first entry.
+type briefLead struct{ *fakeLog }
+
+func (l briefLead) Propose(ctx context.Context, entry []byte) (any, error) {
+	result, err := l.fakeLog.Propose(ctx, entry)
+	l.elect("another")
+	return result, err
+}
+
+// NotLeader says that nothing was done: a client that heard it for a table that is logged
+// took its own table for one of another when it asked the next leader.
+func TestCreateTableThatIsLoggedIsNotRefused(t *testing.T) {
+	_, addr := startShardServer(t)
+	s, l := leaderOfShards(t, 1, addr)
+	s.Attach(briefLead{l})
+	schema := sgd("user", 8)
+	_, err := s.CreateTable(testContext(t), &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
+	wantError(t, err, rowraft.CodeLeadershipLost, "table user is created")
+	if s.view.Map().Tables[0].Name != "user" {
+		t.Error("the table was not logged")
+	}
+}
+
 func TestIncarnationsGrow(t *testing.T) {
 	s, _ := newLeader(t, 1, 1)
 	last := uint64(0)
