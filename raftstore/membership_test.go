@@ -69,9 +69,11 @@ func TestReplicaMovesUnderLoad(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c, spare := spareCluster(t, func(o *Options) { o.Backend, o.TrailingLogBytes = backend, 1 })
+			var last rowraft.Index
 			for i := range 50 {
-				c.propose(fmt.Sprint("before ", i))
+				last = c.propose(fmt.Sprint("before ", i))
 			}
+			c.converged(last) // or a snapshot has less, and the log more
 			source := c.leader()
 			for _, n := range c.nodes[:3] { // whoever will lead
 				if err := n.group.Snapshot(); err != nil {

@@ -1,6 +1,10 @@
 package raftstore
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
 
 // TestSnapshotsFollowTheStateInSize: of a large state a snapshot every 512 MiB would
 // write many times what the log does.
@@ -44,9 +48,11 @@ func TestSnapshotSizeIsKnown(t *testing.T) {
 	slow := c.followers()[0]
 	c.stop(slow)
 	pad := string(make([]byte, 4<<10))
+	var last rowraft.Index
 	for range 64 {
-		c.propose(pad)
+		last = c.propose(pad)
 	}
+	c.converged(last) // or a snapshot has less
 	l := c.leader()
 	for _, n := range c.nodes { // whichever leads in the end has no log for the slow one
 		if n == slow {
