@@ -200,7 +200,8 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if !op.req.GetDryRun() {
 		defer func() {
 			if err != nil {
-				err = errors.Join(err, op.s.dropStages(op.cluster, op.id[:]))
+				dropped := op.s.dropStages(op.cluster, op.id[:])
+				err = errors.Join(op.blame(err), dropped) // after a drop this server knows who leads
 			}
 		}()
 		begin := &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: op.id[:]}}
@@ -246,6 +247,17 @@ func (op *restoration) stillLeads() error {
 		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the restore was staged")
 	}
 	return nil
+}
+
+// blame is err, or that the leader changed: the next one drops a stage of which it knows
+// nothing, and then shards refuse what follows, or have staged too little.
+func (op *restoration) blame(err error) error {
+	if code := rowraft.CodeOf(err); code == rowraft.CodeNotFound || code == rowraft.CodeCorrupt {
+		if lost := op.stillLeads(); lost != nil {
+			return fmt.Errorf("%w: %v", lost, err)
+		}
+	}
+	return err
 }
 
 // each calls f for all shards at once.

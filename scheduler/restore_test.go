@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
@@ -218,6 +219,7 @@ type partsServer struct {
 	rowraftv1.UnimplementedPartsServer
 	mu    sync.Mutex
 	drops [][]byte
+	begin func() error // nil: it is begun
 }
 
 func (p *partsServer) RestorePart(_ context.Context, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
@@ -225,6 +227,9 @@ func (p *partsServer) RestorePart(_ context.Context, req *rowraftv1.RestorePartR
 	defer p.mu.Unlock()
 	if req.GetDrop() != nil {
 		p.drops = append(p.drops, req.GetRestore())
+	}
+	if req.GetBegin() != nil && p.begin != nil {
+		return nil, p.begin()
 	}
 	return &rowraftv1.RestorePartReply{}, nil
 }
@@ -293,6 +298,38 @@ func TestAnOrphanedStageIsDropped(t *testing.T) {
 	reconcile(t, s)
 	if n := p.dropped(); n != 3 || s.machine.begunRestore() != nil {
 		t.Errorf("%d drops, begun %x; want 3, and nothing begun", n, s.machine.begunRestore())
+	}
+}
+
+// TestARestoreWhoseLeaderIsLostMayBeRunAgain: the next leader drops the stage, and what a shard says
+// of that to the one before is not why the restore failed.
+func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
+	for _, shard := range []rowraft.Code{rowraft.CodeNotFound, rowraft.CodeCorrupt} {
+		for _, lost := range []bool{false, true} {
+			p := &partsServer{}
+			s, l := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterPartsServer(g, p) }))
+			p.begin = func() error {
+				if lost {
+					l.elect("b")
+				}
+				return rowraft.Errorf(shard, "no restore is under way")
+			}
+			_, term, err := s.leading()
+			if err != nil {
+				t.Fatal(err)
+			}
+			op := &restoration{s: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map()}
+			for _, sh := range op.cluster.Shards {
+				op.feeds = append(op.feeds, &feed{op: op, shard: sh})
+			}
+			want := shard
+			if lost {
+				want = rowraft.CodeLeadershipLost
+			}
+			if err := op.run(t.Context()); rowraft.CodeOf(err) != want {
+				t.Errorf("the leader is lost: %v; the shard says %v: %v, want %v", lost, shard, err, want)
+			}
+		}
 	}
 }
 
