@@ -185,7 +185,7 @@ func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
 	}
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
-		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
+		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Announce: n.cfg.announce, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
 		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance,
 		TLS: source, CA: ca, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})

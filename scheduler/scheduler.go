@@ -63,6 +63,7 @@ type Options struct {
 	Identity *identity.Dir
 	Self     clustermap.Node // ID and Scheduler included
 	Version  string          // of the binary
+	Announce Versions        // what this server says that it understands; zero: OwnVersions
 	Join     []string        // addresses of the founders, this server's included; empty: alone
 	Servers  int             // shards are made once so many have registered; 0: as many as founders
 	Shards   int             // of a new cluster; 0: DefaultShards

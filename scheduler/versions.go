@@ -74,13 +74,13 @@ func (s *Scheduler) hear(node rowraft.NodeID, label string, v Versions) error {
 	return nil
 }
 
-// versionsOf is what a server has said to this leader, or what this binary itself is.
+// versionsOf is what a server has said to this leader, or what this one would say.
 func (s *Scheduler) versionsOf(node rowraft.NodeID) (Versions, bool) {
 	s.soft.mu.Lock()
 	v, known := s.soft.versions[node]
 	s.soft.mu.Unlock()
 	if !known && node == s.opts.Self.ID {
-		return OwnVersions(), true
+		return cmp.Or(s.opts.Announce, OwnVersions()), true
 	}
 	return v, known
 }

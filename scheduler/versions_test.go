@@ -69,6 +69,21 @@ func TestVersionsNeverGoDown(t *testing.T) {
 	}
 }
 
+// A leader that has not heard itself yet counts as what it is about to say.
+func TestALeaderCountsAsWhatItAnnounces(t *testing.T) {
+	s, _ := newLeader(t, 1, 1)
+	reconcile(t, s)
+	for _, want := range []Versions{OwnVersions(), {Apply: 2, Metadata: 6}} {
+		s.opts.Announce = want
+		if got, known := s.versionsOf(s.opts.Self.ID); !known || got != want {
+			t.Errorf("it counts as %v, %v; want %v", got, known, want)
+		}
+	}
+	if low, _, _ := s.lowest(s.view.Map()); low.Metadata != 6 {
+		t.Errorf("the metadata group understands %v, want metadata 6", low)
+	}
+}
+
 // Versions are raised when every server that counts has said what it understands, to the
 // lowest of it.
 func TestVersionsFollowTheServers(t *testing.T) {
