@@ -431,6 +431,16 @@ func (c *testCluster) propose(entry string) rowraft.Index {
 	return index
 }
 
+// outrun proposes more than one message to a follower has. One that was on its way to a
+// follower that stopped is sent again when it is back, though the log is cut by then: after
+// fewer entries it might need no snapshot.
+func (c *testCluster) outrun(pad string) {
+	c.t.Helper()
+	for i := range sentEntries + 8 {
+		c.propose(fmt.Sprint(i, pad))
+	}
+}
+
 // converged waits until all running nodes have applied index and checks that they
 // hold the same state.
 func (c *testCluster) converged(index rowraft.Index) {

@@ -238,6 +238,9 @@ func (g *Group) newestSnapshotIndex() (uint64, error) {
 // raftSnapshotThreshold keeps raft from taking snapshots by its own count.
 const raftSnapshotThreshold = 1 << 62
 
+// sentEntries is how many raft puts into one message to a follower: entries are large.
+const sentEntries = 32
+
 func (g *Group) raftConfig(notify chan<- bool) *raft.Config {
 	p := g.store.Profile()
 	c := raft.DefaultConfig()
@@ -246,7 +249,7 @@ func (g *Group) raftConfig(notify chan<- bool) *raft.Config {
 	c.ElectionTimeout = p.Heartbeat
 	c.LeaderLeaseTimeout = p.LeaderLease
 	c.CommitTimeout = p.Commit
-	c.MaxAppendEntries = 32
+	c.MaxAppendEntries = sentEntries
 	c.BatchApplyCh = true
 	c.ShutdownOnRemove = false
 	c.SnapshotThreshold = raftSnapshotThreshold

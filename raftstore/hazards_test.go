@@ -140,9 +140,7 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 			c.converged(c.propose("first"))
 			behind := c.followers()[0]
 			c.stop(behind)
-			for i := range 20 {
-				c.propose(fmt.Sprint(i))
-			}
+			c.outrun("")
 			c.converged(c.propose("covered"))
 			for _, n := range c.nodes {
 				if n.group != nil {
@@ -245,11 +243,8 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 	})
 	c.converged(c.propose("first"))
 	behind := c.nodes[2]
-	had := behind.group.Status().LastIndex
 	c.stop(behind)
-	for i := range 10 {
-		c.propose(fmt.Sprint(i))
-	}
+	c.outrun("")
 	for _, n := range c.nodes {
 		if n.group != nil {
 			if err := n.group.Snapshot(); err != nil {
@@ -257,6 +252,7 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 			}
 		}
 	}
+	cut := c.leader().group.Status().SnapshotIndex
 	c.propose("beyond")
 	c.open(behind)
 	seen := make(chan rowraft.Index, 100)
@@ -275,8 +271,8 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 		t.Errorf("%d restores failed, want 2", len(seen))
 	}
 	for range len(seen) {
-		if i := <-seen; i > had {
-			t.Errorf("the machine was at index %d when its restore failed again", i)
+		if i := <-seen; i >= cut { // entries on their way when it stopped may have come
+			t.Errorf("the machine was at index %d when its restore failed, the snapshot is at %d", i, cut)
 		}
 	}
 	if behind.machine.ignored != 0 {

@@ -60,9 +60,7 @@ func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
 			slow := c.followers()[0]
 			c.stop(slow)
 			pad := string(make([]byte, 16<<10))
-			for i := range 12 {
-				c.propose(fmt.Sprint("a", i, pad))
-			}
+			c.outrun(pad)
 			l := c.leader()
 			if err := l.group.Snapshot(); err != nil {
 				t.Fatal(err)
