@@ -135,8 +135,7 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, node rowraft.No
 	defer timeout()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	slow := time.AfterFunc(slowTry, func() { c.watchLeader(ctx, cancel, shard, node) })
-	defer slow.Stop()
+	defer c.whenSlow(func() { c.watchLeader(ctx, cancel, shard, node) }).Stop()
 	err = call(ctx, rowraftv1.NewTableClient(conn))
 	if err != nil && context.Cause(ctx) == errSilent {
 		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", addr, errSilent)
@@ -154,6 +153,11 @@ const (
 	slowTry    = 500 * time.Millisecond
 	leaderPoll = 50 * time.Millisecond
 )
+
+// whenSlow runs watch after slowTry, on a goroutine that Close waits for.
+func (c *Client) whenSlow(watch func()) *time.Timer {
+	return time.AfterFunc(slowTry, func() { _ = c.spawn(watch) }) // a closed client ends the try
+}
 
 // watchLeader cancels a try on node when another server is found to lead the
 // shard. It returns when ctx, the try's, ends.
