@@ -6,9 +6,9 @@
 //	go test -overlay DIR/overlay.json ./node
 //
 // In the copies a call stands at each point where another goroutine may get ahead: where
-// a goroutine begins, behind each case of a select, and where a function with a context
-// begins. Every process chooses by its seed which points are slow, one in EVERY; a slow
-// point sleeps the same time at each of its first visits, five seconds in all.
+// a goroutine begins, behind each case of a select that waits, and where a function with
+// a context begins. Every process chooses by its seed which points are slow, one in EVERY;
+// a slow point sleeps the same time at each of its first visits, five seconds in all.
 //
 //	ROWRAFT_TARDY_SEED=1    0 or absent: no point is slow
 //	ROWRAFT_TARDY_EVERY=20
@@ -171,8 +171,8 @@ func points(f *ast.File, started map[string]bool) (at []token.Pos) {
 			if n.Body != nil && n.Name.Name != "init" && (started[n.Name.Name] || hasContext(n.Type)) {
 				at = append(at, n.Body.Lbrace)
 			}
-		case *ast.CommClause:
-			at = append(at, n.Colon)
+		case *ast.SelectStmt:
+			at = append(at, cases(n)...)
 		}
 		for _, by := range starts(n) {
 			if lit, ok := by.(*ast.FuncLit); ok {
@@ -181,6 +181,17 @@ func points(f *ast.File, started map[string]bool) (at []token.Pos) {
 		}
 		return true
 	})
+	return at
+}
+
+// cases are those of a select that waits: one with a default may stand under a mutex.
+func cases(s *ast.SelectStmt) (at []token.Pos) {
+	for _, c := range s.Body.List {
+		if c.(*ast.CommClause).Comm == nil {
+			return nil
+		}
+		at = append(at, c.(*ast.CommClause).Colon)
+	}
 	return at
 }
 
