@@ -82,24 +82,3 @@ func TestCloseEndsAPause(t *testing.T) {
 		t.Errorf("a pause of an hour on a closed client ended with %v", err)
 	}
 }
-
-// A try that is slow has somebody look for another leader; Close leaves nobody behind.
-func TestCloseWaitsForWhoLooksForALeader(t *testing.T) {
-	var s fakeServer
-	s.serve(t, 1)
-	c, _ := s.dial(t, nil)
-	looks, ended := make(chan struct{}), false
-	defer c.whenSlow(func() {
-		close(looks)
-		<-c.ctx.Done()
-		time.Sleep(10 * time.Millisecond)
-		ended = true
-	}).Stop()
-	<-looks
-	c.Close()
-	if !ended {
-		t.Error("Close returned before it")
-	}
-	c.whenSlow(func() { t.Error("looks for a closed client") })
-	time.Sleep(slowTry + 50*time.Millisecond)
-}

@@ -135,7 +135,7 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, node rowraft.No
 	defer timeout()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer c.whenSlow(func() { c.watchLeader(ctx, cancel, shard, node) }).Stop()
+	defer c.whenSlow(ctx, cancel, shard, node).Stop()
 	err = call(ctx, rowraftv1.NewTableClient(conn))
 	if err != nil && context.Cause(ctx) == errSilent {
 		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", addr, errSilent)
@@ -154,9 +154,15 @@ const (
 	leaderPoll = 50 * time.Millisecond
 )
 
-// whenSlow runs watch after slowTry, on a goroutine that Close waits for.
-func (c *Client) whenSlow(watch func()) *time.Timer {
-	return time.AfterFunc(slowTry, func() { _ = c.spawn(watch) }) // a closed client ends the try
+// whenSlow watches the leader of a try on node from slowTry on. Close ends the try then,
+// and waits for who watches.
+func (c *Client) whenSlow(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, node rowraft.NodeID) *time.Timer {
+	return time.AfterFunc(slowTry, func() {
+		_ = c.spawn(func() { // else the client is closed, and who watches would help nobody
+			defer context.AfterFunc(c.ctx, func() { cancel(errClosed) })()
+			c.watchLeader(ctx, cancel, shard, node)
+		})
+	})
 }
 
 // watchLeader cancels a try on node when another server is found to lead the

@@ -27,12 +27,16 @@ type hintServer struct {
 	silent bool
 	asked  func()        // told of every pull
 	knows  chan struct{} // not nil: it knows of no leader before this is closed
+	told   func()        // not nil: of every question for the map
 }
 
 func (s *hintServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
 	if req.WaitNs > 0 && req.KnownVersion >= uint64(s.m.Version) {
 		<-ctx.Done()
 		return nil, ctx.Err()
+	}
+	if s.told != nil {
+		s.told()
 	}
 	reply := &rowraftv1.GetMapReply{Map: rpc.MapToProto(s.m)}
 	if s.knows != nil {
@@ -55,8 +59,9 @@ func (s *hintServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*row
 	return zeros(req)
 }
 
-// A try may last an hour here, so only word of the new leader can end it.
-func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
+// hintServers serves these, nodes "old" and "new" of one shard, and dials "old".
+func hintServers(t *testing.T, ctx context.Context, log *slog.Logger, servers ...*hintServer) (*Client, Segment) {
+	t.Helper()
 	schema := rowraft.Schema{
 		ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
@@ -73,34 +78,79 @@ func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := make(chan struct{})
-	old := &hintServer{m: m, leader: "old", term: 1, silent: true, asked: sync.OnceFunc(func() { close(asked) })}
-	next := &hintServer{m: m, leader: "new", term: 2, asked: func() {}, knows: asked} // or the old one might never be asked
-	for i, s := range []*hintServer{old, next} {
+	for i, s := range servers {
+		s.m = m
 		srv := grpc.NewServer(rpc.ServerOptions(nil)...)
 		rowraftv1.RegisterClusterServer(srv, s)
 		rowraftv1.RegisterTableServer(srv, s)
 		go srv.Serve(listeners[i])
 		t.Cleanup(srv.Stop)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	c, err := Dial(ctx, Options{Endpoints: []string{listeners[0].Addr().String()}, AttemptTimeout: time.Hour})
+	c, err := Dial(ctx, Options{Endpoints: []string{listeners[0].Addr().String()}, AttemptTimeout: time.Hour, Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	table, err := c.Table(ctx, "t")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Pull(ctx, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}); err != nil {
+	return c, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}
+}
+
+// A try may last an hour here, so only word of the new leader can end it.
+func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
+	asked := make(chan struct{})
+	old := &hintServer{leader: "old", term: 1, silent: true, asked: sync.OnceFunc(func() { close(asked) })}
+	next := &hintServer{leader: "new", term: 2, asked: func() {}, knows: asked} // or the old one might never be asked
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	c, segment := hintServers(t, ctx, nil, old, next)
+	if err := c.Pull(ctx, segment); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-asked:
 	default:
 		t.Error("the first leader was never asked: the test shows nothing")
+	}
+}
+
+// slowLog is one that takes its time.
+type slowLog struct{ slog.Handler }
+
+func (slowLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (slowLog) Handle(context.Context, slog.Record) error {
+	time.Sleep(100 * time.Millisecond) //tidy:allow sleep who logs is still there when nobody waits for it
+	return nil
+}
+
+// Close ends a try that has an hour, and those who look for another leader meanwhile have
+// ended when it returns.
+func TestCloseEndsASilentTry(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	old := &hintServer{leader: "old", term: 1, silent: true, asked: func() {}}
+	next := &hintServer{leader: "old", term: 1, asked: func() {}, told: func() { <-ctx.Done() }}
+	c, segment := hintServers(t, ctx, slog.New(slowLog{slog.DiscardHandler}), old, next)
+	pulled := make(chan error, 1)
+	go func() { pulled <- c.Pull(ctx, segment) }()
+	for !c.asking[0].Load() {
+		if ctx.Err() != nil {
+			t.Fatal("nobody looks for another leader")
+		}
+		time.Sleep(time.Millisecond) //tidy:allow sleep polls
+	}
+	c.Close()
+	if ctx.Err() != nil {
+		t.Error("Close waited for the try")
+	}
+	if c.asking[0].Load() {
+		t.Error("Close returned, and somebody looks for another leader")
+	}
+	if err := <-pulled; rowraft.CodeOf(err) != rowraft.CodeClosing {
+		t.Errorf("the pull ended with %v, want CodeClosing", err)
 	}
 }
 

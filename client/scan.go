@@ -114,7 +114,7 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 	patiently := func(f func() error) error {
 		quiet, answered := context.WithCancel(ctx)
 		defer answered()
-		defer c.whenSlow(func() { c.watchLeader(quiet, cancel, shard, node) }).Stop()
+		defer c.whenSlow(quiet, cancel, shard, node).Stop()
 		defer time.AfterFunc(c.opts.AttemptTimeout, func() { cancel(errQuiet) }).Stop()
 		return rpc.FromStatus(f())
 	}
