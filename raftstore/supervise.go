@@ -35,9 +35,11 @@ func (g *Group) supervise() {
 				continue
 			}
 			g.maybeSnapshot(n)
-			if err := g.watch.check(); err != nil && !g.replacing() {
-				g.fail(err)
-				continue
+			if !g.replacing() { // before the look: what has just been taken ends the failure first
+				if err := g.watch.check(); err != nil {
+					g.fail(err)
+					continue
+				}
 			}
 			if reason := g.stuckTransfer(n); reason != "" {
 				g.restart(slog.LevelWarn, reason) // #696: a cut in the middle of a transfer is enough
