@@ -219,9 +219,6 @@ func TestAServerIsDrainedBesideAFencedReplica(t *testing.T) {
 	}
 }
 
-// A scheduler that was stopped has heard nobody, and that says nothing of the servers: it
-// would rebuild their replicas, and forget those that are decommissioned, before their next
-// heartbeat.
 // standStill has s find that its process stood still until now.
 func standStill(s *Scheduler, d time.Duration) {
 	s.pulse.mu.Lock()
@@ -229,6 +226,26 @@ func standStill(s *Scheduler, d time.Duration) {
 	s.pulse.last = time.Now().Add(-d - pulseInterval)
 }
 
+// What a busy machine does takes nothing off a silence.
+func TestAPulse(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for late, want := range map[time.Duration]time.Duration{
+		-pulseInterval: 0, 0: 0, pulseLate: 0, pulseLate + 1: pulseLate + 1, time.Hour: time.Hour,
+	} {
+		p := pulse{last: start}
+		now := start.Add(pulseInterval + late)
+		if got := p.beat(now); got != want || p.last != now {
+			t.Errorf("a beat that is %v late lost %v, want %v", late, got, want)
+		}
+	}
+	if got := new(pulse).beat(start); got != 0 {
+		t.Errorf("before the first beat %v was lost", got)
+	}
+}
+
+// A scheduler that was stopped has heard nobody, and that says nothing of the servers: it
+// would rebuild their replicas, and forget those that are decommissioned, before their next
+// heartbeat.
 func TestASchedulerThatStoodStillTakesNobodyForDead(t *testing.T) {
 	const asleep = time.Hour
 	s, _, g := movingCluster(t)

@@ -41,18 +41,26 @@ func (s *Scheduler) beatPulse(ctx context.Context) {
 }
 
 // feelPulse is a beat. It takes the time in which this process stood still off the
-// silence of servers and workers, so it stands before each look at a silence: what asks
-// may go on before the goroutine of the pulse does.
+// silence of servers and workers, so it stands before each look by which somebody may be
+// given up: what asks may go on before the goroutine of the pulse does.
 func (s *Scheduler) feelPulse() {
 	s.pulse.mu.Lock()
 	defer s.pulse.mu.Unlock()
-	if s.pulse.last.IsZero() {
-		return
-	}
-	now := time.Now()
-	lost := now.Sub(s.pulse.last) - pulseInterval
-	if s.pulse.last = now; lost > pulseLate {
+	if lost := s.pulse.beat(time.Now()); lost > 0 {
 		s.workers.stoodStill(lost)
 		s.soft.stoodStill(lost)
 	}
+}
+
+// beat returns for how long the process stood still since the last beat, 0 if a busy
+// machine may have done that. Under mu.
+func (p *pulse) beat(now time.Time) time.Duration {
+	if p.last.IsZero() {
+		return 0
+	}
+	lost := now.Sub(p.last) - pulseInterval
+	if p.last = now; lost <= pulseLate {
+		return 0
+	}
+	return lost
 }

@@ -197,9 +197,10 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if err := op.checkMemory(ctx); err != nil {
 		return err
 	}
+	decided := false
 	if !op.req.GetDryRun() {
 		defer func() {
-			if err != nil {
+			if err != nil && !decided {
 				dropped := op.s.dropStages(op.cluster, op.id[:])
 				err = errors.Join(op.blame(err), dropped) // after a drop this server knows who leads
 			}
@@ -231,6 +232,7 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if _, err := op.s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
 		return err
 	}
+	decided = true
 	op.s.logger.Info("a restore is decided", "checkpoint", op.req.GetName(), "destination", op.depot.String(), "epoch", decision.GetTableEpoch())
 	// From here on reconcile would finish it too.
 	shards, err := op.s.finishRestore(ctx, decision)
