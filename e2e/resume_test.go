@@ -285,7 +285,13 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 			t.Errorf("server %s made %d checkpoints at the end, want one for both: %v", s.Name, made, listed(t, dest))
 		}
 	}
-	if ends == 0 {
+	complete := 0
+	for name, state := range listed(t, dest) {
+		if strings.HasPrefix(name, "pair-end-") && state == "complete" {
+			complete++
+		}
+	}
+	if ends == 0 || complete == 0 {
 		t.Errorf("no checkpoint was made at the end: %v", listed(t, dest))
 	}
 }
