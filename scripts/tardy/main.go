@@ -25,14 +25,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
+
+	"github.com/rowraft/rowraft/internal/tidy"
 )
 
 //go:embed sleep.go.txt
@@ -53,9 +53,16 @@ func main() {
 
 // run writes the copies of the module at root, and DIR/overlay.json.
 func run(root, dir string) error {
-	packages, err := sources(root)
+	repo, err := tidy.Load(root)
 	if err != nil {
 		return err
+	}
+	packages := map[string][]*tidy.File{}
+	for _, f := range repo.Files {
+		out := func(tree string) bool { return strings.HasPrefix(f.Path, tree+"/") }
+		if !f.Test && !slices.ContainsFunc(leftOut, out) {
+			packages[f.Dir] = append(packages[f.Dir], f)
+		}
 	}
 	replace := map[string]string{}
 	put := func(original, text string) error {
@@ -74,12 +81,12 @@ func run(root, dir string) error {
 		return os.WriteFile(to, []byte(text), 0o644)
 	}
 	for at, files := range packages {
-		name, changed, err := copies(root, files, put)
+		changed, err := copies(root, repo.Fset, files, put)
 		if err != nil {
 			return err
 		}
 		if changed {
-			if err := put(filepath.Join(at, "tardy_sleep.go"), "package "+name+"\n"+sleeper); err != nil {
+			if err := put(path.Join(at, "tardy_sleep.go"), "package "+files[0].AST.Name.Name+"\n"+sleeper); err != nil {
 				return err
 			}
 		}
@@ -91,39 +98,11 @@ func run(root, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o644)
 }
 
-// sources are the files of each package, below root, without tests.
-func sources(root string) (map[string][]string, error) {
-	packages := map[string][]string{}
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		at, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		switch name := d.Name(); {
-		case d.IsDir() && at != "." && (strings.HasPrefix(name, ".") || name == "testdata" || slices.Contains(leftOut, filepath.ToSlash(at))):
-			return fs.SkipDir
-		case !d.IsDir() && strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go"):
-			packages[filepath.Dir(at)] = append(packages[filepath.Dir(at)], at)
-		}
-		return nil
-	})
-	return packages, err
-}
-
 // copies puts those files of a package that have points.
-func copies(root string, files []string, put func(original, text string) error) (name string, changed bool, err error) {
-	fset := token.NewFileSet()
-	parsed := map[string]*ast.File{}
+func copies(root string, fset *token.FileSet, files []*tidy.File, put func(original, text string) error) (changed bool, err error) {
 	started := map[string]bool{} // functions that are started by name
 	for _, f := range files {
-		if parsed[f], err = parser.ParseFile(fset, filepath.Join(root, f), nil, parser.SkipObjectResolution); err != nil {
-			return "", false, err
-		}
-		name = parsed[f].Name.Name
-		ast.Inspect(parsed[f], func(n ast.Node) bool {
+		ast.Inspect(f.AST, func(n ast.Node) bool {
 			for _, by := range starts(n) {
 				switch by := by.(type) {
 				case *ast.Ident:
@@ -136,18 +115,18 @@ func copies(root string, files []string, put func(original, text string) error) 
 		})
 	}
 	for _, f := range files {
-		text, err := os.ReadFile(filepath.Join(root, f))
+		text, err := os.ReadFile(filepath.Join(root, f.Path))
 		if err != nil {
-			return "", false, err
+			return false, err
 		}
-		if out := insert(fset, f, text, points(parsed[f], started)); out != "" {
+		if out := insert(fset, f.Path, text, points(f.AST, started)); out != "" {
 			changed = true
-			if err := put(f, out); err != nil {
-				return "", false, err
+			if err := put(f.Path, out); err != nil {
+				return false, err
 			}
 		}
 	}
-	return name, changed, nil
+	return changed, nil
 }
 
 // starts are the functions that n runs in a goroutine.
@@ -208,13 +187,13 @@ func insert(fset *token.FileSet, name string, text []byte, at []token.Pos) strin
 	if len(at) == 0 {
 		return ""
 	}
-	sort.Slice(at, func(i, j int) bool { return at[i] < at[j] })
+	slices.Sort(at)
 	var b strings.Builder
 	done := 0
 	for _, p := range slices.Compact(at) {
 		where := fset.Position(p)
 		b.Write(text[done : where.Offset+1])
-		fmt.Fprintf(&b, " tardySleep(%q);", fmt.Sprintf("%s:%d", filepath.ToSlash(name), where.Line))
+		fmt.Fprintf(&b, " tardySleep(%q);", fmt.Sprintf("%s:%d", name, where.Line))
 		done = where.Offset + 1
 	}
 	b.Write(text[done:])
