@@ -142,7 +142,7 @@ func TestTransferIsRefused(t *testing.T) {
 	eventually(t, ctx, "one leader answers, in one term", func() bool {
 		leaders, inTerm := 0, make(map[uint64]int)
 		for _, a := range admins {
-			before := termAt(t, ctx, a)
+			before := termsAt(t, ctx, a)[0]
 			m, err := a.Members(ctx, &rowraftv1.MembersRequest{Shard: 0})
 			if err != nil && rowraft.CodeOf(err).Retryable() {
 				continue
@@ -151,7 +151,7 @@ func TestTransferIsRefused(t *testing.T) {
 			if err != nil || len(m.Members) != 3 || m.ConfigIndex == 0 {
 				t.Fatalf("members %v, %v, want three", m, err)
 			}
-			if termAt(t, ctx, a) == before { // so it answered in this term
+			if termsAt(t, ctx, a)[0] == before { // so it answered in this term
 				inTerm[before]++
 			}
 			if inTerm[before] > 1 {
@@ -160,21 +160,6 @@ func TestTransferIsRefused(t *testing.T) {
 		}
 		return leaders == 1
 	})
-}
-
-// termAt is the term of shard 0 at a server; 0 if it has no replica.
-func termAt(t *testing.T, ctx context.Context, a rowraftv1.AdminClient) uint64 {
-	t.Helper()
-	st, err := a.NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range st.Replicas {
-		if r.Shard == 0 {
-			return r.Term
-		}
-	}
-	return 0
 }
 
 // A leader that has lost its group does not know yet that it leads no more, and

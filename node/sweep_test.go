@@ -154,13 +154,23 @@ func (c *testCluster) terms(ctx context.Context) map[uint32]uint64 {
 	c.t.Helper()
 	terms := make(map[uint32]uint64)
 	for i := range c.nodes {
-		st, err := c.admin(i).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
-		if err != nil {
-			c.t.Fatal(err)
+		for shard, term := range termsAt(c.t, ctx, c.admin(i)) {
+			terms[shard] = max(terms[shard], term)
 		}
-		for _, r := range st.Replicas {
-			terms[r.Shard] = max(terms[r.Shard], r.Term)
-		}
+	}
+	return terms
+}
+
+// termsAt are the terms of a server's replicas, by shard.
+func termsAt(t testing.TB, ctx context.Context, a rowraftv1.AdminClient) map[uint32]uint64 {
+	t.Helper()
+	st, err := a.NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	terms := make(map[uint32]uint64)
+	for _, r := range st.Replicas {
+		terms[r.Shard] = r.Term
 	}
 	return terms
 }
