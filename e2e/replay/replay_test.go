@@ -84,9 +84,8 @@ func TestServersThatLie(t *testing.T) {
 // TestWhatDoesNotFit: good servers, and something else that does not agree.
 func TestWhatDoesNotFit(t *testing.T) {
 	r, other := start(t, raftstore.BackendBolt, nil), start(t, raftstore.BackendBolt, nil)
-	r.fill()
-	other.push(1) // into a shard that knows neither table nor session
-	other.fill()
+	other.push(1)              // into a shard that knows neither table nor session
+	r.fillBeyond(other.fill()) // a snapshot that goes farther than all logs is another fault
 	last := r.digests[len(r.digests)-1]
 	for _, tc := range []struct {
 		name  string

@@ -227,8 +227,11 @@ func segment(s *rowraft.Schema, key rowraft.Key, values []float32) []byte {
 }
 
 // fill logs tables, sessions and pushes until every server has a snapshot, then
-// some more, notes digests on the way and stops.
-func (r *run) fill() {
+// some more, notes digests on the way and stops. It returns the last index.
+func (r *run) fill() rowraft.Index { return r.fillBeyond(0) }
+
+// fillBeyond is fill with a log that goes farther than index.
+func (r *run) fillBeyond(index rowraft.Index) rowraft.Index {
 	r.t.Helper()
 	r.propose(wire.CreateTableEntry(entryHeader, &counterTable))
 	r.propose(wire.CreateTableEntry(entryHeader, &adagradTable))
@@ -246,8 +249,13 @@ func (r *run) fill() {
 	for n := range 6 {
 		r.push(n % 2)
 	}
-	r.note(r.push(0))
+	last := r.push(0)
+	for last <= index {
+		last = r.push(0)
+	}
+	r.note(last)
 	r.stop()
+	return last
 }
 
 // note remembers the digest of every replica at index.
