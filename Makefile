@@ -62,7 +62,7 @@ test-plain: ## the tests that hold other code without SIMD (scripts/plain-packag
 	GOEXPERIMENT= $(GOTEST) -run '$(PLAIN_E2E)' ./e2e
 
 .PHONY: flakes
-flakes: ## tests that fail now and then: PKG=./node again and again on a busy machine (ROUNDS=3 WIDE=4 RACE=1 RUN=regexp); TARDY=1: some of its goroutines come late
+flakes: ## tests that fail now and then: PKG=./node again and again on a busy machine (ROUNDS=3 WIDE=4 RACE=1 RUN=regexp); TARDY=1: some of its goroutines come late; STALL=1: its processes stand still now and then
 	GOEXPERIMENT=$(SIMD) scripts/flakes.sh $(PKG)
 
 .PHONY: arm64

@@ -8,10 +8,13 @@
 #   RACE=1 scripts/flakes.sh ./e2e              under the race detector
 #   TARDY=7 scripts/flakes.sh ./client          goroutines come late (scripts/tardy), each
 #                                               run with a seed of its own, from 7 on
+#   STALL=7 scripts/flakes.sh ./node            a process of each run, the test or one that it
+#                                               started, stands still now and then, up to 3 s,
+#                                               as a seed of its own chooses, from 7 on
 #   TARDY=7 ROUNDS=1 WIDE=1 ROWRAFT_TARDY_ONLY=client/tries.go:120 RUN=TestX scripts/flakes.sh ./client
 #
-# It prints each failed test and, with TARDY, the seed of its run; the points that slept are
-# in the file beside its output. It exits with 1 if a test failed.
+# It prints each failed test and the seed of its run; the points that slept are in the file
+# beside its output. It exits with 1 if a test failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,7 +26,29 @@ if [ -n "${TARDY:-}" ]; then
 	go run ./scripts/tardy "$out/tardy"
 	export GOFLAGS="${GOFLAGS:-} -overlay=$out/tardy/overlay.json" # also what tests build
 fi
-failed=0 seed=${TARDY:-0}
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+failed=0 seed=${TARDY:-${STALL:-0}}
+
+# family PID prints it and the processes that it started.
+family() {
+	echo "$1"
+	for child in $(pgrep -P "$1"); do family "$child"; done
+}
+
+# stall PID SEED stops a process of PID's family and lets it go on, until PID has ended.
+stall() {
+	local pids victim=$1
+	trap 'kill -CONT "$victim" 2>/dev/null || true' EXIT
+	RANDOM=$2
+	while sleep "$((RANDOM % 3)).$((RANDOM % 10))" && kill -0 "$1" 2>/dev/null; do
+		read -ra pids <<<"$(family "$1" | tr '\n' ' ')"
+		victim=${pids[RANDOM % ${#pids[@]}]}
+		kill -STOP "$victim" 2>/dev/null || continue
+		sleep "$((RANDOM % 3)).$((RANDOM % 10))"
+		kill -CONT "$victim" 2>/dev/null || true
+	done
+}
+
 for pkg in "$@"; do
 	name=$(echo "${pkg#./}" | tr / -)
 	go test -c "${flags[@]}" -o "$out/$name.test" "$pkg"
@@ -34,7 +59,8 @@ for pkg in "$@"; do
 			points=${log%.log}.points
 			(cd "$pkg" && ROWRAFT_TARDY_SEED=$seed ROWRAFT_TARDY_LOG=$points exec "$out/$name.test" -test.timeout 20m -test.run "${RUN:-.}" -test.skip "${SKIP:-^$}" >"$log" 2>&1) &
 			pids+=("$! $log $seed")
-			[ -z "${TARDY:-}" ] || seed=$((seed + 1))
+			[ -z "${STALL:-}" ] || stall "$!" "$seed" &
+			seed=$((seed + 1))
 		done
 		for p in "${pids[@]}"; do
 			read -r pid log with <<<"$p"
@@ -42,7 +68,7 @@ for pkg in "$@"; do
 				rm -f "$log" "${log%.log}.points"
 			else
 				failed=1
-				echo "$pkg, round $round${TARDY:+, seed $with}: $log"
+				echo "$pkg, round $round${TARDY:+, TARDY=$with}${STALL:+, STALL=$with}: $log"
 				grep -hE '^ *--- FAIL|^panic:|DATA RACE' "$log" || tail -n 3 "$log"
 			fi
 		done
