@@ -20,7 +20,7 @@ STATICCHECK_VERSION        := v0.8.2
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
 BUF_VERSION                := v1.60.0
 
-GOTEST   := go test -timeout 30m
+GOTEST   := go test -timeout 45m
 PKG      ?= ./...
 FUZZTIME ?= 10s
 BENCH    ?= .
