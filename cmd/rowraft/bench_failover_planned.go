@@ -213,7 +213,7 @@ func (d *disturber) move(ctx context.Context) error {
 // without returns a server that has no replica of a shard.
 func (d *disturber) without(ctx context.Context, shard uint32) (*localcluster.Server, error) {
 	for _, s := range d.cluster.Servers() {
-		st, err := nodeStatus(ctx, s.Addr)
+		st, err := awaitStatus(ctx, s.Addr)
 		if err != nil {
 			return nil, err
 		}

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -60,7 +62,7 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 	}
 	m := c.Map()
 	for _, shard := range m.Shards {
-		digests, err := shardDigests(ctx, c, shard.ID, func(addr string, index uint64) (*rowraftv1.DigestReply, error) {
+		digests, err := shardDigests(ctx, m, shard.ID, func(addr string, index uint64) (*rowraftv1.DigestReply, error) {
 			conn, err := rpc.Dial(addr, conf, nil)
 			if err != nil {
 				return nil, err
@@ -82,17 +84,25 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 }
 
 // shardDigests asks every replica for its digest, again until all answer for one
-// index.
-func shardDigests(ctx context.Context, c *client.Client, shard rowraft.ShardID, ask func(addr string, index uint64) (*rowraftv1.DigestReply, error)) ([]string, error) {
-	m := c.Map()
+// index, and after an error that passes: on a busy machine a server may stand still for
+// longer than a connection waits for it.
+func shardDigests(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, ask func(addr string, index uint64) (*rowraftv1.DigestReply, error)) ([]string, error) {
 	for index := uint64(0); ; {
 		out := make([]string, len(m.Shards[shard].Replicas))
 		same := index > 0 // the first round only finds the index
+		var late error
 		for i, r := range m.Shards[shard].Replicas {
 			node, _ := m.Node(r.Node)
 			d, err := ask(node.Addr, index)
 			if err != nil {
-				return nil, fmt.Errorf("replica on %s: %w", node.Name, err)
+				err = fmt.Errorf("replica on %s: %w", node.Name, err)
+			}
+			if code := rowraft.CodeOf(err); err != nil && (!code.Retryable() || code == rowraft.CodeFenced) {
+				return nil, err
+			}
+			if err != nil {
+				same, late = false, err
+				continue
 			}
 			same = same && d.AppliedIndex == index
 			index = max(index, d.AppliedIndex)
@@ -103,7 +113,7 @@ func shardDigests(ctx context.Context, c *client.Client, shard rowraft.ShardID, 
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the replicas did not come to one index: %w", ctx.Err())
+			return nil, fmt.Errorf("the replicas did not come to one index: %w", errors.Join(ctx.Err(), late))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -36,7 +36,9 @@ type trainerProc struct {
 
 // startTrainers runs `rowraft-trainer train` n times, each on its rank's job file.
 func startTrainers(binary, dir string, config func(rank int) string, endpoints []string, n int) (*trainerProcs, error) {
-	t := &trainerProcs{events: make(chan trainerEvent, 256)}
+	// No event waits in the channel: trainers whose pipes are full wait for who reads, and are not
+	// done while that one asks whom to kill.
+	t := &trainerProcs{events: make(chan trainerEvent)}
 	var readers sync.WaitGroup
 	for rank := range n {
 		p := &trainerProc{

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// A server that stands still for longer than a connection waits is asked again; a replica that
+// is fenced is a finding.
+func TestTheDemoAsksAgainForADigest(t *testing.T) {
+	m := &clustermap.Map{Nodes: []clustermap.Node{{ID: "1", Addr: "a:1"}, {ID: "2", Addr: "b:1"}}, Shards: []clustermap.Shard{{Replicas: []clustermap.Replica{{Node: "1"}, {Node: "2"}}}}}
+	asked := 0
+	out, err := shardDigests(t.Context(), m, 0, func(addr string, index uint64) (*rowraftv1.DigestReply, error) {
+		if asked++; addr == "b:1" && asked < 6 {
+			return nil, rowraft.Errorf(rowraft.CodeUnknown, "connection timed out")
+		}
+		return &rowraftv1.DigestReply{AppliedIndex: max(index, 7), Digest: []byte{1}}, nil
+	})
+	if err != nil || len(out) != 2 || out[0] != out[1] {
+		t.Errorf("digests %q, %v", out, err)
+	}
+	if _, err := shardDigests(t.Context(), m, 0, func(string, uint64) (*rowraftv1.DigestReply, error) {
+		return nil, rowraft.Errorf(rowraft.CodeFenced, "fenced")
+	}); rowraft.CodeOf(err) != rowraft.CodeFenced {
+		t.Errorf("of a fenced replica: %v", err)
+	}
+}
