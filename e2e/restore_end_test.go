@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/s3test"
@@ -88,8 +89,15 @@ func TestARestoreEndsWhatAnotherStaged(t *testing.T) {
 	defer conn.Close()
 	for shard := range uint32(3) {
 		req := &rowraftv1.RestorePartRequest{Shard: shard, Restore: bytes.Repeat([]byte{9}, 16), Step: &rowraftv1.RestorePartRequest_Begin{Begin: &rowraftv1.RestorePartBegin{TableEpoch: 2}}}
-		if r, err := rowraftv1.NewPartsClient(conn).RestorePart(deadline(t, patience), req); err != nil || !r.GetStaged() {
-			t.Fatalf("shard %d: %v, %v", shard, r, err)
+		ctx := deadline(t, patience)
+		if err := poll(ctx, func() error { // a server that stands still takes no connection
+			r, err := rowraftv1.NewPartsClient(conn).RestorePart(ctx, req)
+			if err != nil && !rowraft.CodeOf(err).Retryable() || err == nil && !r.GetStaged() {
+				t.Fatalf("shard %d: %v, %v", shard, r, err)
+			}
+			return err
+		}); err != nil {
+			t.Fatalf("shard %d: %v", shard, err)
 		}
 	}
 	if v := c.mustRestore(dest + "/a"); v.Epoch < 2 {

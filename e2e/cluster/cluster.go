@@ -156,9 +156,12 @@ func (c *Cluster) RestartAll(ctx context.Context, names ...string) error {
 	return errors.Join(errs...)
 }
 
+// stopLimit is longer than a server takes that hands its leads over in vain, on a busy machine.
+const stopLimit = time.Minute
+
 // Terminate ends a server with SIGTERM and returns when it is gone.
 //
-// Errors: it took longer than ten seconds and was killed.
+// Errors: it took longer than stopLimit and was killed.
 func (c *Cluster) Terminate(name string) error {
 	s := c.Server(name)
 	if pid := s.Pid(); pid != 0 {
@@ -166,7 +169,7 @@ func (c *Cluster) Terminate(name string) error {
 		c.killed[name] = pid
 		c.mu.Unlock()
 	}
-	return s.Stop(10 * time.Second)
+	return s.Stop(stopLimit)
 }
 
 // Running reports whether a server's process is there.
