@@ -30,6 +30,9 @@ type testCluster struct {
 	t     testing.TB
 	dir   string
 	nodes []*testNode
+
+	mu    sync.Mutex
+	conns map[*testNode]*grpc.ClientConn // of admin, to servers that run
 }
 
 type testNode struct {
@@ -50,7 +53,7 @@ func startCluster(t testing.TB, servers, shards int) *testCluster {
 // startClusterWith starts servers whose configuration change has changed.
 func startClusterWith(t testing.TB, servers, shards int, change func(*Config)) *testCluster {
 	t.Helper()
-	c := &testCluster{t: t, dir: t.TempDir()}
+	c := &testCluster{t: t, dir: t.TempDir(), conns: make(map[*testNode]*grpc.ClientConn)}
 	var join []string
 	for range servers {
 		n := &testNode{}
@@ -130,6 +133,9 @@ func (c *testCluster) stopNode(i int) {
 	if n.cancel == nil {
 		return
 	}
+	c.mu.Lock()
+	delete(c.conns, n) // it may not know at once that it is broken
+	c.mu.Unlock()
 	n.cancel()
 	n.cancel = nil
 	if err := <-n.done; err != nil {

@@ -264,7 +264,5 @@ func TestHalfAPartHoldsUpNobody(t *testing.T) {
 	c.want(b, true, 3)
 	c.want(c.push(cl1, j1, 1, 2), false, 3)
 	c.row(-2)
-	if s := c.state(); s.HighestOpen != 0 {
-		t.Errorf("step %d is still open", s.HighestOpen)
-	}
+	eventually(t, c.ctx, "no step is open", func() bool { return c.state().HighestOpen == 0 })
 }
