@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -182,8 +183,12 @@ func (m *mover) startPulses() (stop func()) {
 // asked for) and the server that has none.
 func (m *mover) choose(shard rowraft.ShardID, leaders bool) (from, to, leader string, p *procs.Placement) {
 	m.t.Helper()
-	p, err := m.c.Placement(m.ctx)
-	m.must(err)
+	m.must(procs.Poll(m.ctx, func() (err error) {
+		if p, err = m.c.Placement(m.ctx); err == nil && p.Scheduler == "" {
+			err = errors.New("who answered for the scheduler does not lead it any more")
+		}
+		return err
+	}))
 	m.must(procs.Poll(m.ctx, func() error {
 		l, ok := m.watch.Leader(shard)
 		if leader = l.Server; !ok || !slices.Contains(p.Replicas[shard], leader) {

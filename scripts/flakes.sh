@@ -43,6 +43,7 @@ stall() {
 	while sleep "$((RANDOM % 3)).$((RANDOM % 10))" && kill -0 "$1" 2>/dev/null; do
 		read -ra pids <<<"$(family "$1" | tr '\n' ' ')"
 		victim=${pids[RANDOM % ${#pids[@]}]}
+		! grep -q '^State:.T' "/proc/$victim/status" 2>/dev/null || continue # by the test, which wants it so
 		kill -STOP "$victim" 2>/dev/null || continue
 		sleep "$((RANDOM % 3)).$((RANDOM % 10))"
 		kill -CONT "$victim" 2>/dev/null || true

@@ -177,9 +177,9 @@ func bytesPerRow(ctx context.Context, c *localcluster.Cluster, w *benchWorker) (
 	if c == nil {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	st, err := nodeStatus(ctx, c.Servers()[0].Addr)
+	st, err := awaitStatus(ctx, c.Servers()[0].Addr)
 	if err != nil {
 		return nil, err
 	}

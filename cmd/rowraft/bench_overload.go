@@ -231,9 +231,12 @@ func (r *overloadResult) print(w io.Writer) error {
 	return facts(w, append(pairs, "machine", fmt.Sprintf("%d cores, %s, load %.1f before and %.1f after, %s", r.Cores, r.Processor, r.Load[0], r.Load[1], r.GoVersion))...)
 }
 
-// termsOf is the highest term that any replica of each shard knows.
+// termsOf is the highest term that any replica of each shard knows. It waits for servers that
+// stand still.
 func termsOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
-	return highestOf(ctx, c, (*rowraftv1.ReplicaStatus).GetTerm)
+	ctx, cancel := context.WithTimeout(ctx, overloadPatience)
+	defer cancel()
+	return highestOf(ctx, c, awaitStatus, (*rowraftv1.ReplicaStatus).GetTerm)
 }
 
 // memoryWatch looks at what the servers have, ten times a second.

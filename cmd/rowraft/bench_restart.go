@@ -171,15 +171,16 @@ func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Clust
 
 // appliedOf is how far each shard's most advanced replica is.
 func appliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
-	return highestOf(ctx, c, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
+	return highestOf(ctx, c, nodeStatus, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
 }
 
 // highestOf asks every server for a number of each of its replicas, and returns the highest
 // of each shard.
-func highestOf(ctx context.Context, c *localcluster.Cluster, of func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
+func highestOf(ctx context.Context, c *localcluster.Cluster, ask func(context.Context, string) (*rowraftv1.NodeStatusReply, error),
+	of func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
 	out := make(map[uint32]uint64)
 	for _, s := range c.Servers() {
-		st, err := nodeStatus(ctx, s.Addr)
+		st, err := ask(ctx, s.Addr)
 		if err != nil {
 			return nil, err
 		}
