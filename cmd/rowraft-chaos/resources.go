@@ -44,7 +44,12 @@ func (r *chaos) baseline(ctx context.Context) (map[string]cluster.Usage, error) 
 	if err := r.load.Quiesce(quiet); err != nil {
 		return nil, err
 	}
-	return r.usage(quiet)
+	var used map[string]cluster.Usage
+	err := cluster.Poll(quiet, func() (err error) { // a server may stand still
+		used, err = r.usage(quiet)
+		return err
+	})
+	return used, err
 }
 
 func (r *chaos) usage(ctx context.Context) (map[string]cluster.Usage, error) {
