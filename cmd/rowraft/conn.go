@@ -89,25 +89,53 @@ func (c *cluster) forget(addr string) error {
 // that server knows of leaders. It works without the scheduler.
 func (c *cluster) newestMap(ctx context.Context) (best *rowraftv1.GetMapReply, err error) {
 	var silent []string
+	heard, slow := false, false
 	for _, addr := range c.endpoints {
 		client, err := c.dial(addr)
 		if err != nil {
 			return nil, err
 		}
 		attempt, cancel := context.WithTimeout(ctx, helloTimeout)
+		asked := time.Now()
 		reply, err := client.GetMap(attempt, &rowraftv1.GetMapRequest{})
 		cancel()
+		heard = heard || err == nil
 		switch {
 		case err != nil:
 			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
+			slow = slow || tookLong(asked, err)
 		case reply.GetMap().GetVersion() >= best.GetMap().GetVersion():
 			best = reply
 		}
 	}
-	if len(best.GetMap().GetShards()) == 0 {
-		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "no server knows of any shard; no answer from: %s", orNone(silent))
+	if len(best.GetMap().GetShards()) > 0 {
+		return best, nil
 	}
-	return best, nil
+	err = rowraft.Errorf(rowraft.CodeNoLeader, "no server knows of any shard; no answer from: %s", orNone(silent))
+	if heard || slow {
+		return nil, err
+	}
+	return nil, &unreachableError{err}
+}
+
+// awaitMap is newestMap, which it asks for until ctx ends while an answer may come.
+func (c *cluster) awaitMap(ctx context.Context) (*rowraftv1.GetMapReply, error) {
+	for {
+		m, err := c.newestMap(ctx)
+		if err == nil || errors.As(err, new(*unreachableError)) || !rowraft.CodeOf(err).Retryable() {
+			return m, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (gave up: %w)", err, ctx.Err())
+		case <-time.After(leaderRetry):
+		}
+	}
+}
+
+// tookLong tells of a call which failed whether the server may stand still for a moment.
+func tookLong(asked time.Time, err error) bool {
+	return rowraft.CodeOf(err) == rowraft.CodeDeadline || time.Since(asked) >= rpc.ConnectTimeout
 }
 
 // call calls fn on the leader of the metadata group. While there is none it
@@ -162,7 +190,7 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 		reply, err := hello(ctx, client)
 		if err != nil {
 			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
-			slow = slow || rowraft.CodeOf(err) == rowraft.CodeDeadline || time.Since(asked) >= rpc.ConnectTimeout
+			slow = slow || tookLong(asked, err)
 			if err := c.forget(addr); err != nil {
 				return "", err
 			}
@@ -187,7 +215,7 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 	}
 	err := rowraft.Errorf(rowraft.CodeNoLeader, "no server answers: %s", strings.Join(silent, "; "))
 	err = &hintedError{err, "is it running, is --endpoints right, and do both sides use TLS or both --insecure?"}
-	if slow { // it may stand still for a moment
+	if slow {
 		return "", err
 	}
 	return "", &unreachableError{err}

@@ -87,7 +87,7 @@ func (g *globals) digests(ctx context.Context, shards []uint32) (v *digestsJSON,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
-	m, err := c.newestMap(ctx)
+	m, err := c.awaitMap(ctx)
 	if err != nil {
 		return nil, err
 	}

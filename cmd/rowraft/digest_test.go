@@ -2,9 +2,10 @@ package main
 
 import (
 	"context"
-	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -19,9 +20,14 @@ type fakeLeader struct {
 	rowraftv1.UnimplementedAdminServer
 	addr   string
 	proofs []*rowraftv1.ProveReply
+	silent atomic.Int32 // so many calls of GetMap get no answer
 }
 
-func (f *fakeLeader) GetMap(context.Context, *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
+func (f *fakeLeader) GetMap(ctx context.Context, _ *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
+	if f.silent.Add(-1) >= 0 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	m := &rowraftv1.Map{ClusterId: "c-1", Version: 1}
 	for _, n := range []string{"1", "2", "3"} {
 		m.Nodes = append(m.Nodes, &rowraftv1.Node{Id: n, Name: "n" + n, Addr: f.addr})
@@ -38,11 +44,13 @@ func (f *fakeLeader) Prove(_ context.Context, req *rowraftv1.ProveRequest) (*row
 
 func startLeader(t *testing.T, proofs ...*rowraftv1.ProveReply) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := &fakeLeader{addr: l.Addr().String(), proofs: proofs}
+	return (&fakeLeader{proofs: proofs}).start(t)
+}
+
+func (f *fakeLeader) start(t *testing.T) string {
+	t.Helper()
+	l := listenLocal(t)
+	f.addr = l.Addr().String()
 	g := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(g, f)
 	rowraftv1.RegisterAdminServer(g, f)
@@ -106,4 +114,19 @@ func TestDigestTellsDifferences(t *testing.T) {
 			t.Errorf("exit code %d, %q", got.code, got.errout)
 		}
 	})
+}
+
+// TestDigestWaitsForAMap: a server that says nothing for a moment is asked again, and where
+// nobody listens that is said at once.
+func TestDigestWaitsForAMap(t *testing.T) {
+	defer func(h time.Duration) { helloTimeout = h }(helloTimeout)
+	helloTimeout = 200 * time.Millisecond
+	f := &fakeLeader{proofs: []*rowraftv1.ProveReply{{Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED}}}
+	f.silent.Store(1)
+	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != exitDone {
+		t.Errorf("%+v", got)
+	}
+	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", unusedAddr(t), "--timeout", "24h"); got.code != exitUnavailable {
+		t.Errorf("without a server: %+v, want exit code %d", got, exitUnavailable)
+	}
 }
