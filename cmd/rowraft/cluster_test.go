@@ -14,6 +14,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
+func init() { patience = time.Minute } // a test may stand still for longer than it is otherwise
+
 // well is sample with its third server at work.
 func well() *rowraftv1.StatusReply {
 	r := sample()

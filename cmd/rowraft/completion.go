@@ -43,8 +43,8 @@ the other variables, name; where it does not answer at once there are none.`,
 	}
 }
 
-// completionPatience is how long a key press may take.
-const completionPatience = 2 * time.Second
+// completionPatience is how long a key press may take; a test may wait for longer.
+var completionPatience = 2 * time.Second
 
 // namer lists names in a status that can stand in a command line.
 type namer func(*rowraftv1.StatusReply) []string

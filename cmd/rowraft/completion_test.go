@@ -3,10 +3,13 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestCompletion: a shell is offered commands, flags, and the names that the cluster has.
 func TestCompletion(t *testing.T) {
+	defer func(p time.Duration) { completionPatience = p }(completionPatience)
+	completionPatience = time.Minute
 	addr := start(t, &fakeCluster{status: leaving()})
 	at := "--insecure --endpoints " + addr
 	for _, tc := range []struct {
