@@ -318,12 +318,7 @@ func TestErrorsAreJSONWhenAskedFor(t *testing.T) {
 func TestTheLeaderIsFoundThroughAnyServer(t *testing.T) {
 	leader := start(t, &fakeCluster{status: sample()})
 	other := start(t, &fakeCluster{leader: leader})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone := l.Addr().String()
-	l.Close()
+	gone := unusedAddr(t)
 	t.Setenv("ROWRAFT_ENDPOINTS", gone+","+other)
 	t.Setenv("ROWRAFT_INSECURE", "true")
 	if got := rowraftCmd(t, "table", "list"); got.code != exitDone || !strings.Contains(got.out, "user_emb") {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // serve runs `rowraft server` with args until the test ends, and returns what it wrote once
@@ -75,8 +76,12 @@ func TestAServerJoinsByAToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := serve(t, "--join", first.Addr, "--certs", there, "--token-file", token, "--name", "n2")
-	if nodes := cli("node", "list"); !strings.Contains(nodes.out, second.Addr) {
-		t.Errorf("the cluster does not know who joined: %s", nodes.out)
+	// A server serves as soon as it has the cluster's map, which may be before it is in it.
+	limit := time.Now().Add(2 * time.Minute)
+	for nodes := cli("node", "list"); !strings.Contains(nodes.out, second.Addr); nodes = cli("node", "list") {
+		if time.Now().After(limit) {
+			t.Fatalf("the cluster does not know who joined: %s", nodes.out)
+		}
 	}
 	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem")); got.code != exitDone || !strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
 		t.Errorf("its certificate: %+v", got)
