@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -214,9 +215,13 @@ func TestAudit(t *testing.T) {
 
 func TestPushFailureEndsTheRun(t *testing.T) {
 	for _, n := range []int{0, 2} {
+		var j *Job
 		s := &strict{Local: newLocal(t), t: t, inFlight: n, fail: func(push int) error {
 			if push == 4 {
 				return rowraft.Errorf(rowraft.CodeSessionExpired, "fenced")
+			}
+			for push > 4 && j.failed() == nil { // those beside it end after it
+				runtime.Gosched()
 			}
 			return nil
 		}}
