@@ -137,6 +137,9 @@ func (h *hub) serve(seats map[int]*seat) {
 		for {
 			select {
 			case m := <-frames:
+				if h.ctx.Err() != nil { // the next generation does this round
+					return heard{}, false
+				}
 				if seats[m.from.rank] == m.from { // else it has said farewell
 					return m, m.err == nil && m.f.generation == h.members.Generation
 				}
