@@ -95,6 +95,8 @@ type Attending struct {
 	err    error
 	closed bool
 	lost   time.Time // when the call broke; zero while there is one
+
+	stopped bool // OnStop was called; of the goroutine of the call
 }
 
 // Attend makes a trainer take part in checkpoints. It returns when the scheduler has
@@ -390,7 +392,8 @@ func (c *attendCall) serve(broken <-chan error) error {
 			case *rowraftv1.AttendReply_Members:
 				c.t.a.members(step.Members)
 			case *rowraftv1.AttendReply_Stop:
-				if c.t.a.OnStop != nil {
+				if c.t.a.OnStop != nil && !c.t.stopped { // a new call is told again
+					c.t.stopped = true
 					c.t.a.OnStop()
 				}
 			}

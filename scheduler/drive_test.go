@@ -44,6 +44,12 @@ func (n *fakeNode) lead() (unlock func(), err error) {
 	return n.g.mu.Unlock, nil
 }
 
+func (g *fakeGroup) size() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.members)
+}
+
 func (g *fakeGroup) maybe(what string) error {
 	g.changes = append(g.changes, what)
 	if g.asked++; g.asked%2 == 1 {
@@ -176,10 +182,12 @@ func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	report()
-	err := s.buryReplicas(t.Context())
-	if n := len(g.members); n != 3 {
-		t.Fatalf("the group has %d members, want 3 (%v)", n, err)
-	}
+	eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
+		if err := s.buryReplicas(t.Context()); err != nil {
+			t.Log(err)
+		}
+		return g.size() == 3
+	})
 	if got := fmt.Sprint(g.changes[len(g.changes)-1]); got != "remove b" {
 		t.Errorf("last change %q", got)
 	}
@@ -246,7 +254,9 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 	if !waits {
 		t.Error("the moves had to wait until the group had answered")
 	}
-	if n := len(g.members); n != 3 {
-		t.Errorf("the group has %d members in the end, want 3", n)
-	}
+	eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
+		s.driveOnce(t.Context(), &wg)
+		wg.Wait()
+		return g.size() == 3
+	})
 }

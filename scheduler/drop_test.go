@@ -83,7 +83,7 @@ func TestDropAndRestore(t *testing.T) {
 func TestADropWaitsForNoRestoreThatNobodyGoesOnWith(t *testing.T) {
 	s, _ := newLeader(t, 1, 1)
 	reconcile(t, s)
-	register(t, s, "a", "127.0.0.1:1")
+	register(t, s, "a", nobody)
 	reconcile(t, s)
 	if err := s.proposeCommand(t.Context(), begin(1)); err != nil {
 		t.Fatal(err)

@@ -194,10 +194,10 @@ func TestTheNextLeaderGivesFreshLeases(t *testing.T) {
 	}
 }
 
-// Workers of a job that is stopped are told, once each, and the job is stopped when they
-// have left.
+// Workers of a job that is stopped are told, once each, whoever leads, and the job is stopped
+// when they have left.
 func TestAJobIsStopped(t *testing.T) {
-	s, _, c := served(t)
+	s, l, c := served(t)
 	runJobs(t, s)
 	w, err := enter(t, c, "w", 1, nil)
 	if err != nil {
@@ -221,11 +221,21 @@ func TestAJobIsStopped(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("nobody told it")
 	}
+	l.elect("somebody")
+	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
+	l.elect(s.opts.Self.ID)
+	eventually(t, "the next leader has told it", func() bool {
+		here := s.attendance.list()
+		return len(here) == 1 && here[0].toldToStop.Load()
+	})
 	if err := w.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.machine.runOf("ctr"); r.GetState() != jobStopped {
 		t.Errorf("the job is %v", r.GetState())
+	}
+	if _, err := at.Park(t.Context(), client.Parking{}); err != nil { // its answer comes behind all that it was told
+		t.Error(err)
 	}
 	if len(told) > 0 {
 		t.Error("it was told twice")

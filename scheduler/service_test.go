@@ -448,6 +448,8 @@ func TestCreateTableThatCannotFinishSaysSo(t *testing.T) {
 	refuse = false
 	a.mu.Unlock()
 	reconcile(t, s)
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.tables["0 user"] == 0 { // 2: a try of the call that ended came late
 		t.Errorf("the background pass did not repair the table: %v", a.tables)
 	}
