@@ -240,8 +240,9 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 	awaitConn(t, conn)
 	open := 0
 	for _, m := range everyCall() {
-		// Each call is a stream of a connection that takes one: no two at a time.
-		err := knock(ctx, conn, m.name, m.streams)
+		// Each call is a stream of a connection that takes one: no two at a time. The server
+		// ends the connection after 10 s, and the calls may take longer.
+		err := knock(ctx, conn, m.name, m.streams, grpc.WaitForReady(true))
 		if m.name == rowraftv1.Entrance_Join_FullMethodName {
 			open++
 			if rowraft.CodeOf(rpc.FromStatus(err)) != rowraft.CodeInvalidArgument { // it was empty
@@ -256,7 +257,7 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 	if open != 1 {
 		t.Errorf("%d calls are open", open)
 	}
-	if err := conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName, &rowraftv1.JoinRequest{Request: make([]byte, 20<<10)}, &rowraftv1.JoinReply{}); err == nil || !strings.Contains(err.Error(), "received message larger than max") {
+	if err := conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName, &rowraftv1.JoinRequest{Request: make([]byte, 20<<10)}, &rowraftv1.JoinReply{}, grpc.WaitForReady(true)); err == nil || !strings.Contains(err.Error(), "received message larger than max") {
 		t.Errorf("a request of 20 KiB: %v", err)
 	}
 	var last error

@@ -99,13 +99,13 @@ func everyCall() (out []call) {
 }
 
 // knock makes a call with an empty request and returns the answer.
-func knock(ctx context.Context, conn *grpc.ClientConn, method string, streams bool) error {
+func knock(ctx context.Context, conn *grpc.ClientConn, method string, streams bool, opts ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	if !streams {
-		return conn.Invoke(ctx, method, &emptypb.Empty{}, &emptypb.Empty{})
+		return conn.Invoke(ctx, method, &emptypb.Empty{}, &emptypb.Empty{}, opts...)
 	}
-	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, opts...)
 	if err != nil {
 		return err
 	}
