@@ -69,17 +69,20 @@ func TestPoolKeepsAStock(t *testing.T) {
 func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
 	p := newPool()
 	var live []unsafe.Pointer
-	take := func(use use) (touched bool) {
-		before := len(p.small)
+	get := func(use use) {
 		c, err := p.take(use)
 		if err != nil {
 			t.Fatal(err)
 		}
 		live = append(live, c)
+	}
+	take := func(use use) (touched bool) { // while the goroutine does not run
+		before := len(p.small)
+		get(use)
 		return len(p.small) == before
 	}
 	for range stockShare {
-		take(forRows)
+		get(forRows)
 	}
 	settle(p)
 	p.filling = true // as if the goroutine had no processor
