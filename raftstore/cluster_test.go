@@ -254,6 +254,16 @@ func (c *testCluster) elect(n *testNode) {
 	})
 }
 
+// handOver transfers the lead until from has lost it. A transfer fails when the answer of the
+// successor is late, and that one may lead all the same.
+func (c *testCluster) handOver(from *testNode, to rowraft.ReplicaID) {
+	c.t.Helper()
+	eventually(c.t, fmt.Sprintf("node %s hands over the lead", from.id), func() bool {
+		err := from.group.TransferLeadership(testContext(c.t), to)
+		return err == nil || rowraft.CodeOf(err) == rowraft.CodeNotLeader
+	})
+}
+
 func (n *testNode) running() bool { return n.group != nil && n.group.run.Load() != nil }
 
 // campaign makes a follower a candidate at once.

@@ -432,9 +432,7 @@ func TestTransferGoesToACaughtUpVoter(t *testing.T) {
 	if err := l.group.TransferLeadership(ctx, replicaOf(l.id)); err != nil {
 		t.Errorf("transfer to the leader itself: %v", err)
 	}
-	eventually(t, "the transfer succeeds", func() bool {
-		return l.group.TransferLeadership(ctx, replicaOf(target.id)) == nil
-	})
+	c.handOver(l, replicaOf(target.id))
 	if next := c.leader(); next != target {
 		t.Errorf("node %s leads, want %s", next.id, target.id)
 	}
