@@ -187,11 +187,26 @@ func (d *disturber) move(ctx context.Context) error {
 	err = d.onScheduler(ctx, func(c rowraftv1.ClusterClient) error {
 		reply, err := c.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: 0, FromNode: string(from.ID()), ToNode: string(to.ID())})
 		id = reply.GetMove().GetId()
-		return err
+		if err == nil {
+			return nil
+		}
+		// A try whose answer was lost may have begun it: nobody else moves anything here.
+		st, serr := c.Status(ctx, &rowraftv1.StatusRequest{})
+		if serr != nil {
+			return err
+		}
+		for _, m := range movesJSON(st, true) {
+			id = max(id, m.ID)
+		}
+		if id <= d.moved {
+			return err
+		}
+		return nil
 	})
 	if err != nil {
 		return err
 	}
+	d.moved = id
 	for running := true; running; {
 		if err := pauseFor(ctx, movePoll); err != nil {
 			return fmt.Errorf("move %d does not end: %w", id, err)

@@ -33,8 +33,9 @@ type disturber struct {
 	rng      *rand.Rand
 	progress io.Writer
 	trace    *trace
-	gone     int // servers that ended by themselves
-	turn     int // of who restarts next
+	gone     int    // servers that ended by themselves
+	turn     int    // of who restarts next
+	moved    uint64 // the newest move
 }
 
 func newDisturber(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (*disturber, error) {
