@@ -108,6 +108,34 @@ func snapshotIsSentWhile(t *testing.T, entries int) (restored int, ok bool) {
 	return slow.machine.restored(), c.leader() == leader
 }
 
+// TestAShortLogIsNotCut: a log that holds less than should stay behind a snapshot stays whole,
+// though it grows while the snapshot is taken.
+func TestAShortLogIsNotCut(t *testing.T) {
+	c := newTestCluster(t, 1, nil)
+	n := c.nodes[0]
+	c.open(n)
+	began, goOn := make(chan struct{}), make(chan struct{})
+	n.machine.beforeWrite = func() {
+		close(began)
+		<-goOn
+	}
+	c.startGroup(n)
+	c.propose("before")
+	taken := make(chan error, 1)
+	go func() { taken <- n.group.Snapshot() }()
+	<-began
+	for i := range 20 {
+		c.propose(fmt.Sprint(i))
+	}
+	close(goOn)
+	if err := <-taken; err != nil {
+		t.Fatal(err)
+	}
+	if first, err := n.group.inner.FirstIndex(); first != 1 || err != nil {
+		t.Errorf("the log begins at entry %d, %v: want 1", first, err)
+	}
+}
+
 // TestSnapshotsAreSentAtAPace: all that a node sends share the rate, nothing waits
 // that is below it, and the end of the transport ends the wait.
 func TestSnapshotsAreSentAtAPace(t *testing.T) {

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"math"
 	"slices"
 	"sort"
 	"sync"
@@ -103,11 +104,15 @@ func (g *ledger) bytes() int64 {
 	return g.lastTotalLocked() - g.baseTotal
 }
 
-// trailing is the smallest number of newest entries that hold at least want bytes.
+// trailing is the smallest number of newest entries that hold at least want bytes; if all
+// hold less it is more than there will ever be, for the log grows while a snapshot is taken.
 func (g *ledger) trailing(want int64) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	end := g.lastTotalLocked()
+	if end-g.baseTotal < want {
+		return math.MaxUint64
+	}
 	i := sort.Search(len(g.cum), func(i int) bool { return end-g.cum[i] < want })
 	return uint64(len(g.cum) - i)
 }
