@@ -14,7 +14,7 @@ import (
 func TestALostMemberOfTheSchedulerIsReplaced(t *testing.T) {
 	// That n3 is down is for one leader to find, which must not lose the lead whenever the machine
 	// is busy: without n3 it needs every answer of the other one.
-	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Profile = "default" })
+	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Profile = "dense" })
 	cl, ctx := c.dial(), testContext(t)
 	if _, err := cl.CreateTable(ctx, counterSchema("before"), false); err != nil {
 		t.Fatal(err)
