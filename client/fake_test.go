@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -137,11 +138,35 @@ func (s *fakeServer) dial(t *testing.T, change func(*Options)) (*Client, *Table)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
+	connect(t, c)
 	table, err := c.Table(patience(t), "t")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c, table
+}
+
+// connect makes all connections of c: of a try whose connection is not there in time, on a busy
+// machine, nobody knows that it was not sent.
+func connect(t *testing.T, c *Client) {
+	t.Helper()
+	ctx := patience(t)
+	for _, n := range c.Map().Nodes {
+		if _, err := c.conns.get(n.Addr); err != nil {
+			t.Fatal(err)
+		}
+		c.conns.mu.RLock()
+		conns := c.conns.addrs[n.Addr].conns
+		c.conns.mu.RUnlock()
+		for _, conn := range conns {
+			for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+				conn.Connect()
+				if !conn.WaitForStateChange(ctx, state) {
+					t.Fatalf("no connection to %s", n.Addr)
+				}
+			}
+		}
+	}
 }
 
 // keyOf returns a key of the shard.

@@ -82,6 +82,7 @@ func startReplicas(t *testing.T, answer func(ctx context.Context, server int, re
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
+	connect(t, c)
 	table, err := c.Table(patience(t), "t")
 	if err != nil {
 		t.Fatal(err)
