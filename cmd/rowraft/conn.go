@@ -104,6 +104,9 @@ func (c *cluster) newestMap(ctx context.Context) (best *rowraftv1.GetMapReply, e
 		case err != nil:
 			silent = append(silent, fmt.Sprintf("%s (%v)", addr, err))
 			slow = slow || tookLong(asked, err)
+			if err := c.forget(addr); err != nil {
+				return nil, err
+			}
 		case reply.GetMap().GetVersion() >= best.GetMap().GetVersion():
 			best = reply
 		}

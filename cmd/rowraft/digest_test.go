@@ -20,7 +20,8 @@ type fakeLeader struct {
 	rowraftv1.UnimplementedAdminServer
 	addr   string
 	proofs []*rowraftv1.ProveReply
-	silent atomic.Int32 // so many calls of GetMap get no answer
+	silent atomic.Int32  // so many calls of GetMap get no answer
+	still  time.Duration // it stands still for so long before it takes a connection
 }
 
 func (f *fakeLeader) GetMap(ctx context.Context, _ *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
@@ -55,7 +56,10 @@ func (f *fakeLeader) start(t *testing.T) string {
 	rowraftv1.RegisterClusterServer(g, f)
 	rowraftv1.RegisterAdminServer(g, f)
 	done := make(chan error, 1)
-	go func() { done <- g.Serve(l) }()
+	go func() {
+		<-time.After(f.still)
+		done <- g.Serve(l)
+	}()
 	t.Cleanup(func() { g.Stop(); <-done })
 	return f.addr
 }
@@ -125,6 +129,10 @@ func TestDigestWaitsForAMap(t *testing.T) {
 	f.silent.Store(1)
 	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != exitDone {
 		t.Errorf("%+v", got)
+	}
+	f.still = rpc.ConnectTimeout + 500*time.Millisecond
+	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != exitDone {
+		t.Errorf("of a server that takes no connection for %v: %+v", f.still, got)
 	}
 	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", unusedAddr(t), "--timeout", "24h"); got.code != exitUnavailable {
 		t.Errorf("without a server: %+v, want exit code %d", got, exitUnavailable)
