@@ -136,6 +136,31 @@ func TestAShortLogIsNotCut(t *testing.T) {
 	}
 }
 
+// TestALogDoesNotGrowWithEachStart: of what a log holds from before a start nobody knows the
+// size, so that it stays behind no snapshot that comes after it.
+func TestALogDoesNotGrowWithEachStart(t *testing.T) {
+	c := newTestCluster(t, 1, func(o *Options) { o.TrailingLogBytes = 64 << 10 })
+	n := c.nodes[0]
+	pad := string(make([]byte, 4<<10))
+	for range 4 {
+		c.start(n)
+		for range 8 {
+			c.propose(pad)
+		}
+		if err := n.group.Snapshot(); err != nil {
+			t.Fatal(err)
+		}
+		first, err := n.group.inner.FirstIndex()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last := n.group.Status().LastIndex; uint64(last)-first > 32 {
+			t.Fatalf("the log has the entries from %d to %d", first, last)
+		}
+		c.stop(n)
+	}
+}
+
 // TestSnapshotsAreSentAtAPace: all that a node sends share the rate, nothing waits
 // that is below it, and the end of the transport ends the wait.
 func TestSnapshotsAreSentAtAPace(t *testing.T) {

@@ -104,13 +104,15 @@ func (g *ledger) bytes() int64 {
 	return g.lastTotalLocked() - g.baseTotal
 }
 
-// trailing is the smallest number of newest entries that hold at least want bytes; if all
-// hold less it is more than there will ever be, for the log grows while a snapshot is taken.
-func (g *ledger) trailing(want int64) uint64 {
+// trailing is the smallest number of newest entries that hold at least want bytes, of a log
+// that begins at entry first, 0 if it is empty. If all hold less it is more than there will
+// ever be, for the log grows while a snapshot is taken. Entries from before the group started
+// are not counted, and do not stay: with each start there would be more of them.
+func (g *ledger) trailing(want int64, first uint64) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	end := g.lastTotalLocked()
-	if end-g.baseTotal < want {
+	if end-g.baseTotal < want && (first == 0 || g.base < first) {
 		return math.MaxUint64
 	}
 	i := sort.Search(len(g.cum), func(i int) bool { return end-g.cum[i] < want })

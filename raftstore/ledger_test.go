@@ -99,7 +99,7 @@ func TestLedgerModel(t *testing.T) {
 		for sum := int64(0); sum < want; n++ {
 			sum += model[len(model)-1-int(n)].bytes
 		}
-		if got := g.trailing(want); got != n {
+		if got := g.trailing(want, 1); got != n {
 			t.Fatalf("seed %d, step %d: %d trailing entries hold %d bytes, want %d", seed, step, got, want, n)
 		}
 	}

@@ -144,8 +144,13 @@ func (g *Group) Snapshot() error {
 
 func (n *instance) snapshot() error {
 	g := n.g
-	err := n.change(func(rc *raft.ReloadableConfig) { rc.TrailingLogs = g.ledger.trailing(g.store.opts.TrailingLogBytes) })
+	first, err := g.inner.FirstIndex()
 	if err != nil {
+		return err
+	}
+	if err := n.change(func(rc *raft.ReloadableConfig) {
+		rc.TrailingLogs = g.ledger.trailing(g.store.opts.TrailingLogBytes, first)
+	}); err != nil {
 		return err
 	}
 	f := n.raft.Snapshot()
