@@ -366,6 +366,12 @@ func interruptTransfer(t *testing.T) bool {
 			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged, held: &held}
 		}
 	})
+	defer func() { // or the next try has it beside it
+		wedged.Store(raft.ServerID(""))
+		for _, n := range c.nodes {
+			c.stop(n)
+		}
+	}()
 	c.elect(c.nodes[0])
 	c.propose("x")
 	l, f := c.nodes[0], c.nodes[1]
