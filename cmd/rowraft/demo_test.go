@@ -1,7 +1,12 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -27,4 +32,29 @@ func TestTheDemoAsksAgainForADigest(t *testing.T) {
 	}); rowraft.CodeOf(err) != rowraft.CodeFenced {
 		t.Errorf("of a fenced replica: %v", err)
 	}
+}
+
+// TestTrainersThatCannotAllStartEnd: one that has an event to tell is no more there, nor who
+// reads it, when another one could not be started.
+func TestTrainersThatCannotAllStartEnd(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	dir := t.TempDir()
+	binary, told := filepath.Join(dir, "trainer"), filepath.Join(dir, "told")
+	script := "#!/bin/sh\necho '{\"event\": \"step\"}' >&2\ntouch " + told + "\nexec sleep 600\n"
+	if err := os.WriteFile(binary, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := startTrainers(binary, dir, func(rank int) string {
+		limit := time.Now().Add(time.Minute)
+		for rank == 1 && os.Rename(told, binary) != nil { // an empty file is no program
+			if time.Now().After(limit) {
+				t.Fatal("the first one does not run")
+			}
+		}
+		return ""
+	}, nil, 2)
+	if err == nil {
+		t.Fatal("an empty file was started")
+	}
+	goleak.VerifyNone(t, before)
 }

@@ -40,6 +40,10 @@ func startTrainers(binary, dir string, config func(rank int) string, endpoints [
 	// done while that one asks whom to kill.
 	t := &trainerProcs{events: make(chan trainerEvent)}
 	var readers sync.WaitGroup
+	end := func() {
+		readers.Wait()
+		close(t.events)
+	}
 	for rank := range n {
 		p := &trainerProc{
 			rank:   rank,
@@ -58,15 +62,14 @@ func startTrainers(binary, dir string, config func(rank int) string, endpoints [
 		}
 		if err != nil {
 			t.kill()
+			go end()
+			t.drain(context.Background())
 			return nil, fmt.Errorf("start %s: %w", binary, err)
 		}
 		t.procs = append(t.procs, p)
 		readers.Go(func() { p.run(stderr, t.events) })
 	}
-	go func() {
-		readers.Wait()
-		close(t.events)
-	}()
+	go end()
 	return t, nil
 }
 
