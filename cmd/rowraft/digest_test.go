@@ -57,7 +57,8 @@ func (f *fakeLeader) start(t *testing.T) string {
 	rowraftv1.RegisterAdminServer(g, f)
 	done := make(chan error, 1)
 	go func() {
-		<-time.After(f.still)
+		//tidy:allow sleep it stands still
+		time.Sleep(f.still)
 		done <- g.Serve(l)
 	}()
 	t.Cleanup(func() { g.Stop(); <-done })
