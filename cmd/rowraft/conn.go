@@ -122,18 +122,12 @@ func (c *cluster) newestMap(ctx context.Context) (best *rowraftv1.GetMapReply, e
 }
 
 // awaitMap is newestMap, which it asks for until ctx ends while an answer may come.
-func (c *cluster) awaitMap(ctx context.Context) (*rowraftv1.GetMapReply, error) {
-	for {
-		m, err := c.newestMap(ctx)
-		if err == nil || errors.As(err, new(*unreachableError)) || !rowraft.CodeOf(err).Retryable() {
-			return m, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w (gave up: %w)", err, ctx.Err())
-		case <-time.After(leaderRetry):
-		}
-	}
+func (c *cluster) awaitMap(ctx context.Context) (m *rowraftv1.GetMapReply, err error) {
+	err = insist(ctx, true, func() error {
+		m, err = c.newestMap(ctx)
+		return err
+	})
+	return m, err
 }
 
 // tookLong tells of a call which failed whether the server may stand still for a moment.
@@ -145,9 +139,15 @@ func tookLong(asked time.Time, err error) bool {
 // waits until ctx ends; it calls again after an error that left nothing behind,
 // or, if again is true, after any that may pass.
 func (c *cluster) call(ctx context.Context, again bool, fn func(context.Context, rowraftv1.ClusterClient) error) error {
+	return insist(ctx, again, func() error { return c.callOnce(ctx, fn) })
+}
+
+// insist tries until it succeeds, ctx ends, or the error will not pass: not one server listens,
+// or, unless again is true, the try may have left something behind.
+func insist(ctx context.Context, again bool, try func() error) error {
 	wait := 20 * time.Millisecond
 	for {
-		err := c.callOnce(ctx, fn)
+		err := try()
 		code := rowraft.CodeOf(err)
 		unreachable := errors.As(err, new(*unreachableError))
 		if err == nil || unreachable || !code.Retryable() || code.MaybeApplied() && !again {
