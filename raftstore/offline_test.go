@@ -201,15 +201,8 @@ func TestDamageOfAStoppedStoreIsTold(t *testing.T) {
 	}
 	flipIn(t, snaps[len(snaps)-1], "xxxxxxxx")
 
-	o, err := OpenOffline(vfs.OS, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o, g := openStopped(t, dir)
 	defer o.Close()
-	g, err := o.Group("shard-0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	bad := 0
 	for i := g.First; i <= g.Last; i++ {
 		if _, err := g.Entry(i); rowraft.CodeOf(err) == rowraft.CodeCorrupt {
@@ -227,18 +220,26 @@ func TestDamageOfAStoppedStoreIsTold(t *testing.T) {
 	}
 }
 
-// lastCommand returns the newest command in the log of a stopped store, and how often it
-// stands there: propose tries again when a leader falls.
-func lastCommand(t *testing.T, dir string) (data string, copies int) {
+// openStopped opens a stopped store, which the caller closes, and its group.
+func openStopped(t *testing.T, dir string) (*Offline, *OfflineGroup) {
+	t.Helper()
 	o, err := OpenOffline(vfs.OS, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer o.Close()
 	g, err := o.Group("shard-0")
 	if err != nil {
+		o.Close()
 		t.Fatal(err)
 	}
+	return o, g
+}
+
+// lastCommand returns the newest command in the log of a stopped store, and how often it
+// stands there: propose tries again when a leader falls.
+func lastCommand(t *testing.T, dir string) (data string, copies int) {
+	o, g := openStopped(t, dir)
+	defer o.Close()
 	for i := g.Last; i >= g.First && i > 0; i-- {
 		e, err := g.Entry(i)
 		if err != nil {
@@ -282,15 +283,8 @@ func TestLogsMatch(t *testing.T) {
 		c.stop(n)
 	}
 	open := func(n *testNode) *OfflineGroup {
-		o, err := OpenOffline(vfs.OS, filepath.Join(n.dir, "raft"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		o, g := openStopped(t, filepath.Join(n.dir, "raft"))
 		t.Cleanup(func() { o.Close() })
-		g, err := o.Group("shard-0")
-		if err != nil {
-			t.Fatal(err)
-		}
 		return g
 	}
 	a, b := open(c.nodes[0]), open(c.nodes[1])
