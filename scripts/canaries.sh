@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # canaries.sh proves that the checks can fail: it builds them together with promises
 # broken on purpose (internal/canary), and each broken promise must be caught within
-# its time box of BOX=240 seconds: a machine with much else to do needs 50. First the same checks run with nothing broken.
+# its time box of BOX=240 seconds: a machine with much else to do needs 50. First the
+# same checks run with nothing broken.
 #
 #   scripts/canaries.sh [NAME...]
 set -euo pipefail
