@@ -28,6 +28,8 @@ const (
 	maxCaughtUpBytes = 4 << 20
 	// changeEnqueue bounds the wait for an earlier change to be committed.
 	changeEnqueue = time.Second
+	// changePoll is how often followChange looks whether raft has appended a change.
+	changePoll = time.Millisecond
 )
 
 // Membership is a configuration of a group that was committed.
@@ -229,8 +231,12 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 		return Membership{}, wrap(errClosing)
 	}
 	n.reads.Go(func() {
+		before := n.raft.GetConfiguration().Configuration().Servers
 		f := start(n.raft)
+		resolved := make(chan struct{})
+		n.reads.Go(func() { n.followChange(before, resolved) })
 		err := n.await(f)
+		close(resolved)
 		if err == nil {
 			index = f.Index()
 		}
@@ -253,6 +259,33 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 		return Membership{}, wrap(err)
 	}
 	return g.Members()
+}
+
+// followChange appends one barrier to the log after the configuration of a change.
+//
+// Without it a promotion can stay uncommitted for as long as no entry follows it, and pushes that
+// were in flight stay uncommitted with it. Raft 1.7.3 wakes its replicators (dispatchLogs) before it
+// counts the new voter (commitment.setConfiguration). An answer of that voter that arrives in between
+// is dropped, its match index starts at 0, and the empty AppendEntries that follow do not raise it.
+// With a dead replica among four voters that answer decides. Raft handles the barrier after
+// setConfiguration, so the answer to the barrier counts.
+//
+// It returns when the change has a result (resolved is closed), when the barrier is queued, or when
+// raft has ended.
+func (n *instance) followChange(before []raft.Server, resolved <-chan struct{}) {
+	poll := time.NewTicker(changePoll)
+	defer poll.Stop()
+	// Raft still writes the entry, or refuses the change. The future of GetConfiguration has no index.
+	for slices.Equal(n.raft.GetConfiguration().Configuration().Servers, before) {
+		select {
+		case <-poll.C:
+		case <-resolved:
+			return
+		case <-n.over:
+			return
+		}
+	}
+	n.raft.Barrier(changeEnqueue) // its result is that of the change
 }
 
 // beginChange admits one change at a time.
