@@ -41,13 +41,15 @@ const (
 	CodeNotMember       // the worker, or this incarnation of it, is not of the job (any more): stop; effect: none
 
 	CodeDenied // who calls may not do that: another certificate; effect: none
+
+	CodeNotSent // the client gave up before it sent anything of the call: same call again; effect: none
 )
 
 var codeNames = [...]string{
 	"Unknown", "InvalidArgument", "TableNotFound", "TableExists", "NotLeader", "WrongShard",
 	"NoLeader", "Starting", "Closing", "TooStale", "Overloaded", "LeadershipLost", "Deadline",
 	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition", "Fenced",
-	"StepClosed", "StaleGeneration", "NotMember", "Denied",
+	"StepClosed", "StaleGeneration", "NotMember", "Denied", "NotSent",
 }
 
 func (c Code) String() string {
@@ -72,7 +74,7 @@ func (c Code) MaybeApplied() bool {
 func (c Code) Retryable() bool {
 	switch c {
 	case CodeUnknown, CodeNotLeader, CodeWrongShard, CodeNoLeader, CodeStarting, CodeClosing,
-		CodeTooStale, CodeOverloaded, CodeLeadershipLost, CodeDeadline, CodeFenced:
+		CodeTooStale, CodeOverloaded, CodeLeadershipLost, CodeDeadline, CodeFenced, CodeNotSent:
 		return true
 	}
 	return false

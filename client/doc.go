@@ -19,6 +19,10 @@
 // push the same gradients again. Flush waits for such parts and returns the error
 // of one that failed; so does the next Push, without sending anything.
 //
+// The sessions of all shards of a push open before its first part is sent. A call
+// that ends before that has sent nothing: rowraft.CodeNotSent. Once one part is
+// sent, the others are sent too, with or without the caller.
+//
 // A push over several shards is several parts, each exactly-once; it is not
 // atomic across shards. If some are applied and others refused, the error's code
 // is one of those that say so (Code.MaybeApplied).

@@ -22,6 +22,7 @@ type fakeServer struct {
 	rowraftv1.UnimplementedTableServer
 	m *clustermap.Map
 
+	open   func(context.Context, *rowraftv1.OpenSessionRequest) error
 	push   func(context.Context, *rowraftv1.PushRequest) error
 	step   func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
 	clock  func(*rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error)
@@ -44,7 +45,12 @@ func (s *fakeServer) IssueIncarnation(context.Context, *rowraftv1.IssueIncarnati
 	return &rowraftv1.IssueIncarnationReply{Incarnation: 1}, nil
 }
 
-func (s *fakeServer) OpenSession(context.Context, *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+func (s *fakeServer) OpenSession(ctx context.Context, req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+	if s.open != nil {
+		if err := s.open(ctx, req); err != nil {
+			return nil, err
+		}
+	}
 	return &rowraftv1.OpenSessionReply{AppliedIndex: 1}, nil
 }
 

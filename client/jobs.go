@@ -203,14 +203,12 @@ func memberClient(id *rowraftv1.JobIdentity) (out rowraft.ClientID) {
 // adopt makes the sessions that are opened from here on those of another client id. A worker
 // that waits for others enters its job again and again, and adopts a newer one each time.
 func (c *Client) adopt(ctx context.Context, id rowraft.ClientID, inc rowraft.Incarnation) error {
-	select {
-	case c.session.opening <- struct{}{}:
-		defer func() { <-c.session.opening }()
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := c.lock(ctx, c.session.naming); err != nil {
+		return err
 	}
+	defer c.session.naming.unlock()
 	for shard := range c.session.shards {
-		if c.session.shards[shard].Load() != nil {
+		if c.session.underway.Load() > 0 || c.session.shards[shard].Load() != nil {
 			return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
 		}
 	}

@@ -47,7 +47,7 @@ func TestAWorkerThatWasLostOnItsWayEntersOnceMore(t *testing.T) {
 // TestAClientEntersUntilItPushes: a worker enters its job again as long as it waits for the
 // others, and not any more when a shard knows its session.
 func TestAClientEntersUntilItPushes(t *testing.T) {
-	c := &Client{}
+	c := &Client{ctx: t.Context()}
 	c.session.init()
 	for inc := range rowraft.Incarnation(3) {
 		id := rowraft.ClientID{byte(inc)}

@@ -84,10 +84,15 @@ func (c *Client) parts(op wire.Op, segs []Segment) ([]*part, error) {
 	return parts, nil
 }
 
-// sendParts numbers and sends parts and waits for their answers.
+// sendParts numbers and sends parts and waits for their answers. Once the first part has
+// a number, every other one is sent too: if ctx ends before there is a place for it, it
+// is queued.
 func (c *Client) sendParts(ctx context.Context, parts []*part) (Ack, error) {
+	if err := c.openSessions(ctx, parts); err != nil {
+		return Ack{}, err
+	}
 	for i, p := range parts {
-		if err := c.start(ctx, p); err != nil {
+		if err := c.start(ctx, p, i > 0); err != nil {
 			return Ack{}, c.partial(ctx, parts[:i], err)
 		}
 	}
@@ -152,15 +157,19 @@ type part struct {
 	op      wire.Op
 	payload []byte
 	seq     rowraft.Seq
+	queued  bool // it gets its number on its own goroutine
 
 	done    chan struct{} // closed when what follows is set
 	err     error
 	index   rowraft.Index
 	slowest uint64 // clock of the job, of an OpClocked
 
-	// parted is set by the part's goroutine when it has the answer, and by a Push
-	// that stops waiting: whichever finds it set knows of the other.
-	parted atomic.Bool
+	// after are the parts that must be acknowledged before this one is sent.
+	after []*part
+
+	// settled is set once by the part's goroutine when it has the answer and once by a
+	// Push that stops waiting. The second setter keeps the error for Flush.
+	settled atomic.Bool
 }
 
 func (c *Client) encode(op wire.Op, r *request) *part {
@@ -199,30 +208,62 @@ func (c *Client) pushSegment(op wire.Op, p *piece) wire.Segment {
 	return s
 }
 
-// start numbers the part and begins to send it. It waits, as long as ctx allows,
-// for the session and for a free place among the unacknowledged parts.
-func (c *Client) start(ctx context.Context, p *part) error {
-	ss, err := c.openSession(ctx, p.shard)
-	if err != nil {
+// start numbers the part and begins to send it. It waits, as long as ctx allows, for a
+// free place among the unacknowledged parts. A part that may be queued is sent even if
+// ctx ends before that; one with parts before it waits for their answers first.
+func (c *Client) start(ctx context.Context, p *part, mayQueue bool) error {
+	ss := c.session.shards[p.shard].Load()
+	if len(p.after) > 0 {
+		ss.queue(p)
+	} else if err := ss.take(ctx, p); err != nil && (err == errClosed || !mayQueue) {
 		return err
+	} else if err != nil {
+		ss.queue(p)
 	}
-	if err := ss.take(ctx, p); err != nil {
-		return err
-	}
-	err = c.spawn(func() {
-		p.index, p.err = c.deliver(ss, p)
-		if p.parted.Swap(true) {
-			c.lose(p.err) // before answered, or Flush misses it
-		}
-		if !errors.Is(p.err, errClosed) { // that is no answer
-			ss.answered(p.seq)
-		}
-		close(p.done)
-	})
-	if err != nil {
+	err := c.spawn(func() { c.run(ss, p) })
+	switch {
+	case err == nil:
+	case p.queued:
+		ss.unqueue()
+	default:
 		ss.answered(p.seq) // it was not sent
 	}
 	return err
+}
+
+// run sends p, a queued one when it has a number, and settles it with the answer.
+func (c *Client) run(ss *shardSession, p *part) {
+	err := p.awaitBefore()
+	if err == nil && p.queued {
+		err = ss.take(context.Background(), p) // ends with the client
+	}
+	sent := err == nil
+	if sent {
+		p.index, err = c.deliver(ss, p)
+	}
+	p.err = err
+	if p.settled.Swap(true) {
+		c.lose(err) // before answered, or Flush misses it
+	}
+	switch {
+	case errors.Is(err, errClosed): // that is no answer
+	case sent:
+		ss.answered(p.seq)
+	default:
+		rpc.Pool.Release(p.payload)
+		ss.unqueue()
+	}
+	close(p.done)
+}
+
+// awaitBefore waits until the parts that come before p are acknowledged.
+func (p *part) awaitBefore() error {
+	for _, b := range p.after {
+		if <-b.done; b.err != nil {
+			return rowraft.Errorf(rowraft.CodeNotSent, "%s to shard %d was not sent, because an earlier part of it failed: %w", opName(p.op), p.shard, b.err)
+		}
+	}
+	return nil
 }
 
 // deliver sends p until the shard answers or the client closes. CodeInternal says that
@@ -335,11 +376,11 @@ func (c *Client) await(ctx context.Context, parts []*part) (Ack, error) {
 		case <-p.done:
 		case <-ctx.Done():
 			for _, p := range parts {
-				if p.parted.Swap(true) {
+				if p.settled.Swap(true) {
 					c.lose(p.err)
 				}
 			}
-			return Ack{}, rowraft.Errorf(rowraft.CodeDeadline, "push not acknowledged in time, the client goes on resending it: %w", context.Cause(ctx))
+			return Ack{}, rowraft.Errorf(rowraft.CodeDeadline, "push not acknowledged in time, the client goes on sending it: %w", context.Cause(ctx))
 		}
 		ack.Index[p.shard] = max(ack.Index[p.shard], p.index)
 	}

@@ -3,8 +3,11 @@ package client
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -13,13 +16,40 @@ import (
 
 // session is this client's incarnation and its state per shard.
 type session struct {
-	opening chan struct{} // token: one goroutine at a time opens sessions
-	inc     rowraft.Incarnation
-	epoch   atomic.Uint64 // of the tables it was opened for; 0 before
-	shards  [clustermap.MaxShards]atomic.Pointer[shardSession]
+	naming   ctxMutex // guards inc and the client id
+	inc      rowraft.Incarnation
+	underway atomic.Int32 // sessions that are being opened: inc and the client id do not change meanwhile
+
+	epoch  atomic.Uint64 // of the tables it was opened for; 0 before
+	shards [clustermap.MaxShards]struct {
+		atomic.Pointer[shardSession]
+		opening ctxMutex // one goroutine at a time opens the shard's session
+	}
 }
 
-func (s *session) init() { s.opening = make(chan struct{}, 1) }
+func (s *session) init() {
+	s.naming = make(ctxMutex, 1)
+	for i := range s.shards {
+		s.shards[i].opening = make(ctxMutex, 1)
+	}
+}
+
+// ctxMutex is a mutex of capacity 1 whose lock ends with a context.
+type ctxMutex chan struct{}
+
+// lock waits until m is free, ctx ends, or the client is closed (errClosed).
+func (c *Client) lock(ctx context.Context, m ctxMutex) error {
+	select {
+	case m <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.ctx.Done():
+		return errClosed
+	}
+}
+
+func (m ctxMutex) unlock() { <-m }
 
 // shardSession numbers the parts for one shard.
 type shardSession struct {
@@ -31,43 +61,69 @@ type shardSession struct {
 	next    rowraft.Seq
 	floor   rowraft.Seq // every number up to it has been answered
 	answers map[rowraft.Seq]struct{}
-	pending int
+	pending int           // have a number and no answer
+	queued  int           // get their number when there is a place, or when other parts are acknowledged
 	changed chan struct{} // closed at the next answer; nil if nobody waits
 }
 
 // window is how far a number may be above the floor; the shard remembers 1,024.
 const window = 1000
 
-// openSession returns the session of a shard, opening it at the first push:
-// incarnation from the scheduler, then an entry in the shard's log.
-func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shardSession, error) {
-	if ss := c.session.shards[shard].Load(); ss != nil {
-		return ss, nil
-	}
-	select {
-	case c.session.opening <- struct{}{}:
-		defer func() { <-c.session.opening }()
-	case <-ctx.Done():
-		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "open session: %w", ctx.Err())
-	case <-c.ctx.Done():
-		return nil, errClosed
-	}
-	if ss := c.session.shards[shard].Load(); ss != nil {
-		return ss, nil
-	}
-	if c.session.inc == 0 {
-		err := c.schedulerCall(ctx, "open session", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-			reply, err := stub.IssueIncarnation(ctx, &rowraftv1.IssueIncarnationRequest{ClientId: c.opts.ClientID[:]})
-			c.session.inc = rowraft.Incarnation(reply.GetIncarnation())
-			return err
-		})
-		if err != nil {
-			return nil, err
+// openSessions opens the sessions that parts need and the client does not have yet, all
+// at the same time. Nothing of the parts is sent before, so an error says that nothing
+// of them was: its code never leaves that open.
+func (c *Client) openSessions(ctx context.Context, parts []*part) error {
+	var missing []rowraft.ShardID
+	for _, p := range parts {
+		if c.session.shards[p.shard].Load() == nil && !slices.Contains(missing, p.shard) {
+			missing = append(missing, p.shard)
 		}
 	}
+	if len(missing) == 0 {
+		return nil
+	}
+	g, opening := errgroup.WithContext(ctx)
+	for _, shard := range missing {
+		g.Go(func() error {
+			_, err := c.openSession(opening, shard)
+			return err
+		})
+	}
+	err := g.Wait()
+	switch code := rowraft.CodeOf(err); {
+	case err == nil || code == rowraft.CodeClosing:
+		return err
+	case ctx.Err() != nil || code.Retryable():
+		return rowraft.Errorf(rowraft.CodeNotSent, "nothing was sent, because the client had no session before the call ended; the call can be made again: %w", err)
+	case code.MaybeApplied(): // SessionExpired for example: another call cannot succeed either
+		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", err)
+	}
+	return err
+}
+
+// openSession returns the session of a shard, opening it at the first push:
+// incarnation from the scheduler, then an entry in the shard's log. Openings of different
+// shards do not wait for each other.
+func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shardSession, error) {
+	at := &c.session.shards[shard]
+	if ss := at.Load(); ss != nil {
+		return ss, nil
+	}
+	if err := c.lock(ctx, at.opening); err != nil {
+		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
+	}
+	defer at.opening.unlock()
+	if ss := at.Load(); ss != nil {
+		return ss, nil
+	}
+	inc, err := c.beginOpening(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
+	}
+	defer c.session.underway.Add(-1)
 	var epoch uint64
-	_, err := c.shardCall(ctx, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
-		reply, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(c.session.inc)})
+	_, err = c.shardCall(ctx, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+		reply, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(inc)})
 		epoch = reply.GetTableEpoch()
 		return err
 	})
@@ -75,11 +131,32 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
 	if !c.session.epoch.CompareAndSwap(0, epoch) && c.session.epoch.Load() != epoch {
-		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect anew", shard, c.session.epoch.Load(), epoch)
+		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect again", shard, c.session.epoch.Load(), epoch)
 	}
-	ss := &shardSession{inc: c.session.inc, maxInFlight: c.opts.MaxInFlight, closed: c.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
-	c.session.shards[shard].Store(ss)
+	ss := &shardSession{inc: inc, maxInFlight: c.opts.MaxInFlight, closed: c.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
+	at.Store(ss)
 	return ss, nil
+}
+
+// beginOpening returns the client's incarnation, which the scheduler issues for the first
+// session, and counts an opening as underway.
+func (c *Client) beginOpening(ctx context.Context) (rowraft.Incarnation, error) {
+	if err := c.lock(ctx, c.session.naming); err != nil {
+		return 0, err
+	}
+	defer c.session.naming.unlock()
+	if c.session.inc == 0 {
+		err := c.schedulerCall(ctx, "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+			reply, err := stub.IssueIncarnation(ctx, &rowraftv1.IssueIncarnationRequest{ClientId: c.opts.ClientID[:]})
+			c.session.inc = rowraft.Incarnation(reply.GetIncarnation())
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	c.session.underway.Add(1)
+	return c.session.inc, nil
 }
 
 // take waits for a free place and gives p its number.
@@ -91,6 +168,9 @@ func (ss *shardSession) take(ctx context.Context, p *part) error {
 		p.seq = ss.next
 		ss.next++
 		ss.pending++
+		if p.queued {
+			ss.queued--
+		}
 		return true
 	})
 	if err == errClosed {
@@ -100,6 +180,22 @@ func (ss *shardSession) take(ctx context.Context, p *part) error {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: too many unacknowledged pushes: %w", p.shard, err)
 	}
 	return nil
+}
+
+// queue counts a part that gets its number later.
+func (ss *shardSession) queue(p *part) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	p.queued = true
+	ss.queued++
+}
+
+// unqueue forgets a queued part that will not be sent.
+func (ss *shardSession) unqueue() {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	ss.queued--
+	ss.announceLocked()
 }
 
 // await calls ready, under mu, now and after every answer until it returns true
@@ -139,6 +235,12 @@ func (ss *shardSession) answered(seq rowraft.Seq) {
 		ss.floor++
 	}
 	ss.pending--
+	ss.announceLocked()
+}
+
+// announceLocked wakes the waiters of await.
+// REQUIRES: ss.mu is held.
+func (ss *shardSession) announceLocked() {
 	if ss.changed != nil {
 		close(ss.changed)
 		ss.changed = nil
@@ -153,5 +255,5 @@ func (ss *shardSession) floorNow() rowraft.Seq {
 
 // idle waits until every part has an answer.
 func (ss *shardSession) idle(ctx context.Context) error {
-	return ss.await(ctx, func() bool { return ss.pending == 0 })
+	return ss.await(ctx, func() bool { return ss.pending == 0 && ss.queued == 0 })
 }

@@ -278,21 +278,10 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 	}
 	clocked := j.clocked(&parts, &c)
 	before := slices.DeleteFunc(parts, func(p *part) bool { return p == clocked })
-	ack, err := j.c.sendParts(ctx, before)
-	if err != nil {
-		rpc.Pool.Release(clocked.payload) // it was not sent
-		return ClockResult{}, err
-	}
-	last, err := j.c.sendParts(ctx, []*part{clocked})
-	if err != nil && len(before) > 0 && !rowraft.CodeOf(err).MaybeApplied() {
-		err = rowraft.Errorf(rowraft.CodeUnknown, "%d of %d parts were applied, the one with the clock was refused: %w", len(before), len(before)+1, err)
-	}
+	clocked.after = before
+	ack, err := j.c.sendParts(ctx, append(slices.Clone(before), clocked))
 	if err != nil {
 		return ClockResult{}, err // clocked may still be under way
-	}
-	ack.Parts += last.Parts
-	for shard, index := range last.Index {
-		ack.Index[shard] = max(ack.Index[shard], index)
 	}
 	return ClockResult{Ack: ack, Slowest: clocked.slowest}, nil
 }

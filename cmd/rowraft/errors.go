@@ -77,7 +77,7 @@ func exitCode(ctx context.Context, err error) int {
 	switch code := rowraft.CodeOf(err); code {
 	case rowraft.CodeInvalidArgument:
 		return exitUsage
-	case rowraft.CodeDeadline, rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeTooStale, rowraft.CodeOverloaded, rowraft.CodeLeadershipLost:
+	case rowraft.CodeDeadline, rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeTooStale, rowraft.CodeOverloaded, rowraft.CodeLeadershipLost, rowraft.CodeNotSent:
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return exitInterrupted
 		}
@@ -103,7 +103,7 @@ func hintOf(err error) string {
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeDeadline:
 		return "the cluster did not answer in time; `rowraft cluster status` says what is wrong with it, --timeout waits longer"
-	case rowraft.CodeStarting, rowraft.CodeNoLeader:
+	case rowraft.CodeStarting, rowraft.CodeNoLeader, rowraft.CodeNotSent:
 		return "the cluster is starting or electing a leader; try again, or wait longer with --timeout"
 	case rowraft.CodeTooStale:
 		return "no replica can prove that its rows are so new; allow a larger --max-age, or ask the leader with --mode leader"

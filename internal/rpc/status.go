@@ -49,6 +49,8 @@ var grpcCodes = map[rowraft.Code]codes.Code{
 	rowraft.CodeNotMember:       codes.FailedPrecondition,
 
 	rowraft.CodeDenied: codes.PermissionDenied,
+
+	rowraft.CodeNotSent: codes.Unavailable, // of clients: no server answers with it
 }
 
 // Detail turns an error into the message that carries all of it.
