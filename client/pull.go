@@ -161,8 +161,8 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 
 // pullLeader asks the leader of a shard; tries is how often.
 func (c *Client) pullLeader(ctx context.Context, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
-	_, err = c.onLeader(ctx, shard, c.opts.FailWhenOverloaded, func(node rowraft.NodeID, addr string) error {
-		return c.try(ctx, shard, node, addr, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
+	_, err = c.onLeader(ctx, shard, c.opts.FailWhenOverloaded, func(at server) error {
+		return c.try(ctx, shard, at, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
 			tries++
 			reply, err = stub.Pull(ctx, req)
 			return c.soonKnown(err, req.Payload)

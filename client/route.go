@@ -14,25 +14,34 @@ import (
 // attempt is one try of a call on one server.
 type attempt func(context.Context, rowraftv1.TableClient) error
 
+// server is where a try goes.
+type server struct {
+	node rowraft.NodeID
+	addr string
+	// before is the hint when the server was chosen: a later one that names another server
+	// is news for the try, whenever it is looked at.
+	before *leaderHint
+}
+
 // shardCall runs call on the leader of shard, following hints and trying the
 // other replicas, until it succeeds, fails for good, ctx ends, or the client is
 // closed (errClosed). The error is the last answer; maybe says whether any try may have taken effect.
 func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
-	return c.onLeader(ctx, shard, false, func(node rowraft.NodeID, addr string) error { return c.try(ctx, shard, node, addr, call) })
+	return c.onLeader(ctx, shard, false, func(at server) error { return c.try(ctx, shard, at, call) })
 }
 
 // onLeader is shardCall of any way to try; failFast says that it ends when the retry
 // budget is spent.
-func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast bool, try func(node rowraft.NodeID, addr string) error) (maybe bool, err error) {
+func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast bool, try func(at server) error) (maybe bool, err error) {
 	b, retries, useHint := backoff{}, c.newRetries(failFast), true
 	var last rowraft.NodeID // that answered, or did not
 	var gone rowraft.NodeID // that did not
 	for c.ctx.Err() == nil {
-		node, addr := c.target(shard, last, useHint)
+		at := c.target(shard, last, useHint)
+		node := at.node
 		last = node
-		before := c.leaders[shard].Load()
 		begin := time.Now()
-		err = try(node, addr)
+		err = try(at)
 		if err == nil {
 			c.confirmLeader(shard, node)
 			retries.succeeded()
@@ -60,7 +69,7 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 			hint := c.leaders[shard].Load()
 			useHint = nl.Leader != "" && hint.node != node && hint.node != gone
 		}
-		if c.leaderMoved(shard, node, before) {
+		if c.leaderMoved(shard, at) {
 			useHint = true
 			c.conns.reach(ctx, c.addrOf(c.leaders[shard].Load().node))
 			continue // follow a new hint at once
@@ -123,11 +132,11 @@ func (c *Client) named(id rowraft.TableID) bool {
 // another leader.
 var errSilent = errors.New("no answer, and another server leads the shard now")
 
-func (c *Client) try(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID, addr string, call attempt) error {
-	if addr == "" {
+func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call attempt) error {
+	if at.addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
 	}
-	conn, err := c.conns.get(addr)
+	conn, err := c.conns.get(at.addr)
 	if err != nil {
 		return err
 	}
@@ -135,13 +144,13 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, node rowraft.No
 	defer timeout()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer c.whenSlow(ctx, cancel, shard, node).Stop()
+	defer c.whenSlow(ctx, cancel, shard, at).Stop()
 	err = call(ctx, rowraftv1.NewTableClient(conn))
 	if err != nil && context.Cause(ctx) == errSilent {
-		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", addr, errSilent)
+		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", at.addr, errSilent)
 	}
 	if err != nil {
-		return fmt.Errorf("server %s: %w", addr, err)
+		return fmt.Errorf("server %s: %w", at.addr, err)
 	}
 	return nil
 }
@@ -154,28 +163,31 @@ const (
 	leaderPoll = 50 * time.Millisecond
 )
 
-// whenSlow watches the leader of a try on node from slowTry on. Close ends the try then,
+// whenSlow watches the leader of a try from slowTry on. Close ends the try then,
 // and waits for who watches.
-func (c *Client) whenSlow(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, node rowraft.NodeID) *time.Timer {
+func (c *Client) whenSlow(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) *time.Timer {
 	return time.AfterFunc(slowTry, func() {
 		_ = c.spawn(func() { // else the client is closed, and who watches would help nobody
 			defer context.AfterFunc(c.ctx, func() { cancel(errClosed) })()
-			c.watchLeader(ctx, cancel, shard, node)
+			c.watchLeader(ctx, cancel, shard, at)
 		})
 	})
 }
 
-// watchLeader cancels a try on node when another server is found to lead the
-// shard. It returns when ctx, the try's, ends.
-func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, node rowraft.NodeID) {
-	before := c.leaders[shard].Load()
+// watchLeader cancels a try when another server is found to lead the shard since the try's
+// server was chosen: of many tries on a silent leader one finds it, and all end. It returns
+// when ctx, the try's, ends.
+func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) {
 	t := time.NewTicker(leaderPoll)
 	defer t.Stop()
 	for ctx.Err() == nil {
-		c.askReplicas(ctx, shard, node)
-		if c.leaderMoved(shard, node, before) {
+		if c.leaderMoved(shard, at) {
 			cancel(errSilent)
 			return
+		}
+		c.askReplicas(ctx, shard, at.node)
+		if c.leaderMoved(shard, at) {
+			continue
 		}
 		select {
 		case <-t.C:
@@ -208,25 +220,26 @@ func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node ro
 	}
 }
 
-// leaderMoved says that since before a hint came up that another server than node
-// leads the shard.
-func (c *Client) leaderMoved(shard rowraft.ShardID, node rowraft.NodeID, before *leaderHint) bool {
+// leaderMoved reports that, since the server of a try was chosen, a hint has come that another
+// server leads the shard.
+func (c *Client) leaderMoved(shard rowraft.ShardID, at server) bool {
 	after := c.leaders[shard].Load()
-	return after != before && after.node != node
+	return after != nil && after != at.before && after.node != at.node
 }
 
 // target picks the server for the next try: the leader hint if wanted and known,
 // else the replica after the one that was tried last, so that a server that hangs
 // is not asked twice running.
-func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool) (rowraft.NodeID, string) {
+func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool) server {
+	hint := c.leaders[shard].Load()
 	m := c.cluster.Load()
-	if hint := c.leaders[shard].Load(); useHint && hint != nil {
+	if useHint && hint != nil {
 		if n, ok := m.Node(hint.node); ok {
-			return n.ID, n.Addr
+			return server{n.ID, n.Addr, hint}
 		}
 	}
 	if int(shard) >= len(m.Shards) || len(m.Shards[shard].Replicas) == 0 {
-		return "", ""
+		return server{before: hint}
 	}
 	replicas := m.Shards[shard].Replicas
 	next := 0
@@ -236,7 +249,7 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool
 		}
 	}
 	n, _ := m.Node(replicas[next].Node)
-	return n.ID, n.Addr
+	return server{n.ID, n.Addr, hint}
 }
 
 // confirmLeader remembers who answered as the leader; an answer does not tell its term.

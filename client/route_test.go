@@ -200,8 +200,8 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 				tc.before(c)
 			}
 			var asked string
-			maybe, err := c.onLeader(c.ctx, 0, false, func(node rowraft.NodeID, _ string) error {
-				asked += string(node)
+			maybe, err := c.onLeader(c.ctx, 0, false, func(at server) error {
+				asked += string(at.node)
 				if len(asked) <= len(tc.answers) {
 					return tc.answers[len(asked)-1]
 				}

@@ -61,8 +61,8 @@ func (s *scan) run(ctx context.Context) error {
 	c := s.t.c
 	m := c.cluster.Load()
 	shard, last := runOf(m, s.slot)
-	_, err := c.onLeader(ctx, shard, false, func(node rowraft.NodeID, addr string) error {
-		err := s.try(ctx, m, shard, last, node, addr)
+	_, err := c.onLeader(ctx, shard, false, func(at server) error {
+		err := s.try(ctx, m, shard, last, at)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound && c.named(s.t.schema.ID) {
 			return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)
 		}
@@ -99,12 +99,12 @@ var errQuiet = errors.New("no message within the time of a try")
 // try reads from one server, as far as it goes. No bound is set to the whole, but
 // to the silence before a message: as long as it lasts it is treated as that of any
 // other try.
-func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, last uint32, node rowraft.NodeID, addr string) error {
+func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, last uint32, at server) error {
 	c := s.t.c
-	if addr == "" {
+	if at.addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
 	}
-	conn, err := c.conns.get(addr)
+	conn, err := c.conns.get(at.addr)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 	patiently := func(f func() error) error {
 		quiet, answered := context.WithCancel(ctx)
 		defer answered()
-		defer c.whenSlow(quiet, cancel, shard, node).Stop()
+		defer c.whenSlow(quiet, cancel, shard, at).Stop()
 		defer time.AfterFunc(c.opts.AttemptTimeout, func() { cancel(errQuiet) }).Stop()
 		return rpc.FromStatus(f())
 	}
@@ -123,7 +123,7 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 		err = rowraft.Errorf(rowraft.CodeDeadline, "%w", cause)
 	}
 	if err != nil {
-		return fmt.Errorf("server %s: %w", addr, err)
+		return fmt.Errorf("server %s: %w", at.addr, err)
 	}
 	return nil
 }

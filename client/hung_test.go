@@ -1,0 +1,181 @@
+package client
+
+import (
+	"context"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// pipes is a network in memory: virtual time passes while its ends wait.
+type pipes map[string]*pipeListener
+
+type pipeListener struct {
+	addr   string
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (p pipes) listen(addr string) *pipeListener {
+	p[addr] = &pipeListener{addr: addr, conns: make(chan net.Conn), closed: make(chan struct{})}
+	return p[addr]
+}
+
+func (p pipes) dial(ctx context.Context, addr string) (net.Conn, error) {
+	here, there := net.Pipe()
+	select {
+	case p[addr].conns <- there:
+		return here, nil
+	case <-p[addr].closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
+func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: l.addr, Net: "unix"} }
+
+// leadServer is one of two servers of a shard whose lead moves from "old" to "new" while "old" hangs.
+type leadServer struct {
+	rowraftv1.UnimplementedClusterServer
+	rowraftv1.UnimplementedTableServer
+	m       *clustermap.Map
+	id      string
+	hung    atomic.Bool // takes calls and answers none
+	elected *atomic.Bool
+}
+
+func (s *leadServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
+	if s.hung.Load() || req.WaitNs > 0 && req.KnownVersion >= uint64(s.m.Version) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	hint := &rowraftv1.LeaderHint{Node: "old", Term: 1}
+	if s.elected.Load() {
+		hint = &rowraftv1.LeaderHint{Node: "new", Term: 2}
+	}
+	return &rowraftv1.GetMapReply{Map: rpc.MapToProto(s.m), Leaders: []*rowraftv1.LeaderHint{hint}}, nil
+}
+
+func (s *leadServer) IssueIncarnation(context.Context, *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
+	return &rowraftv1.IssueIncarnationReply{Incarnation: 1}, nil
+}
+
+func (s *leadServer) OpenSession(context.Context, *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+	return &rowraftv1.OpenSessionReply{AppliedIndex: 1}, nil
+}
+
+func (s *leadServer) Push(ctx context.Context, _ *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+	if s.hung.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if leads := s.elected.Load() == (s.id == "new"); !leads {
+		return nil, &rowraft.NotLeaderError{Leader: "old", Term: 1}
+	}
+	time.Sleep(time.Millisecond)
+	return &rowraftv1.PushReply{AppliedIndex: 1}, nil
+}
+
+// A leader hangs with many pushes in flight, the last of them sent when it has long hung. The
+// others elect a new one half a second later, and no push waits for longer than 0.7 s.
+func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
+	const (
+		writers  = 32
+		election = 500 * time.Millisecond
+		bar      = 700 * time.Millisecond
+	)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		m, err := clustermap.New(clustermap.Map{
+			Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
+			Tables: []rowraft.Schema{{
+				ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
+				Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			}},
+			Nodes:  []clustermap.Node{{ID: "old", Name: "old", Addr: "old:1", Scheduler: true}, {ID: "new", Name: "new", Addr: "new:1"}},
+			Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r0", Node: "old"}, {ID: "r1", Node: "new"}}}},
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var elected atomic.Bool
+		network := pipes{}
+		old := &leadServer{m: m, id: "old", elected: &elected}
+		for _, s := range []*leadServer{old, {m: m, id: "new", elected: &elected}} {
+			server := grpc.NewServer(rpc.ServerOptions(nil)...)
+			rowraftv1.RegisterClusterServer(server, s)
+			rowraftv1.RegisterTableServer(server, s)
+			served := make(chan error, 1)
+			l := network.listen(s.id + ":1")
+			go func() { served <- server.Serve(l) }()
+			defer func() { server.Stop(); <-served }()
+		}
+		c, err := Dial(ctx, Options{Endpoints: []string{"old:1"}, Dial: network.dial})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		table, err := c.Table(ctx, "t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := table.Push(ctx, []rowraft.Key{1}, []float32{1, 1}); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Second, func() { old.hung.Store(true) })
+		time.AfterFunc(time.Second+election, func() { elected.Store(true) })
+		end := time.Now().Add(3 * time.Second)
+		took := make([][]time.Duration, writers)
+		var pushing sync.WaitGroup
+		for i := range took {
+			pushing.Go(func() {
+				// Of half of them one push follows the other, the others pause: they meet the hung leader at any time.
+				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Duration(i/2) * 40 * time.Millisecond) {
+					begin := time.Now()
+					if _, err := table.Push(ctx, []rowraft.Key{rowraft.Key(i)}, []float32{1, 1}); err != nil {
+						t.Error(err)
+						return
+					}
+					took[i] = append(took[i], time.Since(begin))
+				}
+			})
+		}
+		pushing.Wait()
+		longest := make([]time.Duration, 0, writers)
+		for i := range took {
+			longest = append(longest, slices.Max(took[i]))
+		}
+		slices.Sort(longest)
+		t.Logf("the longest waits of %d writers: %v", writers, longest)
+		if longest[writers/2] < election/2 {
+			t.Errorf("half of the writers waited %v at most: the test shows nothing", longest[writers/2])
+		}
+		if longest[writers-1] > bar {
+			t.Errorf("a push waited %v, want at most %v", longest[writers-1], bar)
+		}
+	})
+}
