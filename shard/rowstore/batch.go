@@ -21,7 +21,7 @@ func (t *Table) check(keys []rowraft.Key, numBytes int, dt rowraft.DType) error 
 
 func (t *Table) checkSlots(keys []rowraft.Key) error {
 	for _, key := range keys {
-		if slot, _ := t.locate(key); !t.Owns(slot) {
+		if slot := t.slotOf(key); !t.Owns(slot) {
 			return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold", t.schema.Name, key, slot)
 		}
 	}

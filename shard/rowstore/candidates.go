@@ -8,7 +8,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
@@ -24,7 +23,7 @@ type candidate struct {
 }
 
 // candidates is those of one slot, exact: an open-addressing table off the Go
-// heap, two words an entry, probed from the low bits of the key's hash. A count
+// heap, two words an entry, probed from the low bits of the key's tag. A count
 // of 0 is an empty entry.
 type candidates struct {
 	words []uint64
@@ -58,9 +57,9 @@ func (s *candidates) find(key rowraft.Key, tag uint32) (i uint32, ok bool) {
 }
 
 // put adds c, which is not there. tag is that of its key.
-func (s *candidates) put(blocks *slab.Blocks, seed uint64, c candidate, tag uint32) error {
+func (s *candidates) put(blocks *slab.Blocks, by *secret, c candidate, tag uint32) error {
 	if (s.n+1)*10 > len(s.words)/2*8 {
-		if err := s.grow(blocks, seed); err != nil {
+		if err := s.grow(blocks, by); err != nil {
 			return err
 		}
 	}
@@ -71,7 +70,7 @@ func (s *candidates) put(blocks *slab.Blocks, seed uint64, c candidate, tag uint
 }
 
 // grow doubles the table.
-func (s *candidates) grow(blocks *slab.Blocks, seed uint64) error {
+func (s *candidates) grow(blocks *slab.Blocks, by *secret) error {
 	words, err := blocks.Alloc(max(2*minCandidates, 2*len(s.words)))
 	if err != nil {
 		return err
@@ -80,7 +79,7 @@ func (s *candidates) grow(blocks *slab.Blocks, seed uint64) error {
 	s.words = words
 	for i := range uint32(len(old.words) / 2) {
 		if c := old.at(i); c.count != 0 {
-			to, _ := s.find(c.key, candidateTag(seed, c.key))
+			to, _ := s.find(c.key, by.tag(c.key))
 			s.set(to, c)
 		}
 	}
@@ -91,7 +90,7 @@ func (s *candidates) grow(blocks *slab.Blocks, seed uint64) error {
 }
 
 // remove empties entry i and closes the gap, so that no probe ends at it.
-func (s *candidates) remove(i uint32, seed uint64) {
+func (s *candidates) remove(i uint32, by *secret) {
 	s.n--
 	for j := i; ; {
 		j = (j + 1) & s.mask()
@@ -99,17 +98,13 @@ func (s *candidates) remove(i uint32, seed uint64) {
 			s.words[2*i], s.words[2*i+1] = 0, 0
 			return
 		}
-		home := candidateTag(seed, rowraft.Key(s.words[2*j])) & s.mask()
+		home := by.tag(rowraft.Key(s.words[2*j])) & s.mask()
 		if (j-home)&s.mask() < (j-i)&s.mask() {
 			continue // it is probed from behind the gap
 		}
 		s.words[2*i], s.words[2*i+1] = s.words[2*j], s.words[2*j+1]
 		i = j
 	}
-}
-
-func candidateTag(seed uint64, key rowraft.Key) uint32 {
-	return uint32(clustermap.Mix64(uint64(key) ^ seed))
 }
 
 // digest is a candidate's share of its slot's digest. The tick is no part of it,

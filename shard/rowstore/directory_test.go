@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 )
 
 // checkDirectory wants each row of slot in the bucket that its tag names, and
@@ -73,18 +72,14 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestEqualTagsDoNotSplitForEver: keys that somebody chose to have equal tags
-// cannot be told apart by bits; the directory stays small and the segment grows.
+// TestEqualTagsDoNotSplitForEver: keys with equal tags cannot be told apart by bits; the directory stays small and the segment grows.
 func TestEqualTagsDoNotSplitForEver(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
 	table := mustNew(t, schema)
 	table.longest = 16
-	var keys []rowraft.Key
-	for i := range uint64(3000) {
-		keys = append(keys, rowraft.Key(unmix64(uint64(5)<<52|i<<32|77)^clustermap.TableSeed(schema.ID)))
-	}
+	const slot = 5
+	keys := equalTags(table, slot, 3000)
 	mustUpdate(t, table, keys, make([]float32, len(keys)))
-	slot, _ := table.locate(keys[0])
 	checkDirectory(t, table, slot)
 	d := table.slots[slot].directory.Load()
 	if len(d.buckets) > len(keys) || len(d.at(77).root.load()) < len(keys) {

@@ -18,9 +18,9 @@
 // The same bytes are what a snapshot stores and [Table.RestoreRow] takes.
 //
 // Each slot has an open-addressing segment of its own, doubled on its own, of
-// 8-byte entries: the low half is 1 + the record's place, the high half the low
-// 32 bits of the key's hash. Probing is linear from these bits; a hit is
-// confirmed by the key in the record, which is read anyway. (An entry that
+// 8-byte entries: the low half is 1 + the record's place, the high half the key's tag,
+// 32 bits that depend on the key and a secret of the table in this process. Probing is
+// linear from these bits; a hit is confirmed by the key in the record, which is read anyway. (An entry that
 // holds the key itself takes 16 bytes: just after doubling, at 40 % load, that
 // is 40 bytes a row, and 128 bytes of numbers would cost more than 1.4 times
 // themselves.) Growth needs the entries only, never the records. A slot of more

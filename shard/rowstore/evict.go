@@ -139,7 +139,7 @@ func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, cand
 		}
 	})
 	for _, key := range keys {
-		t.forget(slot, candidateTag(t.hashSeed, key), key)
+		t.forget(slot, t.secret.tag(key), key)
 		t.slots[slot].version++
 	}
 	if t.track != nil {

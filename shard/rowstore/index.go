@@ -1,6 +1,7 @@
 package rowstore
 
 import (
+	"crypto/rand" //tidy:allow determinism the secret of the tags, on which nothing that is applied depends
 	"math/bits"
 	"sync/atomic"
 	"unsafe"
@@ -10,16 +11,42 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// locate returns the slot of key and its tag, the 32 bits of its hash that the
-// slot's segment is probed by. All rows of a dense tensor share a slot, and
-// their own hashes spread them within it.
+// locate returns the slot of key and its tag, the 32 bits that the slot's segment is
+// probed by. The slot is public; the tag depends on the table's secret. All rows of a
+// dense tensor share a slot, and their tags spread them within it.
 func (t *Table) locate(key rowraft.Key) (rowraft.Slot, uint32) {
-	h := clustermap.Mix64(uint64(key) ^ t.hashSeed)
-	if !t.dense {
-		return clustermap.SlotOfHash(h), uint32(h)
+	return t.slotOf(key), t.secret.tag(key)
+}
+
+func (t *Table) slotOf(key rowraft.Key) rowraft.Slot {
+	if t.dense {
+		key = rowraft.Dense.PlacementKey(key)
 	}
-	place := clustermap.Mix64(uint64(rowraft.Dense.PlacementKey(key)) ^ t.hashSeed)
-	return clustermap.SlotOfHash(place), uint32(h)
+	return clustermap.SlotOfHash(clustermap.Mix64(uint64(key) ^ t.hashSeed))
+}
+
+// secret keys the tags of one table in one process. The hash of a key is public, so a
+// client could choose keys whose tags are equal if tags were a part of it: linear probing
+// is quadratic in them, and every replica applies them, again at each replay. (A limit on
+// the length of a probe would refuse a push on one replica and not on another one.)
+//
+// Tags differ between replicas and between starts, so nothing that leaves this package
+// may depend on their order: a snapshot has the rows of a slot in no order, and evictions
+// rank rows by their version.
+type secret [4]uint64
+
+func newSecret() (s secret) {
+	rand.Read(unsafe.Slice((*byte)(unsafe.Pointer(&s)), unsafe.Sizeof(s))) // it ends the process rather than fail
+	s[1], s[3] = s[1]|1, s[3]|1
+	return s
+}
+
+// tag is two rounds of folded multiplication, as in wyhash, with a secret of 256 bits: some
+// 10 cycles, which overlap from key to key.
+func (s *secret) tag(key rowraft.Key) uint32 {
+	hi, lo := bits.Mul64(uint64(key)^s[0], s[1])
+	hi, lo = bits.Mul64(hi^lo^s[2], s[3])
+	return uint32(hi ^ lo)
 }
 
 // segment is an open-addressing index of rows of one slot: len is 0 or a power of two,

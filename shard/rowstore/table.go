@@ -30,6 +30,7 @@ type Table struct {
 	stateAt  int           // offset of the optimizer state in a record
 	stateLen int
 	hashSeed uint64 // the part of clustermap.Hash that depends on the table alone
+	secret   secret // of the tags
 	dense    bool
 
 	imageLines bool // an image of a row is whole cache lines
@@ -94,6 +95,7 @@ func New(o Options) (*Table, error) {
 		stateAt:  headerBytes + o.Schema.WeightBytes(),
 		stateLen: rule.StateLen(o.Schema.Dim),
 		hashSeed: clustermap.TableSeed(o.Schema.ID),
+		secret:   newSecret(),
 		dense:    o.Schema.Kind == rowraft.Dense,
 		track:    newTrack(&o.Schema),
 		slots:    make([]slotState, rowraft.NumSlots),

@@ -242,7 +242,7 @@ func (t *Table) candidacy(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint3
 		if set.n >= k.room {
 			t.thinCandidates(slot)
 		}
-		if err := set.put(&k.blocks, t.hashSeed, c, tag); err != nil {
+		if err := set.put(&k.blocks, &t.secret, c, tag); err != nil {
 			return 0, err
 		}
 		k.total.Add(1)
@@ -270,7 +270,7 @@ func (t *Table) forget(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
 func (t *Table) dropCandidate(slot rowraft.Slot, at uint32) {
 	s, set := &t.slots[slot], &t.track.slots[slot]
 	s.digest = s.digest.Sub(set.at(at).digest())
-	set.remove(at, t.hashSeed)
+	set.remove(at, &t.secret)
 	t.track.total.Add(-1)
 }
 
@@ -286,7 +286,7 @@ func (t *Table) thinCandidates(slot rowraft.Slot) {
 	}
 	gone := lowest(k.ranks, set.n-k.room+k.room/evictShare)
 	for _, r := range gone {
-		at, _ := set.find(rowraft.Key(r.lo), candidateTag(t.hashSeed, rowraft.Key(r.lo)))
+		at, _ := set.find(rowraft.Key(r.lo), t.secret.tag(rowraft.Key(r.lo)))
 		t.dropCandidate(slot, at)
 	}
 	t.slots[slot].version += uint64(len(gone))
@@ -334,7 +334,7 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 	for ; len(b) > 0; b = b[CandidateBytes:] {
 		c := parseCandidate(b)
 		c.tick = t.track.restored(c.tick)
-		if err := t.track.slots[slot].put(&t.track.blocks, t.hashSeed, c, candidateTag(t.hashSeed, c.key)); err != nil {
+		if err := t.track.slots[slot].put(&t.track.blocks, &t.secret, c, t.secret.tag(c.key)); err != nil {
 			return err
 		}
 		t.track.total.Add(1)
