@@ -19,7 +19,7 @@ import (
 // again and again. The clients know nothing of it: they go on resending under the
 // same numbers, and any error they see fails the test, a lost session above all.
 func TestKillAllServers(t *testing.T) {
-	for _, backend := range []string{"wal", "bolt", "rowlog"} {
+	for _, backend := range []string{"rowlog", "bolt"} {
 		t.Run(backend, func(t *testing.T) {
 			rng := seed(t)
 			c := start(t, localcluster.Options{Backend: backend})
@@ -124,7 +124,7 @@ func TestStoppedLeader(t *testing.T) {
 // A server is away while the others write so much that their logs no longer reach
 // back to where it was: only a snapshot can bring it up.
 func TestBehindTheLog(t *testing.T) {
-	for _, backend := range []string{"wal", "bolt", "rowlog"} {
+	for _, backend := range []string{"rowlog", "bolt"} {
 		t.Run(backend, func(t *testing.T) { testBehindTheLog(t, backend) })
 	}
 }
@@ -138,7 +138,7 @@ func testBehindTheLog(t *testing.T, backend string) {
 	victim := c.Servers()[rng.IntN(3)]
 	l.more(20)
 	c.killAll([]*localcluster.Server{victim})
-	// A push is 135 kB. raft-wal gives an entry back, compacted or not, as long as
+	// A push is 135 kB. A log gives an entry back, compacted or not, as long as
 	// it has not dropped the segment: write many.
 	l.more(100)
 	behind, err := c.greatest(deadline(t, patience), victim, (*rowraftv1.ReplicaStatus).GetLastIndex)

@@ -60,7 +60,7 @@ func TestRefusals(t *testing.T) {
 		{"a mistyped key of the configuration", "rowraft", with(server, []string{"--config", file("server.yaml", "insecure: true\ndata-dri: x\n")}), 2,
 			[]string{"server.yaml", "line 2", `unknown key "data-dri"`, `did you mean "data-dir"?`}},
 		{"a value that does not fit", "rowraft", with(server, data("a"), []string{"--shards", "many"}), 2, []string{"--shards", `"many"`}},
-		{"an unknown log backend", "rowraft", with(server, data("a"), free, []string{"--insecure", "--log-backend", "rocks"}), 2, []string{`log backend "rocks": want wal, bolt, rowlog`}},
+		{"an unknown log backend", "rowraft", with(server, data("a"), free, []string{"--insecure", "--log-backend", "rocks"}), 2, []string{`log backend "rocks": want rowlog, bolt`}},
 		{"a directory of something else", "rowraft", with(server, free, []string{"--insecure", "--with-scheduler", "--data-dir", filepath.Dir(file("full/../precious.txt", "x"))}), 1,
 			[]string{"holds", "choose an empty directory"}},
 		{"a demo that cannot survive its kill", "rowraft", []string{"demo", "--servers", "2"}, 2, []string{"--no-kill"}},

@@ -54,7 +54,7 @@ type Config struct {
 	// the server ends with CodeDeadline. 0: for ever.
 	StartTimeout time.Duration
 
-	LogBackend string // one of raftstore.Backends; "": "wal"
+	LogBackend string // one of raftstore.Backends; "": "rowlog"
 	// Profile is the timers of Raft: "fast", "default", "dense", or "auto", by how many
 	// replicas there are on a server; "": "default".
 	Profile string
@@ -79,7 +79,7 @@ type Config struct {
 	// SnapshotSendBytesPerSecond is how fast snapshots of all shards together go to
 	// replicas that are too far behind; 0: 64 MiB.
 	SnapshotSendBytesPerSecond int64
-	// LogSegmentBytes is the size of a shard's log files (raft-wal), preallocated;
+	// LogSegmentBytes is the size of a shard's log files;
 	// 0: 64 MiB, less with more than 8 shards on a server.
 	LogSegmentBytes int
 

@@ -106,7 +106,7 @@ func (b *batcher) queuedBytes() int {
 	return b.queued
 }
 
-// raft-wal preallocates a segment for each group: with many groups they are small.
+// Each group keeps segments that are free: with many groups they are small.
 func TestSegmentsOfAllGroupsAreBounded(t *testing.T) {
 	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20}, {256, 8 << 20}} {
 		m := &clustermap.Map{}

@@ -137,7 +137,7 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 }
 
 // segmentSize is that of the log files of each replica on a node: as large as
-// lets all groups together preallocate about half a GiB.
+// leaves the free segments of all groups together at about half a GiB.
 func segmentSize(m *clustermap.Map, node rowraft.NodeID) int {
 	replicas := 0
 	for _, s := range m.Shards {

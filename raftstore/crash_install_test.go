@@ -35,7 +35,7 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 	if err != nil {
 		return err
 	}
-	b, err := openBackend(disk, BackendWAL, dir+"/log", minSegment, quiet)
+	b, err := openBackend(disk, BackendRow, dir+"/log", minSegment, quiet)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,7 @@
 // the peer transport, proposals and linearizable reads. An entry is opaque
 // bytes; what they mean is the business of the StateMachine of the group.
 //
-//	node ──Propose──► Group ──► hashicorp/raft ──► guardedLog ──► raft-wal | bbolt
+//	node ──Propose──► Group ──► hashicorp/raft ──► guardedLog ──► rowLog | bbolt
 //	                    │              │
 //	                    │              ├──► transport ──► peer port ──► other nodes
 //	                    │              └──► fsm ──► StateMachine (shard, scheduler)

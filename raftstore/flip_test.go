@@ -25,51 +25,46 @@ import (
 // is damage to its last batches: they go, and the other replicas have them. Of what
 // lies before them nothing may be missing.
 func TestAFlippedBitInAnyFileIsFound(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendRow} {
-		t.Run(backend, func(t *testing.T) {
-			t.Parallel()
-			const entries, inTail = 12, 2
-			options := func(disk vfs.FS) Options {
-				o := crashOptions(disk)
-				o.Backend, o.TrailingLogBytes = backend, 1
-				return o
-			}
-			formed := vfs.NewMem()
-			var want []string
-			synctest.Test(t, func(*testing.T) { want = flipLife(t, formed, options, entries) })
-			found, harmless, tail := 0, 0, 0
-			for _, f := range filesOf(t, formed, "/node") {
-				before := found
-				for _, at := range placesIn(f.content) {
-					disk := formed.Kill()
-					flipAt(t, disk, f.name, at)
-					var got []string
-					var err error
-					synctest.Test(t, func(*testing.T) { got, err = lookAtFlipped(disk, options) })
-					what := fmt.Sprintf("%s, byte %d of %d", f.name, at, len(f.content))
-					switch code := rowraft.CodeOf(err); {
-					case err != nil && code != rowraft.CodeCorrupt && code != rowraft.CodeIdentity && code != rowraft.CodeVersionTooNew:
-						t.Errorf("%s: %v has code %v", what, err, code)
-					case err != nil:
-						found++
-					case slices.Equal(got, want):
-						harmless++
-					case len(got) < len(want) && len(got) >= len(want)-inTail && slices.Equal(got, want[:len(got)]):
-						tail++
-						if !strings.Contains(f.name, "/log/") {
-							t.Errorf("%s: the end of the log is lost", what)
-						}
-					default:
-						t.Errorf("%s: serves %d entries %.60q, acknowledged are %d", what, len(got), got, len(want))
-					}
+	const entries, inTail = 12, 2
+	options := func(disk vfs.FS) Options {
+		o := crashOptions(disk)
+		o.TrailingLogBytes = 1
+		return o
+	}
+	formed := vfs.NewMem()
+	var want []string
+	synctest.Test(t, func(*testing.T) { want = flipLife(t, formed, options, entries) })
+	found, harmless, tail := 0, 0, 0
+	for _, f := range filesOf(t, formed, "/node") {
+		before := found
+		for _, at := range placesIn(f.content) {
+			disk := formed.Kill()
+			flipAt(t, disk, f.name, at)
+			var got []string
+			var err error
+			synctest.Test(t, func(*testing.T) { got, err = lookAtFlipped(disk, options) })
+			what := fmt.Sprintf("%s, byte %d of %d", f.name, at, len(f.content))
+			switch code := rowraft.CodeOf(err); {
+			case err != nil && code != rowraft.CodeCorrupt && code != rowraft.CodeIdentity && code != rowraft.CodeVersionTooNew:
+				t.Errorf("%s: %v has code %v", what, err, code)
+			case err != nil:
+				found++
+			case slices.Equal(got, want):
+				harmless++
+			case len(got) < len(want) && len(got) >= len(want)-inTail && slices.Equal(got, want[:len(got)]):
+				tail++
+				if !strings.Contains(f.name, "/log/") {
+					t.Errorf("%s: the end of the log is lost", what)
 				}
-				t.Logf("%-75s %6d bytes, found %d", f.name, len(f.content), found-before)
+			default:
+				t.Errorf("%s: serves %d entries %.60q, acknowledged are %d", what, len(got), got, len(want))
 			}
-			t.Logf("found %d, without effect %d, taken for the torn end of the log %d", found, harmless, tail)
-			if found == 0 || harmless == 0 {
-				t.Error("nothing was tried")
-			}
-		})
+		}
+		t.Logf("%-75s %6d bytes, found %d", f.name, len(f.content), found-before)
+	}
+	t.Logf("found %d, without effect %d, taken for the torn end of the log %d", found, harmless, tail)
+	if found == 0 || harmless == 0 {
+		t.Error("nothing was tried")
 	}
 }
 

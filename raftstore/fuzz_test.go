@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	wal "github.com/hashicorp/raft-wal"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/allocs"
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -86,8 +85,8 @@ func sealed(b []byte, magic string) []byte {
 func FuzzRegistry(f *testing.F) {
 	good := registryFile{Cluster: "c1", Node: "n1", Groups: map[string]groupRecord{
 		"meta":    {Replica: "r1", Backend: BackendBolt, State: stateActive, Founded: true},
-		"shard-3": {Replica: "r2", Backend: BackendWAL, State: stateRemoved},
-		"shard-4": {Replica: "r3", Backend: BackendWAL, State: stateCreating},
+		"shard-3": {Replica: "r2", Backend: BackendRow, State: stateRemoved},
+		"shard-4": {Replica: "r3", Backend: BackendRow, State: stateCreating},
 	}}
 	body, err := json.MarshalIndent(&good, "", " ")
 	if err != nil {
@@ -218,47 +217,6 @@ func FuzzSnapshotData(f *testing.F) {
 			}
 		})
 	})
-}
-
-// FuzzLogRecord: raft-wal hands the codec whatever the disk returned.
-func FuzzLogRecord(f *testing.F) {
-	for _, l := range []raft.Log{
-		{Index: 1, Term: 1, Type: raft.LogNoop},
-		{Index: 300, Term: 70000, Type: raft.LogCommand, Data: []byte("data"), Extensions: []byte("12345678"), AppendedAt: time.Unix(1e9, 5).UTC()},
-		{Index: 1<<64 - 1, Term: 1<<64 - 1, Type: raft.LogConfiguration, Data: make([]byte, 200)},
-	} {
-		var b bytes.Buffer
-		if err := (&codec{}).Encode(&l, &b); err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b.Bytes())
-		f.Add(b.Bytes()[:b.Len()-3])
-	}
-	f.Add(bytes.Repeat([]byte{0xff}, 20)) // a number that does not end
-	f.Fuzz(func(t *testing.T, b []byte) {
-		frugal(t, b, func() {
-			var l, again raft.Log
-			if err := (&codec{}).Decode(b, &l); err != nil {
-				if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-					t.Errorf("%v has code %v", err, rowraft.CodeOf(err))
-				}
-				return
-			}
-			var out bytes.Buffer
-			if err := (&codec{}).Encode(&l, &out); err != nil {
-				t.Skip("a time zone that cannot be written")
-			}
-			if err := (&wal.BinaryCodec{}).Decode(out.Bytes(), &again); err != nil || !sameLog(&l, &again) {
-				t.Errorf("%+v is written and read as %+v, %v", l, again, err)
-			}
-			_ = checkEntry(&l)
-		})
-	})
-}
-
-func sameLog(a, b *raft.Log) bool {
-	return a.Index == b.Index && a.Term == b.Term && a.Type == b.Type && bytes.Equal(a.Data, b.Data) &&
-		bytes.Equal(a.Extensions, b.Extensions) && a.AppendedAt.Equal(b.AppendedAt)
 }
 
 // FuzzSeal: an entry that passes is the one that was sealed.

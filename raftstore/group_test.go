@@ -76,7 +76,7 @@ func TestFarBehindFollowerGetsSnapshot(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) {
 				o.Backend = backend
-				o.SegmentSizeBytes = 64 << 10 // raft-wal still reads what it cut from a segment in use
+				o.SegmentSizeBytes = 64 << 10
 				o.SnapshotEveryBytes = 64 << 10
 				o.TrailingLogBytes = 8 << 10
 				o.hooks.tick = 10 * time.Millisecond

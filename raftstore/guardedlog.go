@@ -241,8 +241,7 @@ func (g *guardedLog) fail(what string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		hint = " (the disk is full)"
 	} else if free, ferr := g.disk.Free(g.dir); ferr == nil && free < 64<<20 {
-		// raft-wal makes segments ahead, and says "segment is sealed" if it could not.
-		hint = fmt.Sprintf(" (the disk is full, or too full for another log segment: %d bytes are free)", free)
+		hint = fmt.Sprintf(" (the disk is nearly full: %d bytes are free)", free)
 	}
 	err = fmt.Errorf("%s the log in %s%s: %w", what, g.dir, hint, err)
 	if g.started.Load() && !g.closed.Load() {

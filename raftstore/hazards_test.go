@@ -132,7 +132,7 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) {
-				o.Backend = BackendBolt // raft-wal still reads what it cut from a segment in use
+				o.Backend = BackendBolt
 				o.TrailingLogBytes = 1
 				o.WedgeTimeout = time.Second
 				o.hooks.tick = 10 * time.Millisecond
@@ -280,8 +280,8 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 	}
 }
 
-// raft-wal wants room for the next segments when one is full, and says "segment is
-// sealed" for ever if it had none: proposals end while each group can start two.
+// A log that cannot begin its next segment ends: proposals end while each group can
+// begin two.
 func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 	var free atomic.Int64
 	free.Store(1 << 40)
@@ -308,7 +308,7 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 	c.propose("after")
 }
 
-// What a backend still serves of a prefix that was cut off is what stood there;
+// What a log still serves of a prefix that was cut off is what stood there;
 // of a suffix or of the whole, nothing: a conflicting entry must not come back.
 func TestCutLogServesNothingWrong(t *testing.T) {
 	for _, backend := range Backends {

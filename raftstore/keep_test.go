@@ -68,7 +68,7 @@ func snapshotIsSentWhile(t *testing.T, entries int) (restored int, ok bool) {
 	began, goOn := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	c := patientCluster(t, 3, func(o *Options) {
-		o.SegmentSizeBytes = 64 << 10 // raft-wal still reads what it cut from a segment in use
+		o.SegmentSizeBytes = 64 << 10
 		o.SnapshotEveryBytes = keepEvery
 		o.TrailingLogBytes = 8 << 10
 		o.WedgeTimeout = time.Minute

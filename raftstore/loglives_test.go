@@ -12,28 +12,27 @@ import (
 // A log lives on through any number of crashes, each at a moment by chance: what the
 // lives before left on the disk comes to no later one's harm.
 func TestLogsLiveThroughManyCrashes(t *testing.T) {
-	for _, backend := range []string{BackendWAL, BackendRow} {
-		t.Run(backend, func(t *testing.T) {
-			for seed := range uint64(60) {
-				r := rand.New(rand.NewPCG(seed, 0x6c69766573))
-				disk, acked := vfs.NewMem(), logLife{}
-				acked.done = logModel{terms: map[uint64]uint64{}, vote: map[string]string{}}
-				acked.pending = acked.done
-				for term := range uint64(12) {
-					next, err := logOfChance(disk, backend, &acked, term+1, r)
-					if err != nil {
-						t.Fatalf("seed %d, life %d: %v", seed, term, err)
-					}
-					disk = next
-				}
+	for seed := range uint64(120) {
+		r := rand.New(rand.NewPCG(seed, 0x6c69766573))
+		disk, acked := vfs.NewMem(), logLife{}
+		acked.done = logModel{terms: map[uint64]uint64{}, vote: map[string]string{}}
+		acked.pending = acked.done
+		for term := range uint64(12) {
+			next, err := logOfChance(disk, &acked, term+1, r)
+			if err != nil {
+				t.Fatalf("seed %d, life %d: %v", seed, term, err)
 			}
-		})
+			disk = next
+		}
 	}
 }
 
-// mortal is a disk that goes down at one of its steps.
+// mortal is a disk that goes down at one of its steps, or on which a sync fails.
 type mortal struct {
 	*vfs.Faulty
+	failed bool   // a sync failed
+	end    func() // ends the process after that
+
 	mu   sync.Mutex
 	next *vfs.Mem // what is left of it; nil while it lives
 }
@@ -47,15 +46,25 @@ func (m *mortal) left() *vfs.Mem {
 
 func newMortal(mem *vfs.Mem, r *rand.Rand) *mortal {
 	m := &mortal{Faulty: vfs.NewFaulty(mem)}
-	last, kill, seed := 1+r.IntN(80), r.IntN(2) == 0, r.Uint64()
-	m.OnStep(func(s vfs.Step) { // raft-wal makes segments on a goroutine of its own
-		if s.N != last {
-			return
-		}
+	last, ending, seed := 1+r.IntN(80), r.IntN(3), r.Uint64()
+	end := func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if m.next = mem.Crash(seed); kill {
+		if m.next = mem.Crash(seed); ending > 0 {
 			m.next = mem.Kill()
+		}
+	}
+	if ending == 2 { // a sync fails, and the process ends
+		m.OnDone(func(vfs.DiskFault, vfs.Op, string) { m.failed = true })
+		if err := m.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, After: last / 3, Times: 1, Err: "EIO"}); err != nil {
+			panic(err)
+		}
+		m.end = end
+		return m
+	}
+	m.OnStep(func(s vfs.Step) {
+		if s.N == last {
+			end()
 		}
 	})
 	return m
@@ -63,9 +72,9 @@ func newMortal(mem *vfs.Mem, r *rand.Rand) *mortal {
 
 // logOfChance opens the log, checks it, and does what r says until the disk goes down.
 // It returns what is left of the disk.
-func logOfChance(mem *vfs.Mem, backend string, acked *logLife, term uint64, r *rand.Rand) (*vfs.Mem, error) {
+func logOfChance(mem *vfs.Mem, acked *logLife, term uint64, r *rand.Rand) (*vfs.Mem, error) {
 	disk := newMortal(mem, r)
-	b, err := openCrashLog(disk, backend)
+	b, err := openCrashLog(disk)
 	if err == nil {
 		var found logModel
 		if found, err = readLog(b, *acked); err == nil {
@@ -75,6 +84,9 @@ func logOfChance(mem *vfs.Mem, backend string, acked *logLife, term uint64, r *r
 			err = logWriter{b, acked}.chance(term, r)
 		}
 		b.Close()
+	}
+	if disk.failed && err != nil {
+		disk.end()
 	}
 	if left := disk.left(); left != nil {
 		return left, nil // err is of a disk that is down

@@ -283,8 +283,7 @@ func (g *OfflineGroup) State(id string) (applied rowraft.Index, state []byte, er
 	return rowraft.Index(binary.LittleEndian.Uint64(b[8:])), b[snapshotHeaderBytes:], nil
 }
 
-// copyDir copies the files of a log. Zeros, which fill up the segments of
-// raft-wal, become holes.
+// copyDir copies the files of a log. Zeros become holes.
 func copyDir(disk vfs.FS, from, to string) error {
 	if err := os.Mkdir(to, 0o700); err != nil {
 		return err

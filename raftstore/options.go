@@ -68,13 +68,12 @@ var (
 
 // Log backends.
 const (
-	BackendWAL  = "wal"    // hashicorp/raft-wal: the default
+	BackendRow  = "rowlog" // our own (docs/formats/log.md): the default
 	BackendBolt = "bolt"   // hashicorp/raft-boltdb: small logs such as the metadata group
-	BackendRow  = "rowlog" // our own (docs/formats/log.md)
 )
 
 // Backends are all of them.
-var Backends = []string{BackendWAL, BackendBolt, BackendRow}
+var Backends = []string{BackendRow, BackendBolt}
 
 var backendNames = strings.Join(Backends, ", ")
 
@@ -98,10 +97,10 @@ type Options struct {
 	// Resolve returns the current peer address of a node; called at each dial.
 	Resolve func(rowraft.NodeID) (string, error)
 
-	Backend string  // BackendWAL
+	Backend string  // BackendRow
 	Profile Profile // ProfileDefault
 
-	SegmentSizeBytes int   // of a raft-wal file, preallocated per group: 16 MiB
+	SegmentSizeBytes int   // of a file of the log: 16 MiB
 	EntryCacheBytes  int64 // recent entries of all groups kept in memory: 128 MiB
 	TrailingLogBytes int64 // log kept behind a snapshot, per group: 64 MiB
 	// SnapshotEveryBytes of log are applied until the next snapshot, per group. 0: as
@@ -153,7 +152,7 @@ const minSegment, maxSegment = 64 << 10, 1 << 30
 
 func (o *Options) setDefaults() {
 	o.FS = vfs.OrOS(o.FS)
-	setDefault(&o.Backend, BackendWAL)
+	setDefault(&o.Backend, BackendRow)
 	setDefault(&o.Profile, ProfileDefault)
 	setDefault(&o.SegmentSizeBytes, 16<<20)
 	setDefault(&o.EntryCacheBytes, 128<<20)
@@ -237,7 +236,7 @@ type GroupConfig struct {
 	Replica rowraft.ReplicaID
 	Machine StateMachine
 	Backend string // "" is that of the store
-	// SegmentSizeBytes of this group's raft-wal files; 0 is that of the store.
+	// SegmentSizeBytes of the files of this group's log; 0 is that of the store.
 	// Larger ones are fewer to make: with 64 MiB instead of 16 a push of full
 	// batches is 5 to 15 % faster.
 	SegmentSizeBytes int

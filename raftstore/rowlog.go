@@ -78,11 +78,11 @@ var _ logBackend = (*rowLog)(nil)
 // Errors: CodeCorrupt, CodeVersionTooNew.
 func openRowLog(disk vfs.FS, dir string, size int, log *slog.Logger) (*rowLog, error) {
 	l := &rowLog{metaStore: newMetaStore(disk, log), disk: disk, dir: dir, size: int64(size), log: log}
-	state, err := l.metaStore.Load(dir)
+	newest, err := l.metaStore.Load(dir)
 	if err != nil {
 		return nil, err
 	}
-	err = l.recover(state.NextSegmentID)
+	err = l.recover(newest)
 	if err == nil && len(l.mu.segments) == 0 {
 		l.write.batch = 1
 		err = l.begin(1)

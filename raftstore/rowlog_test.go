@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -66,6 +67,21 @@ func smallRowLog(t testing.TB) (*vfs.Mem, map[uint64]*raft.Log) {
 		t.Fatal(err)
 	}
 	return disk, want
+}
+
+func overwrite(t testing.TB, disk vfs.FS, name string, at int, b []byte) {
+	t.Helper()
+	f, err := disk.OpenFile(name, os.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(b, int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func segmentFiles(t testing.TB, disk vfs.FS) (names []string) {
@@ -449,14 +465,61 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 	torn := l.write.end
 	store(2, 1, 1000)
 	overwrite(t, disk, segmentFiles(t, disk)[0], int(torn)+batchHeadBytes+entryHeadBytes, make([]byte, 1000))
+
+	// The first process that finds it fails: it has made the batch none, and its sync
+	// of that failed, so that the disk still holds it.
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	faulty := vfs.NewFaulty(disk)
+	if err := faulty.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Path: "*.seg", Err: "EIO"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openRowLog(faulty, "/log", 16<<10, slog.New(slog.DiscardHandler)); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("a log whose sync fails opens: %v", err)
+	}
+	l = openTestRowLog(t, disk)
 	reopen(1)
 	store(2, 2, 9000)
 	if n := len(segmentFiles(t, disk)); n != 2 {
 		t.Fatalf("%d segments, want 2", n)
 	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	disk = disk.Crash(vfs.LoseUnsynced)
+	l = openTestRowLog(t, disk)
 	reopen(2)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// An append whose sync failed is there for the next process, which confirms it: it
+// is written again, and a power loss does not take it.
+func TestRowLogWritesAgainAfterAFailedSync(t *testing.T) {
+	disk, _ := smallRowLog(t)
+	faulty := vfs.NewFaulty(disk)
+	l := openTestRowLog(t, faulty)
+	if err := faulty.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Err: "EIO", Times: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.StoreLogs([]*raft.Log{sealedEntry(t, 25, 1, []byte("confirmed later"))}); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("an append whose sync fails: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	disk = disk.Kill()
+	next := openTestRowLog(t, disk)
+	if last, _ := next.LastIndex(); last != 25 {
+		t.Fatalf("the next process finds entry %d last, want 25", last)
+	}
+	disk = disk.Crash(vfs.LoseUnsynced)
+	after := openTestRowLog(t, disk)
+	var e raft.Log
+	if err := errors.Join(after.GetLog(25, &e), checkEntry(&e), after.Close()); err != nil {
+		t.Errorf("after a power loss: entry 25: %v", err)
 	}
 }
 

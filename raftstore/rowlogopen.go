@@ -25,15 +25,15 @@ type recovery struct {
 	}
 }
 
-// recover reads the segments that are there. All before next were begun.
-func (l *rowLog) recover(next uint64) error {
+// recover reads the segments that are there. All up to newest were begun.
+func (l *rowLog) recover(newest uint64) error {
 	numbers, err := l.listSegments()
 	if err != nil {
 		return err
 	}
 	n := len(numbers)
-	if next > 1 && (n == 0 || numbers[n-1] < next-1) {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "segment %s is missing", segmentName(next-1, segmentExt))
+	if newest > 0 && (n == 0 || numbers[n-1] < newest) {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "segment %s is missing", segmentName(newest, segmentExt))
 	}
 	if n > 0 {
 		begun, err := l.dropUnbegun(numbers[n-1])
@@ -249,9 +249,10 @@ func (l *rowLog) takeCut(first, last uint64) error {
 	return nil
 }
 
-// settle drops a torn append, and makes what the log ends with durable: whoever
-// wrote it may have died before its sync, or seen it fail, and then a sync alone
-// has no effect.
+// settle drops a torn append, and writes again what the log ends with: the process
+// that wrote it may have ended before its sync, or after a sync that failed, and then
+// a sync alone writes nothing. What is before the last batch needs no second write:
+// the batch after it was written only after its own sync had succeeded.
 func (r *recovery) settle() error {
 	l := r.l
 	s := l.mu.segments[len(l.mu.segments)-1]
@@ -266,12 +267,12 @@ func (r *recovery) settle() error {
 			r.last.undo()
 			l.write.batch--
 			r.end = r.last.start
-			if err := forgetBatch(s, r.end); err != nil {
-				return err
-			}
 		} else if err := in.rewrite(s.file, r.last.start, end); err != nil {
 			return err
 		}
+	}
+	if err := forgetBatch(s, r.end); err != nil {
+		return err
 	}
 	if err := writeSegmentHeader(s, l.write.header); err != nil {
 		return err
@@ -280,8 +281,10 @@ func (r *recovery) settle() error {
 	return errors.Join(l.syncFile(s), l.syncDir())
 }
 
-// forgetBatch makes the head of a torn batch none: the next append may find no room
-// behind it and go to another segment, and then nobody looks at its data again.
+// forgetBatch makes what stands behind the last batch none. The next append may find
+// no room there and go to another segment, and then the data of a torn batch is not
+// read again. The head of a batch that an earlier process made none may still be on
+// the disk: its sync may have failed.
 func forgetBatch(s *rowSegment, at int64) error {
 	_, err := s.file.WriteAt(make([]byte, batchHeadBytes), at)
 	return err

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/hashicorp/raft-wal/types"
-
 	"github.com/rowraft/rowraft"
 )
 
@@ -104,10 +102,4 @@ func (l *rowLog) begin(number uint64) error {
 	l.write.end = segmentStart
 	l.mu.segments = append(l.mu.segments, s)
 	return nil
-}
-
-// setNewest notes in META that segment number is there. Without it nobody would know
-// that the newest segments are missing.
-func (l *rowLog) setNewest(number uint64) error {
-	return l.CommitState(types.PersistentState{NextSegmentID: number + 1})
 }

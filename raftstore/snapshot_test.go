@@ -314,7 +314,7 @@ func TestDamagedSnapshotAtStart(t *testing.T) {
 			c := startedCluster(t, 1, func(o *Options) {
 				o.TrailingLogBytes = tc.trailing
 				o.SegmentSizeBytes = 64 << 10
-				o.Backend = BackendBolt // raft-wal still reads what it cut from a segment in use
+				o.Backend = BackendBolt
 			})
 			n := c.nodes[0]
 			for i := range 3 {
@@ -541,7 +541,7 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	path := filepath.Join(n.group.snaps.dir, list[0].ID, "data")
 	c.stop(n)
 	c.open(n)
-	w, err := openBackend(vfs.OS, BackendWAL, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), 1<<20, slog.New(slog.DiscardHandler))
+	w, err := openBackend(vfs.OS, BackendRow, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), 1<<20, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -213,9 +213,6 @@ func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) er
 	if rec.Backend != cfg.Backend {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was created with the %s backend, not %s", dir, rec.Backend, cfg.Backend)
 	}
-	if err := checkMetaLayout(disk, filepath.Join(dir, "log")); err != nil {
-		return err
-	}
 	for _, name := range []string{"snapshots", filepath.Join("log", backendFiles[rec.Backend])} {
 		if _, err := disk.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
 			return rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but replica %s ran here: its data was lost, and with it the votes it cast; remove the replica from the group and add a new one under a new ID",
@@ -355,8 +352,7 @@ func (s *Store) watchDisk() {
 }
 
 // reserveBytes is what must stay free: as configured, but never less than each
-// group needs to start its next two log segments. raft-wal cannot go on when a
-// segment cannot be made.
+// group needs to start its next two log segments.
 func (s *Store) reserveBytes() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

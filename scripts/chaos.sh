@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # chaos.sh BIN SEED... runs faults for a minute against real servers with each seed,
 # and for SIM=3m in virtual time, and sums up. Fails if a run does, or if all together
-# did too little. Even seeds have the wal backend, whose disks can fail, and four
+# did too little. Even seeds have the rowlog backend, whose disks can fail, and four
 # servers, so that replicas can move.
 set -euo pipefail
 bin=$1

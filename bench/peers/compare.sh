@@ -3,7 +3,7 @@
 # on the same machine, and prints medians and their ratios.
 #
 # Environment: ROUNDS (3; quote 5 or more) SECONDS_EACH (10) ROWS (1000000)
-# BATCH (8192) CONNS (4) BACKEND (wal) OUT (a file that the rounds are appended
+# BATCH (8192) CONNS (4) BACKEND (rowlog) OUT (a file that the rounds are appended
 # to, as JSON lines) ROWRAFT (bin/rowraft).
 #
 # --gate exits 1 unless pull reaches 6 M rows/s or 6 times Redis's MGET, and
@@ -19,7 +19,7 @@ case "${1:-}" in
 *) sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit $([ "$1" = --help ] && echo 0 || echo 2) ;;
 esac
 
-rowraft=${ROWRAFT:-bin/rowraft} rounds=${ROUNDS:-3} backend=${BACKEND:-wal} out=${OUT:-}
+rowraft=${ROWRAFT:-bin/rowraft} rounds=${ROUNDS:-3} backend=${BACKEND:-rowlog} out=${OUT:-}
 export SECONDS_EACH=${SECONDS_EACH:-10} ROWS=${ROWS:-1000000} BATCH=${BATCH:-8192} CONNS=${CONNS:-4} VALUE=64
 
 [ -x "$rowraft" ] || { echo "compare.sh: no $rowraft: make build" >&2; exit 1; }

@@ -33,14 +33,12 @@ pull-zipf 16 mget pull --replicas 3 --keys zipf
 pull-bf16 16 mget pull --replicas 3 --dtype bfloat16
 pull-64 64 mget pull --replicas 3 --dim 64
 pull-64-bf16 64 mget pull --replicas 3 --dim 64 --dtype bfloat16
-push3-wal 16 mset push --replicas 3 --log-backend wal
 push3-rowlog 16 mset push --replicas 3 --log-backend rowlog
 push3-bolt 16 mset push --replicas 3 --log-backend bolt
 push3-zipf 16 mset push --replicas 3 --keys zipf
 push3-bf16 16 mset push --replicas 3 --dtype bfloat16
 push3-64 64 mset push --replicas 3 --dim 64
 push3-64-bf16 64 mset push --replicas 3 --dim 64 --dtype bfloat16
-push1-wal 16 mset push --replicas 1 --log-backend wal
 push1-rowlog 16 mset push --replicas 1 --log-backend rowlog
 push1-bolt 16 mset push --replicas 1 --log-backend bolt
 SHAPES

@@ -12,13 +12,13 @@ import (
 
 func TestLedgerLine(t *testing.T) {
 	r := result{
-		Config:  config{Tier: "B", Seed: 7, Backend: "wal", Servers: 3, Shards: 2, Clients: 24, Version: "abc"},
+		Config:  config{Tier: "B", Seed: 7, Backend: "rowlog", Servers: 3, Shards: 2, Clients: 24, Version: "abc"},
 		Seconds: 90, Faults: map[string]nemesis.Count{"a": {Tried: 3, Observed: 2}, "b": {Tried: 1}},
 		Observed: 1002, Acks: 1234567, Pulls: 999, Terms: 4, Doubled: 5, Problems: []string{"x"},
 	}
 	got := r.ledgerLine(time.Date(2026, 11, 21, 23, 0, 0, 0, time.UTC), "3.1")
 	for _, want := range []string{
-		"| 2026-11-21 | abc | B, 7, wal, 3 servers, 2 shards, 24 clients | ",
+		"| 2026-11-21 | abc | B, 7, rowlog, 3 servers, 2 shards, 24 clients | ",
 		" cores, load 3.1 | 1.5 | 1,002 (1) | 1,234,567 | 999 | 4 | 0 | 5 | 0 | 1 |\n",
 	} {
 		if !strings.Contains(got, want) {

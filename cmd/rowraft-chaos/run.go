@@ -37,7 +37,7 @@ const (
 	finalLimit   = time.Minute
 	pushPatience = 90 * time.Second // longer than any fault: then a push is stuck
 
-	// A log of the wal backend gives back what it has not dropped, segment by segment.
+	// A log gives back what it has not dropped, segment by segment.
 	snapshotEvery = 256 << 10
 	trailingLog   = 64 << 10
 	logSegment    = 256 << 10

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -101,7 +102,7 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 	fl.IntVar(&c.Servers, "servers", 3, "servers, 3 to 5")
 	fl.IntVar(&c.Shards, "shards", 2, "shards, 1 to 16")
 	fl.IntVar(&c.Rate, "rate", 100, "calls a second of each client at most; 0: as fast as it goes")
-	fl.StringVar(&c.Backend, "log-backend", "", "wal, bolt or rowlog; default: by the seed")
+	fl.StringVar(&c.Backend, "log-backend", "", "rowlog or bolt; default: by the seed")
 	fl.StringVar(&c.Profile, "profile", "fast", "Raft timers: fast, default or dense")
 	fl.StringVar(&c.dir, "dir", "", "new directory for data, logs and history, kept; default: a temporary one, kept on failure")
 	fl.StringVar(&c.jsonPath, "json", "", "also write the result as JSON to this file")
@@ -142,12 +143,10 @@ func (c *config) check() error {
 		if c.Backend == "bolt" {
 			return usagef("--log-backend bolt: the disks of tier A are in memory, and bolt maps its file")
 		}
-		if c.Backend == "" {
-			c.Backend = []string{"wal", "rowlog"}[c.Seed%2]
-		}
+		c.Backend = cmp.Or(c.Backend, "rowlog")
 	}
 	if c.Backend == "" {
-		c.Backend = []string{"wal", "bolt", "rowlog"}[c.Seed%3]
+		c.Backend = []string{"rowlog", "bolt"}[c.Seed%2]
 	}
 	if err := c.findBinary(); err != nil {
 		return err

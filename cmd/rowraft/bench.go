@@ -100,7 +100,7 @@ counted when it is acknowledged: on the disks of a majority, and applied.`,
 	fl.Uint64Var(&cfg.seed, "seed", 1, "of keys and values")
 	fl.IntVar(&cfg.replicas, "replicas", 3, "own servers to start, each with a replica of every shard")
 	fl.IntVar(&cfg.shards, "shards", 1, "shards of the own servers")
-	fl.StringVar(&cfg.backend, "log-backend", "wal", "log of the own servers: wal, rowlog or bolt")
+	fl.StringVar(&cfg.backend, "log-backend", "rowlog", "log of the own servers: rowlog or bolt")
 	fl.StringVar(&cfg.kill, "kill", "one", "restart: which own servers to kill, one or all")
 	fl.StringVar(&cfg.profile, "profile", "default", "timers of the own servers: fast, default or dense")
 	fl.IntVar(&cfg.failover.kills, "kills", 40, "failover: how often the leader is killed")

@@ -68,7 +68,7 @@ within 0.03 of the best possible; 3 otherwise.`,
 	fl.IntVar(&cfg.shards, "shards", 4, "shards of the tables, 1 to 64")
 	fl.IntVar(&cfg.trainers, "trainers", 2, "trainers to start, 1 to 16")
 	fl.StringVar(&cfg.mode, "mode", "async", "training mode: "+strings.Join(demoModes, ", "))
-	fl.StringVar(&cfg.backend, "log-backend", "wal", "log of the shards: wal, rowlog or bolt")
+	fl.StringVar(&cfg.backend, "log-backend", "rowlog", "log of the shards: rowlog or bolt")
 	fl.StringVar(&cfg.trainerBinary, "trainer-binary", "", "path of rowraft-trainer; default: beside this program, then PATH")
 	fl.BoolVar(&noKill, "no-kill", false, "kill no server")
 	fl.BoolVar(&cfg.keep, "keep", false, "keep logs and data, and say where they are")

@@ -53,10 +53,10 @@ func TestServerUnderDiskFaults(t *testing.T) {
 	}
 	const long = "1m" // the machine's own disk is slow now and then
 	for _, tc := range []struct{ name, limit, fault, says string }{
-		{"a failed write", long, `[{"name": "f1", "ops": ["write"], "path": "log/*.wal", "err": "EIO"}]`, "input/output error"},
-		{"a failed sync", long, `[{"name": "f1", "ops": ["sync"], "path": "*.wal", "err": "EIO"}]`, "input/output error"},
+		{"a failed write", long, `[{"name": "f1", "ops": ["write"], "path": "log/*.seg", "err": "EIO"}]`, "input/output error"},
+		{"a failed sync", long, `[{"name": "f1", "ops": ["sync"], "path": "*.seg", "err": "EIO"}]`, "input/output error"},
 		{"a full disk", long, `[{"name": "f1", "path": "log/*", "err": "ENOSPC"}]`, "the disk is full"},
-		{"a write that hangs", "4s", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.wal", "hang": true}]`, "disk stall"},
+		{"a write that hangs", "4s", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.seg", "hang": true}]`, "disk stall"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()

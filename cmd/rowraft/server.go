@@ -102,7 +102,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	fl.Int64Var(&f.limits.Memory, "memory-limit-bytes", 0, "memory of this process; beyond nine tenths of it pushes are refused until there is room again; default what its cgroup gives it, or the machine has")
 	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default: as many as its last snapshot has, at least 512 MiB and at most --snapshot-max-bytes")
 	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard between two snapshots, however large its state is; default 4 GiB")
-	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files, preallocated; default 64 MiB, less with more than 8 shards on a server")
+	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files; default 64 MiB, less with more than 8 shards on a server")
 	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0, "log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
 	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0, "how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
 	return cmd
@@ -125,7 +125,7 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.caKey, "ca-key", "", "of a scheduler: private key of a CA in --cacert, to sign for machines with a join token, and to renew; default: it signs nothing")
 	fl.BoolVar(&f.renewCert, "renew-cert", false, "ask the scheduler for a new certificate when two thirds of this one's time are over, and write it to --cert; with --token always")
 	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, 1 to 256, fixed for ever; default 4")
-	fl.StringVar(&f.logBackend, "log-backend", "wal", "log of the Raft groups: wal, rowlog (our own: fewer copies) or bolt (slower)")
+	fl.StringVar(&f.logBackend, "log-backend", "rowlog", "log of the Raft groups: rowlog or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "auto", "Raft timers: fast (up to 24 replicas a server), default (100), dense, or auto: by how many replicas the fullest server has")
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
 	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")

@@ -69,7 +69,7 @@ func TestServersThatLie(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, raftstore.BackendWAL, func(server int) spoiler {
+			r := start(t, raftstore.BackendRow, func(server int) spoiler {
 				if slices.Contains(tc.on, server) {
 					return tc.spoil
 				}
@@ -146,7 +146,7 @@ func withSnapshotsOf(t *testing.T, dir, other string) string {
 }
 
 func TestARunningServerIsLeftAlone(t *testing.T) {
-	r := start(t, raftstore.BackendWAL, nil)
+	r := start(t, raftstore.BackendRow, nil)
 	r.push(0)
 	if _, err := Check(r.options()); rowraft.CodeOf(err) != rowraft.CodeIdentity {
 		t.Errorf("Check beside running servers: %v", err)

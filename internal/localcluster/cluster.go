@@ -30,7 +30,7 @@ type Options struct {
 	// member of it.
 	Schedulers int
 	Shards     int      // 0: the server's default
-	Backend    string   // "wal", "rowlog" or "bolt"; "": the server's default
+	Backend    string   // "rowlog" or "bolt"; "": the server's default
 	Profile    string   // "auto", "fast", "dense"; "": "default"
 	Args       []string // more flags of `rowraft server`
 	Env        []string // more environment, KEY=value

@@ -10,7 +10,6 @@ import (
 var pins = map[string]string{
 	"github.com/hashicorp/raft":           "v1.7.3", // v1.8.0 needs a go-metrics that the two below cannot use
 	"github.com/hashicorp/raft-boltdb/v2": "v2.3.1",
-	"github.com/hashicorp/raft-wal":       "v0.4.2", // v0.4.0, which @latest may answer, lacks the roll-back of a failed write
 	"go.etcd.io/bbolt":                    "v1.5.0",
 	"google.golang.org/grpc":              "v1.85.0",
 	"google.golang.org/protobuf":          "v1.36.12",

@@ -132,7 +132,7 @@ var borders = []border{
 	},
 	{
 		why:     "hashicorp/raft stays behind raftstore: a group is opaque to its users",
-		library: under("github.com/hashicorp/raft", "github.com/hashicorp/raft-boltdb", "github.com/hashicorp/raft-wal"),
+		library: under("github.com/hashicorp/raft", "github.com/hashicorp/raft-boltdb"),
 		inside:  filesIn("raftstore", "internal/deps"),
 	},
 }

@@ -407,7 +407,7 @@ func TestVersions(t *testing.T) {
 
 	for _, tc := range []struct{ name, old, new, want string }{
 		{"a newer raft", "hashicorp/raft v1.7.3", "hashicorp/raft v1.8.0", `raft is "v1.8.0", want v1.7.3`},
-		{"an older raft-wal", "raft-wal v0.4.2", "raft-wal v0.4.0", "want v0.4.2"},
+		{"an older raft-boltdb", "raft-boltdb/v2 v2.3.1", "raft-boltdb/v2 v2.3.0", "want v2.3.1"},
 		{"a pin that went missing", "\tgo.etcd.io/bbolt v1.5.0\n", "", `bbolt is ""`},
 		{"a cache of another version", "require (", "require (\n\tgithub.com/dgraph-io/ristretto/v2 v2.1.0", "ristretto/v2 is v2.1.0"},
 		{"a replaced module", "require (", "replace a.b/c => ../c\n\nrequire (", "replaced module"},

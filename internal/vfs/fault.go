@@ -47,7 +47,7 @@ type DiskFault struct {
 	// Ops it hits; none: all that write or sync.
 	Ops []Op `json:"ops,omitempty"`
 	// Path is a pattern of filepath.Match for the last elements of the path, as many
-	// as it has itself: "*.wal", "log/META", "groups/shard-3/*/*". "": any.
+	// as it has itself: "*.seg", "log/META", "groups/shard-3/*/*". "": any.
 	Path string `json:"path,omitempty"`
 	// After is how many matching operations go well first.
 	After int `json:"after,omitempty"`
@@ -55,7 +55,8 @@ type DiskFault struct {
 	Times int `json:"times,omitempty"`
 
 	// Err is "EIO" or "ENOSPC"; the operation is not done. A write that fails with
-	// ENOSPC has written its first half, as on a disk that ran full.
+	// ENOSPC has written its first half, as on a disk that ran full. After a sync that
+	// fails a Mem loses what was not synced, also if a later sync succeeds.
 	Err string `json:"err,omitempty"`
 	// Delay is waited before the operation, in nanoseconds.
 	Delay time.Duration `json:"delay_ns,omitempty"`
@@ -363,6 +364,14 @@ func (f *Faulty) Free(dir string) (int64, error) {
 // WaitLog implements LogWaiter: a fault of OpLog with Delay or Hang.
 func (f *Faulty) WaitLog(dir string) { _ = f.before(OpLog, dir) }
 
+// FailSync tells a file that its Sync failed, if the file's disk is one that loses
+// something by that.
+func FailSync(f File) {
+	if d, ok := f.(interface{ FailSync() }); ok {
+		d.FailSync()
+	}
+}
+
 type faultyFile struct {
 	File
 	disk *Faulty
@@ -406,6 +415,7 @@ func (f *faultyFile) WriteAt(p []byte, offset int64) (int, error) {
 
 func (f *faultyFile) Sync() error {
 	if err := f.disk.before(OpSync, f.Name()); err != nil {
+		FailSync(f.File)
 		return err
 	}
 	return f.File.Sync()

@@ -30,10 +30,10 @@ func TestFaultHitsWhatItNames(t *testing.T) {
 		path  string
 		want  []error // of three writes
 	}{
-		{"any path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Err: "EIO"}, "/a/b.wal", []error{syscall.EIO, syscall.EIO, syscall.EIO}},
-		{"by the end of the path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "a/*.wal", Err: "EIO", Times: 1}, "/a/b.wal", []error{syscall.EIO, nil, nil}},
-		{"another directory", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "x/*.wal", Err: "EIO"}, "/a/b.wal", []error{nil, nil, nil}},
-		{"a pattern longer than the path", vfs.DiskFault{Path: "*/*/*/*", Err: "EIO"}, "/a/b.wal", []error{nil, nil, nil}},
+		{"any path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Err: "EIO"}, "/a/b.seg", []error{syscall.EIO, syscall.EIO, syscall.EIO}},
+		{"by the end of the path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "a/*.seg", Err: "EIO", Times: 1}, "/a/b.seg", []error{syscall.EIO, nil, nil}},
+		{"another directory", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "x/*.seg", Err: "EIO"}, "/a/b.seg", []error{nil, nil, nil}},
+		{"a pattern longer than the path", vfs.DiskFault{Path: "*/*/*/*", Err: "EIO"}, "/a/b.seg", []error{nil, nil, nil}},
 		{"after two", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, After: 2, Err: "ENOSPC"}, "/a/b", []error{nil, nil, syscall.ENOSPC}},
 		{"another operation", vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Err: "EIO"}, "/a/b", []error{nil, nil, nil}},
 		{"no operation named: all that write", vfs.DiskFault{Err: "EIO", Times: 2}, "/a/b", []error{syscall.EIO, syscall.EIO, nil}},
@@ -125,10 +125,10 @@ func TestInvalidFaultsChangeNothing(t *testing.T) {
 }
 
 func TestFaultsTravelAsJSON(t *testing.T) {
-	want := vfs.DiskFault{Name: "n", Ops: []vfs.Op{vfs.OpSync}, Path: "*.wal", After: 1, Times: 2, Err: "EIO", Delay: time.Second, Hang: true}
+	want := vfs.DiskFault{Name: "n", Ops: []vfs.Op{vfs.OpSync}, Path: "*.seg", After: 1, Times: 2, Err: "EIO", Delay: time.Second, Hang: true}
 	raw, err := json.Marshal(want)
 	must(t, err)
-	const text = `{"name":"n","ops":["sync"],"path":"*.wal","after":1,"times":2,"err":"EIO","delay_ns":1000000000,"hang":true}`
+	const text = `{"name":"n","ops":["sync"],"path":"*.seg","after":1,"times":2,"err":"EIO","delay_ns":1000000000,"hang":true}`
 	if string(raw) != text {
 		t.Errorf("%s\nwant %s", raw, text)
 	}

@@ -67,6 +67,8 @@ type memChange struct {
 	offset  int64
 	size    int64
 	resized bool
+	// A sync failed after it: the process reads it, and no later sync writes it.
+	lost bool
 }
 
 // NewMem returns an empty disk.

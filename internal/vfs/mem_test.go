@@ -70,6 +70,38 @@ func TestCrashLosesWhatWasNotSynced(t *testing.T) {
 	}
 }
 
+// A sync that fails loses its pages: they are read, a later sync writes nothing of
+// them, and only what is written again survives.
+func TestAFailedSyncLosesItsPages(t *testing.T) {
+	mem := vfs.NewMem()
+	disk := vfs.NewFaulty(mem)
+	f, err := disk.OpenFile("/f", os.O_CREATE|os.O_RDWR)
+	must(t, err)
+	write := func(s string, at int64) {
+		_, err := f.WriteAt([]byte(s), at)
+		must(t, err)
+	}
+	write("aaaaaa", 0)
+	must(t, f.Sync())
+	must(t, disk.SyncDir("/"))
+	write("bbbb", 1)
+	must(t, disk.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Err: "EIO", Times: 1}))
+	if err := f.Sync(); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("the sync that fails: %v", err)
+	}
+	write("c", 2)
+	mem = mem.Kill()
+	if got := content(t, mem, "/f"); got != "abcbba" {
+		t.Errorf("the next process reads %q, want %q", got, "abcbba")
+	}
+	f, err = mem.OpenFile("/f", os.O_RDWR)
+	must(t, err)
+	must(t, f.Sync())
+	if got := content(t, mem.Crash(vfs.LoseUnsynced), "/f"); got != "aacaaa" {
+		t.Errorf("after a later sync and a power loss: %q, want %q", got, "aacaaa")
+	}
+}
+
 func TestCrashEndsTheOldLife(t *testing.T) {
 	d := vfs.NewMem()
 	f := create(t, d, "f", "x")

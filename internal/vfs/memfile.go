@@ -205,14 +205,26 @@ func (f *memFile) Sync() error {
 	defer f.end()
 	n := f.node
 	for _, c := range n.changes {
-		if c.resized {
+		switch {
+		case c.resized:
 			n.synced = cut(n.synced, c.size)
-		} else {
+		case !c.lost:
 			n.synced = overwrite(n.synced, c.data, c.offset)
 		}
 	}
 	n.syncedSize, n.changes = n.size, nil
 	return nil
+}
+
+// FailSync does to the file what a Sync does that fails on Linux: the pages that it
+// did not write count as clean. The process goes on to read them, a later Sync
+// succeeds without writing them, and they are gone after a power loss.
+func (f *memFile) FailSync() {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	for i := range f.node.changes {
+		f.node.changes[i].lost = true
+	}
 }
 
 func (f *memFile) Close() error {

@@ -14,19 +14,12 @@ def frame(body):
     head = b"rowraftL" + struct.pack("<HHI", 1, 0, len(body)) + body
     return head + struct.pack("<I", crc32c(head))
 
-def segment(*fields):
-    return struct.pack("<QQQQQQqqI", *fields)
-
 def key(k, v):
     return struct.pack("<H", len(k)) + k + struct.pack("<I", len(v)) + v
 
 keys = struct.pack("<I", 3) + key(b"CurrentTerm", struct.pack("<Q", 7)) + key(b"LastVoteCand", b"replica-b") + key(b"LastVoteTerm", struct.pack("<Q", 6))
-segments = [
-    segment(3, 1, 40, 99, 1, 1048000, 1700000000000000001, 1700000005000000002, 1 << 20),
-    segment(4, 100, 100, 0, 1, 0, 1700000005000000003, 0, 1 << 20),
-]
-older = struct.pack("<QQI", 8, 5, 1) + segments[0] + struct.pack("<I", 0)
-newer = struct.pack("<QQI", 9, 5, 2) + b"".join(segments) + keys
+older = struct.pack("<QQ", 8, 3) + struct.pack("<I", 0)
+newer = struct.pack("<QQ", 9, 4) + keys
 with open("META", "wb") as out:
     for body in (newer, newer, older, older):
         out.write(frame(body).ljust(4096, b"\0"))

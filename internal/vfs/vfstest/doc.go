@@ -12,6 +12,10 @@
 //   - the power was lost, and is lost again before each step of the check's own
 //     recovery.
 //
+// Each sync of a file also fails once: the check runs as the next process, which
+// finds what was written, and a second time after a power loss, which takes what no
+// process has written again. A sync of the check fails in between, too.
+//
 // Each sync that the script or the check does by itself can be left out, to see
 // that the check notices: one that is never missed is needless, or the check is
 // blind.

@@ -117,7 +117,7 @@ func (e *explorer[A]) explore() error {
 			return fmt.Errorf("crash before step %d of %d: %w", n, e.steps, err)
 		}
 	}
-	return nil
+	return e.failedSyncs()
 }
 
 func (e *explorer[A]) crashAt(n int) error {
@@ -161,6 +161,44 @@ func (e *explorer[A]) killed(mem *vfs.Mem, acked A) error {
 		}
 	}
 	return nil
+}
+
+// failedSyncs has each sync of a file fail in turn. The process ends, the next one
+// finds what was written, and then the power is lost: after that process, and, if a
+// sync of that one failed too, after a third.
+func (e *explorer[A]) failedSyncs() error {
+	for k := 0; ; k += stride {
+		mem := e.disk()
+		var acked A
+		disk := e.failing(mem, k)
+		_ = e.script.Run(disk, &acked)
+		if len(disk.Done()) == 0 {
+			return nil
+		}
+		if err := e.killed(mem, acked); err != nil {
+			return fmt.Errorf("sync %d fails: %w", k+1, err)
+		}
+		for m := 0; !e.script.Shallow; m++ {
+			again := mem.Kill()
+			disk := e.failing(again, m)
+			seen, _ := e.script.Check(disk, acked)
+			if len(disk.Done()) == 0 {
+				break
+			}
+			if err := e.killed(again, seen); err != nil {
+				return fmt.Errorf("sync %d fails, and sync %d of the recovery: %w", k+1, m+1, err)
+			}
+		}
+	}
+}
+
+// failing stands the script's disk on mem; the sync of a file after the first k fails.
+func (e *explorer[A]) failing(mem *vfs.Mem, k int) *vfs.Faulty {
+	d := e.on(mem, 0)
+	if err := d.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, After: k, Times: 1, Err: "EIO"}); err != nil {
+		panic(err)
+	}
+	return d
 }
 
 // crashAgain loses the power before each step of the recovery from a power loss.
@@ -223,6 +261,9 @@ func (f *forgetfulFile[A]) Sync() error {
 	}
 	return f.File.Sync()
 }
+
+// FailSync implements what vfs.FailSync looks for.
+func (f *forgetfulFile[A]) FailSync() { vfs.FailSync(f.File) }
 
 // Truncate answers the impossible length of a forgotten Sync with an error only if
 // the machine is down.

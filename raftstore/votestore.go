@@ -9,10 +9,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
-	"github.com/hashicorp/raft-wal/types"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
@@ -21,7 +19,6 @@ import (
 const (
 	metaName    = "META"
 	metaTemp    = "META.new"
-	metaOldName = "wal-meta.db" // of the first, unreleased layout
 	metaMagic   = "rowraftL"
 	metaVersion = 1
 	metaCopies  = 4 // two slots of two copies
@@ -29,8 +26,8 @@ const (
 	metaMaxCopy = 16 << 20
 )
 
-// metaStore keeps what raft-wal must know beside its segments, and raft's term and
-// vote. A change is one write and one sync: it goes to the slot that does not hold
+// metaStore keeps raft's term and vote, and which segment of a log is its newest. A
+// change is one write and one sync: it goes to the slot that does not hold
 // the newest state, twice, so that a torn write leaves the other slot and a damaged
 // sector leaves the other copy. Safe for concurrent use.
 //
@@ -51,21 +48,17 @@ type metaStore struct {
 	}
 }
 
-var _ types.MetaStore = (*metaStore)(nil)
-
 func newMetaStore(disk vfs.FS, log *slog.Logger) *metaStore {
 	return &metaStore{disk: disk, log: log}
 }
 
-// Load opens the file of dir, or makes it.
-func (s *metaStore) Load(dir string) (types.PersistentState, error) {
+// Load opens the file of dir, or makes it. It returns the newest segment of the log,
+// 0 if it has none yet.
+func (s *metaStore) Load(dir string) (newest uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.file != nil {
-		return types.PersistentState{}, rowraft.Errorf(rowraft.CodeInternal, "log metadata of %s is loaded twice", dir)
-	}
-	if err := checkMetaLayout(s.disk, dir); err != nil {
-		return types.PersistentState{}, err
+		return 0, rowraft.Errorf(rowraft.CodeInternal, "log metadata of %s is loaded twice", dir)
 	}
 	s.mu.dir = dir
 	name := filepath.Join(dir, metaName)
@@ -73,27 +66,14 @@ func (s *metaStore) Load(dir string) (types.PersistentState, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		s.mu.state = metaState{generation: 1}
-		return types.PersistentState{}, s.replaceLocked(metaMinCopy)
+		return 0, s.replaceLocked(metaMinCopy)
 	case err != nil:
-		return types.PersistentState{}, err
+		return 0, err
 	}
 	if err := s.takeLocked(raw); err != nil {
-		return types.PersistentState{}, fmt.Errorf("%s: %w", name, err)
+		return 0, fmt.Errorf("%s: %w", name, err)
 	}
-	return s.mu.state.wal, nil
-}
-
-// checkMetaLayout refuses a directory that the first, unreleased layout was
-// written to.
-func checkMetaLayout(disk vfs.FS, dir string) error {
-	_, err := disk.Stat(filepath.Join(dir, metaOldName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s holds %s, of a development version of rowraft before 0.1 that this one does not read: start the server on an empty directory", dir, metaOldName)
+	return s.mu.state.newest, nil
 }
 
 // takeLocked takes over the newest state in raw, the file's content, and makes sure
@@ -148,10 +128,11 @@ func newestMeta(raw []byte, size int) (newest int, slots [2]metaState, err error
 	return newest, slots, nil
 }
 
-// CommitState replaces what raft-wal knows.
-func (s *metaStore) CommitState(p types.PersistentState) error {
+// setNewest notes that segment number is the newest. Without it a log whose newest
+// segments are missing would be a shorter log.
+func (s *metaStore) setNewest(number uint64) error {
 	return s.change(func(m *metaState) bool {
-		m.wal = types.PersistentState{NextSegmentID: p.NextSegmentID, Segments: slices.Clone(p.Segments)}
+		m.newest = number
 		return true
 	})
 }
@@ -249,7 +230,7 @@ func (s *metaStore) writeLocked(f vfs.File) error {
 // replaceLocked puts the state into a new file with room for copies of size bytes.
 func (s *metaStore) replaceLocked(size int) error {
 	if size > metaMaxCopy {
-		return rowraft.Errorf(rowraft.CodeInternal, "%d log segments need more metadata than %d bytes: use larger segments", len(s.mu.state.wal.Segments), metaMaxCopy)
+		return rowraft.Errorf(rowraft.CodeInternal, "the metadata of %s needs more than %d bytes, the limit", s.mu.dir, metaMaxCopy)
 	}
 	frame := s.mu.state.encode()
 	raw := make([]byte, metaCopies*size)

@@ -6,9 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"time"
 
-	"github.com/hashicorp/raft-wal/types"
 	"github.com/rowraft/rowraft"
 )
 
@@ -16,25 +14,16 @@ import (
 // memory are never written through.
 type metaState struct {
 	generation uint64 // 0: none
-	wal        types.PersistentState
+	newest     uint64 // segment of the log, 0: none
 	stable     map[string]string
 	intact     bool // both copies of it are good
 }
-
-const metaSegmentBytes = 68
 
 // encode returns the frame of m.
 func (m *metaState) encode() []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint64(nil, m.generation)
-	b = le.AppendUint64(b, m.wal.NextSegmentID)
-	b = le.AppendUint32(b, uint32(len(m.wal.Segments)))
-	for _, s := range m.wal.Segments {
-		for _, v := range []uint64{s.ID, s.BaseIndex, s.MinIndex, s.MaxIndex, s.Codec, s.IndexStart, unixNano(s.CreateTime), unixNano(s.SealTime)} {
-			b = le.AppendUint64(b, v)
-		}
-		b = le.AppendUint32(b, s.SizeLimit)
-	}
+	b = le.AppendUint64(b, m.newest)
 	b = le.AppendUint32(b, uint32(len(m.stable)))
 	for _, k := range slices.Sorted(maps.Keys(m.stable)) {
 		b = le.AppendUint16(b, uint16(len(k)))
@@ -43,20 +32,6 @@ func (m *metaState) encode() []byte {
 		b = append(b, m.stable[k]...)
 	}
 	return sealFrame(metaMagic, metaVersion, b)
-}
-
-func unixNano(t time.Time) uint64 {
-	if t.IsZero() {
-		return 0
-	}
-	return uint64(t.UnixNano())
-}
-
-func timeOf(unixNano uint64) time.Time {
-	if unixNano == 0 {
-		return time.Time{}
-	}
-	return time.Unix(0, int64(unixNano)).UTC()
 }
 
 // decodeMeta reads the frame at the beginning of b.
@@ -85,17 +60,7 @@ func decodeMeta(b []byte) (metaState, error) {
 func decodeMetaBody(b []byte) (m metaState, ok bool) {
 	r := metaReader{b: b, ok: true}
 	m.generation = r.u64()
-	m.wal.NextSegmentID = r.u64()
-	segments := int(r.u32())
-	if segments > len(r.b)/metaSegmentBytes {
-		return m, false
-	}
-	for range segments {
-		m.wal.Segments = append(m.wal.Segments, types.SegmentInfo{
-			ID: r.u64(), BaseIndex: r.u64(), MinIndex: r.u64(), MaxIndex: r.u64(), Codec: r.u64(), IndexStart: r.u64(),
-			CreateTime: timeOf(r.u64()), SealTime: timeOf(r.u64()), SizeLimit: r.u32(),
-		})
-	}
+	m.newest = r.u64()
 	keys := int(r.u32())
 	var last []byte
 	for i := range keys {

@@ -3,7 +3,6 @@ package raftstore
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"log/slog"
@@ -11,11 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	wal "github.com/hashicorp/raft-wal"
-	"github.com/hashicorp/raft-wal/types"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
@@ -41,19 +37,19 @@ func metaDisk(t testing.TB, raw []byte) *vfs.Mem {
 	return disk
 }
 
-func loadMeta(disk vfs.FS) (*metaStore, types.PersistentState, error) {
-	s := newMetaStore(disk, slog.New(slog.DiscardHandler))
-	p, err := s.Load("/log")
-	return s, p, err
+func loadMeta(disk vfs.FS) (s *metaStore, newest uint64, err error) {
+	s = newMetaStore(disk, slog.New(slog.DiscardHandler))
+	newest, err = s.Load("/log")
+	return s, newest, err
 }
 
-func mustLoadMeta(t testing.TB, disk vfs.FS) (*metaStore, types.PersistentState) {
+func mustLoadMeta(t testing.TB, disk vfs.FS) (s *metaStore, newest uint64) {
 	t.Helper()
-	s, p, err := loadMeta(disk)
+	s, newest, err := loadMeta(disk)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, p
+	return s, newest
 }
 
 func stable(t testing.TB, s *metaStore, key string) string {
@@ -69,11 +65,8 @@ func stable(t testing.TB, s *metaStore, key string) string {
 func goldenMeta() metaState {
 	return metaState{
 		generation: 9,
-		wal: types.PersistentState{NextSegmentID: 5, Segments: []types.SegmentInfo{
-			{ID: 3, BaseIndex: 1, MinIndex: 40, MaxIndex: 99, Codec: 1, IndexStart: 1048000, CreateTime: time.Unix(0, 1700000000000000001).UTC(), SealTime: time.Unix(0, 1700000005000000002).UTC(), SizeLimit: 1 << 20},
-			{ID: 4, BaseIndex: 100, MinIndex: 100, Codec: 1, CreateTime: time.Unix(0, 1700000005000000003).UTC(), SizeLimit: 1 << 20},
-		}},
-		stable: map[string]string{"CurrentTerm": "\x07\x00\x00\x00\x00\x00\x00\x00", "LastVoteTerm": "\x06\x00\x00\x00\x00\x00\x00\x00", "LastVoteCand": "replica-b"},
+		newest:     4,
+		stable:     map[string]string{"CurrentTerm": "\x07\x00\x00\x00\x00\x00\x00\x00", "LastVoteTerm": "\x06\x00\x00\x00\x00\x00\x00\x00", "LastVoteCand": "replica-b"},
 	}
 }
 
@@ -90,10 +83,10 @@ func readGolden(t testing.TB) []byte {
 // docs/formats/log-meta.md.
 func TestMetaGoldenBytes(t *testing.T) {
 	raw := readGolden(t)
-	s, p := mustLoadMeta(t, metaDisk(t, raw))
+	s, newest := mustLoadMeta(t, metaDisk(t, raw))
 	want := goldenMeta()
-	if diff := cmp.Diff(want.wal, p); diff != "" {
-		t.Errorf("segments (-want +got):\n%s", diff)
+	if newest != want.newest {
+		t.Errorf("the newest segment is %d, want %d", newest, want.newest)
 	}
 	for k, v := range want.stable {
 		if got := stable(t, s, k); got != v {
@@ -113,9 +106,9 @@ func TestMetaSurvivesOneBadCopy(t *testing.T) {
 			raw := readGolden(t)
 			raw[copyNo*4096+bit/8] ^= 1 << (bit % 8)
 			disk := metaDisk(t, raw)
-			s, p := mustLoadMeta(t, disk)
-			if diff := cmp.Diff(goldenMeta().wal, p); diff != "" || stable(t, s, "LastVoteCand") != "replica-b" {
-				t.Errorf("bit %d of copy %d flipped (-want +got):\n%s", bit, copyNo, diff)
+			s, newest := mustLoadMeta(t, disk)
+			if newest != goldenMeta().newest || stable(t, s, "LastVoteCand") != "replica-b" {
+				t.Errorf("bit %d of copy %d flipped: the newest segment is %d, the vote %q", bit, copyNo, newest, stable(t, s, "LastVoteCand"))
 			}
 			after, err := vfs.ReadFile(disk, "/log/META")
 			if err != nil {
@@ -161,34 +154,21 @@ func TestMetaDamageIsRefused(t *testing.T) {
 	}
 }
 
-func TestMetaOfTheOldLayoutIsRefused(t *testing.T) {
-	disk := metaDisk(t, nil)
-	if err := vfs.WriteFile(disk, "/log/wal-meta.db", nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := loadMeta(disk); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "wal-meta.db") {
-		t.Errorf("a log with wal-meta.db: %v", err)
-	}
-}
-
-// TestMetaGrows: as many segments as it takes, a new file when they do not fit.
+// TestMetaGrows: as many values as it takes, a new file when they do not fit.
 func TestMetaGrows(t *testing.T) {
 	disk := metaDisk(t, nil)
 	s, _ := mustLoadMeta(t, disk)
 	if err := s.SetStable([]byte("k"), []byte("v")); err != nil {
 		t.Fatal(err)
 	}
-	var p types.PersistentState
-	for id := range uint64(500) {
-		p.Segments = append(p.Segments, types.SegmentInfo{ID: id, BaseIndex: 10*id + 1})
-		p.NextSegmentID = id + 1
-		if err := s.CommitState(p); err != nil {
+	for i := range 500 {
+		if err := s.SetStable(fmt.Appendf(nil, "%03d", i), make([]byte, 68)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	after, got := mustLoadMeta(t, disk.Crash(vfs.LoseUnsynced))
-	if diff := cmp.Diff(p, got); diff != "" || stable(t, after, "k") != "v" {
-		t.Errorf("after a crash (-want +got):\n%s", diff)
+	after, _ := mustLoadMeta(t, disk.Crash(vfs.LoseUnsynced))
+	if stable(t, after, "499") != string(make([]byte, 68)) || stable(t, after, "k") != "v" {
+		t.Error("a value is gone after a crash")
 	}
 	if info, err := after.disk.Stat("/log/META"); err != nil || info.Size() != 4*64<<10 {
 		t.Errorf("META has %d bytes (%v), want %d", info.Size(), err, 4*64<<10)
@@ -236,65 +216,31 @@ func TestMetaFailsForGood(t *testing.T) {
 	if _, err := s.GetStable([]byte("k")); err == nil {
 		t.Error("a value was read after a failed write")
 	}
-	if err := s.CommitState(types.PersistentState{}); err == nil {
+	if err := s.setNewest(1); err == nil {
 		t.Error("a state was stored after a failed write")
 	}
-}
-
-// failedPages is a disk on which the sync of a META fails, and which takes its bytes
-// for written from then on: they are read, and gone with the power.
-type failedPages struct {
-	vfs.FS
-	fail bool // the next sync
-	lost bool // what META holds is in memory only
-}
-
-type failedFile struct {
-	vfs.File
-	disk *failedPages
-}
-
-func (d *failedPages) OpenFile(name string, flag int) (vfs.File, error) {
-	f, err := d.FS.OpenFile(name, flag)
-	if err != nil || filepath.Base(name) != metaName {
-		return f, err
-	}
-	return &failedFile{f, d}, nil
-}
-
-func (f *failedFile) WriteAt(b []byte, at int64) (int, error) {
-	f.disk.lost = false
-	return f.File.WriteAt(b, at)
-}
-
-func (f *failedFile) Sync() error {
-	if f.disk.fail {
-		f.disk.fail, f.disk.lost = false, true
-		return errors.New("EIO")
-	}
-	if f.disk.lost {
-		return nil // nothing to write, it thinks
-	}
-	return f.File.Sync()
 }
 
 // TestMetaReadAfterAFailedSyncStays: a state that the disk has and does not hold is
 // answered only once it is written again.
 func TestMetaReadAfterAFailedSyncStays(t *testing.T) {
 	mem := metaDisk(t, nil)
-	disk := &failedPages{FS: mem}
+	disk := vfs.NewFaulty(mem)
 	s, _ := mustLoadMeta(t, disk)
 	if err := s.SetStable([]byte("k"), []byte("old")); err != nil {
 		t.Fatal(err)
 	}
-	disk.fail = true
+	if err := disk.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Err: "EIO", Times: 1}); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.SetStable([]byte("k"), []byte("new")); err == nil {
 		t.Fatal("the sync did not fail")
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	again, _ := mustLoadMeta(t, disk)
+	mem = mem.Kill()
+	again, _ := mustLoadMeta(t, mem)
 	told := stable(t, again, "k")
 	after, _ := mustLoadMeta(t, mem.Crash(vfs.LoseUnsynced))
 	if got := stable(t, after, "k"); got != told || told != "new" {
@@ -334,19 +280,13 @@ func FuzzMetaDecode(f *testing.F) {
 // BenchmarkVote is what raft stores when it votes: term, term of the vote,
 // candidate.
 func BenchmarkVote(b *testing.B) {
-	open := func(backend, dir string) (logBackend, error) {
-		if backend == "wal-bbolt" { // as raft-wal keeps it
-			return wal.Open(dir)
-		}
-		return openBackend(vfs.OS, backend, dir, 1<<20, slog.New(slog.DiscardHandler))
-	}
-	for _, backend := range []string{BackendWAL, "wal-bbolt", BackendBolt} {
+	for _, backend := range Backends {
 		b.Run("log="+backend, func(b *testing.B) {
 			dir := filepath.Join(b.TempDir(), "log")
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				b.Fatal(err)
 			}
-			s, err := open(backend, dir)
+			s, err := openBackend(vfs.OS, backend, dir, 1<<20, slog.New(slog.DiscardHandler))
 			if err != nil {
 				b.Fatal(err)
 			}
