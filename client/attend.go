@@ -78,7 +78,7 @@ type Parking struct {
 // Attending is a trainer's place in checkpoints, from Attend to Close.
 //
 // Goroutines: one keeps the call to the scheduler, through elections, with two that
-// listen to it; while it waits for Pause there is one more. All end in Close, and with the client.
+// listen to it; while it waits for Pause there is one more, and one while a state is sent. All end in Close, and with the client.
 type Attending struct {
 	c        *Client
 	a        Attendance
@@ -272,7 +272,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	}
 	// An error of Send says nothing; that of Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
-	call := &attendCall{t: t, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
+	call := &attendCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel, stopUpload: func() {}, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
 	broken := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -285,6 +285,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 // attendCall is one call. Its goroutine owns what is neither a channel nor silence.
 type attendCall struct {
 	t         *Attending
+	conn      grpc.ClientConnInterface
 	stream    grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
 	ctx       context.Context
 	end       context.CancelFunc
@@ -297,6 +298,9 @@ type attendCall struct {
 
 	pausing *pausing // nil: it trains
 	parked  bool     // it was said
+
+	uploads    sync.WaitGroup
+	stopUpload func() // ends the last upload
 }
 
 // silence is how long nothing was heard, in ticks: while this process stands still there
@@ -358,6 +362,7 @@ func (c *attendCall) receive() error {
 func (c *attendCall) serve(broken <-chan error) error {
 	var wg sync.WaitGroup // of Pause
 	defer wg.Wait()
+	defer c.uploads.Wait()
 	defer c.end()
 	defer c.goOn()
 	welcome := false
@@ -381,9 +386,7 @@ func (c *attendCall) serve(broken <-chan error) error {
 			case *rowraftv1.AttendReply_Target:
 				c.target(step.Target)
 			case *rowraftv1.AttendReply_Release:
-				if err := c.release(step.Release); err != nil {
-					return err
-				}
+				c.release(step.Release)
 			case *rowraftv1.AttendReply_Leave:
 				c.t.mu.Lock()
 				c.t.leave = step.Leave

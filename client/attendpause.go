@@ -8,7 +8,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -114,30 +113,45 @@ func (c *attendCall) paused(r reached) {
 	}
 }
 
-// release lets the trainer go on, and sends its state if the scheduler wants it.
-func (c *attendCall) release(r *rowraftv1.AttendRelease) error {
+// release lets the trainer continue, and begins to send its state if the scheduler wants it.
+func (c *attendCall) release(r *rowraftv1.AttendRelease) {
 	p := c.pausing
 	if p == nil || p.id != r.GetId() {
-		return nil
+		return
 	}
 	c.goOn()
 	if p.at == nil || !r.GetSend() {
-		return nil
+		return
 	}
 	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{
 		Id: p.id, Held: true, PausedNs: uint64(time.Since(p.begun)),
 	}}})
-	w := &stateWriter{stream: c.stream, id: p.id}
-	if err := p.at.Write(w); err != nil {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
+	c.stopUpload() // the scheduler has given up a checkpoint before this one
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.stopUpload = cancel
+	c.uploads.Go(func() {
+		defer cancel()
+		c.upload(ctx, p)
+	})
+}
+
+// upload sends the state of a pause on a stream of its own: the destination may take it slowly, or not at all, and
+// the beats on the stream of Attend must not wait for that. The scheduler notices an upload that fails.
+func (c *attendCall) upload(ctx context.Context, p *pausing) {
+	stream, err := rowraftv1.NewCheckpointsClient(c.conn).SendState(ctx)
+	if err != nil {
+		return
 	}
-	return w.end()
+	w := &stateWriter{stream: stream, head: &rowraftv1.TrainerState{Id: p.id, Job: c.t.a.Job, Rank: uint32(c.t.a.Rank), Instance: c.t.instance[:]}}
+	if p.at.Write(w) == nil && w.flush(true) == nil {
+		_, _ = stream.CloseAndRecv()
+	}
 }
 
 // stateWriter cuts a state into messages.
 type stateWriter struct {
-	stream grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
-	id     uint64
+	stream grpc.ClientStreamingClient[rowraftv1.TrainerState, rowraftv1.SendStateReply]
+	head   *rowraftv1.TrainerState // names the state in the first message; nil afterwards
 	buf    []byte
 }
 
@@ -155,14 +169,11 @@ func (w *stateWriter) Write(b []byte) (n int, err error) {
 }
 
 func (w *stateWriter) flush(last bool) error {
-	err := w.stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_State{State: &rowraftv1.AttendState{Id: w.id, Content: w.buf, Last: last}}})
-	w.buf = nil // gRPC may still be reading it
-	return err
-}
-
-func (w *stateWriter) end() error {
-	if err := w.flush(true); err != nil {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "send the state: %w", err)
+	m := w.head
+	if m == nil {
+		m = &rowraftv1.TrainerState{}
 	}
-	return nil
+	m.Content, m.Last = w.buf, last
+	w.head, w.buf = nil, nil // gRPC may still read both
+	return w.stream.Send(m)
 }

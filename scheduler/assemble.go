@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -13,62 +14,80 @@ func sortPaused(list []*paused) {
 	slices.SortFunc(list, func(a, b *paused) int { return a.a.id.compare(b.a.id) })
 }
 
-// assemble returns the trainers that are there, when all are that ought to be.
-func (s *Scheduler) assemble(ctx context.Context, job string, skip bool) ([]*attendee, error) {
+// assemble returns the trainers that are there, when all are that ought to be. left gets the jobs, other than need, of
+// which one stays absent: a checkpoint does not have them.
+func (s *Scheduler) assemble(ctx context.Context, need string, skip bool, left map[string]error) ([]*attendee, error) {
 	patience := time.NewTimer(s.attendance.patience.absent)
 	defer patience.Stop()
 	for {
 		changed := s.attendance.watch()
-		who, absent := s.rollCall(job)
-		if absent == nil {
+		who, absent := s.rollCall(need, left)
+		if len(absent) == 0 {
 			return who, nil
 		}
 		select {
 		case <-changed:
+			continue
 		case <-patience.C:
-			if skip && (job == "" || slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == job })) {
-				s.logger.Warn("a checkpoint goes on without a trainer", "job", absent.job, "rank", absent.rank)
-				return who, nil
-			}
-			return nil, rowraft.Errorf(rowraft.CodePrecondition,
-				"%s is not here: without its state the job could not go on exactly (--skip-absent makes the checkpoint without it; a job that nobody hears of counts as dead after %v)", absent, forgetJobAfter)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
+		there := need == "" || slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == need })
+		for _, id := range absent {
+			err := rowraft.Errorf(rowraft.CodePrecondition,
+				"%s is not here: without its state the job could not go on exactly (--skip-absent makes the checkpoint without it; a job that nobody hears of counts as dead after %v)", id, forgetJobAfter)
+			switch {
+			case skip && there:
+				s.logger.Warn("a checkpoint goes on without a trainer", "job", id.job, "rank", id.rank)
+			case id.job == need:
+				return nil, err
+			case left[id.job] == nil:
+				s.logger.Warn("a checkpoint leaves a job out: no run of the job can go on from it", "job", id.job, "err", err)
+				left[id.job] = err
+			}
+		}
+		return slices.DeleteFunc(who, func(a *attendee) bool { return left[a.id.job] != nil }), nil
 	}
 }
 
-// rollCall returns the trainers that are there, and one that ought to be and is not:
-// who has begun and not left, by the log, and all others of the jobs that train, but for
-// those of whom nobody needs the state.
-func (s *Scheduler) rollCall(job string) (who []*attendee, absent *trainerID) {
-	who = s.attendance.list()
+// rollCall returns the trainers that are there, and those that ought to be and are not: by the log they have begun and
+// not left. Of need, which must be in the checkpoint, all trainers ought to be there. Trainers that others
+// replace are not needed, and a job that waits for its first trainers has nothing in the tables yet.
+func (s *Scheduler) rollCall(need string, left map[string]error) (who []*attendee, absent []trainerID) {
+	out := func(job string) bool { return left[job] != nil || job != need && s.jobWaits(job) }
+	who = slices.DeleteFunc(s.attendance.list(), func(a *attendee) bool { return out(a.id.job) })
 	ought := make(map[trainerID]bool)
 	for _, a := range who {
 		for rank := range a.trainers {
-			ought[trainerID{a.id.job, rank}] = true
+			if a.id.job == need {
+				ought[trainerID{a.id.job, rank}] = true
+			}
 		}
 	}
 	for _, t := range s.machine.atWork() {
-		if id := idOf(t); !s.dead(id.job) {
+		if id := idOf(t); !out(id.job) && !s.dead(id.job) {
 			ought[id] = true
 		}
 	}
 	for _, id := range s.replaceable() {
 		delete(ought, id)
 	}
-	if job != "" && !slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == job }) {
-		ought[trainerID{job, 0}] = true
+	if need != "" && !slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == need }) {
+		ought[trainerID{need, 0}] = true
 	}
+	claimed := s.attendance.allClaimed()
 	for _, a := range who {
-		delete(ought, a.id)
-	}
-	for id := range ought {
-		if absent == nil || id.compare(*absent) < 0 {
-			absent = &id
+		if !claimed[a.id.job] {
+			delete(ought, a.id)
 		}
 	}
-	return who, absent
+	return who, slices.SortedFunc(maps.Keys(ought), trainerID.compare)
+}
+
+// jobWaits reports whether the workers of a job wait until all of them are there. None trains before.
+func (s *Scheduler) jobWaits(job string) bool {
+	r := s.machine.runOf(job)
+	return r != nil && (r.GetGeneration() == 0 || r.GetGathering())
 }
 
 // replaceable are the trainers that were lost, or failed, in jobs whose data the scheduler

@@ -1,7 +1,9 @@
 package scheduler
 
 import (
+	"bytes"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,6 +17,8 @@ import (
 
 const (
 	attendBeat = 500 * time.Millisecond
+	// tellPatience is how long a message to a trainer may wait for the messages before it to be read.
+	tellPatience = 5 * time.Second
 	// leavePatience is how long a trainer that has done its work waits for others of
 	// its job that ought to be there, and are not, or that were told to stop, before it asks for a checkpoint.
 	leavePatience = 30 * time.Second
@@ -39,14 +43,15 @@ type attendance struct {
 	heard     map[string]time.Time // of jobs: when the last trainer went
 	endings   map[string]*ending   // of jobs: the last checkpoint of trainers that leave
 	halts     map[string]*halt     // of jobs: the last stop
+	claimed   map[string]bool      // jobs whose trainers a muster has paused
 	changed   chan struct{}        // closed at the next change
 	lastPause uint64
 }
 
 func newAttendance() *attendance {
 	return &attendance{
-		patience: patience{absent: absentPatience, pause: pausePatience, announce: announcePatience, release: releasePatience},
-		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), halts: make(map[string]*halt), changed: make(chan struct{}),
+		patience: patience{absent: absentPatience, pause: pausePatience, ignored: ignoredPatience, announce: announcePatience, release: releasePatience, state: statePatience},
+		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), halts: make(map[string]*halt), claimed: make(map[string]bool), changed: make(chan struct{}),
 	}
 }
 
@@ -61,23 +66,40 @@ type attendee struct {
 	replaced  chan struct{}          // closed when another process comes in its place
 
 	send struct {
-		sync.Mutex
+		turn   turn // held while a message is sent
 		stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
 	}
-	pause atomic.Pointer[paused] // that takes its answers
+	pause   atomic.Pointer[paused] // that takes its answers
+	sending atomic.Pointer[paused] // that takes its state; nil: none is expected
 
 	// Under attendance.mu.
 	park     *rowraftv1.AttendPark // nil while it trains
 	parkedAt time.Time
+	stood    bool // it reached a boundary at the last pause; false: it has yet to answer one
+	ignored  bool // it failed to at the last one
 
 	told       uint64 // generation of its job; of the goroutine of its call
 	toldToStop atomic.Bool
 }
 
+// tell sends the trainer a message. It does not wait for a trainer that reads nothing, which ends the call.
 func (a *attendee) tell(r *rowraftv1.AttendReply) error {
-	a.send.Lock()
-	defer a.send.Unlock()
-	return a.send.stream.Send(r)
+	ctx, cancel := context.WithTimeout(context.Background(), tellPatience)
+	defer cancel()
+	if a.send.turn.take(ctx) != nil {
+		return rowraft.Errorf(rowraft.CodeDeadline, "%s has read nothing for %v", a.id, tellPatience)
+	}
+	sent := make(chan error, 1)
+	go func() { // ends with the call at the latest
+		defer a.send.turn.give()
+		sent <- a.send.stream.Send(r)
+	}()
+	select {
+	case err := <-sent:
+		return err
+	case <-ctx.Done():
+		return rowraft.Errorf(rowraft.CodeDeadline, "%s has read nothing for %v", a.id, tellPatience)
+	}
 }
 
 // watch returns a channel that is closed at the next change.
@@ -111,6 +133,43 @@ func (t *attendance) remove(a *attendee) {
 		t.heard[a.id.job] = time.Now()
 		t.changeLocked()
 	}
+}
+
+// find returns the trainer that has a call as this process, nil if there is none.
+func (t *attendance) find(id trainerID, instance []byte) *attendee {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if a := t.trainers[id]; a != nil && bytes.Equal(a.instance, instance) {
+		return a
+	}
+	return nil
+}
+
+// claim takes the trainers of a job for one muster: a trainer answers one pause at a time. It reports false while
+// another muster has them.
+func (t *attendance) claim(job string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.claimed[job] {
+		return false
+	}
+	t.claimed[job] = true
+	return true
+}
+
+// unclaim ends claim.
+func (t *attendance) unclaim(job string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.claimed, job)
+	t.changeLocked()
+}
+
+// allClaimed returns the jobs whose trainers a muster has paused.
+func (t *attendance) allClaimed() map[string]bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.claimed)
 }
 
 // list returns the trainers that are there, by job and rank.
@@ -149,7 +208,7 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 	if err := c.s.welcomeMember(stream.Context(), a); err != nil {
 		return err
 	}
-	a.send.stream = stream
+	a.send.stream, a.send.turn = stream, newTurn()
 	if err := c.s.logAttend(stream.Context(), hello); err != nil {
 		return err
 	}
@@ -306,6 +365,9 @@ func (e *ending) covers(parkedAt time.Time) bool {
 // mayLeave returns what to tell a trainer that has parked, or nil if it has not, or
 // has to wait: for others of its job, or for a checkpoint, which is made in here.
 func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.AttendLeave {
+	if a.sending.Load() != nil {
+		return nil // a checkpoint is storing its state
+	}
 	t := c.s.attendance
 	t.mu.Lock()
 	park, parkedAt := a.park, a.parkedAt

@@ -32,7 +32,7 @@ func servedBeside(t *testing.T, more func(*grpc.Server)) (*Scheduler, *fakeLog, 
 	t.Helper()
 	s, l := newLeader(t, 1, 1)
 	const long = 2 * time.Minute
-	s.attendance.patience = patience{absent: long, pause: long, announce: long, release: long}
+	s.attendance.patience = patience{absent: long, pause: long, ignored: long, announce: long, release: long, state: long}
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func attend(t *testing.T, c *client.Client, job string, rank, trainers int, chan
 func TestTrainersStandStillForACut(t *testing.T) {
 	s, _, c := served(t)
 	list := []*fakeTrainer{attend(t, c, "b", 0, 1, nil), attend(t, c, "a", 1, 2, nil), attend(t, c, "a", 0, 2, nil)}
-	m, err := s.pauseTrainers(t.Context(), "", false)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,8 +176,8 @@ func TestTrainersStandStillForACut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.store(t.Context(), d, "x", []byte{1, 2, 3, 4}); err != nil {
-		t.Fatal(err)
+	if err := m.store(t.Context(), d, "x", []byte{1, 2, 3, 4}); err != nil || len(m.left) > 0 {
+		t.Fatal(err, m.left)
 	}
 	var names []string
 	for _, p := range m.members {
@@ -215,7 +215,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 			s.attendance.patience.absent = 50 * time.Millisecond
 			f := attend(t, c, "a", 0, 2, nil)
 			absent(t, s, c)
-			if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
+			if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
 				t.Errorf("%v, want Precondition that names the trainer", err)
 			}
 			for f.isStill() { // it is told to go on, and not waited for
@@ -223,7 +223,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 					t.Fatal("it stands still for ever")
 				}
 			}
-			m, err := s.pauseTrainers(t.Context(), "", true)
+			m, err := s.pauseTrainers(t.Context(), "", true, true, make(map[string]error))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -234,7 +234,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 				t.Error(err)
 			}
 			m.end()
-			if _, err := s.pauseTrainers(t.Context(), "other", true); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+			if _, err := s.pauseTrainers(t.Context(), "other", true, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 				t.Errorf("a job that does not train, and must: %v", err)
 			}
 		})
@@ -278,8 +278,14 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 			if err := s.leave(t.Context(), gone, how, "it died", nil); err != nil {
 				t.Fatal(err)
 			}
-			for _, job := range []string{"", "ctr"} {
-				m, err := s.pauseTrainers(t.Context(), job, false)
+			left := make(map[string]error)
+			m, err := s.pauseTrainers(t.Context(), "", false, true, left)
+			if err != nil || divided != (left["ctr"] == nil) || divided != (len(m.members) == 1) {
+				t.Errorf("%v, divided %v: %v, left out: %v; want the job left out as a whole where it was not divided", how, divided, err, left)
+			}
+			m.letGo()
+			for _, job := range []string{"ctr"} {
+				m, err := s.pauseTrainers(t.Context(), job, false, true, make(map[string]error))
 				if divided != (err == nil) || !divided && rowraft.CodeOf(err) != rowraft.CodePrecondition {
 					t.Errorf("%v, divided %v, job %q: %v", how, divided, job, err)
 				}
@@ -296,7 +302,7 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	f := attend(t, c, "a", 0, 1, nil)
 	f.Close()
 	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
-	if _, err := s.pauseTrainers(t.Context(), "", false); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+	if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("%v, want Precondition", err)
 	}
 	s.attendance.mu.Lock()
@@ -308,7 +314,7 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	if err := s.forgetDead(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.pauseTrainers(t.Context(), "", false); err != nil || len(s.machine.atWork()) > 0 {
+	if _, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)); err != nil || len(s.machine.atWork()) > 0 {
 		t.Errorf("%v; at work: %v; its job is dead", err, s.machine.atWork())
 	}
 }
@@ -317,7 +323,7 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 func TestATrainerThatGoesDuringTheCut(t *testing.T) {
 	s, _, c := served(t)
 	f := attend(t, c, "a", 0, 1, nil)
-	m, err := s.pauseTrainers(t.Context(), "", false)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +335,7 @@ func TestATrainerThatGoesDuringTheCut(t *testing.T) {
 	f2 := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.hold = make(chan struct{}) })
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.pauseTrainers(t.Context(), "", false)
+		_, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 		done <- err
 	}()
 	<-f2.asked
@@ -352,7 +358,7 @@ func TestTrainersLeaveTogether(t *testing.T) {
 		left <- err
 	}()
 	<-changed // it is known to have parked
-	m, err := s.pauseTrainers(t.Context(), "", false)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil || len(m.members) != 3 {
 		t.Fatalf("%v: a parked trainer is part of the cut", err)
 	}
@@ -371,7 +377,7 @@ func TestTrainersLeaveTogether(t *testing.T) {
 	if got := s.machine.atWork(); len(got) != 1 || got[0].GetJob() != "b" {
 		t.Errorf("at work: %v", got)
 	}
-	if _, err := s.pauseTrainers(t.Context(), "", false); err != nil {
+	if _, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)); err != nil {
 		t.Errorf("those who have left are not waited for: %v", err)
 	}
 	attend(t, c, "b", 0, 1, nil)
@@ -484,7 +490,7 @@ func TestTrainersFindTheNextLeader(t *testing.T) {
 	l.elect("somebody")
 	<-changed // gone
 	l.elect(s.opts.Self.ID)
-	m, err := s.pauseTrainers(t.Context(), "", false)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -103,7 +104,7 @@ func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *cr
 		return nil, err
 	}
 	defer c.busy.Unlock()
-	op.s, op.term, op.id, op.created = c.s, term, uuid.New(), time.Now().UTC()
+	op.s, op.term, op.id, op.created, op.left = c.s, term, uuid.New(), time.Now().UTC(), make(map[string]error)
 	if err := op.open(ctx); err != nil {
 		return nil, err
 	}
@@ -145,8 +146,9 @@ type creation struct {
 	created time.Time
 	depot   depot.Depot
 	name    string
-	base    *deltaBase // nil: it is full
-	note    string     // why it is full, if a delta was asked for
+	base    *deltaBase       // nil: it is full
+	note    string           // why it is full, if a delta was asked for
+	left    map[string]error // jobs that are left out, and why
 }
 
 // open checks the request and the destination.
@@ -198,7 +200,7 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 	var trainers *muster
 	for attempt := 1; ; attempt++ {
 		var err error
-		if parts, trainers, err = op.cut(ctx); err == nil {
+		if parts, trainers, err = op.cut(ctx, attempt == 1); err == nil {
 			break
 		}
 		if attempt == cutAttempts || ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() {
@@ -236,8 +238,20 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 	}
 	op.s.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
 	return &rowraftv1.CreateCheckpointReply{
-		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.note, Trainers: trainers.attended(),
+		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.notes(), Trainers: trainers.attended(),
 	}, nil
+}
+
+// notes says what is unusual about the checkpoint.
+func (op *creation) notes() string {
+	var notes []string
+	if op.note != "" {
+		notes = append(notes, op.note)
+	}
+	for _, job := range slices.Sorted(maps.Keys(op.left)) {
+		notes = append(notes, fmt.Sprintf("it has the rows of job %s and not the state of its trainers, so no run of the job can go on from it: %v", job, op.left[job]))
+	}
+	return strings.Join(notes, "; ")
 }
 
 // write returns when the rows of all shards and the states of all trainers are there.
@@ -284,8 +298,8 @@ func (op *creation) cleanUp() error {
 
 // cut opens the parts of all shards, brings the trainers to a halt, holds all shards
 // and marks them all. Without an error each of them is being written, and the
-// trainers go on.
-func (op *creation) cut(ctx context.Context) (_ []*partWriter, trainers *muster, err error) {
+// trainers go on. If again is set another attempt follows one that fails for what passes.
+func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, trainers *muster, err error) {
 	m := op.s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
@@ -300,7 +314,7 @@ func (op *creation) cut(ctx context.Context) (_ []*partWriter, trainers *muster,
 			trainers.letGo()
 		}
 	}()
-	if _, err := op.s.assemble(ctx, op.req.GetJob(), op.req.GetSkipAbsent()); err != nil {
+	if _, err := op.s.assemble(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), op.left); err != nil {
 		return nil, nil, err // before anything is opened
 	}
 	mark := uuid.New()
@@ -318,7 +332,7 @@ func (op *creation) cut(ctx context.Context) (_ []*partWriter, trainers *muster,
 	if op.paused != nil {
 		op.paused()
 	}
-	if trainers, err = op.s.pauseTrainers(ctx, op.req.GetJob(), op.req.GetSkipAbsent()); err != nil {
+	if trainers, err = op.s.pauseTrainers(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), again, op.left); err != nil {
 		return nil, nil, err
 	}
 	for _, step := range []func(*partWriter) error{(*partWriter).hold, (*partWriter).mark} {
@@ -326,7 +340,7 @@ func (op *creation) cut(ctx context.Context) (_ []*partWriter, trainers *muster,
 			return nil, trainers, err
 		}
 	}
-	if err := trainers.readData(); err != nil {
+	if err := trainers.readData(ctx); err != nil {
 		return nil, trainers, err
 	}
 	return parts, trainers, trainers.release(ctx)

@@ -131,11 +131,11 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
 	s, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterPartsServer(srv, parts) })
 	attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.fail = fmt.Errorf("it has none") })
-	op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Destination: t.TempDir(), Name: "a"}}
+	op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Destination: t.TempDir(), Name: "a", Job: "a"}, left: make(map[string]error)}
 	if err := op.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := op.cut(t.Context()); err == nil || !strings.Contains(err.Error(), "no state to give") {
+	if _, _, err := op.cut(t.Context(), true); err == nil || !strings.Contains(err.Error(), "no state to give") {
 		t.Fatalf("a cut without the state of the trainer: %v", err)
 	}
 	<-parts.prepared

@@ -15,13 +15,16 @@ import (
 
 // readData notes how far the jobs of the trainers are in data that the scheduler divides.
 // REQUIRES: the trainers stand still.
-func (m *muster) readData() error {
+func (m *muster) readData(ctx context.Context) error {
 	for _, r := range m.s.machine.allRuns() {
 		if r.GetData().GetExamples() == 0 || m.of(r) == nil {
 			continue
 		}
 		p, err := m.partsOf(r)
-		if err != nil {
+		if err != nil && m.mayLeaveOut(ctx, r.GetJob(), err) {
+			m.leaveOut(r.GetJob(), err)
+			continue
+		} else if err != nil {
 			return err
 		}
 		m.data = append(m.data, p)

@@ -48,11 +48,11 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 		}
 		t.Cleanup(at.Close)
 	}
-	m, err := s.pauseTrainers(t.Context(), "", false)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.readData(); err != nil {
+	if err := m.readData(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	want := []*checkpoint.Parts{{Job: "ctr", Examples: 1000, PartExamples: 96, Epochs: 2, Part: 4, Open: []checkpoint.OpenPart{

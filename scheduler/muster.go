@@ -2,19 +2,13 @@ package scheduler
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
-	"hash"
-	"io"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
-	"github.com/rowraft/rowraft/checkpoint/depot"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -24,6 +18,8 @@ const (
 	absentPatience = 6 * time.Second
 	// pausePatience is how long a trainer may take to its next batch boundary.
 	pausePatience = 30 * time.Second
+	// ignoredPatience is how long one may take that did not answer the last time, in a job that can be left out.
+	ignoredPatience = 2 * time.Second
 	// announcePatience is how long one may take to say how far it is, which needs no
 	// boundary.
 	announcePatience = 5 * time.Second
@@ -32,24 +28,32 @@ const (
 )
 
 // patience is that of checkpoints with trainers.
-type patience struct{ absent, pause, announce, release time.Duration }
+type patience struct{ absent, pause, ignored, announce, release, state time.Duration }
 
-// muster are the trainers of one cut.
+// muster are the trainers of one cut. The checkpoint must have the states of one job, need. Any other job of which a
+// trainer is absent, does not answer or fails is left out as a whole, so that no job keeps others from their
+// checkpoints. The checkpoint then has the rows of that job and nothing of its trainers, so a run of it that
+// would go on from there is refused.
 type muster struct {
 	s       *Scheduler
 	id      uint64
-	skip    bool // go on without those that do not answer
+	need    string           // job that must be in the checkpoint; "": none
+	skip    bool             // leave out single trainers that do not answer, also of need
+	again   bool             // another attempt follows: what it may not meet again fails this one, and leaves no job out
+	left    map[string]error // jobs that are left out, and why; also by attempts before this one
+	claims  map[string]bool  // jobs that no other muster can pause
 	members []*paused
 	data    []*checkpoint.Parts // that the scheduler divides, by job
 }
 
 // paused is one trainer of a muster.
 type paused struct {
-	id   uint64
-	a    *attendee
-	in   chan *rowraftv1.AttendRequest
-	done chan struct{} // closed when nobody takes from in any more
-	once sync.Once
+	id    uint64
+	a     *attendee
+	in    chan *rowraftv1.AttendRequest
+	state chan upload
+	done  chan struct{} // closed when nobody takes from in and state any more
+	once  sync.Once
 
 	together    bool   // it has announced a boundary
 	boundary    uint64 // that it has announced, then the one at which it stands
@@ -60,7 +64,8 @@ type paused struct {
 	blob        checkpoint.Blob
 }
 
-// take brings an answer to who waits for it; one of another pause is dropped.
+// take passes an answer on; one of another pause is dropped. It never waits: the lease of the trainer is renewed by
+// the same goroutine. A trainer sends at most three answers to a pause, and in has room for them.
 func (p *paused) take(req *rowraftv1.AttendRequest) {
 	id := uint64(0)
 	switch step := req.GetStep().(type) {
@@ -70,8 +75,6 @@ func (p *paused) take(req *rowraftv1.AttendRequest) {
 		id = step.Failed.GetId()
 	case *rowraftv1.AttendRequest_Released:
 		id = step.Released.GetId()
-	case *rowraftv1.AttendRequest_State:
-		id = step.State.GetId()
 	case *rowraftv1.AttendRequest_Announced:
 		id = step.Announced.GetId()
 	}
@@ -80,12 +83,9 @@ func (p *paused) take(req *rowraftv1.AttendRequest) {
 	}
 	select {
 	case p.in <- req:
-	case <-p.done:
-	case <-p.a.gone:
+	default:
 	}
 }
-
-func (p *paused) end() { p.once.Do(func() { close(p.done) }) }
 
 // next waits for an answer.
 func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
@@ -105,63 +105,117 @@ func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
 }
 
 // pauseTrainers brings every trainer of the jobs that train to its next batch
-// boundary, and those of a job who wait for each other to the same one. job is one of
-// them that must be there.
+// boundary, and those of a job who wait for each other to the same one. need is one of
+// the jobs, which must be in the checkpoint.
 //
-// It fails if one of them is not there or does not answer, unless skip is set: then
-// the cut goes on without it, and it is the caller's to know that its job cannot go on
+// It fails if a trainer of need is absent or does not answer, unless skip is set: then
+// the cut continues without it, and the caller must know that its job cannot go on
 // exactly from such a checkpoint. Failing loses nothing, as the last checkpoint is still
-// there; so it is what happens unless asked otherwise.
-func (s *Scheduler) pauseTrainers(ctx context.Context, job string, skip bool) (*muster, error) {
-	who, err := s.assemble(ctx, job, skip)
+// there; so it is what happens unless asked otherwise. left gets the other jobs that are left out.
+func (s *Scheduler) pauseTrainers(ctx context.Context, need string, skip, again bool, left map[string]error) (*muster, error) {
+	who, err := s.assemble(ctx, need, skip, left)
 	if err != nil {
 		return nil, err
 	}
-	m := s.newMuster(who, skip)
-	wait, cancel := context.WithTimeout(ctx, s.attendance.patience.pause)
-	defer cancel()
-	if err := m.stop(wait); err != nil {
+	m := s.newMuster(need, left)
+	m.skip, m.again = skip, again
+	if err := m.pauseAll(ctx, who); err != nil {
 		m.letGo()
 		return nil, err
 	}
 	return m, nil
 }
 
-// newMuster begins a pause of some trainers.
-func (s *Scheduler) newMuster(who []*attendee, skip bool) *muster {
+// newMuster begins a pause.
+func (s *Scheduler) newMuster(need string, left map[string]error) *muster {
 	s.attendance.mu.Lock()
+	defer s.attendance.mu.Unlock()
 	s.attendance.lastPause++
-	m := &muster{s: s, id: s.attendance.lastPause, skip: skip}
-	s.attendance.mu.Unlock()
-	for _, a := range who {
-		p := &paused{id: m.id, a: a, in: make(chan *rowraftv1.AttendRequest), done: make(chan struct{})}
-		a.pause.Store(p)
-		m.members = append(m.members, p)
-	}
-	return m
+	return &muster{s: s, id: s.attendance.lastPause, need: need, left: left, claims: make(map[string]bool)}
 }
 
-// stop returns when all trainers stand.
-func (m *muster) stop(ctx context.Context) error {
-	barriers := make(map[string]*barrier)
-	for _, p := range m.members {
-		if p.a.announces {
-			if barriers[p.a.id.job] == nil {
-				barriers[p.a.id.job] = &barrier{all: make(chan struct{}), patience: m.s.attendance.patience.announce}
-			}
-			barriers[p.a.id.job].left++
+// pauseAll returns when all trainers stand that are not left out. Jobs that have not proved that they answer come
+// first, while no other job waits for them; those that did not answer the last time have little time to.
+func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
+	const fresh, ignored, known = 0, 1, 2
+	var rounds [3][]*attendee
+	class := make(map[string]int)
+	m.s.attendance.mu.Lock()
+	for _, a := range who {
+		c, found := class[a.id.job]
+		if !found {
+			c = known
 		}
+		if a.id.job != m.need && a.ignored {
+			c = min(c, ignored)
+		} else if a.id.job != m.need && !a.stood {
+			c = fresh
+		}
+		class[a.id.job] = c
 	}
-	g, ctx := errgroup.WithContext(ctx) // once one fails nobody need wait for the others, who may wait for it
-	if err := m.eachIn(g, func(p *paused) error { return p.stop(ctx, barriers[p.a.id.job]) }); err != nil {
-		return err
+	m.s.attendance.mu.Unlock()
+	for _, a := range who {
+		rounds[class[a.id.job]] = append(rounds[class[a.id.job]], a)
 	}
-	for _, p := range m.members {
-		if b := barriers[p.a.id.job]; p.together && p.boundary != b.target {
-			return rowraft.Errorf(rowraft.CodeNoLeader, "%s stands at boundary %d, others of its job at %d", p.a.id, p.boundary, b.target)
+	for c, round := range rounds {
+		patience := m.s.attendance.patience.pause
+		if c == ignored {
+			patience = m.s.attendance.patience.ignored
+		}
+		wait, cancel := context.WithTimeout(ctx, patience)
+		err := m.stop(wait, round)
+		cancel()
+		if err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// stop returns when the trainers in who stand, but for those of jobs that it leaves out.
+func (m *muster) stop(ctx context.Context, who []*attendee) error {
+	barriers := make(map[string]*barrier)
+	var round []*paused
+	for _, a := range who {
+		job := a.id.job
+		if _, out := m.left[job]; out {
+			continue
+		}
+		if !m.claims[job] {
+			if !m.s.attendance.claim(job) {
+				err := rowraft.Errorf(rowraft.CodeNoLeader, "the trainers of job %s are being stopped", job)
+				if !m.mayLeaveOut(ctx, job, err) {
+					return err
+				}
+				m.leaveOut(job, err)
+				continue
+			}
+			m.claims[job] = true
+		}
+		p := &paused{id: m.id, a: a, in: make(chan *rowraftv1.AttendRequest, 4), state: make(chan upload), done: make(chan struct{})}
+		a.pause.Store(p)
+		round = append(round, p)
+		if a.announces {
+			if barriers[job] == nil {
+				barriers[job] = &barrier{all: make(chan struct{}), patience: m.s.attendance.patience.announce}
+			}
+			barriers[job].left++
+		}
+	}
+	m.members = append(m.members, round...)
+	return m.each(ctx, round, func(ctx context.Context, p *paused) error {
+		b := barriers[p.a.id.job]
+		if err := p.stop(ctx, b); err != nil {
+			return err
+		}
+		if p.together && p.boundary != b.target {
+			return rowraft.Errorf(rowraft.CodeNoLeader, "%s stands at boundary %d, others of its job at %d", p.a.id, p.boundary, b.target)
+		}
+		m.s.attendance.mu.Lock()
+		defer m.s.attendance.mu.Unlock()
+		p.a.stood, p.a.ignored = true, false
+		return nil
+	})
 }
 
 // barrier is where the trainers of a job agree on a boundary.
@@ -247,50 +301,121 @@ func (p *paused) hear(ctx context.Context) error {
 	return nil
 }
 
-// each calls f for all members at once. One that fails is left behind, if that is
-// allowed.
-func (m *muster) each(f func(*paused) error) error { return m.eachIn(&errgroup.Group{}, f) }
-
-// eachIn is each in a group, of which the first error is returned.
-func (m *muster) eachIn(g *errgroup.Group, f func(*paused) error) error {
+// each calls f for all of some members at once. The first error that can neither be skipped nor be met by leaving a
+// job out ends the calls of all others; one that can ends those of its job.
+func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context, *paused) error) error {
+	all, cancel := context.WithCancel(ctx)
+	defer cancel()
+	jobs := make(map[string]context.Context)
+	cancels := make(map[string]context.CancelFunc)
+	for _, p := range who {
+		if job := p.a.id.job; jobs[job] == nil {
+			jobs[job], cancels[job] = context.WithCancel(all)
+			defer cancels[job]()
+		}
+	}
 	var mu sync.Mutex
-	var stay []*paused
-	for _, p := range m.members {
-		g.Go(func() error {
-			err := f(p)
-			if err != nil && m.skip {
-				m.s.logger.Warn("a checkpoint goes on without a trainer", "job", p.a.id.job, "rank", p.a.id.rank, "err", err)
-				_ = p.goOn(false) // if it is there at all
-				p.end()
-				return nil
-			}
+	var failed error
+	skipped := make(map[*paused]bool)
+	out := make(map[string]error)
+	var wg sync.WaitGroup
+	for _, p := range who {
+		job := p.a.id.job
+		wg.Go(func() {
+			err := f(jobs[job], p)
 			mu.Lock()
 			defer mu.Unlock()
-			stay = append(stay, p)
-			return err
+			switch {
+			case err == nil || failed != nil || out[job] != nil:
+			case m.skip && !ofDestination(err):
+				skipped[p] = true
+			case m.mayLeaveOut(ctx, job, err):
+				out[job] = err
+				cancels[job]()
+			default:
+				failed = err
+				cancel()
+			}
+			if skipped[p] {
+				m.s.logger.Warn("a checkpoint goes on without a trainer", "job", job, "rank", p.a.id.rank, "err", err)
+			}
 		})
 	}
-	err := g.Wait()
-	sortPaused(stay)
-	m.members = stay
-	return err
+	wg.Wait()
+	for _, job := range slices.Sorted(maps.Keys(out)) {
+		m.leaveOut(job, out[job])
+	}
+	for p := range skipped {
+		m.dismiss(p)
+	}
+	m.members = slices.DeleteFunc(m.members, func(p *paused) bool { return skipped[p] })
+	sortPaused(m.members)
+	return failed
 }
 
-// letGo gives the muster up, if there is one: trainers go on and send nothing.
+// mayLeaveOut reports whether an error of a job leaves it out: it is not the job that the checkpoint is for, the
+// checkpoint itself is not being ended, and no other attempt follows that may not meet the error.
+func (m *muster) mayLeaveOut(ctx context.Context, job string, err error) bool {
+	code := rowraft.CodeOf(err)
+	passes := code.Retryable() && code != rowraft.CodeDeadline
+	return job != m.need && !ofDestination(err) && ctx.Err() != context.Canceled && !(m.again && passes)
+}
+
+// leaveOut lets the trainers of a job continue, and takes all of it out of the checkpoint.
+func (m *muster) leaveOut(job string, why error) {
+	m.left[job] = why
+	m.s.logger.Warn("a checkpoint leaves a job out: no run of the job can go on from it", "job", job, "err", why)
+	m.members = slices.DeleteFunc(m.members, func(p *paused) bool {
+		if p.a.id.job != job {
+			return false
+		}
+		m.dismiss(p)
+		m.s.attendance.mu.Lock()
+		p.a.stood, p.a.ignored = false, rowraft.CodeOf(why) == rowraft.CodeDeadline
+		m.s.attendance.mu.Unlock()
+		return true
+	})
+	m.data = slices.DeleteFunc(m.data, func(p *checkpoint.Parts) bool { return p.Job == job })
+}
+
+// dismiss lets one trainer continue, and takes no more of its answers.
+func (m *muster) dismiss(p *paused) {
+	_ = p.goOn(false) // one that has gone continues anyway
+	m.done(p)
+}
+
+// done takes no more answers of a trainer. Another muster may pause it when it has been let go.
+func (m *muster) done(p *paused) {
+	p.once.Do(func() { close(p.done) })
+	p.a.sending.CompareAndSwap(p, nil)
+	m.unclaim(p)
+}
+
+// unclaim lets another muster have the trainers of a job, once.
+func (m *muster) unclaim(p *paused) {
+	if job := p.a.id.job; m.claims[job] {
+		delete(m.claims, job)
+		m.s.attendance.unclaim(job)
+	}
+}
+
+// letGo gives the muster up, if there is one: trainers continue and send nothing.
 func (m *muster) letGo() {
 	if m == nil {
 		return
 	}
 	for _, p := range m.members {
-		_ = p.goOn(false) // one that has gone goes on anyway
+		m.dismiss(p)
 	}
-	m.end()
 }
 
 // end takes no more answers.
 func (m *muster) end() {
+	if m == nil {
+		return
+	}
 	for _, p := range m.members {
-		p.end()
+		m.done(p)
 	}
 }
 
@@ -298,15 +423,21 @@ func (p *paused) goOn(send bool) error {
 	return p.a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Release{Release: &rowraftv1.AttendRelease{Id: p.id, Send: send}}})
 }
 
-// release lets the trainers go on. Each must have stood still until then: what it
+// release lets the trainers continue. Each must have stood still until then: what it
 // pushed before its pause is in the cut, and nothing that it pushed afterwards.
 func (m *muster) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.s.attendance.patience.release)
 	defer cancel()
-	if a := m.newcomer(); a != nil && !m.skip { // what it has pushed may be in the cut, and its state is not
-		return rowraft.Errorf(rowraft.CodeNoLeader, "%s began during the cut", a.id)
+	// What a trainer that came meanwhile has pushed may be in the cut, and its state is not.
+	for a := m.newcomer(); a != nil && !m.skip; a = m.newcomer() {
+		err := rowraft.Errorf(rowraft.CodeNoLeader, "%s began during the cut", a.id)
+		if !m.mayLeaveOut(ctx, a.id.job, err) {
+			return err
+		}
+		m.leaveOut(a.id.job, err)
 	}
-	return m.each(func(p *paused) error {
+	err := m.each(ctx, m.members, func(ctx context.Context, p *paused) error {
+		p.a.sending.Store(p) // it may send at once
 		if err := p.goOn(true); err != nil {
 			return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone: %w", p.a.id, err)
 		}
@@ -320,73 +451,20 @@ func (m *muster) release(ctx context.Context) error {
 		p.pausedFor = time.Duration(req.GetReleased().GetPausedNs())
 		return nil
 	})
+	for _, p := range m.members {
+		m.unclaim(p)
+	}
+	return err
 }
 
-// newcomer returns a trainer that is there and not of the muster, or nil.
+// newcomer returns a trainer that is there, neither in the muster nor in a job that is left out, and does more than
+// wait for others; nil if there is none.
 func (m *muster) newcomer() *attendee {
 	for _, a := range m.s.attendance.list() {
-		if !slices.ContainsFunc(m.members, func(p *paused) bool { return p.a == a }) {
+		_, out := m.left[a.id.job]
+		if !out && !m.s.jobWaits(a.id.job) && !slices.ContainsFunc(m.members, func(p *paused) bool { return p.a == a }) {
 			return a
 		}
 	}
 	return nil
-}
-
-// store writes the states of the trainers, which send them now, beside the rows.
-func (m *muster) store(ctx context.Context, d depot.Depot, name string, tag []byte) error {
-	for i, p := range m.members {
-		p.blob = checkpoint.Blob{Name: blobOf(p.a.id), File: checkpoint.File{Name: fmt.Sprintf("trainer-%04d-%x", i, tag)}}
-	}
-	return m.each(func(p *paused) error {
-		defer p.end()
-		w := &summed{hash: sha256.New()}
-		err := d.Write(ctx, name+"/"+p.blob.File.Name, func(dst io.Writer) error {
-			w.dst = dst
-			return p.receive(ctx, w)
-		})
-		if err != nil {
-			return fmt.Errorf("state of %s: %w", p.a.id, err)
-		}
-		p.blob.File.Bytes, p.blob.File.SHA256 = w.n, [32]byte(w.hash.Sum(nil))
-		return nil
-	})
-}
-
-// blobOf is what docs/formats/trainer-state.md calls the state of a trainer.
-func blobOf(id trainerID) string { return fmt.Sprintf("trainer/%s/%d", id.job, id.rank) }
-
-// receive takes the pieces of a state until the last.
-func (p *paused) receive(ctx context.Context, w io.Writer) error {
-	for total := uint64(0); ; {
-		req, err := p.next(ctx)
-		if err != nil {
-			return err
-		}
-		s := req.GetState()
-		if s == nil {
-			return rowraft.Errorf(rowraft.CodeInternal, "the trainer sends %T amid its state", req.GetStep())
-		}
-		if _, err := w.Write(s.GetContent()); err != nil {
-			return err
-		}
-		if total += uint64(len(s.GetContent())); s.GetLast() {
-			if total != p.bytes {
-				return rowraft.Errorf(rowraft.CodeInternal, "the trainer sent %d bytes, and had spoken of %d", total, p.bytes)
-			}
-			return nil
-		}
-	}
-}
-
-// summed counts and hashes what goes through it.
-type summed struct {
-	dst  io.Writer
-	hash hash.Hash
-	n    int64
-}
-
-func (s *summed) Write(b []byte) (int, error) {
-	_, _ = s.hash.Write(b) // never fails
-	s.n += int64(len(b))
-	return s.dst.Write(b)
 }

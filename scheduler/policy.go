@@ -67,9 +67,9 @@ func (s *Scheduler) due(p *policy, now time.Time) (next time.Time, ok bool) {
 	return next, spec.GetJob() == "" || s.trains(spec.GetJob()) || r.GetRunning() != ""
 }
 
-// trains reports that a trainer of the job is there.
+// trains reports that a trainer of the job is there, and waits for no others to begin.
 func (s *Scheduler) trains(job string) bool {
-	return slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.job == job })
+	return !s.jobWaits(job) && slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.job == job })
 }
 
 // tryPolicy is runPolicy, unless one runs that somebody asked for.

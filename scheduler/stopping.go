@@ -56,15 +56,11 @@ func (s *Scheduler) mayStop(ctx context.Context, a *attendee, r *rowraftv1.MetaR
 	return true
 }
 
-// haltTogether brings the trainers of a run to one boundary and tells them to stop there. No checkpoint is made
-// meanwhile: it would have those go on that are not told yet.
+// haltTogether brings the trainers of a run to one boundary and tells them to stop there. No checkpoint pauses them
+// meanwhile: it would let those continue that are not told yet.
 func (s *Scheduler) haltTogether(ctx context.Context, r *rowraftv1.MetaRun) error {
 	ctx, cancel := context.WithTimeout(ctx, haltPatience)
 	defer cancel()
-	if err := s.checkpoints.acquire(ctx, haltPatience, "the stop of job "+r.GetJob()); err != nil {
-		return err
-	}
-	defer s.checkpoints.busy.Unlock()
 	for {
 		err := s.haltOnce(ctx, r)
 		if err == nil {
@@ -90,9 +86,9 @@ func (s *Scheduler) haltOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
 	if who == nil {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "not all trainers of job %s are here", now.GetJob())
 	}
-	m := s.newMuster(who, false)
+	m := s.newMuster(now.GetJob(), make(map[string]error))
 	defer m.end()
-	if err := m.stop(ctx); err != nil {
+	if err := m.stop(ctx, who); err != nil {
 		m.letGo()
 		return err
 	}

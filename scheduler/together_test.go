@@ -26,7 +26,7 @@ func TestTrainersOfAJobAgreeWhereToStand(t *testing.T) {
 		attend(t, c, "a", 0, 3, announcing(5)), attend(t, c, "a", 1, 3, announcing(9)), attend(t, c, "a", 2, 3, announcing(7)),
 		attend(t, c, "b", 0, 1, announcing(2)), attend(t, c, "c", 0, 1, nil),
 	}
-	m, err := s.pauseTrainers(t.Context(), "", false)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestAPauseEndsWithOneOfItsTrainers(t *testing.T) {
 			if tc.during != nil {
 				go tc.during(f)
 			}
-			_, err := s.pauseTrainers(t.Context(), "", false)
+			_, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 			if rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), tc.want) {
 				t.Errorf("%v, want NoLeader and %q", err, tc.want)
 			}
@@ -146,7 +146,7 @@ func (goneStream) Send(*rowraftv1.AttendReply) error { return io.EOF }
 // absent trainers are skipped, the checkpoint goes on with the others.
 func TestNobodyWaitsForTheWordOfWhoHasGone(t *testing.T) {
 	a := &attendee{id: trainerID{"a", 1}, announces: true, gone: make(chan struct{})}
-	a.send.stream = goneStream{}
+	a.send.stream, a.send.turn = goneStream{}, newTurn()
 	p := &paused{id: 1, a: a, in: make(chan *rowraftv1.AttendRequest), done: make(chan struct{})}
 	b := &barrier{all: make(chan struct{}), left: 1}
 	if err := p.stop(t.Context(), b); rowraft.CodeOf(err) != rowraft.CodeNoLeader {
@@ -172,13 +172,13 @@ func TestAPauseTellsWhatEndedIt(t *testing.T) {
 	var who []*attendee
 	for rank := range uint32(64) {
 		a := &attendee{id: trainerID{"a", rank}, gone: make(chan struct{})}
-		a.send.stream = heldStream{}
+		a.send.stream, a.send.turn = heldStream{}, newTurn()
 		who = append(who, a)
 	}
 	who[40].send.stream = goneStream{}
 	for range 500 {
-		m := s.newMuster(who, false)
-		if err := m.stop(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 40 of job a has gone") {
+		m := s.newMuster("a", make(map[string]error))
+		if err := m.stop(t.Context(), who); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 40 of job a has gone") {
 			t.Fatalf("%v, want NoLeader, and that trainer 40 has gone", err)
 		}
 		m.end()
@@ -190,7 +190,7 @@ func TestAPauseTellsWhatEndedIt(t *testing.T) {
 func TestATrainerThatComesDuringTheCut(t *testing.T) {
 	s, _, c := served(t)
 	attend(t, c, "a", 0, 1, nil)
-	m, err := s.pauseTrainers(t.Context(), "", false)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}

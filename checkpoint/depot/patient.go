@@ -19,6 +19,8 @@ const (
 	// writePatience is that of writing: the end of a large file, a sync or what S3
 	// calls completing, takes long and looks the same as a hang.
 	writePatience = 5 * time.Minute
+	// knownPatience is the patience with a depot to which an earlier call hangs still.
+	knownPatience = 10 * time.Second
 	// cancelGrace is how long a call whose context has ended may take to end by
 	// itself, and to leave nothing.
 	cancelGrace = 2 * time.Second
@@ -95,6 +97,8 @@ func (c *call[T]) await(ctx context.Context) (T, error) {
 	var none, v T
 	if n := stuckCalls(c.depot); n >= maxStuck {
 		return none, hangs(c.depot, "%d calls to it have not returned yet, and %q is not tried", n, c.what)
+	} else if n > 0 {
+		c.patience = min(c.patience, knownPatience)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -168,12 +168,33 @@ func TestADepotThatHangsTakesFewThreads(t *testing.T) {
 				t.Errorf("%v, want Precondition", err)
 			}
 		}
-		if n, took := disk.Done()["hang"], time.Since(begun); n != maxStuck || took != maxStuck*patience {
+		if n, took := disk.Done()["hang"], time.Since(begun); n != maxStuck || took != patience+(maxStuck-1)*knownPatience {
 			t.Errorf("%d calls hang, after %v; want %d, and those behind them refused at once", n, took, maxStuck)
 		}
 		disk.Clear()
 		synctest.Wait()
 		if err := readOld(t.Context(), d); err != nil {
+			t.Errorf("it answers again: %v", err)
+		}
+	})
+}
+
+// While a call to a depot hangs, the next ones are given up sooner: other checkpoints wait for them.
+func TestADepotThatIsKnownToHangIsGivenUpSooner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, disk, _ := depotOf(t, "/"+t.Name())
+		if err := disk.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Hang: true, Name: "hang"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []time.Duration{writePatience, knownPatience} {
+			begun := time.Now()
+			if err := writeNew(t.Context(), d); err == nil || !strings.Contains(err.Error(), "hangs") || time.Since(begun) < want || time.Since(begun) > want+want/10 {
+				t.Errorf("%v after %v, want that it hangs after %v", err, time.Since(begun), want)
+			}
+		}
+		disk.Clear()
+		synctest.Wait()
+		if err := writeNew(t.Context(), d); err != nil {
 			t.Errorf("it answers again: %v", err)
 		}
 	})

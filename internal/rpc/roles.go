@@ -74,6 +74,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Checkpoints/CreateCheckpoint":  operators,
 	"/rowraft.v1.Checkpoints/RestoreCheckpoint": admins,
 	"/rowraft.v1.Checkpoints/Attend":            trainers,
+	"/rowraft.v1.Checkpoints/SendState":         trainers,
 	"/rowraft.v1.Checkpoints/SetPolicy":         runs, // a job may have one
 	"/rowraft.v1.Checkpoints/DeletePolicy":      runs,
 	"/rowraft.v1.Checkpoints/ListPolicies":      runs,

@@ -696,7 +696,6 @@ type AttendRequest struct {
 	//	*AttendRequest_Paused
 	//	*AttendRequest_Failed
 	//	*AttendRequest_Released
-	//	*AttendRequest_State
 	//	*AttendRequest_Park
 	//	*AttendRequest_Beat
 	//	*AttendRequest_Announced
@@ -778,15 +777,6 @@ func (x *AttendRequest) GetReleased() *AttendReleased {
 	return nil
 }
 
-func (x *AttendRequest) GetState() *AttendState {
-	if x != nil {
-		if x, ok := x.Step.(*AttendRequest_State); ok {
-			return x.State
-		}
-	}
-	return nil
-}
-
 func (x *AttendRequest) GetPark() *AttendPark {
 	if x != nil {
 		if x, ok := x.Step.(*AttendRequest_Park); ok {
@@ -834,10 +824,6 @@ type AttendRequest_Released struct {
 	Released *AttendReleased `protobuf:"bytes,4,opt,name=released,proto3,oneof"`
 }
 
-type AttendRequest_State struct {
-	State *AttendState `protobuf:"bytes,5,opt,name=state,proto3,oneof"`
-}
-
 type AttendRequest_Park struct {
 	Park *AttendPark `protobuf:"bytes,6,opt,name=park,proto3,oneof"`
 }
@@ -857,8 +843,6 @@ func (*AttendRequest_Paused) isAttendRequest_Step() {}
 func (*AttendRequest_Failed) isAttendRequest_Step() {}
 
 func (*AttendRequest_Released) isAttendRequest_Step() {}
-
-func (*AttendRequest_State) isAttendRequest_Step() {}
 
 func (*AttendRequest_Park) isAttendRequest_Step() {}
 
@@ -1221,30 +1205,33 @@ func (x *AttendReleased) GetPausedNs() uint64 {
 	return 0
 }
 
-// AttendState is one piece of the state.
-type AttendState struct {
+// TrainerState is one piece of a trainer's state. Only the first piece of a call needs job, rank, instance and id.
+type TrainerState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
 	Content       []byte                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
 	Last          bool                   `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	Job           string                 `protobuf:"bytes,4,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,5,opt,name=rank,proto3" json:"rank,omitempty"`
+	Instance      []byte                 `protobuf:"bytes,6,opt,name=instance,proto3" json:"instance,omitempty"` // as in the hello of Attend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *AttendState) Reset() {
-	*x = AttendState{}
+func (x *TrainerState) Reset() {
+	*x = TrainerState{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *AttendState) String() string {
+func (x *TrainerState) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*AttendState) ProtoMessage() {}
+func (*TrainerState) ProtoMessage() {}
 
-func (x *AttendState) ProtoReflect() protoreflect.Message {
+func (x *TrainerState) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1256,30 +1243,87 @@ func (x *AttendState) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AttendState.ProtoReflect.Descriptor instead.
-func (*AttendState) Descriptor() ([]byte, []int) {
+// Deprecated: Use TrainerState.ProtoReflect.Descriptor instead.
+func (*TrainerState) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
-func (x *AttendState) GetId() uint64 {
+func (x *TrainerState) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *AttendState) GetContent() []byte {
+func (x *TrainerState) GetContent() []byte {
 	if x != nil {
 		return x.Content
 	}
 	return nil
 }
 
-func (x *AttendState) GetLast() bool {
+func (x *TrainerState) GetLast() bool {
 	if x != nil {
 		return x.Last
 	}
 	return false
+}
+
+func (x *TrainerState) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *TrainerState) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *TrainerState) GetInstance() []byte {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
+type SendStateReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendStateReply) Reset() {
+	*x = SendStateReply{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendStateReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendStateReply) ProtoMessage() {}
+
+func (x *SendStateReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendStateReply.ProtoReflect.Descriptor instead.
+func (*SendStateReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
 }
 
 // AttendPark says that training is over.
@@ -1294,7 +1338,7 @@ type AttendPark struct {
 
 func (x *AttendPark) Reset() {
 	*x = AttendPark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1350,7 @@ func (x *AttendPark) String() string {
 func (*AttendPark) ProtoMessage() {}
 
 func (x *AttendPark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1363,7 @@ func (x *AttendPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPark.ProtoReflect.Descriptor instead.
 func (*AttendPark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AttendPark) GetEnded() bool {
@@ -1362,7 +1406,7 @@ type AttendReply struct {
 
 func (x *AttendReply) Reset() {
 	*x = AttendReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1418,7 @@ func (x *AttendReply) String() string {
 func (*AttendReply) ProtoMessage() {}
 
 func (x *AttendReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1431,7 @@ func (x *AttendReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendReply.ProtoReflect.Descriptor instead.
 func (*AttendReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AttendReply) GetStep() isAttendReply_Step {
@@ -1530,7 +1574,7 @@ type AttendBeat struct {
 
 func (x *AttendBeat) Reset() {
 	*x = AttendBeat{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1586,7 @@ func (x *AttendBeat) String() string {
 func (*AttendBeat) ProtoMessage() {}
 
 func (x *AttendBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1599,7 @@ func (x *AttendBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendBeat.ProtoReflect.Descriptor instead.
 func (*AttendBeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
 }
 
 // AttendMembers says who trains in the job, whenever that has changed and all
@@ -1571,7 +1615,7 @@ type AttendMembers struct {
 
 func (x *AttendMembers) Reset() {
 	*x = AttendMembers{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1627,7 @@ func (x *AttendMembers) String() string {
 func (*AttendMembers) ProtoMessage() {}
 
 func (x *AttendMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1640,7 @@ func (x *AttendMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendMembers.ProtoReflect.Descriptor instead.
 func (*AttendMembers) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttendMembers) GetGeneration() uint64 {
@@ -1629,7 +1673,7 @@ type AttendStop struct {
 
 func (x *AttendStop) Reset() {
 	*x = AttendStop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1685,7 @@ func (x *AttendStop) String() string {
 func (*AttendStop) ProtoMessage() {}
 
 func (x *AttendStop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1698,7 @@ func (x *AttendStop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendStop.ProtoReflect.Descriptor instead.
 func (*AttendStop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 type AttendWelcome struct {
@@ -1670,7 +1714,7 @@ type AttendWelcome struct {
 
 func (x *AttendWelcome) Reset() {
 	*x = AttendWelcome{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1726,7 @@ func (x *AttendWelcome) String() string {
 func (*AttendWelcome) ProtoMessage() {}
 
 func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1739,7 @@ func (x *AttendWelcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendWelcome.ProtoReflect.Descriptor instead.
 func (*AttendWelcome) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttendWelcome) GetTableEpoch() uint64 {
@@ -1736,7 +1780,7 @@ type AttendPause struct {
 
 func (x *AttendPause) Reset() {
 	*x = AttendPause{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1792,7 @@ func (x *AttendPause) String() string {
 func (*AttendPause) ProtoMessage() {}
 
 func (x *AttendPause) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1805,7 @@ func (x *AttendPause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendPause.ProtoReflect.Descriptor instead.
 func (*AttendPause) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttendPause) GetId() uint64 {
@@ -1790,7 +1834,7 @@ type AttendTarget struct {
 
 func (x *AttendTarget) Reset() {
 	*x = AttendTarget{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1846,7 @@ func (x *AttendTarget) String() string {
 func (*AttendTarget) ProtoMessage() {}
 
 func (x *AttendTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1859,7 @@ func (x *AttendTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendTarget.ProtoReflect.Descriptor instead.
 func (*AttendTarget) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AttendTarget) GetId() uint64 {
@@ -1843,7 +1887,7 @@ type AttendRelease struct {
 
 func (x *AttendRelease) Reset() {
 	*x = AttendRelease{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +1899,7 @@ func (x *AttendRelease) String() string {
 func (*AttendRelease) ProtoMessage() {}
 
 func (x *AttendRelease) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +1912,7 @@ func (x *AttendRelease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRelease.ProtoReflect.Descriptor instead.
 func (*AttendRelease) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AttendRelease) GetId() uint64 {
@@ -1896,7 +1940,7 @@ type AttendLeave struct {
 
 func (x *AttendLeave) Reset() {
 	*x = AttendLeave{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +1952,7 @@ func (x *AttendLeave) String() string {
 func (*AttendLeave) ProtoMessage() {}
 
 func (x *AttendLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +1965,7 @@ func (x *AttendLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendLeave.ProtoReflect.Descriptor instead.
 func (*AttendLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AttendLeave) GetCheckpoint() string {
@@ -1952,7 +1996,7 @@ type AttendedTrainer struct {
 
 func (x *AttendedTrainer) Reset() {
 	*x = AttendedTrainer{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2008,7 @@ func (x *AttendedTrainer) String() string {
 func (*AttendedTrainer) ProtoMessage() {}
 
 func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2021,7 @@ func (x *AttendedTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendedTrainer.ProtoReflect.Descriptor instead.
 func (*AttendedTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AttendedTrainer) GetJob() string {
@@ -2033,7 +2077,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2089,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2102,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateCheckpointRequest) GetDestination() string {
@@ -2121,7 +2165,7 @@ type CheckpointBlob struct {
 
 func (x *CheckpointBlob) Reset() {
 	*x = CheckpointBlob{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2177,7 @@ func (x *CheckpointBlob) String() string {
 func (*CheckpointBlob) ProtoMessage() {}
 
 func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[31]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2190,7 @@ func (x *CheckpointBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointBlob.ProtoReflect.Descriptor instead.
 func (*CheckpointBlob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CheckpointBlob) GetName() string {
@@ -2178,7 +2222,7 @@ type CreateCheckpointReply struct {
 
 func (x *CreateCheckpointReply) Reset() {
 	*x = CreateCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2234,7 @@ func (x *CreateCheckpointReply) String() string {
 func (*CreateCheckpointReply) ProtoMessage() {}
 
 func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[32]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2247,7 @@ func (x *CreateCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointReply.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateCheckpointReply) GetName() string {
@@ -2269,7 +2313,7 @@ type WritePartRequest struct {
 
 func (x *WritePartRequest) Reset() {
 	*x = WritePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2325,7 @@ func (x *WritePartRequest) String() string {
 func (*WritePartRequest) ProtoMessage() {}
 
 func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[33]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2338,7 @@ func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartRequest.ProtoReflect.Descriptor instead.
 func (*WritePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WritePartRequest) GetStep() isWritePartRequest_Step {
@@ -2368,7 +2412,7 @@ type WritePartPrepare struct {
 
 func (x *WritePartPrepare) Reset() {
 	*x = WritePartPrepare{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2424,7 @@ func (x *WritePartPrepare) String() string {
 func (*WritePartPrepare) ProtoMessage() {}
 
 func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2437,7 @@ func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepare.ProtoReflect.Descriptor instead.
 func (*WritePartPrepare) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WritePartPrepare) GetShard() uint32 {
@@ -2449,7 +2493,7 @@ type WritePartHold struct {
 
 func (x *WritePartHold) Reset() {
 	*x = WritePartHold{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +2505,7 @@ func (x *WritePartHold) String() string {
 func (*WritePartHold) ProtoMessage() {}
 
 func (x *WritePartHold) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +2518,7 @@ func (x *WritePartHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHold.ProtoReflect.Descriptor instead.
 func (*WritePartHold) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WritePartHold) GetLeaseNs() uint64 {
@@ -2493,7 +2537,7 @@ type WritePartMark struct {
 
 func (x *WritePartMark) Reset() {
 	*x = WritePartMark{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2549,7 @@ func (x *WritePartMark) String() string {
 func (*WritePartMark) ProtoMessage() {}
 
 func (x *WritePartMark) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2562,7 @@ func (x *WritePartMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMark.ProtoReflect.Descriptor instead.
 func (*WritePartMark) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
 }
 
 type WritePartReply struct {
@@ -2537,7 +2581,7 @@ type WritePartReply struct {
 
 func (x *WritePartReply) Reset() {
 	*x = WritePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2593,7 @@ func (x *WritePartReply) String() string {
 func (*WritePartReply) ProtoMessage() {}
 
 func (x *WritePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2606,7 @@ func (x *WritePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartReply.ProtoReflect.Descriptor instead.
 func (*WritePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WritePartReply) GetStep() isWritePartReply_Step {
@@ -2660,7 +2704,7 @@ type WritePartPrepared struct {
 
 func (x *WritePartPrepared) Reset() {
 	*x = WritePartPrepared{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2716,7 @@ func (x *WritePartPrepared) String() string {
 func (*WritePartPrepared) ProtoMessage() {}
 
 func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2729,7 @@ func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartPrepared.ProtoReflect.Descriptor instead.
 func (*WritePartPrepared) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WritePartPrepared) GetTableEpoch() uint64 {
@@ -2703,7 +2747,7 @@ type WritePartHeld struct {
 
 func (x *WritePartHeld) Reset() {
 	*x = WritePartHeld{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +2759,7 @@ func (x *WritePartHeld) String() string {
 func (*WritePartHeld) ProtoMessage() {}
 
 func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +2772,7 @@ func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartHeld.ProtoReflect.Descriptor instead.
 func (*WritePartHeld) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
 }
 
 type WritePartMarked struct {
@@ -2742,7 +2786,7 @@ type WritePartMarked struct {
 
 func (x *WritePartMarked) Reset() {
 	*x = WritePartMarked{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2798,7 @@ func (x *WritePartMarked) String() string {
 func (*WritePartMarked) ProtoMessage() {}
 
 func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2811,7 @@ func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartMarked.ProtoReflect.Descriptor instead.
 func (*WritePartMarked) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WritePartMarked) GetAppliedIndex() uint64 {
@@ -2800,7 +2844,7 @@ type WritePartProgress struct {
 
 func (x *WritePartProgress) Reset() {
 	*x = WritePartProgress{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2812,7 +2856,7 @@ func (x *WritePartProgress) String() string {
 func (*WritePartProgress) ProtoMessage() {}
 
 func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2825,7 +2869,7 @@ func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartProgress.ProtoReflect.Descriptor instead.
 func (*WritePartProgress) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WritePartProgress) GetBytes() uint64 {
@@ -2849,7 +2893,7 @@ type WritePartDone struct {
 
 func (x *WritePartDone) Reset() {
 	*x = WritePartDone{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +2905,7 @@ func (x *WritePartDone) String() string {
 func (*WritePartDone) ProtoMessage() {}
 
 func (x *WritePartDone) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +2918,7 @@ func (x *WritePartDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePartDone.ProtoReflect.Descriptor instead.
 func (*WritePartDone) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WritePartDone) GetRows() uint64 {
@@ -2930,7 +2974,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +2986,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +2999,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CheckpointFile) GetName() string {
@@ -2991,7 +3035,7 @@ type PartTable struct {
 
 func (x *PartTable) Reset() {
 	*x = PartTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3047,7 @@ func (x *PartTable) String() string {
 func (*PartTable) ProtoMessage() {}
 
 func (x *PartTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[44]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3060,7 @@ func (x *PartTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartTable.ProtoReflect.Descriptor instead.
 func (*PartTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PartTable) GetTable() *TableSchema {
@@ -3060,7 +3104,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3116,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3129,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RestoreCheckpointRequest) GetDestination() string {
@@ -3137,7 +3181,7 @@ type RestoreCheckpointReply struct {
 
 func (x *RestoreCheckpointReply) Reset() {
 	*x = RestoreCheckpointReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3193,7 @@ func (x *RestoreCheckpointReply) String() string {
 func (*RestoreCheckpointReply) ProtoMessage() {}
 
 func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[46]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3206,7 @@ func (x *RestoreCheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointReply.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{46}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RestoreCheckpointReply) GetPhase() string {
@@ -3222,7 +3266,7 @@ type RestoredTable struct {
 
 func (x *RestoredTable) Reset() {
 	*x = RestoredTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3278,7 @@ func (x *RestoredTable) String() string {
 func (*RestoredTable) ProtoMessage() {}
 
 func (x *RestoredTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[47]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3291,7 @@ func (x *RestoredTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
 func (*RestoredTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{47}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RestoredTable) GetName() string {
@@ -3303,7 +3347,7 @@ type RestoredShard struct {
 
 func (x *RestoredShard) Reset() {
 	*x = RestoredShard{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3359,7 @@ func (x *RestoredShard) String() string {
 func (*RestoredShard) ProtoMessage() {}
 
 func (x *RestoredShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3372,7 @@ func (x *RestoredShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
 func (*RestoredShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RestoredShard) GetShard() uint32 {
@@ -3370,7 +3414,7 @@ type RestorePartRequest struct {
 
 func (x *RestorePartRequest) Reset() {
 	*x = RestorePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3426,7 @@ func (x *RestorePartRequest) String() string {
 func (*RestorePartRequest) ProtoMessage() {}
 
 func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3439,7 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
 func (*RestorePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RestorePartRequest) GetShard() uint32 {
@@ -3510,7 +3554,7 @@ type RestorePartBegin struct {
 
 func (x *RestorePartBegin) Reset() {
 	*x = RestorePartBegin{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3566,7 @@ func (x *RestorePartBegin) String() string {
 func (*RestorePartBegin) ProtoMessage() {}
 
 func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3579,7 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
 func (*RestorePartBegin) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RestorePartBegin) GetTableEpoch() uint64 {
@@ -3570,7 +3614,7 @@ type RestorePartRows struct {
 
 func (x *RestorePartRows) Reset() {
 	*x = RestorePartRows{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3626,7 @@ func (x *RestorePartRows) String() string {
 func (*RestorePartRows) ProtoMessage() {}
 
 func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3639,7 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
 func (*RestorePartRows) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RestorePartRows) GetSeq() uint64 {
@@ -3625,7 +3669,7 @@ type RestorePartClose struct {
 
 func (x *RestorePartClose) Reset() {
 	*x = RestorePartClose{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3637,7 +3681,7 @@ func (x *RestorePartClose) String() string {
 func (*RestorePartClose) ProtoMessage() {}
 
 func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3650,7 +3694,7 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
 func (*RestorePartClose) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RestorePartClose) GetTableEpoch() uint64 {
@@ -3689,7 +3733,7 @@ type RestorePartDrop struct {
 
 func (x *RestorePartDrop) Reset() {
 	*x = RestorePartDrop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3745,7 @@ func (x *RestorePartDrop) String() string {
 func (*RestorePartDrop) ProtoMessage() {}
 
 func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3758,7 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
 func (*RestorePartDrop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{54}
 }
 
 // RestorePartLook changes nothing.
@@ -3726,7 +3770,7 @@ type RestorePartLook struct {
 
 func (x *RestorePartLook) Reset() {
 	*x = RestorePartLook{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3782,7 @@ func (x *RestorePartLook) String() string {
 func (*RestorePartLook) ProtoMessage() {}
 
 func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +3795,7 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
 func (*RestorePartLook) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{54}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{55}
 }
 
 type RestorePartReply struct {
@@ -3771,7 +3815,7 @@ type RestorePartReply struct {
 
 func (x *RestorePartReply) Reset() {
 	*x = RestorePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +3827,7 @@ func (x *RestorePartReply) String() string {
 func (*RestorePartReply) ProtoMessage() {}
 
 func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +3840,7 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
 func (*RestorePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{55}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RestorePartReply) GetTableEpoch() uint64 {
@@ -3910,17 +3954,16 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x11DeletePolicyReply\x120\n" +
 	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"B\n" +
 	"\x0eRunPolicyReply\x120\n" +
-	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\xb4\x03\n" +
+	"\x06policy\x18\x01 \x01(\v2\x18.rowraft.v1.PolicyStatusR\x06policy\"\x89\x03\n" +
 	"\rAttendRequest\x12/\n" +
 	"\x05hello\x18\x01 \x01(\v2\x17.rowraft.v1.AttendHelloH\x00R\x05hello\x122\n" +
 	"\x06paused\x18\x02 \x01(\v2\x18.rowraft.v1.AttendPausedH\x00R\x06paused\x122\n" +
 	"\x06failed\x18\x03 \x01(\v2\x18.rowraft.v1.AttendFailedH\x00R\x06failed\x128\n" +
-	"\breleased\x18\x04 \x01(\v2\x1a.rowraft.v1.AttendReleasedH\x00R\breleased\x12/\n" +
-	"\x05state\x18\x05 \x01(\v2\x17.rowraft.v1.AttendStateH\x00R\x05state\x12,\n" +
+	"\breleased\x18\x04 \x01(\v2\x1a.rowraft.v1.AttendReleasedH\x00R\breleased\x12,\n" +
 	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04park\x12,\n" +
 	"\x04beat\x18\a \x01(\v2\x16.rowraft.v1.WorkerBeatH\x00R\x04beat\x12;\n" +
 	"\tannounced\x18\b \x01(\v2\x1b.rowraft.v1.AttendAnnouncedH\x00R\tannouncedB\x06\n" +
-	"\x04step\"\xfb\x01\n" +
+	"\x04stepJ\x04\b\x05\x10\x06\"\xfb\x01\n" +
 	"\vAttendHello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
@@ -3949,11 +3992,15 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x0eAttendReleased\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\bR\x04held\x12\x1b\n" +
-	"\tpaused_ns\x18\x03 \x01(\x04R\bpausedNs\"K\n" +
-	"\vAttendState\x12\x0e\n" +
+	"\tpaused_ns\x18\x03 \x01(\x04R\bpausedNs\"\x8e\x01\n" +
+	"\fTrainerState\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
-	"\x04last\x18\x03 \x01(\bR\x04last\"e\n" +
+	"\x04last\x18\x03 \x01(\bR\x04last\x12\x10\n" +
+	"\x03job\x18\x04 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x05 \x01(\rR\x04rank\x12\x1a\n" +
+	"\binstance\x18\x06 \x01(\fR\binstance\"\x10\n" +
+	"\x0eSendStateReply\"e\n" +
 	"\n" +
 	"AttendPark\x12\x14\n" +
 	"\x05ended\x18\x01 \x01(\bR\x05ended\x12 \n" +
@@ -4142,11 +4189,12 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05other\x18\a \x01(\fR\x05other\x12\x12\n" +
 	"\x04node\x18\b \x01(\tR\x04node\x12\x1f\n" +
 	"\vfree_memory\x18\t \x01(\x04R\n" +
-	"freeMemory2\xbc\x04\n" +
+	"freeMemory2\x81\x05\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
 	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x01\x12@\n" +
-	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x01\x12E\n" +
+	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x01\x12C\n" +
+	"\tSendState\x12\x18.rowraft.v1.TrainerState\x1a\x1a.rowraft.v1.SendStateReply(\x01\x12E\n" +
 	"\tSetPolicy\x12\x1c.rowraft.v1.SetPolicyRequest\x1a\x1a.rowraft.v1.SetPolicyReply\x12N\n" +
 	"\fListPolicies\x12\x1f.rowraft.v1.ListPoliciesRequest\x1a\x1d.rowraft.v1.ListPoliciesReply\x12N\n" +
 	"\fDeletePolicy\x12\x1f.rowraft.v1.DeletePolicyRequest\x1a\x1d.rowraft.v1.DeletePolicyReply\x12E\n" +
@@ -4167,7 +4215,7 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*CheckpointPolicy)(nil),         // 0: rowraft.v1.CheckpointPolicy
 	(*PolicyRecord)(nil),             // 1: rowraft.v1.PolicyRecord
@@ -4187,48 +4235,49 @@ var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*AttendAnnounced)(nil),          // 15: rowraft.v1.AttendAnnounced
 	(*AttendFailed)(nil),             // 16: rowraft.v1.AttendFailed
 	(*AttendReleased)(nil),           // 17: rowraft.v1.AttendReleased
-	(*AttendState)(nil),              // 18: rowraft.v1.AttendState
-	(*AttendPark)(nil),               // 19: rowraft.v1.AttendPark
-	(*AttendReply)(nil),              // 20: rowraft.v1.AttendReply
-	(*AttendBeat)(nil),               // 21: rowraft.v1.AttendBeat
-	(*AttendMembers)(nil),            // 22: rowraft.v1.AttendMembers
-	(*AttendStop)(nil),               // 23: rowraft.v1.AttendStop
-	(*AttendWelcome)(nil),            // 24: rowraft.v1.AttendWelcome
-	(*AttendPause)(nil),              // 25: rowraft.v1.AttendPause
-	(*AttendTarget)(nil),             // 26: rowraft.v1.AttendTarget
-	(*AttendRelease)(nil),            // 27: rowraft.v1.AttendRelease
-	(*AttendLeave)(nil),              // 28: rowraft.v1.AttendLeave
-	(*AttendedTrainer)(nil),          // 29: rowraft.v1.AttendedTrainer
-	(*CreateCheckpointRequest)(nil),  // 30: rowraft.v1.CreateCheckpointRequest
-	(*CheckpointBlob)(nil),           // 31: rowraft.v1.CheckpointBlob
-	(*CreateCheckpointReply)(nil),    // 32: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),         // 33: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),         // 34: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),            // 35: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),            // 36: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),           // 37: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),        // 38: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),            // 39: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),          // 40: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),        // 41: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),            // 42: rowraft.v1.WritePartDone
-	(*CheckpointFile)(nil),           // 43: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),                // 44: rowraft.v1.PartTable
-	(*RestoreCheckpointRequest)(nil), // 45: rowraft.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointReply)(nil),   // 46: rowraft.v1.RestoreCheckpointReply
-	(*RestoredTable)(nil),            // 47: rowraft.v1.RestoredTable
-	(*RestoredShard)(nil),            // 48: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 49: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 50: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 51: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 52: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 53: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 54: rowraft.v1.RestorePartLook
-	(*RestorePartReply)(nil),         // 55: rowraft.v1.RestorePartReply
-	(*WorkerBeat)(nil),               // 56: rowraft.v1.WorkerBeat
-	(*JobIdentity)(nil),              // 57: rowraft.v1.JobIdentity
-	(*PartReached)(nil),              // 58: rowraft.v1.PartReached
-	(*TableSchema)(nil),              // 59: rowraft.v1.TableSchema
+	(*TrainerState)(nil),             // 18: rowraft.v1.TrainerState
+	(*SendStateReply)(nil),           // 19: rowraft.v1.SendStateReply
+	(*AttendPark)(nil),               // 20: rowraft.v1.AttendPark
+	(*AttendReply)(nil),              // 21: rowraft.v1.AttendReply
+	(*AttendBeat)(nil),               // 22: rowraft.v1.AttendBeat
+	(*AttendMembers)(nil),            // 23: rowraft.v1.AttendMembers
+	(*AttendStop)(nil),               // 24: rowraft.v1.AttendStop
+	(*AttendWelcome)(nil),            // 25: rowraft.v1.AttendWelcome
+	(*AttendPause)(nil),              // 26: rowraft.v1.AttendPause
+	(*AttendTarget)(nil),             // 27: rowraft.v1.AttendTarget
+	(*AttendRelease)(nil),            // 28: rowraft.v1.AttendRelease
+	(*AttendLeave)(nil),              // 29: rowraft.v1.AttendLeave
+	(*AttendedTrainer)(nil),          // 30: rowraft.v1.AttendedTrainer
+	(*CreateCheckpointRequest)(nil),  // 31: rowraft.v1.CreateCheckpointRequest
+	(*CheckpointBlob)(nil),           // 32: rowraft.v1.CheckpointBlob
+	(*CreateCheckpointReply)(nil),    // 33: rowraft.v1.CreateCheckpointReply
+	(*WritePartRequest)(nil),         // 34: rowraft.v1.WritePartRequest
+	(*WritePartPrepare)(nil),         // 35: rowraft.v1.WritePartPrepare
+	(*WritePartHold)(nil),            // 36: rowraft.v1.WritePartHold
+	(*WritePartMark)(nil),            // 37: rowraft.v1.WritePartMark
+	(*WritePartReply)(nil),           // 38: rowraft.v1.WritePartReply
+	(*WritePartPrepared)(nil),        // 39: rowraft.v1.WritePartPrepared
+	(*WritePartHeld)(nil),            // 40: rowraft.v1.WritePartHeld
+	(*WritePartMarked)(nil),          // 41: rowraft.v1.WritePartMarked
+	(*WritePartProgress)(nil),        // 42: rowraft.v1.WritePartProgress
+	(*WritePartDone)(nil),            // 43: rowraft.v1.WritePartDone
+	(*CheckpointFile)(nil),           // 44: rowraft.v1.CheckpointFile
+	(*PartTable)(nil),                // 45: rowraft.v1.PartTable
+	(*RestoreCheckpointRequest)(nil), // 46: rowraft.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointReply)(nil),   // 47: rowraft.v1.RestoreCheckpointReply
+	(*RestoredTable)(nil),            // 48: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 49: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 50: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 51: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 52: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 53: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 54: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 55: rowraft.v1.RestorePartLook
+	(*RestorePartReply)(nil),         // 56: rowraft.v1.RestorePartReply
+	(*WorkerBeat)(nil),               // 57: rowraft.v1.WorkerBeat
+	(*JobIdentity)(nil),              // 58: rowraft.v1.JobIdentity
+	(*PartReached)(nil),              // 59: rowraft.v1.PartReached
+	(*TableSchema)(nil),              // 60: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	2,  // 0: rowraft.v1.PolicyRecord.made:type_name -> rowraft.v1.PolicyCheckpoint
@@ -4243,65 +4292,66 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	14, // 9: rowraft.v1.AttendRequest.paused:type_name -> rowraft.v1.AttendPaused
 	16, // 10: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
 	17, // 11: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
-	18, // 12: rowraft.v1.AttendRequest.state:type_name -> rowraft.v1.AttendState
-	19, // 13: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
-	56, // 14: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
-	15, // 15: rowraft.v1.AttendRequest.announced:type_name -> rowraft.v1.AttendAnnounced
-	57, // 16: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
-	58, // 17: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
-	24, // 18: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
-	25, // 19: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
-	27, // 20: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
-	28, // 21: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
-	21, // 22: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
-	22, // 23: rowraft.v1.AttendReply.members:type_name -> rowraft.v1.AttendMembers
-	23, // 24: rowraft.v1.AttendReply.stop:type_name -> rowraft.v1.AttendStop
-	26, // 25: rowraft.v1.AttendReply.target:type_name -> rowraft.v1.AttendTarget
-	31, // 26: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
-	29, // 27: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
-	34, // 28: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	35, // 29: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	36, // 30: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	38, // 31: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	39, // 32: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	40, // 33: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	41, // 34: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	42, // 35: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	43, // 36: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	43, // 37: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	44, // 38: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	59, // 39: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	47, // 40: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	48, // 41: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	50, // 42: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	51, // 43: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	52, // 44: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	53, // 45: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	54, // 46: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	59, // 47: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	30, // 48: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	45, // 49: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	12, // 50: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	20, // 12: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
+	57, // 13: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
+	15, // 14: rowraft.v1.AttendRequest.announced:type_name -> rowraft.v1.AttendAnnounced
+	58, // 15: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
+	59, // 16: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
+	25, // 17: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
+	26, // 18: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
+	28, // 19: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
+	29, // 20: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
+	22, // 21: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
+	23, // 22: rowraft.v1.AttendReply.members:type_name -> rowraft.v1.AttendMembers
+	24, // 23: rowraft.v1.AttendReply.stop:type_name -> rowraft.v1.AttendStop
+	27, // 24: rowraft.v1.AttendReply.target:type_name -> rowraft.v1.AttendTarget
+	32, // 25: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
+	30, // 26: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
+	35, // 27: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
+	36, // 28: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
+	37, // 29: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
+	39, // 30: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
+	40, // 31: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
+	41, // 32: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
+	42, // 33: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
+	43, // 34: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
+	44, // 35: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
+	44, // 36: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
+	45, // 37: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
+	60, // 38: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	48, // 39: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	49, // 40: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	51, // 41: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	52, // 42: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	53, // 43: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	54, // 44: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	55, // 45: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	60, // 46: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	31, // 47: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	46, // 48: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	12, // 49: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	18, // 50: rowraft.v1.Checkpoints.SendState:input_type -> rowraft.v1.TrainerState
 	4,  // 51: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
 	5,  // 52: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
 	7,  // 53: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
 	8,  // 54: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
-	33, // 55: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	49, // 56: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	32, // 57: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	46, // 58: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	20, // 59: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	9,  // 60: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
-	6,  // 61: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
-	10, // 62: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
-	11, // 63: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
-	37, // 64: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	55, // 65: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	57, // [57:66] is the sub-list for method output_type
-	48, // [48:57] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	34, // 55: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	50, // 56: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	33, // 57: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	47, // 58: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	21, // 59: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	19, // 60: rowraft.v1.Checkpoints.SendState:output_type -> rowraft.v1.SendStateReply
+	9,  // 61: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
+	6,  // 62: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	10, // 63: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
+	11, // 64: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
+	38, // 65: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	56, // 66: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	57, // [57:67] is the sub-list for method output_type
+	47, // [47:57] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -4316,12 +4366,11 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendRequest_Paused)(nil),
 		(*AttendRequest_Failed)(nil),
 		(*AttendRequest_Released)(nil),
-		(*AttendRequest_State)(nil),
 		(*AttendRequest_Park)(nil),
 		(*AttendRequest_Beat)(nil),
 		(*AttendRequest_Announced)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[20].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[21].OneofWrappers = []any{
 		(*AttendReply_Welcome)(nil),
 		(*AttendReply_Pause)(nil),
 		(*AttendReply_Release)(nil),
@@ -4331,19 +4380,19 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendReply_Stop)(nil),
 		(*AttendReply_Target)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[33].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[34].OneofWrappers = []any{
 		(*WritePartRequest_Prepare)(nil),
 		(*WritePartRequest_Hold)(nil),
 		(*WritePartRequest_Mark)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[37].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[38].OneofWrappers = []any{
 		(*WritePartReply_Prepared)(nil),
 		(*WritePartReply_Held)(nil),
 		(*WritePartReply_Marked)(nil),
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[49].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[50].OneofWrappers = []any{
 		(*RestorePartRequest_Begin)(nil),
 		(*RestorePartRequest_Rows)(nil),
 		(*RestorePartRequest_Close)(nil),
@@ -4356,7 +4405,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

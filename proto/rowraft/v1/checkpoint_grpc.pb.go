@@ -22,6 +22,7 @@ const (
 	Checkpoints_CreateCheckpoint_FullMethodName  = "/rowraft.v1.Checkpoints/CreateCheckpoint"
 	Checkpoints_RestoreCheckpoint_FullMethodName = "/rowraft.v1.Checkpoints/RestoreCheckpoint"
 	Checkpoints_Attend_FullMethodName            = "/rowraft.v1.Checkpoints/Attend"
+	Checkpoints_SendState_FullMethodName         = "/rowraft.v1.Checkpoints/SendState"
 	Checkpoints_SetPolicy_FullMethodName         = "/rowraft.v1.Checkpoints/SetPolicy"
 	Checkpoints_ListPolicies_FullMethodName      = "/rowraft.v1.Checkpoints/ListPolicies"
 	Checkpoints_DeletePolicy_FullMethodName      = "/rowraft.v1.Checkpoints/DeletePolicy"
@@ -47,12 +48,16 @@ type CheckpointsClient interface {
 	// Attend is how a trainer takes part in checkpoints, for as long as it trains. It
 	// says who it is and is welcomed. When a checkpoint is cut it is told to pause,
 	// answers paused, or failed, at its next batch boundary, is told to go on, answers
-	// whether it has stood still until then, and sends its state if it was asked to.
+	// whether it has stood still until then, and calls SendState if it was asked to.
 	// One that waits for others of its job may be asked to announce: then it answers
 	// announced at once, is told a target, and pauses there.
 	// At its end it parks, answers pauses as before, and is told when it may leave. When
 	// the stream ends it trains on.
 	Attend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttendRequest, AttendReply], error)
+	// SendState takes the state of a trainer that was told to go on and to send it. It is a call of its own, so
+	// that a destination that takes nothing delays no message of Attend, above all no beat. It fails when the
+	// checkpoint does.
+	SendState(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[TrainerState, SendStateReply], error)
 	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
 	// checkpoint at a time.
 	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyReply, error)
@@ -122,6 +127,19 @@ func (c *checkpointsClient) Attend(ctx context.Context, opts ...grpc.CallOption)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_AttendClient = grpc.BidiStreamingClient[AttendRequest, AttendReply]
 
+func (c *checkpointsClient) SendState(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[TrainerState, SendStateReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Checkpoints_ServiceDesc.Streams[3], Checkpoints_SendState_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[TrainerState, SendStateReply]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_SendStateClient = grpc.ClientStreamingClient[TrainerState, SendStateReply]
+
 func (c *checkpointsClient) SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetPolicyReply)
@@ -181,12 +199,16 @@ type CheckpointsServer interface {
 	// Attend is how a trainer takes part in checkpoints, for as long as it trains. It
 	// says who it is and is welcomed. When a checkpoint is cut it is told to pause,
 	// answers paused, or failed, at its next batch boundary, is told to go on, answers
-	// whether it has stood still until then, and sends its state if it was asked to.
+	// whether it has stood still until then, and calls SendState if it was asked to.
 	// One that waits for others of its job may be asked to announce: then it answers
 	// announced at once, is told a target, and pauses there.
 	// At its end it parks, answers pauses as before, and is told when it may leave. When
 	// the stream ends it trains on.
 	Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error
+	// SendState takes the state of a trainer that was told to go on and to send it. It is a call of its own, so
+	// that a destination that takes nothing delays no message of Attend, above all no beat. It fails when the
+	// checkpoint does.
+	SendState(grpc.ClientStreamingServer[TrainerState, SendStateReply]) error
 	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
 	// checkpoint at a time.
 	SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyReply, error)
@@ -213,6 +235,9 @@ func (UnimplementedCheckpointsServer) RestoreCheckpoint(*RestoreCheckpointReques
 }
 func (UnimplementedCheckpointsServer) Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error {
 	return status.Error(codes.Unimplemented, "method Attend not implemented")
+}
+func (UnimplementedCheckpointsServer) SendState(grpc.ClientStreamingServer[TrainerState, SendStateReply]) error {
+	return status.Error(codes.Unimplemented, "method SendState not implemented")
 }
 func (UnimplementedCheckpointsServer) SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetPolicy not implemented")
@@ -275,6 +300,13 @@ func _Checkpoints_Attend_Handler(srv interface{}, stream grpc.ServerStream) erro
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_AttendServer = grpc.BidiStreamingServer[AttendRequest, AttendReply]
+
+func _Checkpoints_SendState_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(CheckpointsServer).SendState(&grpc.GenericServerStream[TrainerState, SendStateReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_SendStateServer = grpc.ClientStreamingServer[TrainerState, SendStateReply]
 
 func _Checkpoints_SetPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetPolicyRequest)
@@ -387,6 +419,11 @@ var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Attend",
 			Handler:       _Checkpoints_Attend_Handler,
 			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "SendState",
+			Handler:       _Checkpoints_SendState_Handler,
 			ClientStreams: true,
 		},
 	},

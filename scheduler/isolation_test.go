@@ -1,0 +1,294 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// rawTrainer makes the calls of a trainer by hand. It answers a pause with what replies returns, and sends no state.
+func rawTrainer(t *testing.T, s *Scheduler, job string, rank, trainers uint32, replies func(*rowraftv1.AttendReply) *rowraftv1.AttendRequest) {
+	t.Helper()
+	conn, err := rpc.Dial(s.opts.Self.Addr, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	stream, err := rowraftv1.NewCheckpointsClient(conn).Attend(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello := &rowraftv1.AttendHello{Job: job, Rank: rank, Trainers: trainers, Instance: []byte(fmt.Sprintf("%-16.16s", fmt.Sprint(job, rank, time.Now().UnixNano())))}
+	if err := stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			if answer := replies(r); answer != nil {
+				_ = stream.Send(answer)
+			}
+		}
+	}()
+}
+
+// standing answers a pause, and says of the release whether it stood still until then.
+func standing(held bool) func(*rowraftv1.AttendReply) *rowraftv1.AttendRequest {
+	return func(r *rowraftv1.AttendReply) *rowraftv1.AttendRequest {
+		switch step := r.GetStep().(type) {
+		case *rowraftv1.AttendReply_Pause:
+			return &rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{Id: step.Pause.GetId(), Bytes: 1 << 30}}}
+		case *rowraftv1.AttendReply_Release:
+			return &rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{Id: step.Release.GetId(), Held: held}}}
+		}
+		return nil
+	}
+}
+
+func silent(*rowraftv1.AttendReply) *rowraftv1.AttendRequest { return nil }
+
+// A job of which nothing is known but what its trainers say cannot keep a checkpoint of the cluster, or of another
+// job, from being made, and stops no other job for longer than that job itself needs.
+func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
+	for name, invent := range map[string]func(t *testing.T, s *Scheduler, honest *fakeTrainer){
+		"its trainers never answer": func(t *testing.T, s *Scheduler, honest *fakeTrainer) {
+			rawTrainer(t, s, "a", 0, 1, func(r *rowraftv1.AttendReply) *rowraftv1.AttendRequest {
+				if r.GetPause() != nil && honest.isStill() {
+					t.Error("the honest job stands still while this one is asked")
+				}
+				return nil
+			})
+		},
+		"most of them never come":  func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 7, MaxWorkers, silent) },
+		"it did not stand still":   func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(false)) },
+		"it never sends its state": func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(true)) },
+		"one of two went, one stands": func(t *testing.T, s *Scheduler, honest *fakeTrainer) {
+			c := another(t, s)
+			attend(t, c, "a", 0, 2, nil).Close()
+			eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 1 })
+			rawTrainer(t, s, "a", 1, 2, standing(true))
+		},
+	} {
+		for _, need := range []string{"", "honest"} {
+			t.Run(name+", for "+need, func(t *testing.T) {
+				t.Parallel()
+				s, _, c := served(t)
+				s.attendance.patience.absent, s.attendance.patience.ignored, s.attendance.patience.state = 50*time.Millisecond, time.Second, 5*time.Second
+				honest := attend(t, c, "honest", 0, 1, nil)
+				once, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)) // it has proved that it answers
+				if err != nil {
+					t.Fatal(err)
+				}
+				once.letGo()
+				<-honest.asked
+				s.attendance.patience.pause = 5 * time.Second
+				invent(t, s, honest)
+				d, err := depot.Open(t.TempDir())
+				if err != nil {
+					t.Fatal(err)
+				}
+				for round := range 2 {
+					left := make(map[string]error)
+					var m *muster
+					for attempt := 1; ; attempt++ { // as creation.run
+						m, err = s.pauseTrainers(t.Context(), need, false, attempt == 1, left)
+						if err == nil {
+							if err = m.release(t.Context()); err == nil {
+								break
+							}
+							m.letGo()
+						}
+						if !rowraft.CodeOf(err).Retryable() || attempt == 2 {
+							t.Fatalf("round %d, attempt %d: %v", round, attempt, err)
+						}
+					}
+					if err := m.store(t.Context(), d, fmt.Sprint("x", round), []byte{1, 2, 3, 4}); err != nil {
+						t.Fatal(err)
+					}
+					m.end()
+					if left["a"] == nil || len(m.members) != 1 || m.members[0].a.id.job != "honest" {
+						t.Errorf("round %d: states of %v, left out: %v; want the honest job's alone", round, m.attended(), left)
+					}
+				}
+				if claimed := s.attendance.allClaimed(); len(claimed) > 0 {
+					t.Errorf("still claimed: %v", claimed)
+				}
+			})
+		}
+	}
+}
+
+// Trainers that come during each cut fail the first attempt alone.
+func TestNewTrainersAtEachCutDoNotEndACheckpoint(t *testing.T) {
+	s, _, c := served(t)
+	attend(t, c, "honest", 0, 1, nil)
+	left := make(map[string]error)
+	for attempt, job := range []string{"a", "b"} {
+		m, err := s.pauseTrainers(t.Context(), "honest", false, attempt == 0, left)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rawTrainer(t, s, job, 0, 1, standing(true))
+		if err := m.release(t.Context()); (attempt == 0) != (err != nil) {
+			t.Errorf("attempt %d: %v", attempt, err)
+		}
+		m.letGo()
+	}
+	if left["b"] == nil {
+		t.Errorf("left out: %v, want b", left)
+	}
+}
+
+// A job whose workers are not all there has nothing in the tables: a checkpoint neither waits for its trainers nor
+// pauses them, its policy does not run, and once they train a cut without them is tried again.
+func TestAJobThatWaitsForAPeerIsNotInACheckpoint(t *testing.T) {
+	s, _, c := served(t)
+	runJobs(t, s)
+	attend(t, c, "honest", 0, 1, nil)
+	gathered := func(e *client.Entry) { e.Gather = true }
+	c0 := another(t, s)
+	m0, err := enter(t, c0, "w0", 2, gathered)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := attend(t, c0, "ctr", 0, 2, func(f *fakeTrainer) { f.member, f.hold = m0, make(chan struct{}) })
+	left := make(map[string]error)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, left)
+	if err != nil || len(left) > 0 || len(m.members) != 1 || len(waits.asked) > 0 {
+		t.Fatalf("%v; states of %v, left out: %v, asked %d times", err, m.attended(), left, len(waits.asked))
+	}
+	if s.trains("ctr") {
+		t.Error("the policy of the job runs while it waits")
+	}
+	if _, err := enter(t, another(t, s), "w1", 2, gathered); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job ctr began") {
+		t.Errorf("released: %v, though the job trains", err)
+	}
+	m.letGo()
+	if !s.trains("ctr") {
+		t.Error("the policy of the job does not run while it trains")
+	}
+}
+
+// hungDepot takes nothing.
+type hungDepot struct {
+	depot.Depot
+	writing chan struct{} // gets one for each file that is begun
+}
+
+func (d hungDepot) Write(ctx context.Context, _ string, fill func(io.Writer) error) error {
+	return fill(hungWriter{ctx, d.writing})
+}
+
+type hungWriter struct {
+	ctx     context.Context
+	writing chan struct{}
+}
+
+func (w hungWriter) Write([]byte) (int, error) {
+	w.writing <- struct{}{}
+	<-w.ctx.Done()
+	return 0, w.ctx.Err()
+}
+
+// A destination that takes nothing fails its checkpoint. The trainers whose state it should take keep their leases,
+// train on, and take part in the next checkpoint.
+func TestAHungDestinationKeepsNoTrainerFromItsLease(t *testing.T) {
+	s, _, c := served(t)
+	member, err := enter(t, c, "w0", 1, func(e *client.Entry) { e.Lease = time.Second }) // so it beats five times a second
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := attend(t, c, "ctr", 0, 1, func(f *fakeTrainer) { f.member, f.content = member, strings.Repeat("state", 4<<20) })
+	pause := func() *muster {
+		t.Helper()
+		m, err := s.pauseTrainers(t.Context(), "ctr", false, true, make(map[string]error))
+		if err == nil {
+			err = m.release(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	m := pause()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d := hungDepot{writing: make(chan struct{}, 1)}
+	stored := make(chan error, 1)
+	go func() { stored <- m.store(ctx, d, "x", []byte{1, 2, 3, 4}) }()
+	<-d.writing
+	spoke := func() time.Time {
+		one, _ := s.workers.get(uint64(member.Incarnation()))
+		return one.spoke
+	}
+	for range 8 { // more than fit in any buffer that the state has not filled
+		last := spoke()
+		eventually(t, "a beat is heard", func() bool { return spoke().After(last) })
+	}
+	if f.isStill() {
+		t.Error("the trainer stands still while its state waits")
+	}
+	cancel()
+	if err := <-stored; err == nil {
+		t.Error("the checkpoint has succeeded")
+	}
+	m.end()
+	m = pause()
+	good, err := depot.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.store(t.Context(), good, "x", []byte{1, 2, 3, 4}); err != nil || len(m.members) != 1 || m.members[0].blob.File.Bytes != 20<<20 {
+		t.Errorf("the next checkpoint: %v, states of %v", err, m.attended())
+	}
+	m.end()
+}
+
+// blockedStream is the call of a trainer that reads nothing.
+type blockedStream struct {
+	grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
+	over chan struct{}
+}
+
+func (s blockedStream) Send(*rowraftv1.AttendReply) error {
+	<-s.over
+	return io.EOF
+}
+
+// A trainer that reads nothing keeps who tells it something for a bounded time.
+func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		over := make(chan struct{})
+		a := &attendee{id: trainerID{"a", 0}}
+		a.send.stream, a.send.turn = blockedStream{over: over}, newTurn()
+		for range 2 {
+			begun := time.Now()
+			if err := a.tell(&rowraftv1.AttendReply{}); rowraft.CodeOf(err) != rowraft.CodeDeadline || time.Since(begun) != tellPatience {
+				t.Errorf("%v after %v, want Deadline after %v", err, time.Since(begun), tellPatience)
+			}
+		}
+		close(over)
+		synctest.Wait()
+	})
+}

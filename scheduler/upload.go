@@ -1,0 +1,171 @@
+package scheduler
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	// statePatience is how long a trainer may take to send the next piece of its state.
+	statePatience = 30 * time.Second
+	// minStateRate is how fast the state of a job that can be left out must come, in bytes per second.
+	minStateRate = 256 << 10
+)
+
+// upload is a piece of a trainer's state, or the error that ended the call that brought it.
+type upload struct {
+	piece *rowraftv1.TrainerState
+	err   error
+}
+
+// SendState passes the state of a trainer on to the checkpoint that wants it.
+func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.TrainerState, rowraftv1.SendStateReply]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	id := trainerID{first.GetJob(), first.GetRank()}
+	if err := c.s.jobs.checkOwner(stream.Context(), id.job); err != nil {
+		return err
+	}
+	var p *paused
+	if a := c.s.attendance.find(id, first.GetInstance()); a != nil {
+		p = a.sending.Load()
+	}
+	if p == nil || p.id != first.GetId() {
+		return rowraft.Errorf(rowraft.CodePrecondition, "no checkpoint wants the state of %s at pause %d (any more)", id, first.GetId())
+	}
+	for piece := first; ; {
+		select {
+		case p.state <- upload{piece: piece}:
+		case <-p.done:
+			return rowraft.Errorf(rowraft.CodePrecondition, "the checkpoint that wanted the state of %s is over", id)
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+		if piece.GetLast() {
+			return stream.SendAndClose(&rowraftv1.SendStateReply{})
+		}
+		if piece, err = stream.Recv(); err != nil {
+			select {
+			case p.state <- upload{err: err}:
+			case <-p.done:
+			}
+			return err
+		}
+	}
+}
+
+// store writes the states of the trainers, which send them now, with the rows.
+func (m *muster) store(ctx context.Context, d depot.Depot, name string, tag []byte) error {
+	for i, p := range m.members {
+		p.blob = checkpoint.Blob{Name: blobOf(p.a.id), File: checkpoint.File{Name: fmt.Sprintf("trainer-%04d-%x", i, tag)}}
+	}
+	m.again = false // no other attempt follows
+	return m.each(ctx, m.members, func(ctx context.Context, p *paused) error {
+		defer m.done(p)
+		w := &summed{hash: sha256.New()}
+		err := d.Write(ctx, name+"/"+p.blob.File.Name, func(dst io.Writer) error {
+			w.dst = dst
+			return p.receive(ctx, w, m.s.attendance.patience.state, p.a.id.job != m.need)
+		})
+		if err != nil {
+			err = fmt.Errorf("state of %s: %w", p.a.id, err)
+			if _, ofTrainer := errors.AsType[*unsentError](err); !ofTrainer {
+				err = &destinationError{err}
+			}
+			return err
+		}
+		p.blob.File.Bytes, p.blob.File.SHA256 = w.n, [32]byte(w.hash.Sum(nil))
+		return nil
+	})
+}
+
+// unsentError reports that a trainer has not sent its state.
+type unsentError struct{ error }
+
+func (e *unsentError) Unwrap() error { return e.error }
+
+// destinationError reports that the destination of a checkpoint has failed, so the checkpoint fails and not one of its
+// jobs.
+type destinationError struct{ error }
+
+func (e *destinationError) Unwrap() error { return e.error }
+
+func ofDestination(err error) bool {
+	_, is := errors.AsType[*destinationError](err)
+	return is
+}
+
+// blobOf is what docs/formats/trainer-state.md calls the state of a trainer.
+func blobOf(id trainerID) string { return fmt.Sprintf("trainer/%s/%d", id.job, id.rank) }
+
+// receive takes the pieces of a state until the last. One that nobody must wait for has to come at a minimum rate.
+func (p *paused) receive(ctx context.Context, w io.Writer, patience time.Duration, bounded bool) error {
+	if bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, patience+time.Duration(p.bytes/minStateRate)*time.Second)
+		defer cancel()
+	}
+	for total := uint64(0); ; {
+		piece, err := p.nextPiece(ctx, patience)
+		if err != nil {
+			return err
+		}
+		if total += uint64(len(piece.GetContent())); total > p.bytes || piece.GetLast() && total < p.bytes {
+			return &unsentError{rowraft.Errorf(rowraft.CodeInternal, "the trainer sent %d bytes, and had announced %d", total, p.bytes)}
+		}
+		if _, err := w.Write(piece.GetContent()); err != nil {
+			return err
+		}
+		if piece.GetLast() {
+			return nil
+		}
+	}
+}
+
+// nextPiece waits for the next piece of a state.
+func (p *paused) nextPiece(ctx context.Context, patience time.Duration) (*rowraftv1.TrainerState, error) {
+	quiet := time.NewTimer(patience)
+	defer quiet.Stop()
+	var why error
+	select {
+	case u := <-p.state:
+		if u.err == nil {
+			return u.piece, nil
+		}
+		why = rowraft.Errorf(rowraft.CodeNoLeader, "the trainer sends no more: %w", u.err)
+	case <-p.a.gone:
+		why = rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone", p.a.id)
+	case <-quiet.C:
+		why = rowraft.Errorf(rowraft.CodeDeadline, "the trainer has sent nothing for %v", patience)
+	case <-ctx.Done():
+		why = rowraft.Errorf(rowraft.CodeDeadline, "the trainer does not send it in time: %w", ctx.Err())
+	}
+	return nil, &unsentError{why}
+}
+
+// summed counts and hashes what goes through it.
+type summed struct {
+	dst  io.Writer
+	hash hash.Hash
+	n    int64
+}
+
+func (s *summed) Write(b []byte) (int, error) {
+	_, _ = s.hash.Write(b) // never fails
+	s.n += int64(len(b))
+	return s.dst.Write(b)
+}
