@@ -173,7 +173,7 @@ func TestTheClockOfAPushIsQueued(t *testing.T) {
 		var got seen
 		arrived, answer := make(chan struct{}), make(chan struct{})
 		s := fakeServer{push: func(ctx context.Context, req *rowraftv1.PushRequest) error {
-			if req.Clocked {
+			if raisesClock(req) {
 				return got.push(ctx, req)
 			}
 			close(arrived)

@@ -110,13 +110,12 @@ func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read [
 	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*j.c.opts.DType.Size()} }
 	parts := make([]*stepPart, len(m.Shards))
 	for i := range parts {
-		parts[i] = &stepPart{j: j, shard: rowraft.ShardID(i), step: step, idle: idle}
+		parts[i] = &stepPart{j: j, shard: rowraft.ShardID(i), step: step, idle: idle, read: read}
 	}
 	for _, r := range plan(m, ready, perRow, load{sent: partBytes}) {
 		p := parts[r.shard]
 		p.fragments = append(p.fragments, j.c.encode(wire.OpPush, &r).payload)
 	}
-	parts[m.ShardOf(clustermap.JobSlot(j.opts.ID))].read = read
 	return j.pushAll(ctx, step, parts)
 }
 
@@ -254,12 +253,14 @@ type ClockResult struct {
 	Slowest uint64 // lowest clock of the job's members, as the push was applied
 }
 
-// PushClock applies gradients at once, as Push does, and with them the worker's clock
-// and how far it has read: exactly once, in the log of the job's clock shard, with the
-// last of the push's rows there. That part is sent when all others are acknowledged, so
-// whoever sees the clock finds all rows of the push, in every shard. Without gradients
-// it only sets the clock. A clock never falls; 2^64−1 says that the worker has read all
-// of its data.
+// PushClock applies gradients at once, as Push does, and with them the worker's clock:
+// exactly once, in the log of the job's clock shard, with the last of the push's rows
+// there. That part is sent when all others are acknowledged, so a reader that sees the
+// clock finds all rows of the push, in every shard. Without gradients it only sets the
+// clock. A clock never falls; 2^64−1 says that the worker has read all of its data.
+//
+// Every part names the worker and how far it has read: a shard refuses those of a worker
+// that is no member any more, whatever is known of its earlier parts.
 //
 // Errors: those of Push; CodeNotMember, CodeNotFound as PushStep.
 func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs ...Segment) (ClockResult, error) {
@@ -278,6 +279,11 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 	}
 	clocked := j.clocked(&parts, &c)
 	before := slices.DeleteFunc(parts, func(p *part) bool { return p == clocked })
+	worker := c
+	worker.Clock = 0 // it raises nothing
+	for _, p := range before {
+		p.prepend(&worker)
+	}
 	clocked.after = before
 	ack, err := j.c.sendParts(ctx, append(slices.Clone(before), clocked))
 	if err != nil {
@@ -299,11 +305,16 @@ func (j *Job) clocked(parts *[]*part, c *wire.Clock) *part {
 		p = &part{shard: home, done: make(chan struct{})}
 		*parts = append(*parts, p)
 	}
+	p.prepend(c)
+	return p
+}
+
+// prepend puts c before the segments of p.
+func (p *part) prepend(c *wire.Clock) {
 	payload := wire.AppendClock(rpc.Pool.Bytes(c.Size() + len(p.payload))[:0], c)
 	payload = append(payload, p.payload...)
 	rpc.Pool.Release(p.payload)
 	p.op, p.payload = wire.OpClocked, payload
-	return p
 }
 
 func (j *Job) clockShard() rowraft.ShardID {

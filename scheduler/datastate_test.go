@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -158,7 +160,7 @@ func TestEpochsAreCovered(t *testing.T) {
 			w := workers[i]
 			if inLog && rapid.IntRange(0, 3).Draw(t, "the shards are asked") == 0 {
 				r := a.m.runOf("ctr")
-				settle := cmdSettle(r.GetRun(), settled(r.GetData(), pushed, false)...)
+				settle := cmdSettle(r.GetRun(), settled(r.GetData(), []shardRead{{read: pushed}})...)
 				a.ok(settle)
 				if rapid.Bool().Draw(t, "twice") {
 					a.ok(settle)
@@ -245,7 +247,7 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 			pushed := make(reading)
 			settle := func() {
 				r := a.m.runOf("ctr")
-				a.ok(cmdSettle(r.GetRun(), settled(r.GetData(), pushed, false)...))
+				a.ok(cmdSettle(r.GetRun(), settled(r.GetData(), []shardRead{{read: pushed}})...))
 			}
 			one := a.enter(cmdEnter("a", 1, plan)).identity
 			first := a.taken(tc.take(one, 1))
@@ -354,5 +356,72 @@ func TestPartsAreSettledFirst(t *testing.T) {
 	a.ok(cmdSettle(two.GetRun(), &rowraftv1.PartSettled{Incarnation: two.GetIncarnation(), Unknown: true}))
 	if d := a.m.runOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16+52 {
 		t.Errorf("read again: %d to %d, want 16 to 68", d.GetAgainKnown(), d.GetAgainMost())
+	}
+}
+
+// A push is made of a part for each shard. A batch of which any shard has applied one counts
+// as applied, and what one shard may have forgotten is not known.
+func TestABatchThatOneShardHasCountsAsRead(t *testing.T) {
+	d := &rowraftv1.JobData{Examples: 100, PartExamples: 100, Open: []*rowraftv1.JobPart{{Unsettled: 7, Reading: 2}}}
+	at := func(acknowledged, applied uint64) shardRead {
+		s := shardRead{read: make(reading)}
+		reading(s.read).push(d, d.Open[0], acknowledged, applied)
+		return s
+	}
+	none, forgot := shardRead{}, shardRead{full: true}
+	for name, tc := range map[string]struct {
+		shards                []shardRead
+		acknowledged, applied uint64
+		unknown               bool
+	}{
+		"all shards have it":              {[]shardRead{at(8, 16), at(8, 16)}, 8, 16, false},
+		"one shard alone has it":          {[]shardRead{at(8, 16), at(16, 24), at(8, 16)}, 16, 24, false},
+		"none has heard of the part":      {[]shardRead{none, none}, 0, 0, false},
+		"one has no rows of it":           {[]shardRead{none, at(0, 8)}, 0, 8, false},
+		"one may have forgotten the part": {[]shardRead{at(8, 16), forgot}, 8, 16, true},
+	} {
+		got := settled(d, tc.shards)
+		if len(got) != 1 || got[0].GetAcknowledged() != tc.acknowledged || got[0].GetApplied() != tc.applied || got[0].GetUnknown() != tc.unknown {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// Before the shards are asked how far the workers were that have gone, they refuse what these
+// still push, also when nobody trains in the run any more.
+func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
+	s, _, _ := served(t)
+	var calls []string
+	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
+		calls = append(calls, fmt.Sprintf("generation %d of %d", r.GetGeneration(), len(trainingRanks(r))))
+		return 1, refuse
+	}
+	s.generations.positions = func(context.Context, []byte) ([]shardRead, error) {
+		calls = append(calls, "positions")
+		return []shardRead{{}}, nil
+	}
+	s.generations.rest = func(context.Context, *rowraftv1.MetaRun) error {
+		calls = append(calls, "rest")
+		return nil
+	}
+	e, err := proposeFor[*entered](t.Context(), s, cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
+		divided(100, 100, 1)(q)
+		q.InShards, q.Workers, q.Data.InLog = true, 1, true
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cmd := range []*rowraftv1.MetaCommand{cmdRead(e.identity, 1), cmdLeaveJob(e.identity, lost)} {
+		if _, err := s.propose(t.Context(), cmd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.keepJobs(t.Context())
+	refuse = nil
+	s.keepJobs(t.Context())
+	want := []string{"generation 2 of 0", "generation 2 of 0", "positions", "rest"}
+	if !slices.Equal(calls, want) {
+		t.Errorf("the shards were told and asked %q, want %q", calls, want)
 	}
 }

@@ -113,8 +113,8 @@ type generations struct {
 	// drive makes a generation known to every shard and returns its first step; nil
 	// where no shard needs it.
 	drive func(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error)
-	// positions asks how far a run's data was read; full says that some of it may be forgotten.
-	positions func(ctx context.Context, run []byte) (read map[rowraft.DataPart]uint64, full bool, err error)
+	// positions asks every shard how far a run's data was read.
+	positions func(ctx context.Context, run []byte) ([]shardRead, error)
 	// end has every shard forget a run.
 	end func(ctx context.Context, run []byte) error
 	// rest has every shard forget a run that nobody trains in, for now.
@@ -207,11 +207,12 @@ func (s *Scheduler) roomInShards(job string) error {
 // driveGeneration makes the present generation of a run known: first to the shards,
 // then to whoever asks for it.
 func (s *Scheduler) driveGeneration(ctx context.Context, r *rowraftv1.MetaRun) error {
-	if r.GetGeneration() == 0 || r.GetGathering() || s.generations.of(r.GetRun()).number >= r.GetGeneration() {
+	g := generation{number: r.GetGeneration(), ranks: trainingRanks(r)}
+	toSettle := len(g.ranks) == 0 && unsettled(r)
+	if g.number == 0 || r.GetGathering() && !toSettle || s.generations.of(r.GetRun()).number >= g.number {
 		return nil
 	}
-	g := generation{number: r.GetGeneration(), ranks: trainingRanks(r)}
-	if r.GetInShards() && len(g.ranks) > 0 {
+	if r.GetInShards() && (len(g.ranks) > 0 || toSettle) {
 		ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 		defer cancel()
 		var err error

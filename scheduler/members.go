@@ -31,7 +31,13 @@ func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, 
 	return g.Wait()
 }
 
-// driveMembers makes the present generation of a run known to every shard. Its first
+// noWorker is the only member of a generation that has none: an incarnation that no worker
+// has. With it a shard refuses what the workers of the run before still push, and keeps
+// their positions, until these are settled.
+const noWorker = math.MaxUint64
+
+// driveMembers makes the present generation of a run known to every shard; one without
+// members only to those that know the run. Its first
 // step is beyond any that a shard has closed or begun, and is logged before the first
 // shard is told: whoever leads next drives the same.
 func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error) {
@@ -54,7 +60,17 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 		}
 	}
 	q.Quorum = quorumOf(r.GetQuorum(), len(q.Members))
+	none := len(q.Members) == 0
+	if none {
+		q.Members = []*rowraftv1.JobMember{{Incarnation: noWorker}}
+	}
 	return r.GetFirstStep(), s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.AdminClient) error {
+		if none {
+			_, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: q.Job})
+			if rowraft.CodeOf(rpc.FromStatus(err)) == rowraft.CodeNotFound {
+				return nil
+			}
+		}
 		_, err := admin.EnsureJob(ctx, &rowraftv1.EnsureJobRequest{
 			Shard: uint32(shard), TableEpoch: uint64(m.Epoch), Job: q.Job, Generation: q.Generation, FirstStep: q.FirstStep, Members: q.Members, Quorum: q.Quorum, DeadlineNs: q.DeadlineNs,
 		})

@@ -314,3 +314,35 @@ func TestARestoreForgetsJobs(t *testing.T) {
 		t.Errorf("a step of a job that was forgotten: %v", got.Err)
 	}
 }
+
+// A worker that is no member any more pushes nothing, also to a shard that does not have the
+// clocks: its parts there have clock 0. What it pushed before raises no clock, and its
+// positions stay known.
+func TestAWorkerThatLeftPushesNothing(t *testing.T) {
+	r := newStepReplica(t, 1, 2)
+	part := func(seq rowraft.Seq, offset uint64) error {
+		c := wire.Clock{Job: jobID(1), Rank: 1, Incarnation: 2, Positions: []rowraft.Position{{Part: 4, Offset: offset}}}
+		p := push(1, seq, append(wire.AppendClock(nil, &c), payloadOf(rows{schema: stepTables[0], keys: []rowraft.Key{rowraft.Key(seq)}})...))
+		p.Op = wire.OpClocked
+		return r.parts(p)[0].Err
+	}
+	if err := part(1, 8); err != nil {
+		t.Fatal(err)
+	}
+	if got := clocks(r.job(1)); !reflect.DeepEqual(got, []uint64{0, 0}) {
+		t.Errorf("clocks %d", got)
+	}
+	for i, next := range [][]wire.Member{members(1), {{Incarnation: math.MaxUint64}}} {
+		if err := r.membership(wire.Membership{Job: jobID(1), Generation: rowraft.Generation(i + 2), First: 1, Members: next}); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, part(rowraft.Seq(i+2), 16), rowraft.CodeNotMember)
+	}
+	if d, read := r.digest(), r.job(1).Positions; d.Rows != 1 || !reflect.DeepEqual(read, []rowraft.Position{{Part: 4, Offset: 8}}) {
+		t.Errorf("%d rows, positions %v; want those of the first push", d.Rows, read)
+	}
+	if err := r.membership(wire.Membership{Job: jobID(1)}); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, part(4, 16), rowraft.CodeNotFound)
+}

@@ -502,7 +502,7 @@ type PartSettled struct {
 	Part          uint64                 `protobuf:"varint,2,opt,name=part,proto3" json:"part,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`   // of the worker
 	Acknowledged  uint64                 `protobuf:"varint,4,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // examples of it, without a gap, that every shard has applied
-	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`           // examples of it that were applied, or may have been in some shard
+	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`           // examples of it whose batches at least one shard has applied, or a part of them
 	Unknown       bool                   `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`           // the shards do not know
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
