@@ -90,7 +90,8 @@ type Client struct {
 	spread spread // of bounded reads
 	budget budget // of what is sent again
 
-	session session
+	session   session
+	endpoints endpoints
 
 	// lost is the first error of a part whose Push had returned before: nobody
 	// heard of it. The next Push or Flush tells it.
@@ -260,34 +261,49 @@ func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) 
 		return err
 	}
 	var known uint64
+	var home rowraft.ClusterID
 	if m := c.cluster.Load(); m != nil {
-		known = uint64(m.Version)
+		known, home = uint64(m.Version), m.Cluster
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait+c.opts.AttemptTimeout)
 	defer cancel()
-	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(wait)})
+	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(wait), ClusterId: string(home)})
 	if err != nil {
 		return fmt.Errorf("cluster map from %s: %w", addr, err)
 	}
-	for _, l := range reply.Leaders {
-		c.learnLeader(rowraft.ShardID(l.Shard), rowraft.NodeID(l.Node), rowraft.Term(l.Term))
+	if reply.Map != nil {
+		m, err := rpc.MapFromProto(reply.Map)
+		if err != nil {
+			return err
+		}
+		if err := c.takeMap(addr, m); err != nil {
+			return err
+		}
+		home = m.Cluster
 	}
-	if reply.Map == nil {
-		return nil
-	}
-	m, err := rpc.MapFromProto(reply.Map)
-	if err != nil {
-		return err
-	}
+	c.inCluster(home, func() {
+		for _, l := range reply.Leaders {
+			c.learnLeader(rowraft.ShardID(l.Shard), rowraft.NodeID(l.Node), rowraft.Term(l.Term))
+		}
+	})
+	c.heard(addr)
+	return nil
+}
+
+// takeMap makes m, from addr, the client's map if it is newer. Versions of two clusters
+// cannot be compared.
+func (c *Client) takeMap(addr string, m *clustermap.Map) error {
 	for {
 		old := c.cluster.Load()
-		if old != nil && old.Version >= m.Version {
-			return nil
-		}
-		if old != nil && old.Cluster != m.Cluster {
+		switch {
+		case old != nil && old.Cluster != m.Cluster:
+			if c.heardOther(addr, m) {
+				return nil
+			}
 			return rowraft.Errorf(rowraft.CodeIdentity, "server %s belongs to cluster %s, this client talks to %s", addr, m.Cluster, old.Cluster)
-		}
-		if c.cluster.CompareAndSwap(old, m) {
+		case old != nil && old.Version >= m.Version:
+			return nil
+		case c.cluster.CompareAndSwap(old, m):
 			return nil
 		}
 	}

@@ -27,6 +27,14 @@
 // atomic across shards. If some are applied and others refused, the error's code
 // is one of those that say so (Code.MaybeApplied).
 //
+// # A cluster that is replaced
+//
+// The endpoints say which cluster a client belongs to. When more than half of them
+// form a new one (docs/ops/runbooks.md, lose a majority), the client leaves for it.
+// What was under way, jobs and Positions end with CodeSessionExpired, calls with an
+// old table handle with CodePrecondition; new calls, with handles of Client.Table,
+// work. Nothing that was sent to the old cluster takes effect in the new one.
+//
 // # What a pull sees
 //
 // Rows are atomic one by one: a pull beside a push may see some of its rows

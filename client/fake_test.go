@@ -20,7 +20,8 @@ import (
 type fakeServer struct {
 	rowraftv1.UnimplementedClusterServer
 	rowraftv1.UnimplementedTableServer
-	m *clustermap.Map
+	m    *clustermap.Map
+	news func() *clustermap.Map // the map as it is now; nil: m
 
 	open   func(context.Context, *rowraftv1.OpenSessionRequest) error
 	push   func(context.Context, *rowraftv1.PushRequest) error
@@ -34,11 +35,15 @@ type fakeServer struct {
 }
 
 func (s *fakeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
-	if req.WaitNs > 0 && req.KnownVersion >= uint64(s.m.Version) {
+	m := s.m
+	if s.news != nil {
+		m = s.news()
+	}
+	if req.WaitNs > 0 && req.KnownVersion >= uint64(m.Version) && req.ClusterId == string(m.Cluster) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	return &rowraftv1.GetMapReply{Map: rpc.MapToProto(s.m)}, nil
+	return &rowraftv1.GetMapReply{Map: rpc.MapToProto(m)}, nil
 }
 
 func (s *fakeServer) IssueIncarnation(context.Context, *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {

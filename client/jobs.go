@@ -212,7 +212,7 @@ func (c *Client) adopt(ctx context.Context, id rowraft.ClientID, inc rowraft.Inc
 			return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
 		}
 	}
-	c.opts.ClientID, c.session.inc = own(c.tls, id), inc
+	c.opts.ClientID, c.session.inc, c.session.cluster = own(c.tls, id), inc, c.cluster.Load().Cluster
 	return nil
 }
 

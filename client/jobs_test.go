@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -49,6 +50,7 @@ func TestAWorkerThatWasLostOnItsWayEntersOnceMore(t *testing.T) {
 func TestAClientEntersUntilItPushes(t *testing.T) {
 	c := &Client{ctx: t.Context()}
 	c.session.init()
+	c.cluster.Store(&clustermap.Map{Cluster: "c"})
 	for inc := range rowraft.Incarnation(3) {
 		id := rowraft.ClientID{byte(inc)}
 		if err := c.adopt(t.Context(), id, inc+1); err != nil || c.session.inc != inc+1 || c.opts.ClientID != id {

@@ -60,6 +60,9 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 	b := backoff{}
 	for {
 		m := c.cluster.Load()
+		if err := ofCluster(m, segs); err != nil {
+			return Freshness{}, err
+		}
 		reqs := c.planPull(m, segs)
 		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, &how, &reqs[i]) })
 		if err == nil {
@@ -145,7 +148,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 	if how.Mode == Bounded {
 		ask = c.pullAny
 	}
-	reply, tries, err := ask(ctx, r.shard, req)
+	reply, tries, err := ask(ctx, m.Cluster, r.shard, req)
 	if err != nil {
 		return fmt.Errorf("pull from shard %d: %w", r.shard, err)
 	}
@@ -160,8 +163,8 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 }
 
 // pullLeader asks the leader of a shard; tries is how often.
-func (c *Client) pullLeader(ctx context.Context, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
-	_, err = c.onLeader(ctx, shard, c.opts.FailWhenOverloaded, func(at server) error {
+func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
+	_, err = c.onLeader(ctx, home, shard, c.opts.FailWhenOverloaded, func(at server) error {
 		return c.try(ctx, shard, at, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
 			tries++
 			reply, err = stub.Pull(ctx, req)

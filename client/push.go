@@ -72,6 +72,9 @@ func (c *Client) parts(op wire.Op, segs []Segment) ([]*part, error) {
 		return nil, err
 	}
 	m := c.cluster.Load()
+	if err := ofCluster(m, ready); err != nil {
+		return nil, err
+	}
 	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*c.opts.DType.Size()} }
 	if op == wire.OpDelete {
 		perRow = func(*Segment) load { return load{sent: 8} }
@@ -80,6 +83,7 @@ func (c *Client) parts(op wire.Op, segs []Segment) ([]*part, error) {
 	parts := make([]*part, len(reqs))
 	for i := range reqs {
 		parts[i] = c.encode(op, &reqs[i])
+		parts[i].cluster = m.Cluster
 	}
 	return parts, nil
 }
@@ -153,6 +157,7 @@ func distinctTables(segs []Segment) error {
 // part is one numbered message to one shard. Its own goroutine resends it until
 // there is a definite answer, then closes done.
 type part struct {
+	cluster rowraft.ClusterID
 	shard   rowraft.ShardID
 	op      wire.Op
 	payload []byte
@@ -213,6 +218,9 @@ func (c *Client) pushSegment(op wire.Op, p *piece) wire.Segment {
 // ctx ends before that; one with parts before it waits for their answers first.
 func (c *Client) start(ctx context.Context, p *part, mayQueue bool) error {
 	ss := c.session.shards[p.shard].Load()
+	if ss == nil || ss.cluster != p.cluster { // the client has left the cluster
+		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", c.replaced(p.cluster))
+	}
 	if len(p.after) > 0 {
 		ss.queue(p)
 	} else if err := ss.take(ctx, p); err != nil && (err == errClosed || !mayQueue) {
@@ -276,7 +284,7 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 	var broken error
 	for {
 		m := c.cluster.Load()
-		tryMaybe, err := c.shardCall(ctx, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+		tryMaybe, err := c.shardCall(ctx, p.cluster, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
 			tries++
 			var err error
 			index, err = c.sendOnce(ctx, stub, ss, p, uint64(m.SlotsVersion))
@@ -284,7 +292,7 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 		})
 		maybe = maybe || tryMaybe
 		if err == nil {
-			c.raise(p.shard, index)
+			c.inCluster(p.cluster, func() { c.raise(p.shard, index) })
 			if tries == 1 {
 				// After a failed try the payload may still be in a transport's queue.
 				rpc.Pool.Release(p.payload)
@@ -447,15 +455,11 @@ func (c *Client) takeLost() error {
 // since the last Flush or Push that told one; CodeDeadline when ctx ends;
 // CodeUnknown if the client was closed before every part had an answer.
 func (c *Client) Flush(ctx context.Context) error {
-	for shard := range c.session.shards {
-		ss := c.session.shards[shard].Load()
-		if ss == nil {
-			continue
-		}
+	for _, ss := range c.allSessions() {
 		if err := ss.idle(ctx); err == errClosed {
-			return rowraft.Errorf(rowraft.CodeUnknown, "shard %d: %w before every push was answered", shard, err)
+			return rowraft.Errorf(rowraft.CodeUnknown, "shard %d: %w before every push was answered", ss.shard, err)
 		} else if err != nil {
-			return fmt.Errorf("shard %d still has unanswered pushes: %w", shard, err)
+			return fmt.Errorf("shard %d still has unanswered pushes: %w", ss.shard, err)
 		}
 	}
 	return c.takeLost()

@@ -79,7 +79,7 @@ func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	// A table that the map does not name is not waited for.
 	pushes.Store(-1 << 20)
 	pulls.Store(-1 << 20)
-	gone := &Table{c: c, schema: table.schema, seed: table.seed}
+	gone := &Table{c: c, cluster: table.cluster, schema: table.schema, seed: table.seed}
 	gone.schema.ID++
 	if _, err := gone.Push(patience(t), []rowraft.Key{1}, []float32{1, 1}); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("push to a table that is in no map: %v", err)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"maps"
 	"time"
 
@@ -62,15 +63,21 @@ func (r *Read) check() error {
 
 // Position is a place in the logs of shards: what a reader must see, told by whoever
 // pushed, perhaps in another process. A restore makes older positions useless: reads at
-// them end with CodeSessionExpired.
+// them end with CodeSessionExpired. So does a new cluster, restored from a checkpoint.
 type Position struct {
-	Epoch  rowraft.TableEpoch                `json:"epoch"`
-	Shards map[rowraft.ShardID]rowraft.Index `json:"shards"`
+	Cluster rowraft.ClusterID                 `json:"cluster,omitempty"`
+	Epoch   rowraft.TableEpoch                `json:"epoch"`
+	Shards  map[rowraft.ShardID]rowraft.Index `json:"shards"`
 }
 
 // current reports that p is of before a restore, for a client whose session is of later
 // tables: indices go on, so its shards would be found to be there.
 func (c *Client) current(p *Position) error {
+	if p.Cluster != "" && len(p.Shards) > 0 {
+		if err := c.replaced(p.Cluster); err != nil {
+			return err
+		}
+	}
 	now := rowraft.TableEpoch(c.session.epoch.Load())
 	for shard := range p.Shards {
 		if p.Epoch != 0 && p.Epoch < now {
@@ -83,7 +90,9 @@ func (c *Client) current(p *Position) error {
 // Position returns where this client's acknowledged pushes are: a read with AtLeast set
 // to it sees them all.
 func (c *Client) Position() Position {
-	p := Position{Epoch: rowraft.TableEpoch(c.session.epoch.Load()), Shards: make(map[rowraft.ShardID]rowraft.Index)}
+	c.endpoints.RLock()
+	defer c.endpoints.RUnlock()
+	p := Position{Cluster: c.cluster.Load().Cluster, Epoch: rowraft.TableEpoch(c.session.epoch.Load()), Shards: make(map[rowraft.ShardID]rowraft.Index)}
 	for s := range c.acked {
 		if i := c.acked[s].Load(); i > 0 {
 			p.Shards[rowraft.ShardID(s)] = rowraft.Index(i)
@@ -92,12 +101,16 @@ func (c *Client) Position() Position {
 	return p
 }
 
-// Join returns what a reader must see to see both p and q. Of two epochs the later counts.
+// Join returns what a reader must see to see both p and q. Of two epochs the later counts, of
+// two clusters that of q.
 func (p Position) Join(q Position) Position {
+	if p.Cluster != "" && q.Cluster != "" && p.Cluster != q.Cluster {
+		return Position{Cluster: q.Cluster, Epoch: q.Epoch, Shards: maps.Clone(q.Shards)}
+	}
 	if p.Epoch < q.Epoch {
 		p, q = q, p
 	}
-	out := Position{Epoch: p.Epoch, Shards: maps.Clone(p.Shards)}
+	out := Position{Cluster: cmp.Or(p.Cluster, q.Cluster), Epoch: p.Epoch, Shards: maps.Clone(p.Shards)}
 	if p.Epoch != q.Epoch {
 		return out
 	}

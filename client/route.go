@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -18,39 +19,44 @@ type attempt func(context.Context, rowraftv1.TableClient) error
 type server struct {
 	node rowraft.NodeID
 	addr string
+	home rowraft.ClusterID // of the call; a server of another cluster refuses it
 	// before is the hint when the server was chosen: a later one that names another server
 	// is news for the try, whenever it is looked at.
 	before *leaderHint
 }
 
-// shardCall runs call on the leader of shard, following hints and trying the
+// shardCall runs call on the leader of shard of cluster home, following hints and trying the
 // other replicas, until it succeeds, fails for good, ctx ends, or the client is
 // closed (errClosed). The error is the last answer; maybe says whether any try may have taken effect.
-func (c *Client) shardCall(ctx context.Context, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
-	return c.onLeader(ctx, shard, false, func(at server) error { return c.try(ctx, shard, at, call) })
+func (c *Client) shardCall(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
+	return c.onLeader(ctx, home, shard, false, func(at server) error { return c.try(ctx, shard, at, call) })
 }
 
 // onLeader is shardCall of any way to try; failFast says that it ends when the retry
 // budget is spent.
-func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast bool, try func(at server) error) (maybe bool, err error) {
+func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, failFast bool, try func(at server) error) (maybe bool, err error) {
 	b, retries, useHint := backoff{}, c.newRetries(failFast), true
 	var last rowraft.NodeID // that answered, or did not
 	var gone rowraft.NodeID // that did not
 	for c.ctx.Err() == nil {
+		if err := c.replaced(home); err != nil {
+			return maybe, err
+		}
 		at := c.target(shard, last, useHint)
+		at.home = home
 		node := at.node
 		last = node
 		begin := time.Now()
 		err = try(at)
 		if err == nil {
-			c.confirmLeader(shard, node)
+			c.inCluster(home, func() { c.confirmLeader(shard, node) })
 			retries.succeeded()
 			return false, nil
 		}
 		code := rowraft.CodeOf(err)
 		c.log.Debug("a try failed", "shard", shard, "node", string(node), "code", code.String(), "err", err)
 		maybe = maybe || code.MaybeApplied()
-		if !code.Retryable() || code == rowraft.CodeWrongShard {
+		if !elsewhere(code) || code == rowraft.CodeWrongShard {
 			return maybe, err
 		}
 		if ctx.Err() != nil {
@@ -64,14 +70,14 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 		}
 		var atLeast time.Duration
 		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
-			c.learnLeader(shard, nl.Leader, nl.Term)
+			c.inCluster(home, func() { c.learnLeader(shard, nl.Leader, nl.Term) })
 			// A leader that is known already may have been asked before it could serve.
 			hint := c.leaders[shard].Load()
-			useHint = nl.Leader != "" && hint.node != node && hint.node != gone
+			useHint = nl.Leader != "" && hint != nil && hint.node != node && hint.node != gone
 		}
 		if c.leaderMoved(shard, at) {
 			useHint = true
-			c.conns.reach(ctx, c.addrOf(c.leaders[shard].Load().node))
+			c.conns.reach(ctx, c.hintedAddr(shard))
 			continue // follow a new hint at once
 		}
 		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
@@ -91,6 +97,10 @@ func (c *Client) onLeader(ctx context.Context, shard rowraft.ShardID, failFast b
 	}
 	return maybe, c.ended(err)
 }
+
+// elsewhere reports that the same call may succeed later, or on another server: one of
+// another cluster may run under an address of this one.
+func elsewhere(code rowraft.Code) bool { return code.Retryable() || code == rowraft.CodeIdentity }
 
 // answers says that an error of this code comes from a server that is there.
 func answers(code rowraft.Code) bool {
@@ -142,7 +152,7 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call
 	}
 	ctx, timeout := context.WithTimeout(ctx, c.opts.AttemptTimeout)
 	defer timeout()
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(rpc.WithCluster(ctx, at.home))
 	defer cancel(nil)
 	defer c.whenSlow(ctx, cancel, shard, at).Stop()
 	err = call(ctx, rowraftv1.NewTableClient(conn))
@@ -227,6 +237,14 @@ func (c *Client) leaderMoved(shard rowraft.ShardID, at server) bool {
 	return after != nil && after != at.before && after.node != at.node
 }
 
+// hintedAddr is the address of the shard's leader, "" if none is known.
+func (c *Client) hintedAddr(shard rowraft.ShardID) string {
+	if hint := c.leaders[shard].Load(); hint != nil {
+		return c.addrOf(hint.node)
+	}
+	return ""
+}
+
 // target picks the server for the next try: the leader hint if wanted and known,
 // else the replica after the one that was tried last, so that a server that hangs
 // is not asked twice running.
@@ -235,7 +253,7 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool
 	m := c.cluster.Load()
 	if useHint && hint != nil {
 		if n, ok := m.Node(hint.node); ok {
-			return server{n.ID, n.Addr, hint}
+			return server{node: n.ID, addr: n.Addr, before: hint}
 		}
 	}
 	if int(shard) >= len(m.Shards) || len(m.Shards[shard].Replicas) == 0 {
@@ -249,7 +267,7 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool
 		}
 	}
 	n, _ := m.Node(replicas[next].Node)
-	return server{n.ID, n.Addr, hint}
+	return server{node: n.ID, addr: n.Addr, before: hint}
 }
 
 // confirmLeader remembers who answered as the leader; an answer does not tell its term.

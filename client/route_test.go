@@ -200,7 +200,7 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 				tc.before(c)
 			}
 			var asked string
-			maybe, err := c.onLeader(c.ctx, 0, false, func(at server) error {
+			maybe, err := c.onLeader(c.ctx, m.Cluster, 0, false, func(at server) error {
 				asked += string(at.node)
 				if len(asked) <= len(tc.answers) {
 					return tc.answers[len(asked)-1]

@@ -60,8 +60,11 @@ type scan struct {
 func (s *scan) run(ctx context.Context) error {
 	c := s.t.c
 	m := c.cluster.Load()
+	if err := ofCluster(m, []Segment{{Table: s.t}}); err != nil {
+		return err
+	}
 	shard, last := runOf(m, s.slot)
-	_, err := c.onLeader(ctx, shard, false, func(at server) error {
+	_, err := c.onLeader(ctx, m.Cluster, shard, false, func(at server) error {
 		err := s.try(ctx, m, shard, last, at)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound && c.named(s.t.schema.ID) {
 			return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)
@@ -108,7 +111,7 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(rpc.WithCluster(ctx, at.home))
 	defer cancel(nil)
 	defer context.AfterFunc(c.ctx, func() { cancel(errClosed) })()
 	patiently := func(f func() error) error {

@@ -16,9 +16,11 @@ import (
 
 // session is this client's incarnation and its state per shard.
 type session struct {
-	naming   ctxMutex // guards inc and the client id
+	naming   ctxMutex // guards inc, cluster and the client id
 	inc      rowraft.Incarnation
-	underway atomic.Int32 // sessions that are being opened: inc and the client id do not change meanwhile
+	cluster  rowraft.ClusterID // whose scheduler issued inc
+	left     []*shardSession   // of clusters that the client has left; guarded by Client.endpoints
+	underway atomic.Int32      // sessions that are being opened: inc and the client id do not change meanwhile
 
 	epoch  atomic.Uint64 // of the tables it was opened for; 0 before
 	shards [clustermap.MaxShards]struct {
@@ -53,6 +55,8 @@ func (m ctxMutex) unlock() { <-m }
 
 // shardSession numbers the parts for one shard.
 type shardSession struct {
+	cluster     rowraft.ClusterID
+	shard       rowraft.ShardID
 	inc         rowraft.Incarnation
 	maxInFlight int
 	closed      <-chan struct{} // the client's
@@ -116,13 +120,14 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 	if ss := at.Load(); ss != nil {
 		return ss, nil
 	}
-	inc, err := c.beginOpening(ctx)
+	home := c.cluster.Load().Cluster
+	inc, err := c.beginOpening(ctx, home)
 	if err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
 	defer c.session.underway.Add(-1)
 	var epoch uint64
-	_, err = c.shardCall(ctx, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+	_, err = c.shardCall(ctx, home, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
 		reply, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(inc)})
 		epoch = reply.GetTableEpoch()
 		return err
@@ -130,25 +135,32 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 	if err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
-	if !c.session.epoch.CompareAndSwap(0, epoch) && c.session.epoch.Load() != epoch {
+	ss := &shardSession{cluster: home, shard: shard, inc: inc, maxInFlight: c.opts.MaxInFlight, closed: c.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
+	same := false
+	if !c.inCluster(home, func() {
+		if same = c.session.epoch.CompareAndSwap(0, epoch) || c.session.epoch.Load() == epoch; same {
+			at.Store(ss)
+		}
+	}) {
+		return nil, c.replaced(home)
+	}
+	if !same {
 		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect again", shard, c.session.epoch.Load(), epoch)
 	}
-	ss := &shardSession{inc: inc, maxInFlight: c.opts.MaxInFlight, closed: c.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
-	at.Store(ss)
 	return ss, nil
 }
 
-// beginOpening returns the client's incarnation, which the scheduler issues for the first
-// session, and counts an opening as underway.
-func (c *Client) beginOpening(ctx context.Context) (rowraft.Incarnation, error) {
+// beginOpening returns the client's incarnation in a cluster, whose scheduler issues it for the
+// first session, and counts an opening as underway.
+func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowraft.Incarnation, error) {
 	if err := c.lock(ctx, c.session.naming); err != nil {
 		return 0, err
 	}
 	defer c.session.naming.unlock()
-	if c.session.inc == 0 {
+	if c.session.inc == 0 || c.session.cluster != home {
 		err := c.schedulerCall(ctx, "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 			reply, err := stub.IssueIncarnation(ctx, &rowraftv1.IssueIncarnationRequest{ClientId: c.opts.ClientID[:]})
-			c.session.inc = rowraft.Incarnation(reply.GetIncarnation())
+			c.session.inc, c.session.cluster = rowraft.Incarnation(reply.GetIncarnation()), home
 			return err
 		})
 		if err != nil {
@@ -157,6 +169,18 @@ func (c *Client) beginOpening(ctx context.Context) (rowraft.Incarnation, error) 
 	}
 	c.session.underway.Add(1)
 	return c.session.inc, nil
+}
+
+// allSessions lists the sessions that parts may be under way in.
+func (c *Client) allSessions() (out []*shardSession) {
+	c.endpoints.RLock()
+	defer c.endpoints.RUnlock()
+	for i := range c.session.shards {
+		if ss := c.session.shards[i].Load(); ss != nil {
+			out = append(out, ss)
+		}
+	}
+	return append(out, c.session.left...)
 }
 
 // take waits for a free place and gives p its number.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -108,14 +109,17 @@ func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 // pullAny asks the replicas of a shard until one answers, one has an error that no other
 // could mend, or all have been asked and some of them cannot meet the bound. tries is how
 // often req was sent.
-func (c *Client) pullAny(ctx context.Context, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
+func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
 	b, retries := backoff{}, c.newRetries(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
-		round := round{c: c, shard: shard, req: req}
+		if err := c.replaced(home); err != nil {
+			return nil, tries, err
+		}
+		round := round{c: c, home: home, shard: shard, req: req}
 		reply, err = round.run(ctx)
 		tries += round.tries
 		code := rowraft.CodeOf(err)
-		if err == nil || !code.Retryable() || code == rowraft.CodeWrongShard || code == rowraft.CodeTooStale || ctx.Err() != nil {
+		if err == nil || !elsewhere(code) || code == rowraft.CodeWrongShard || code == rowraft.CodeTooStale || ctx.Err() != nil {
 			if err == nil {
 				retries.succeeded()
 			}
@@ -139,6 +143,7 @@ func (c *Client) pullAny(ctx context.Context, shard rowraft.ShardID, req *rowraf
 // round asks each replica of a shard once.
 type round struct {
 	c     *Client
+	home  rowraft.ClusterID
 	shard rowraft.ShardID
 	req   *rowraftv1.PullRequest
 
@@ -163,7 +168,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	}
 	r.answers = make(chan tried, len(r.left))
 	whole := ctx
-	ctx, cancel := context.WithTimeout(ctx, r.c.opts.AttemptTimeout)
+	ctx, cancel := context.WithTimeout(rpc.WithCluster(ctx, r.home), r.c.opts.AttemptTimeout)
 	defer cancel()
 	r.c.spread.read()
 	hedge := time.NewTicker(hedgeAfter)
@@ -183,7 +188,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 			if a.err == nil {
 				return a.reply, nil
 			}
-			if code := rowraft.CodeOf(a.err); !code.Retryable() || code == rowraft.CodeWrongShard {
+			if code := rowraft.CodeOf(a.err); !elsewhere(code) || code == rowraft.CodeWrongShard {
 				return nil, a.err
 			}
 			if whole.Err() == nil {

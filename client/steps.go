@@ -27,6 +27,7 @@ type JobOptions struct {
 // pushes one step after the other.
 type Job struct {
 	c          *Client
+	cluster    rowraft.ClusterID
 	opts       JobOptions
 	generation atomic.Uint64 // the newest that a shard has told
 	epoch      atomic.Uint64 // of the tables at the first answer of a shard; 0: none yet
@@ -39,7 +40,7 @@ func (c *Client) Job(o JobOptions) (*Job, error) {
 	if o.ID == (rowraft.JobID{}) || o.Generation == 0 || o.Incarnation == 0 || o.Rank >= rowraft.MaxRanks {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x, generation %d, rank %d, incarnation %d: want an id, a rank below %d, and the others from 1", o.ID[:4], o.Generation, o.Rank, o.Incarnation, rowraft.MaxRanks)
 	}
-	j := &Job{c: c, opts: o}
+	j := &Job{c: c, cluster: c.cluster.Load().Cluster, opts: o}
 	j.generation.Store(uint64(o.Generation))
 	return j, nil
 }
@@ -107,6 +108,9 @@ func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read [
 		return StepResult{}, err
 	}
 	m := j.c.cluster.Load()
+	if err := ofCluster(m, ready); err != nil {
+		return StepResult{}, err
+	}
 	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*j.c.opts.DType.Size()} }
 	parts := make([]*stepPart, len(m.Shards))
 	for i := range parts {
@@ -189,7 +193,7 @@ func (p *stepPart) push(ctx context.Context) error {
 		late, isLate := errors.AsType[*rowraft.StepClosedError](err)
 		switch {
 		case err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED:
-			p.j.c.raise(p.shard, uint64(p.index))
+			p.j.c.inCluster(p.j.cluster, func() { p.j.c.raise(p.shard, uint64(p.index)) })
 			return nil
 		case err == nil: // a new leader that does not have it
 		case isLate:
@@ -235,7 +239,7 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	if fragment == 0 && !probe {
 		req.Positions = rpc.PositionsToProto(p.read)
 	}
-	_, err = p.j.c.shardCall(ctx, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+	_, err = p.j.c.shardCall(ctx, p.j.cluster, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
 		reply, err := stub.PushStep(ctx, req)
 		outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
 		p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
@@ -302,7 +306,7 @@ func (j *Job) clocked(parts *[]*part, c *wire.Clock) *part {
 		}
 	}
 	if p == nil {
-		p = &part{shard: home, done: make(chan struct{})}
+		p = &part{cluster: j.cluster, shard: home, done: make(chan struct{})}
 		*parts = append(*parts, p)
 	}
 	p.prepend(c)
@@ -327,7 +331,7 @@ func (j *Job) clockShard() rowraft.ShardID {
 // Errors: CodeNotFound if the job has ended; CodeDeadline when ctx ends.
 func (j *Job) WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error) {
 	for {
-		_, err := j.c.shardCall(ctx, j.clockShard(), func(ctx context.Context, stub rowraftv1.TableClient) error {
+		_, err := j.c.shardCall(ctx, j.cluster, j.clockShard(), func(ctx context.Context, stub rowraftv1.TableClient) error {
 			reply, err := stub.WaitClock(ctx, &rowraftv1.WaitClockRequest{Shard: uint32(j.clockShard()), Job: j.opts.ID[:], AtLeast: atLeast, TableEpoch: j.tableEpoch()})
 			slowest = reply.GetSlowest()
 			j.epoch.CompareAndSwap(0, reply.GetTableEpoch())

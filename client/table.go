@@ -13,9 +13,10 @@ import (
 
 // Table is a handle to one table. Safe for concurrent use.
 type Table struct {
-	c      *Client
-	schema rowraft.Schema
-	seed   uint64 // clustermap.TableSeed
+	c       *Client
+	cluster rowraft.ClusterID
+	schema  rowraft.Schema
+	seed    uint64 // clustermap.TableSeed
 }
 
 // Schema returns what the table was created with.
@@ -75,8 +76,9 @@ func (t *Table) Delete(ctx context.Context, keys []rowraft.Key) (Ack, error) {
 
 // Table returns a handle to the table called name. Errors: CodeTableNotFound.
 func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
-	if s, err := c.cluster.Load().Table(name); err == nil {
-		return c.handle(s), nil
+	m := c.cluster.Load()
+	if s, err := m.Table(name); err == nil {
+		return c.handle(m.Cluster, s), nil
 	}
 	// This map may be older than the table, and so may be that of a server which
 	// has just restarted: ask them all.
@@ -86,29 +88,30 @@ func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
 			errs = append(errs, err)
 		}
 	}
-	s, err := c.cluster.Load().Table(name)
+	m = c.cluster.Load()
+	s, err := m.Table(name)
 	if err != nil {
 		if len(errs) == len(c.addrs()) {
 			return nil, errors.Join(errs...)
 		}
 		return nil, err
 	}
-	return c.handle(s), nil
+	return c.handle(m.Cluster, s), nil
 }
 
-func (c *Client) handle(s rowraft.Schema) *Table {
+func (c *Client) handle(home rowraft.ClusterID, s rowraft.Schema) *Table {
 	c.tables.RLock()
 	t := c.tables.byID[s.ID]
 	c.tables.RUnlock()
-	if t != nil {
+	if t != nil && t.cluster == home {
 		return t
 	}
 	c.tables.Lock()
 	defer c.tables.Unlock()
-	if t := c.tables.byID[s.ID]; t != nil {
+	if t := c.tables.byID[s.ID]; t != nil && t.cluster == home {
 		return t
 	}
-	t = &Table{c: c, schema: s, seed: clustermap.TableSeed(s.ID)}
+	t = &Table{c: c, cluster: home, schema: s, seed: clustermap.TableSeed(s.ID)}
 	c.tables.byID[s.ID] = t
 	return t
 }
@@ -122,7 +125,7 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	}
 	s.ID = 0
 	var reply *rowraftv1.CreateTableReply
-	retried := false
+	retried, home := false, c.cluster.Load().Cluster
 	err := c.schedulerCall(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
 		// A resent creation may find the table its first try has made; one of another
 		// shape is refused all the same.
@@ -136,7 +139,7 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	if err != nil {
 		return nil, err
 	}
-	return c.handle(rpc.SchemaFromProto(reply.Table)), nil
+	return c.handle(home, rpc.SchemaFromProto(reply.Table)), nil
 }
 
 // Restored is where a cluster's tables come from.

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/tidy"
 )
@@ -70,6 +72,10 @@ func TestTheRunbookForALostMajority(t *testing.T) {
 	made := completeOf(listed(t, dest), "nightly-") // more than one, if its leader was lost on the way
 	if len(made) == 0 {
 		t.Fatalf("no checkpoint: %v", listed(t, dest))
+	}
+	longLived := c.dial(client.Options{}) // of before, and not told of anything
+	if _, err := longLived.Table(deadline(t, patience), "users"); err != nil {
+		t.Fatal(err)
 	}
 	lost := c.Servers()[1:]
 	c.killAll(lost)
@@ -143,6 +149,16 @@ func TestTheRunbookForALostMajority(t *testing.T) {
 		if !strings.Contains(printed[what], want) {
 			t.Errorf("rowraft %s printed %q, want %q in it", what, printed[what], want)
 		}
+	}
+	weights := make([]float32, 4)
+	if err := poll(deadline(t, patience), func() error {
+		users, err := longLived.Table(deadline(t, patience), "users")
+		if err != nil {
+			return err
+		}
+		return users.Pull(deadline(t, 10*time.Second), []rowraft.Key{3}, weights)
+	}); err != nil || !slices.Equal(weights, []float32{1, 1, 1, 3}) {
+		t.Errorf("a client of the old cluster reads row 3 as %v: %v", weights, err)
 	}
 	if !strings.Contains(printed["row get"], "4  no, initial weights") {
 		t.Errorf("row 4, of after the checkpoint: %s", printed["row get"])

@@ -441,7 +441,7 @@ func (n *Node) closeReplicas() error {
 
 // serve starts the gRPC services; the channel gives the error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
-	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.endLongPolls, n.countReplies), grpc.ChainStreamInterceptor(n.endAttendance))
+	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls, n.countReplies), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
 	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
@@ -465,6 +465,25 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	}
 	n.log.Info("Server listening on "+n.self.Addr, "peer", n.self.PeerAddr, "insecure", n.cfg.Insecure)
 	return served
+}
+
+// checkCluster refuses a call that is for another cluster.
+func (n *Node) checkCluster(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	if m := n.cluster.Load(); m != nil {
+		if err := rpc.CheckCluster(ctx, m.Cluster); err != nil {
+			return nil, err
+		}
+	}
+	return h(ctx, req)
+}
+
+func (n *Node) checkStreamCluster(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	if m := n.cluster.Load(); m != nil {
+		if err := rpc.CheckCluster(stream.Context(), m.Cluster); err != nil {
+			return err
+		}
+	}
+	return h(srv, stream)
 }
 
 // endLongPolls lets a call that only waits for news return when the server stops.

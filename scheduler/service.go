@@ -57,6 +57,9 @@ func sortedCopy(in []string) []string {
 // GetMap returns the newest map here, waiting for one if asked to.
 func (s *Scheduler) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
 	known := rowraft.MapVersion(req.GetKnownVersion())
+	if m := s.view.Map(); m != nil && req.GetClusterId() != "" && req.GetClusterId() != string(m.Cluster) {
+		known = 0
+	}
 	ctx, cancel := context.WithTimeout(ctx, min(time.Duration(min(req.GetWaitNs(), uint64(maxMapWait))), maxMapWait))
 	defer cancel()
 	reply := &rowraftv1.GetMapReply{}

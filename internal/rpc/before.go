@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/rowraft/rowraft"
 )
 
 // partHeader is how a client says, before the body of a Push, Assign or Delete, what part
@@ -52,6 +54,26 @@ func parsePartSize(said string) (p PartSize, ok bool) {
 		return PartSize{}, false
 	}
 	return PartSize{Shard: uint32(s), Bytes: int(n)}, true
+}
+
+// clusterHeader names the cluster that a call is for. A server of another cluster refuses
+// the call, whatever else fits: after a cluster was lost its servers may form another one
+// under the same addresses.
+const clusterHeader = "rowraft-cluster"
+
+// WithCluster is ctx for calls to servers of a cluster.
+func WithCluster(ctx context.Context, id rowraft.ClusterID) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, clusterHeader, string(id))
+}
+
+// CheckCluster refuses the call of ctx if it is for another cluster than id.
+func CheckCluster(ctx context.Context, id rowraft.ClusterID) error {
+	for _, want := range metadata.ValueFromIncomingContext(ctx, clusterHeader) {
+		if want != string(id) {
+			return rowraft.Errorf(rowraft.CodeIdentity, "this server belongs to cluster %s, the call is for cluster %q: nothing was done", id, want)
+		}
+	}
+	return nil
 }
 
 // BeforeBodies is desc whose unary calls are put to refuse, by their names, before their

@@ -1436,9 +1436,11 @@ func (x *LeaderHint) GetTerm() uint64 {
 }
 
 type GetMapRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	KnownVersion  uint64                 `protobuf:"varint,1,opt,name=known_version,json=knownVersion,proto3" json:"known_version,omitempty"`
-	WaitNs        uint64                 `protobuf:"varint,2,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"` // 0: answer at once
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	KnownVersion uint64                 `protobuf:"varint,1,opt,name=known_version,json=knownVersion,proto3" json:"known_version,omitempty"`
+	WaitNs       uint64                 `protobuf:"varint,2,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"` // 0: answer at once
+	// Of known_version; empty: any. A server of another cluster answers at once, with its map.
+	ClusterId     string `protobuf:"bytes,3,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1485,6 +1487,13 @@ func (x *GetMapRequest) GetWaitNs() uint64 {
 		return x.WaitNs
 	}
 	return 0
+}
+
+func (x *GetMapRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
 }
 
 type GetMapReply struct {
@@ -4010,10 +4019,12 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"LeaderHint\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
-	"\x04term\x18\x03 \x01(\x04R\x04term\"M\n" +
+	"\x04term\x18\x03 \x01(\x04R\x04term\"l\n" +
 	"\rGetMapRequest\x12#\n" +
 	"\rknown_version\x18\x01 \x01(\x04R\fknownVersion\x12\x17\n" +
-	"\await_ns\x18\x02 \x01(\x04R\x06waitNs\"b\n" +
+	"\await_ns\x18\x02 \x01(\x04R\x06waitNs\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x03 \x01(\tR\tclusterId\"b\n" +
 	"\vGetMapReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x120\n" +
 	"\aleaders\x18\x02 \x03(\v2\x16.rowraft.v1.LeaderHintR\aleaders\"\xaa\x01\n" +

@@ -1,0 +1,38 @@
+package node
+
+import (
+	"io"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// A call that names another cluster is refused before it does anything, unary or stream; a request for the
+// map by a client of another cluster is answered at once, whatever version that one knows.
+func TestCallsForAnotherClusterAreRefused(t *testing.T) {
+	r, c := openRaw(t)
+	other, own := rpc.WithCluster(testContext(t), "another"), rpc.WithCluster(testContext(t), r.m.Cluster)
+	payload := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32}, []uint64{10}, make([]float32, 4))
+	push := &rowraftv1.PushRequest{MapVersion: uint64(r.m.SlotsVersion), ClientId: r.id[:], Incarnation: 1 << 40, Seq: 1, Payload: payload}
+	if _, err := r.stub.Push(other, push); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		t.Errorf("a push for another cluster: %v, want CodeIdentity", err)
+	}
+	if reply, err := r.stub.Push(own, push); err != nil || reply.Duplicate {
+		t.Errorf("the same push for this cluster: %v, %v", reply, err)
+	}
+	stream, err := r.stub.Scan(other, &rowraftv1.ScanRequest{MapVersion: uint64(r.m.SlotsVersion), Table: uint64(r.table.ID), LastSlot: rowraft.NumSlots - 1})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err == io.EOF || rowraft.CodeOf(rpc.FromStatus(err)) != rowraft.CodeIdentity {
+		t.Errorf("a scan of another cluster: %v, want CodeIdentity", err)
+	}
+	maps := rowraftv1.NewClusterClient(connect(t, c.nodes[0].addr, nil))
+	reply, err := maps.GetMap(testContext(t), &rowraftv1.GetMapRequest{KnownVersion: 1 << 40, WaitNs: 1 << 50, ClusterId: "another"})
+	if err != nil || reply.Map.GetClusterId() != string(r.m.Cluster) {
+		t.Errorf("the map for a client of another cluster: %v, %v", reply, err)
+	}
+}
