@@ -8,10 +8,23 @@ import (
 // Key identifies a row within a table. All 64-bit values are valid keys.
 type Key uint64
 
-// TableID is the random, non-zero uid a table is born with. It is part of the
-// key hash, of the initializer and of every stored row, so it travels with the
-// schema and is never reused.
+// TableID names a table. The low 48 bits are the random, non-zero uid that the table
+// is born with: they are part of the key hash and of the initializer, so they travel
+// with the schema. The high 16 bits are the number of the restore that brought this
+// table alone, 0 if none did: a restored table is another table with the same places
+// for its rows. An id is never reused.
 type TableID uint64
+
+const originBits = 48
+
+// Origin returns the uid that the table was born with.
+func (t TableID) Origin() TableID { return t & (1<<originBits - 1) }
+
+// Restore returns the number of the restore that brought this table alone, or 0.
+func (t TableID) Restore() uint16 { return uint16(t >> originBits) }
+
+// RestoredBy returns the id of the table after restore n.
+func (t TableID) RestoredBy(n uint16) TableID { return t.Origin() | TableID(n)<<originBits }
 
 // ShardID numbers the shards of a cluster from 0.
 type ShardID uint32

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +29,8 @@ const (
 type Attendance struct {
 	Job            string
 	Rank, Trainers int
-	Checkpoint     string // id of the one that it goes on from; "": none
+	Checkpoint     string            // id of the one that it goes on from; "": none
+	Tables         []rowraft.TableID // that it trains
 	// Pause stops the training at its next batch boundary, where every push is
 	// acknowledged, until Release is called. Called on goroutines of the client, one
 	// at a time, also after the training is over: then it gives the last state.
@@ -48,6 +50,15 @@ type Attendance struct {
 	Beat      func() Beat
 	OnMembers func(Members)
 	OnStop    func()
+}
+
+// tables are the ids as they travel.
+func (a *Attendance) tables() (ids []uint64) {
+	for _, id := range a.Tables {
+		ids = append(ids, uint64(id))
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // Agree tells the job's other trainers the first boundary at which this one could stand,
@@ -265,7 +276,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	t.mu.Unlock()
 	hello := &rowraftv1.AttendHello{
 		Job: t.a.Job, Rank: uint32(t.a.Rank), Trainers: uint32(t.a.Trainers), Instance: t.instance[:], Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
-		Announces: t.a.Announces,
+		Announces: t.a.Announces, Tables: t.a.tables(),
 	}
 	if t.a.Member != nil {
 		hello.Member = t.a.Member.identity

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -144,8 +145,24 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 
 // Restored is where a cluster's tables come from.
 type Restored struct {
-	ID, Destination, Name string    // of the checkpoint; "" if of none
-	Trained               []Trainer // that have trained since, or do
+	Sources []Source  // the last restore first
+	Trained []Trainer // that have trained since, or do
+}
+
+// Source is a checkpoint that tables come from.
+type Source struct {
+	ID, Destination, Name string
+	Tables                []string
+}
+
+// Of returns the checkpoint that a table comes from, the zero Source if it comes from none.
+func (r *Restored) Of(table string) Source {
+	for _, s := range r.Sources {
+		if slices.Contains(s.Tables, table) {
+			return s
+		}
+	}
+	return Source{}
 }
 
 // Trainer names a trainer of a job.
@@ -158,8 +175,10 @@ type Trainer struct {
 func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
 	err = c.schedulerCall(ctx, "status", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		reply, err := stub.Status(ctx, &rowraftv1.StatusRequest{})
-		from := reply.GetRestored()
-		r = Restored{ID: from.GetId(), Destination: from.GetDestination(), Name: from.GetName()}
+		r = Restored{}
+		for _, from := range reply.GetRestored() {
+			r.Sources = append(r.Sources, Source{from.GetId(), from.GetDestination(), from.GetName(), from.GetTables()})
+		}
 		for _, t := range reply.GetTrainers() {
 			r.Trained = append(r.Trained, Trainer{t.GetJob(), int(t.GetRank())})
 		}

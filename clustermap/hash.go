@@ -20,9 +20,9 @@ func Mix64(z uint64) uint64 {
 }
 
 // TableSeed is the part of Hash that depends on the table alone.
-func TableSeed(table rowraft.TableID) uint64 { return Mix64(uint64(table) + golden) }
+func TableSeed(table rowraft.TableID) uint64 { return Mix64(uint64(table.Origin()) + golden) }
 
-// Hash is Mix64(key ⊕ Mix64(table + golden)). Its top 12 bits are the slot.
+// Hash is Mix64(key ⊕ Mix64(origin + golden)). Its top 12 bits are the slot.
 func Hash(table rowraft.TableID, key rowraft.Key) uint64 {
 	return Mix64(uint64(key) ^ TableSeed(table))
 }
@@ -33,7 +33,8 @@ func SlotOfHash(h uint64) rowraft.Slot { return rowraft.Slot(h >> 52) }
 // JobSlot is the slot whose shard keeps the clocks and data positions of a job
 // (docs/formats/steps.md).
 func JobSlot(id rowraft.JobID) rowraft.Slot {
-	return SlotOfHash(Hash(rowraft.TableID(binary.LittleEndian.Uint64(id[:8])), rowraft.Key(binary.LittleEndian.Uint64(id[8:]))))
+	seed := Mix64(binary.LittleEndian.Uint64(id[:8]) + golden)
+	return SlotOfHash(Mix64(binary.LittleEndian.Uint64(id[8:]) ^ seed))
 }
 
 // SlotOf returns the slot of a key: that of its own hash in a sparse table, of

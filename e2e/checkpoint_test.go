@@ -86,7 +86,7 @@ func (c *cluster) mustCreate(dest, name string, flags ...string) string {
 		}
 		again = true
 		c.t.Logf("rowraft %s is run again: %s", strings.Join(args, " "), errout)
-		c.rowraft(deadline(c.t, patience), "checkpoint", "delete", dest+"/"+name)
+		c.rowraft(deadline(c.t, patience), "checkpoint", "delete", dest+"/"+name, "--yes")
 		return fmt.Errorf("exit code %d", code)
 	})
 	if code != 0 {

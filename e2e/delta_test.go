@@ -199,7 +199,7 @@ func TestAChainInABucket(t *testing.T) {
 	if _, errout, code := c.patiently("checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it, which are nothing without it, or what is left of one: b:") {
 		t.Errorf("delete what a delta needs: exit code %d: %s", code, errout)
 	}
-	if out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--cascade", "--timeout", patience.String()); code != 0 || len(listed(t, dest)) != 0 {
+	if out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--yes", "--cascade", "--timeout", patience.String()); code != 0 || len(listed(t, dest)) != 0 {
 		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
 	}
 }
@@ -221,7 +221,7 @@ func TestDamageInAChainIsFound(t *testing.T) {
 		if code, out := verifies(t, dest+"/c"); !slices.Contains(codes, code) || !strings.Contains(out, says) {
 			t.Errorf("%s: verify: exit code %d: %s", what, code, out)
 		}
-		if _, errout, code := c.patiently("checkpoint", "restore", dest+"/c", "--replace"); code == 0 || !strings.Contains(errout, says) {
+		if _, errout, code := c.patiently("checkpoint", "restore", dest+"/c", "--replace", "--yes"); code == 0 || !strings.Contains(errout, says) {
 			t.Errorf("%s: it was restored, exit code %d: %s", what, code, errout)
 		}
 	}
@@ -253,7 +253,7 @@ func TestDamageInAChainIsFound(t *testing.T) {
 	if after := c.digestOfAll(); after != before {
 		t.Error("the chain is not what was saved")
 	}
-	out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--cascade", "--timeout", patience.String()) // a second try would say less
+	out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--yes", "--cascade", "--timeout", patience.String()) // a second try would say less
 	if code != 0 || !strings.Contains(out, "c, b, a") || len(listed(t, dest)) != 0 {
 		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
 	}

@@ -136,7 +136,7 @@ func TestNoStageOutlivesItsCaller(t *testing.T) {
 		defer close(ended)
 		for code := 4; code == 4; { // again, if a leader was lost
 			var errout string
-			_, errout, code = c.rowraft(ctx, "checkpoint", "restore", dest+"/a", "--table", "emb")
+			_, errout, code = c.rowraft(ctx, "checkpoint", "restore", dest+"/a", "--table", "emb", "--yes")
 			t.Logf("exit code %d: %s", code, errout)
 		}
 	}()

@@ -36,7 +36,7 @@ type restored struct {
 // restore tries once.
 func (c *cluster) restore(path string, args ...string) (restored, string, int) {
 	c.t.Helper()
-	out, errout, code := c.rowraft(deadline(c.t, patience), append([]string{"checkpoint", "restore", path, "-o", "json"}, args...)...)
+	out, errout, code := c.rowraft(deadline(c.t, patience), append([]string{"checkpoint", "restore", path, "--yes", "-o", "json"}, args...)...)
 	return c.wasRestored(out), errout, code
 }
 
@@ -54,7 +54,7 @@ func (c *cluster) wasRestored(out string) (v restored) {
 // so the next one replaces its rows, and has a later epoch.
 func (c *cluster) mustRestore(path string, args ...string) restored {
 	c.t.Helper()
-	args = append([]string{"checkpoint", "restore", path, "-o", "json"}, args...)
+	args = append([]string{"checkpoint", "restore", path, "--yes", "-o", "json"}, args...)
 	out, errout, code := c.rowraft(deadline(c.t, patience), args...)
 	if code == 4 {
 		c.t.Logf("%s is restored again: %s", path, errout)
@@ -221,6 +221,18 @@ func TestRestoreInPlace(t *testing.T) {
 	if _, err := table.Push(ctx, keys, grads); err != nil {
 		t.Fatal(err)
 	}
+	c.must("table", "create", "other", "--dim", "1", "--optimizer", "sgd", "--lr", "1", "--init", "zeros")
+	other, err := cl.Table(ctx, "other") // the checkpoint does not have it
+	if err != nil {
+		t.Fatal(err)
+	}
+	otherKeys, otherGrads := []rowraft.Key{5}, []float32{1}
+	if _, err := other.Push(ctx, otherKeys, otherGrads); err != nil {
+		t.Fatal(err)
+	}
+	if out, errout, code := c.patiently("checkpoint", "restore", dest+"/a", "--replace"); code != 5 || !strings.Contains(errout, "other, 1 rows: REMOVED") || !strings.Contains(errout, "--yes") {
+		t.Errorf("without a terminal and --yes: exit code %d: %s%s", code, out, errout)
+	}
 	if _, errout, code := c.patiently("checkpoint", "restore", dest+"/a"); code != 1 || !strings.Contains(errout, "--replace") {
 		t.Errorf("over rows that are there: exit code %d: %s", code, errout)
 	}
@@ -231,17 +243,30 @@ func TestRestoreInPlace(t *testing.T) {
 		}
 	}
 	out := make([]float32, len(grads))
-	if _, err := table.Push(ctx, keys, grads); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
-		t.Errorf("a push of the session from before: %v, want SessionExpired", err)
+	if _, err := table.Push(ctx, keys, grads); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("a push to the table as it was: %v, want TableNotFound", err)
 	}
-	if err := table.Pull(ctx, keys, out); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
-		t.Errorf("a read with positions from before: %v, want SessionExpired", err)
+	// The other table, and its session, have noticed nothing.
+	if _, err := other.Push(ctx, otherKeys, otherGrads); err != nil {
+		t.Errorf("a push to the table that was left out: %v", err)
+	}
+	if err := other.Pull(ctx, otherKeys, otherGrads); err != nil || otherGrads[0] != -2 {
+		t.Errorf("the table that was left out has %v after two pushes of 1, %v; want -2", otherGrads[0], err)
 	}
 	fresh := c.dial(client.Options{})
-	if _, err := fresh.Table(ctx, "dense"); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
-		t.Errorf("the table that was left out: %v", err)
+	if table, err = fresh.Table(ctx, "emb"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Push(ctx, keys, grads); err != nil {
+		t.Errorf("a push to the table that was restored: %v", err)
 	}
 	c.mustRestore(dest+"/a", "--replace")
+	if _, err := table.Push(ctx, keys, grads); rowraft.CodeOf(err) != rowraft.CodeSessionExpired && rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("a push of the session from before: %v, want SessionExpired", err)
+	}
+	if err := table.Pull(ctx, keys, out); rowraft.CodeOf(err) != rowraft.CodeSessionExpired && rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("a read with positions from before: %v, want SessionExpired", err)
+	}
 	c.killAll(c.Servers())
 	c.restartAll(c.Servers())
 	if table, err = c.dial(client.Options{}).Table(ctx, "emb"); err != nil {
@@ -423,7 +448,7 @@ func TestCheckpointOnAFullDisk(t *testing.T) {
 		if strings.Contains(errout, "the disk of "+disk+" is full") {
 			return nil
 		}
-		c.rowraft(deadline(t, patience), "checkpoint", "delete", disk+"/full") // what a try leaves that lost its leader
+		c.rowraft(deadline(t, patience), "checkpoint", "delete", disk+"/full", "--yes") // what a try leaves that lost its leader
 		return fmt.Errorf("exit code %d: %s", code, errout)
 	}); err != nil {
 		t.Error(err)

@@ -128,7 +128,7 @@ func TestTheRunbookForALostMajority(t *testing.T) {
 				return nil
 			case code == 4 || what == "shard digest":
 				if what == "checkpoint restore" && !slices.Contains(args, "--replace") {
-					args = append(args, "--replace") // it may be decided all the same
+					args = append(args, "--replace", "--yes") // it may be decided all the same
 				}
 				return fmt.Errorf("exit code %d: %s%s", code, out, errout)
 			}

@@ -23,6 +23,11 @@ func (s *partService) RestorePart(ctx context.Context, req *rowraftv1.RestorePar
 	if err := r.mustLead(); err != nil {
 		return nil, err
 	}
+	if req.GetClose() != nil { // whether it is closed already depends on what the log holds
+		if _, err := r.linearize(ctx, 0); err != nil {
+			return nil, err
+		}
+	}
 	entry, err := r.restoreEntry(id, req)
 	if err != nil {
 		return nil, err
@@ -59,7 +64,7 @@ func (r *replica) restoreEntry(id wire.RestoreID, req *rowraftv1.RestorePartRequ
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "digest of %d bytes, want %d", len(step.Close.GetDigest()), len(c.Digest))
 		}
 		c.Digest = [16]byte(step.Close.GetDigest())
-		if r.machine.Epoch() == c.Epoch {
+		if staged, ok := r.machine.StageID(); r.machine.Epoch() == c.Epoch && !(ok && staged == id) {
 			return nil, nil
 		}
 		return checkedRestore(wire.RestoreCloseEntry(r.header(), &c))
@@ -105,6 +110,9 @@ func (r *replica) restoreReply(id wire.RestoreID) *rowraftv1.RestorePartReply {
 	if d, err := r.machine.Digest(); err == nil {
 		reply.LiveRows = d.Rows
 		reply.Digest = d.Sum[:]
+	}
+	for _, t := range r.machine.Stats() {
+		reply.Tables = append(reply.Tables, &rowraftv1.ShardTable{Id: uint64(t.ID), Rows: t.Rows})
 	}
 	switch s, ok := r.machine.Stage(); {
 	case ok && s.ID != id:

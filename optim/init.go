@@ -23,7 +23,7 @@ func mix64(z uint64) uint64 {
 //
 // With 64-bit wrap-around arithmetic, mix64 and gamma as above:
 //
-//	h   = mix64(mix64(mix64(seed + gamma) ^ table) ^ key)
+//	h   = mix64(mix64(mix64(seed + gamma) ^ origin) ^ key)   origin = table mod 2^48
 //	x_j = mix64(h + j·gamma),  j = 1, 2, …      (a splitmix64 stream from h)
 //
 //	zeros    w_i = 0
@@ -45,7 +45,7 @@ func InitFrom(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, 
 		clear(dst)
 		return
 	}
-	x := mix64(mix64(mix64(init.Seed+gamma)^uint64(table)) ^ uint64(key))
+	x := mix64(mix64(mix64(init.Seed+gamma)^uint64(table.Origin())) ^ uint64(key))
 	a, b := float64(init.A), float64(init.B)
 	switch init.Kind {
 	case rowraft.InitUniform:

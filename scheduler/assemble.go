@@ -150,8 +150,15 @@ func (s *Scheduler) forgetDead(ctx context.Context) error {
 
 // addTrainers says who trains, and what checkpoint the tables come from.
 func (s *Scheduler) addTrainers(reply *rowraftv1.StatusReply) {
-	if from, _ := s.machine.restored(); from != nil {
-		reply.Restored = &rowraftv1.RestoredFrom{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName()}
+	sources, _ := s.machine.restored()
+	for _, from := range sources {
+		r := &rowraftv1.RestoredFrom{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName()}
+		for _, t := range s.view.Map().Tables {
+			if slices.Contains(from.GetTables(), uint64(t.ID)) {
+				r.Tables = append(r.Tables, t.Name)
+			}
+		}
+		reply.Restored = append(reply.Restored, r)
 	}
 	there := make(map[trainerID]bool)
 	for _, a := range s.attendance.list() {

@@ -256,15 +256,13 @@ func (s *Scheduler) beat(ctx context.Context, lost context.CancelCauseFunc, a *a
 }
 
 func (s *Scheduler) welcome() *rowraftv1.AttendReply {
-	from, epoch := s.machine.restored()
-	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{Welcome: &rowraftv1.AttendWelcome{
-		TableEpoch: uint64(epoch), RestoredId: from.GetId(), RestoredDestination: from.GetDestination(), RestoredName: from.GetName(),
-	}}}
+	_, epoch := s.machine.restored()
+	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{Welcome: &rowraftv1.AttendWelcome{TableEpoch: uint64(epoch)}}}
 }
 
 // logAttend makes sure that the next leader knows of the trainer too.
 func (s *Scheduler) logAttend(ctx context.Context, h *rowraftv1.AttendHello) error {
-	t := &rowraftv1.MetaTrainer{Job: h.GetJob(), Rank: h.GetRank(), Trainers: h.GetTrainers(), Instance: h.GetInstance()}
+	t := &rowraftv1.MetaTrainer{Job: h.GetJob(), Rank: h.GetRank(), Trainers: h.GetTrainers(), Instance: h.GetInstance(), Tables: h.GetTables()}
 	if _, epoch := s.machine.restored(); s.machine.knows(t) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
 		return nil // it comes back
 	}

@@ -39,15 +39,20 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 	if e := a.GetTableEpoch(); e != 0 && e != uint64(s.cluster.Epoch) {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains on tables of epoch %d, those of the cluster are of %d: a checkpoint was restored; start it again", idOf(t), e, s.cluster.Epoch)
 	}
+	for _, id := range t.GetTables() {
+		if !hasTable(s.cluster.Tables, rowraft.TableID(id)) {
+			return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains table %#x, which is not in the cluster any more: it was dropped, or a checkpoint of it was restored; start it again", idOf(t), id)
+		}
+	}
 	i, found := s.findTrainer(idOf(t))
-	switch same := found && slices.Equal(s.trainers[i].GetInstance(), t.GetInstance()); {
-	case a.GetCheckpoint() == "" || same:
-	case s.restored == nil:
-		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
-	case s.restored.GetId() != a.GetCheckpoint():
-		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", s.restored.GetDestination(), s.restored.GetName())
-	case found:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", idOf(t), s.restored.GetName())
+	if same := found && slices.Equal(s.trainers[i].GetInstance(), t.GetInstance()); a.GetCheckpoint() != "" && !same {
+		from, err := s.comesFrom(a)
+		if err != nil {
+			return err
+		}
+		if found {
+			return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", idOf(t), from.GetName())
+		}
 	}
 	if !found {
 		if len(s.trainers) >= maxTrainers {
@@ -55,12 +60,32 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 		}
 		s.trainers = slices.Insert(s.trainers, i, nil)
 	}
-	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance()}
+	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables()}
 	return nil
 }
 
+// comesFrom returns the checkpoint that a trainer goes on from, if its tables come from it.
+func (s *state) comesFrom(a *rowraftv1.MetaAttend) (*rowraftv1.MetaRestored, error) {
+	if len(s.restored) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
+	}
+	for _, from := range s.restored {
+		if from.GetId() != a.GetCheckpoint() {
+			continue
+		}
+		for _, t := range s.cluster.Tables {
+			if id := uint64(t.ID); slices.Contains(a.GetTrainer().GetTables(), id) && !slices.Contains(from.GetTables(), id) {
+				return nil, rowraft.Errorf(rowraft.CodePrecondition, "table %s does not come from checkpoint %s/%s", t.Name, from.GetDestination(), from.GetName())
+			}
+		}
+		return from, nil
+	}
+	last := s.restored[0]
+	return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", last.GetDestination(), last.GetName())
+}
+
 func checkTrainer(t *rowraftv1.MetaTrainer) error {
-	if n := len(t.GetJob()); n < 1 || n > maxNameLength || t.GetTrainers() > MaxWorkers || t.GetRank() >= t.GetTrainers() || len(t.GetInstance()) != 16 {
+	if n := len(t.GetJob()); n < 1 || n > maxNameLength || t.GetTrainers() > MaxWorkers || t.GetRank() >= t.GetTrainers() || len(t.GetInstance()) != 16 || len(t.GetTables()) > MaxTables {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer %d of %d, a job's name of %d bytes, an instance of %d: want a rank below the number of trainers, at most %d, 1 to %d bytes, and 16",
 			t.GetRank(), t.GetTrainers(), len(t.GetJob()), len(t.GetInstance()), MaxWorkers, maxNameLength)
 	}
@@ -74,18 +99,18 @@ func (s *state) leave(l *rowraftv1.MetaLeave) error {
 	if !found || !slices.Equal(s.trainers[i].GetInstance(), l.GetInstance()) {
 		return nil
 	}
-	if s.restored == nil {
+	if len(s.restored) == 0 {
 		s.trainers = slices.Delete(slices.Clone(s.trainers), i, i+1) // nobody will ask
 		return nil
 	}
 	t := s.trainers[i]
-	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Left: true}
+	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables(), Left: true}
 	return nil
 }
 
 // trainersFromProto checks what a snapshot says of trainers.
 func (s *state) trainersFromProto(p *rowraftv1.MetaState) error {
-	s.restored, s.trainers = p.GetRestored(), p.GetTrainers()
+	s.restored, s.trainers, s.lastRestore = p.GetRestored(), p.GetTrainers(), uint16(p.GetLastRestore())
 	for i, t := range s.trainers {
 		if err := checkTrainer(t); err != nil {
 			return err
@@ -120,8 +145,8 @@ func (m *machine) knows(t *rowraftv1.MetaTrainer) bool {
 	return found && slices.Equal(m.state.trainers[i].GetInstance(), t.GetInstance()) && !m.state.trainers[i].GetLeft()
 }
 
-// restored returns the checkpoint that the tables come from, nil if none.
-func (m *machine) restored() (*rowraftv1.MetaRestored, rowraft.TableEpoch) {
+// restored returns the checkpoints that tables come from, the last restore first.
+func (m *machine) restored() ([]*rowraftv1.MetaRestored, rowraft.TableEpoch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.restored, m.state.cluster.Epoch

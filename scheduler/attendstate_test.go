@@ -84,7 +84,7 @@ func TestATrainerGoesOnFromTheRestoredCheckpointOnce(t *testing.T) {
 
 	step("the first is closed", end(1, true), none)
 	step("another restore begins", begin(2), none)
-	step("it is decided, of some tables", decide(restoreOf(2, 3, 2)), none)
+	step("it is decided, of no checkpoint", decide(restoreOf(2, 3, 2)), none)
 	step("the tables come from no checkpoint now", cmdAttend("ctr", 0, 2, 9, "A", 0), rowraft.CodePrecondition)
 
 	for what, c := range map[string]*rowraftv1.MetaCommand{
@@ -123,7 +123,11 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 	if err := m.Restore(bytes.NewReader(want)); err != nil {
 		t.Fatal(err)
 	}
-	from, epoch := m.restored()
+	sources, epoch := m.restored()
+	if len(sources) != 1 {
+		t.Fatalf("read: %v", sources)
+	}
+	from := sources[0]
 	if all := m.allTrainers(); from.GetId() != "ckpt" || from.GetDestination() != "/mnt" || from.GetName() != "nightly" || epoch != 2 ||
 		len(all) != 1 || !all[0].GetLeft() || all[0].GetTrainers() != 2 || !bytes.Equal(all[0].GetInstance(), id) {
 		t.Errorf("read: %v in epoch %d, %v", from, epoch, m.allTrainers())

@@ -304,6 +304,9 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if m == nil || len(m.Shards) == 0 {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
+	if op.s.machine.pendingRestore() != nil {
+		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "a restore is being finished")
+	}
 	var parts []*partWriter // not a result: a failed cut returns none, and closes them
 	for _, sh := range m.Shards {
 		parts = append(parts, &partWriter{op: op, shard: sh, slots: m.SlotsOf(sh.ID), cluster: m})

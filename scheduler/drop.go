@@ -47,6 +47,7 @@ func (s *state) dropTable(name string, id rowraft.TableID) error {
 		s.dropped = slices.Delete(s.dropped, 0, 1)
 	}
 	s.dropped = append(s.dropped, droppedTable{id, s.cluster.Epoch, name})
+	s.forgetSource(id)
 	s.forgetRuns(name)
 	return nil
 }

@@ -118,7 +118,7 @@ func versionOf(m proto.Message) uint32 {
 		if slices.ContainsFunc(m.GetMap().GetNodes(), (*rowraftv1.Node).GetNoShards) || laterOptimizer(m.GetMap().GetTables()...) || laterOptimizer(m.GetRestore().GetTables()...) {
 			return 6
 		}
-		if m.GetRestored() != nil || m.GetRestore().GetSource() != nil || len(m.GetTrainers()) > 0 || len(m.GetPolicies()) > 0 {
+		if len(m.GetRestored()) > 0 || m.GetRestore().GetSource() != nil || len(m.GetTrainers()) > 0 || len(m.GetPolicies()) > 0 {
 			return 5
 		}
 		if len(m.GetDropped()) > 0 || anyExtended(m.GetMap().GetTables()...) || anyExtended(m.GetRestore().GetTables()...) {

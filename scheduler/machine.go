@@ -244,7 +244,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
+	p := &rowraftv1.MetaState{LastRestore: uint32(s.lastRestore), AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
 		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs), EndedRuns: s.endedRuns, Tokens: s.tokens}
 	if s.slots == nil {
 		p.Map.Slots = nil

@@ -243,6 +243,12 @@ func (k *leaderSeeker) on(ctx context.Context, answer error) bool {
 	}
 }
 
+// comesByRestore reports whether a restore of single tables that is decided brings the
+// table: no shard may be given an empty one.
+func (s *Scheduler) comesByRestore(id rowraft.TableID) bool {
+	return slices.ContainsFunc(s.machine.pendingRestore().GetTables(), func(t *rowraftv1.TableSchema) bool { return rowraft.TableID(t.GetId()) == id })
+}
+
 const ensureCallTimeout = 2 * time.Second
 
 // callEnsureTable reports whether the map still has the table. If so it asks node to
@@ -250,7 +256,7 @@ const ensureCallTimeout = 2 * time.Second
 func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema, epoch rowraft.TableEpoch) (there bool, err error) {
 	s.driving.RLock()
 	defer s.driving.RUnlock()
-	if m := s.view.Map(); !slices.ContainsFunc(m.Tables, func(have rowraft.Schema) bool { return have.ID == t.ID }) {
+	if m := s.view.Map(); !hasTable(m.Tables, t.ID) || s.comesByRestore(t.ID) {
 		return false, nil
 	}
 	addr := s.addrOf(node)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -48,7 +49,11 @@ func (p *fakeParts) RestorePart(_ context.Context, req *rowraftv1.RestorePartReq
 	if p.closed > 0 {
 		epoch = 2
 	}
-	return &rowraftv1.RestorePartReply{TableEpoch: epoch, LiveRows: p.live, Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16), Node: "a", FreeMemory: p.free}, nil
+	tables := []*rowraftv1.ShardTable{{Id: 9, Rows: p.live}}
+	if p.closed > 0 {
+		tables = []*rowraftv1.ShardTable{{Id: 7}}
+	}
+	return &rowraftv1.RestorePartReply{Tables: tables, TableEpoch: epoch, LiveRows: p.live, Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16), Node: "a", FreeMemory: p.free}, nil
 }
 
 // restoringCluster is a scheduler that leads a cluster of one shard, and the shard.
@@ -136,6 +141,7 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 		replace bool
 		before  uint64 // rows
 		during  func(s *Scheduler, p *fakeParts)
+		agreed  []uint64
 		code    rowraft.Code
 	}{
 		{name: "an empty cluster"},
@@ -145,15 +151,20 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 		{name: "rows that came meanwhile, to be replaced", during: func(_ *Scheduler, p *fakeParts) { p.live = 5 }, replace: true},
 		{name: "a table that came meanwhile", during: makeTable, code: rowraft.CodeAlreadyExists},
 		{name: "a table that came meanwhile, to be replaced", during: makeTable, replace: true},
+		{name: "rows of a table that was not in the list", before: 5, replace: true, agreed: []uint64{8}, code: rowraft.CodePrecondition},
+		{name: "rows of one that was", before: 5, replace: true, agreed: []uint64{9}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s, p := restoringCluster(t)
+			if strings.HasPrefix(tc.name, "rows") {
+				makeTable(s, p)
+			}
 			p.live = tc.before
 			if tc.during != nil {
 				p.begun = func() { tc.during(s, p) }
 			}
 			stream := &restoreStream{ctx: testContext(t)}
-			err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "a", Replace: tc.replace}, stream)
+			err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "a", Replace: tc.replace, Agreed: tc.agreed}, stream)
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if tc.code == 0 {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -53,6 +52,9 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 	if err := op.plan(stream.Context()); err != nil {
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
+	if req.GetPlan() {
+		return op.sendPlan(stream.Context())
+	}
 	if err := op.run(stream.Context()); err != nil {
 		c.s.logger.Warn("a restore failed", "checkpoint", req.GetName(), "destination", op.depot.String(), "err", err)
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
@@ -72,9 +74,10 @@ type restoration struct {
 	chain    checkpoint.Chain
 	manifest *checkpoint.Manifest // of the newest of the chain
 	cluster  *clustermap.Map
-	tables   []rowraft.Schema // to be restored, ascending by ID
+	tables   []rowraft.Schema                    // to be restored, as they will be here, ascending by ID
+	targets  map[rowraft.TableID]rowraft.TableID // ids of the checkpoint's tables that are restored → ids here
 
-	rowMemory map[rowraft.TableID]uint64 // bytes that a row takes
+	rowMemory map[rowraft.TableID]uint64 // bytes that a row takes, by the checkpoint's id
 	feeds     []*feed                    // by shard
 	ticks     []uint32                   // of the shards of the checkpoint, by part; nil if no table is tracked
 	read      atomic.Int64               // bytes
@@ -148,28 +151,6 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 	return nil
 }
 
-// choose finds the tables that were asked for.
-func (op *restoration) choose() error {
-	asked := op.req.GetTables()
-	op.rowMemory = make(map[rowraft.TableID]uint64)
-	for _, t := range op.manifest.Tables {
-		if len(asked) == 0 || slices.Contains(asked, t.Schema.Name) {
-			op.tables = append(op.tables, t.Schema)
-			size, err := checkpoint.RecordBytes(&t.Schema)
-			if err != nil {
-				return err
-			}
-			op.rowMemory[t.Schema.ID] = uint64(size) + indexMemory
-		}
-	}
-	for _, name := range asked {
-		if !slices.ContainsFunc(op.tables, func(t rowraft.Schema) bool { return t.Name == name }) {
-			return rowraft.Errorf(rowraft.CodeTableNotFound, "the checkpoint has no table %q", name)
-		}
-	}
-	return nil
-}
-
 // countCandidates adds the keys that wait for a row to what shards must hold: those of
 // all tables, and as many in each slot, for the manifest tells no more.
 func (op *restoration) countCandidates() error {
@@ -184,10 +165,6 @@ func (op *restoration) countCandidates() error {
 		f.wantBytes += n * candidateMemory * uint64(len(op.cluster.SlotsOf(f.shard.ID))) / rowraft.NumSlots
 	}
 	return nil
-}
-
-func (op *restoration) wants(id rowraft.TableID) bool {
-	return slices.ContainsFunc(op.tables, func(t rowraft.Schema) bool { return t.ID == id })
 }
 
 func (op *restoration) run(ctx context.Context) (err error) {
@@ -272,67 +249,6 @@ func (op *restoration) each(f func(*feed) error) error {
 	return g.Wait()
 }
 
-// checkEmpty refuses to drop rows that nobody spoke of.
-func (op *restoration) checkEmpty(ctx context.Context) error {
-	_, rows, err := op.look(ctx)
-	if err == nil && rows > 0 && !op.req.GetReplace() {
-		err = rowraft.Errorf(rowraft.CodeAlreadyExists, "the cluster holds %d rows, which a restore drops: say so with --replace", rows)
-	}
-	return err
-}
-
-// look asks all shards how many rows they have, and those who lead them how much
-// memory they have left.
-func (op *restoration) look(ctx context.Context) (free map[rowraft.NodeID]uint64, rows uint64, err error) {
-	var mu sync.Mutex
-	free = make(map[rowraft.NodeID]uint64)
-	err = op.each(func(f *feed) error {
-		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
-		mu.Lock()
-		defer mu.Unlock()
-		rows += reply.GetLiveRows()
-		if n := reply.GetFreeMemory(); n > 0 {
-			free[rowraft.NodeID(reply.GetNode())] = n
-		}
-		return err
-	})
-	return free, rows, err
-}
-
-// checkMemory refuses a restore that a server has no room for: until it is decided the
-// stage and what serves are both in memory. It knows of those that lead a shard.
-func (op *restoration) checkMemory(ctx context.Context) error {
-	free, _, err := op.look(ctx)
-	if err != nil {
-		return err
-	}
-	need := make(map[rowraft.NodeID]uint64)
-	for _, f := range op.feeds {
-		for _, r := range f.shard.Replicas {
-			need[r.Node] += f.wantBytes
-		}
-	}
-	for _, node := range slices.Sorted(maps.Keys(free)) {
-		if need[node] > free[node] {
-			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of memory left, and what is to be restored there takes %d beside what serves: give it more, or restore fewer tables or into an empty cluster", node, free[node], need[node])
-		}
-	}
-	return nil
-}
-
-// stillEmpty looks again before the decision: staging may have taken minutes, in
-// which somebody made a table or pushed. What comes in the milliseconds from here to
-// the close of a shard is dropped.
-func (op *restoration) stillEmpty(ctx context.Context) error {
-	if op.req.GetReplace() {
-		return nil
-	}
-	if !slices.Equal(op.s.view.Map().Tables, op.cluster.Tables) {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables were made while the restore was staged, which it drops: say so with --replace")
-	}
-	return op.checkEmpty(ctx)
-}
-
 // step sends one step to the shard's leader, whoever that is, until it is taken.
 func (f *feed) step(ctx context.Context, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
 	req.Restore = f.op.id[:]
@@ -358,8 +274,8 @@ func restoreCall(ctx context.Context, conn *grpc.ClientConn, req *rowraftv1.Rest
 }
 
 func (f *feed) begin(ctx context.Context) error {
-	begin := &rowraftv1.RestorePartBegin{TableEpoch: uint64(f.op.cluster.Epoch) + 1}
-	if len(f.op.ticks) > 0 {
+	begin := &rowraftv1.RestorePartBegin{TableEpoch: uint64(f.op.epoch())}
+	if len(f.op.ticks) > 0 && !f.op.alone() { // the log time of tables that stay does not jump
 		begin.BaseTick = slices.Max(f.op.ticks)
 	}
 	for _, t := range f.op.tables {
@@ -488,7 +404,7 @@ func (op *restoration) findTicks(ctx context.Context) error {
 // tickOf is the tick of part i for rows of a table. A part from the first second of its
 // shard counts as of the next one: tick 0 of a block says that ages are not to be moved.
 func (op *restoration) tickOf(i int, id rowraft.TableID) uint32 {
-	at := slices.IndexFunc(op.tables, func(s rowraft.Schema) bool { return s.ID == id })
+	at := slices.IndexFunc(op.tables, func(s rowraft.Schema) bool { return s.ID == op.targets[id] })
 	if op.ticks == nil || !op.tables[at].Tracked() {
 		return 0
 	}
@@ -506,7 +422,10 @@ func (op *restoration) route(ctx context.Context, i int, b *checkpoint.Block) er
 	if op.req.GetDryRun() {
 		return nil
 	}
-	return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, b, op.tickOf(i, b.Table))
+	tick := op.tickOf(i, b.Table)
+	here := *b
+	here.Table = op.targets[b.Table]
+	return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, &here, tick)
 }
 
 func (op *restoration) report() error {
@@ -516,13 +435,11 @@ func (op *restoration) report() error {
 // check compares what the shards have staged with the sums of the checkpoint, and
 // returns what is to be decided.
 func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error) {
-	d := &rowraftv1.MetaRestore{Id: op.id[:], TableEpoch: uint64(op.cluster.Epoch) + 1, Shards: make([]*rowraftv1.MetaRestoreShard, len(op.feeds))}
+	d := &rowraftv1.MetaRestore{Id: op.id[:], TableEpoch: uint64(op.epoch()), Shards: make([]*rowraftv1.MetaRestoreShard, len(op.feeds))}
 	for _, t := range op.tables {
 		d.Tables = append(d.Tables, rpc.SchemaToProto(&t))
 	}
-	if len(op.tables) == len(op.manifest.Tables) { // else no trainer could go on from it
-		d.Source = &rowraftv1.MetaRestored{Id: op.manifest.ID, Destination: op.depot.String(), Name: op.req.GetName()}
-	}
+	d.Source = &rowraftv1.MetaRestored{Id: op.manifest.ID, Destination: op.depot.String(), Name: op.req.GetName()}
 	err := op.each(func(f *feed) error {
 		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
 		if err != nil {
@@ -546,7 +463,7 @@ func (op *restoration) done(epoch rowraft.TableEpoch, shards []*rowraftv1.Restor
 	for _, t := range op.manifest.Tables {
 		row := &rowraftv1.RestoredTable{Name: t.Schema.Name, Id: uint64(t.Schema.ID), Written: t.Rows}
 		if op.wants(t.Schema.ID) {
-			row.Restored = op.counts.staged[t.Schema.ID]
+			row.Id, row.Restored = uint64(op.targets[t.Schema.ID]), op.counts.staged[t.Schema.ID]
 		} else {
 			row.Filtered = t.Rows
 		}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -318,7 +319,7 @@ func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			op := &restoration{s: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map()}
+			op := &restoration{s: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map(), manifest: &checkpoint.Manifest{}}
 			for _, sh := range op.cluster.Shards {
 				op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 			}
@@ -352,7 +353,7 @@ func TestReportedStages(t *testing.T) {
 func TestAgesFromTheFirstSecond(t *testing.T) {
 	old, plain := restoredTable(1, "expires"), restoredTable(2, "plain")
 	old.Expire = 60
-	op := &restoration{tables: []rowraft.Schema{old, plain}, ticks: []uint32{0, 9}}
+	op := &restoration{tables: []rowraft.Schema{old, plain}, targets: map[rowraft.TableID]rowraft.TableID{1: 1, 2: 2}, ticks: []uint32{0, 9}}
 	for i, want := range []uint32{1, 9} {
 		if got := op.tickOf(i, old.ID); got != want {
 			t.Errorf("part %d, at tick %d, counts as of tick %d, want %d", i, op.ticks[i], got, want)
@@ -360,5 +361,76 @@ func TestAgesFromTheFirstSecond(t *testing.T) {
 		if got := op.tickOf(i, plain.ID); got != 0 {
 			t.Errorf("part %d: a table that keeps no ages has tick %d", i, got)
 		}
+	}
+}
+
+// TestARestoreOfOneTableIsItsOwnAffair: other tables, their trainers and their runs stay; those of the
+// table that gives way begin again.
+func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
+	m := withShards(t)
+	index := rowraft.Index(10)
+	step := func(what string, c *rowraftv1.MetaCommand, want rowraft.Code) {
+		t.Helper()
+		index++
+		after := reloaded(t, m)
+		for _, one := range []*machine{m, after} {
+			if err := applyTo(t, one, index, c); rowraft.CodeOf(err) != want {
+				t.Errorf("%s: %v, want %v", what, err, want)
+			}
+		}
+		if !bytes.Equal(snapshotBytes(t, m), snapshotBytes(t, after)) {
+			t.Errorf("%s: another state after a snapshot", what)
+		}
+	}
+	trains := func(job string, instance byte, checkpoint string, tables ...uint64) *rowraftv1.MetaCommand {
+		c := cmdAttend(job, 0, 1, instance, checkpoint, 0)
+		c.GetAttend().GetTrainer().Tables = tables
+		return c
+	}
+	none := rowraft.CodeUnknown
+	other := restoredTable(9, "b.dense")
+	step("a table", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&other)}}}, none)
+	step("a trainer of the first", trains("old", 1, "", 1), none)
+	step("a trainer of the other", trains("b", 2, "", 9), none)
+	step("a trainer of a table that is not", trains("c", 3, "", 8), rowraft.CodeSessionExpired)
+
+	again := restoredTable(rowraft.TableID(1).RestoredBy(1), "old")
+	step("a restore begins", begin(1), none)
+	for what, bad := range map[string]*rowraftv1.MetaRestore{
+		"the id of the table as it was": restoreOf(1, 1, 2, restoredTable(1, "old")),
+		"of another restore":            restoreOf(1, 1, 2, restoredTable(rowraft.TableID(1).RestoredBy(2), "old")),
+		"no table":                      restoreOf(1, 1, 2),
+	} {
+		step(what, decide(bad), rowraft.CodeInvalidArgument)
+	}
+	r := restoreOf(1, 1, 2, again)
+	r.Source = &rowraftv1.MetaRestored{Id: "A", Destination: "/mnt", Name: "a"}
+	step("it is decided", decide(r), none)
+	if now := m.view.Map(); now.Epoch != 1 || len(now.Tables) != 2 || now.Tables[0] != other || now.Tables[1] != again {
+		t.Errorf("epoch %d, tables %+v", now.Epoch, now.Tables)
+	}
+	step("it is closed", end(1, true), none)
+	if got := m.atWork(); len(got) != 1 || got[0].GetJob() != "b" {
+		t.Errorf("at work: %v, want the trainer of the other table", got)
+	}
+	step("the trainer of the other comes back", trains("b", 2, "", 9), none)
+	step("the trainer of the table as it was", trains("old", 1, "", 1), rowraft.CodeSessionExpired)
+	step("the other did not come from the checkpoint", trains("b", 4, "A", 9), rowraft.CodePrecondition)
+	step("it goes on from the checkpoint", trains("old", 5, "A", uint64(again.ID)), none)
+
+	// A second one, of the other table, from another checkpoint.
+	step("a second restore begins", begin(2), none)
+	second := restoredTable(rowraft.TableID(9).RestoredBy(2), "b.dense")
+	r = restoreOf(2, 1, 2, second)
+	r.Source = &rowraftv1.MetaRestored{Id: "B", Destination: "/mnt", Name: "b"}
+	step("it is decided", decide(r), none)
+	step("it is closed", end(2, true), none)
+	if from, _ := m.restored(); len(from) != 2 || from[0].GetId() != "B" || from[1].GetId() != "A" {
+		t.Errorf("the tables come from %v, want B and A", from)
+	}
+	step("the other goes on", trains("b", 6, "B", uint64(second.ID)), none)
+	step("the first table is dropped", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: "old", Id: uint64(again.ID)}}}, none)
+	if from, _ := m.restored(); len(from) != 1 || from[0].GetId() != "B" {
+		t.Errorf("the tables come from %v, want B", from)
 	}
 }

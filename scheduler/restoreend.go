@@ -34,6 +34,9 @@ func (s *Scheduler) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore)
 			reply, err := s.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: r.GetId(), Step: &rowraftv1.RestorePartRequest_Close{
 				Close: &rowraftv1.RestorePartClose{TableEpoch: r.GetTableEpoch(), Chunks: want.GetChunks(), Rows: want.GetRows(), Digest: want.GetDigest()},
 			}})
+			if err == nil {
+				err = bringsAll(sh.ID, r, reply)
+			}
 			if err == nil && reply.GetTableEpoch() != r.GetTableEpoch() {
 				err = rowraft.Errorf(rowraft.CodeInternal, "shard %d is of table epoch %d after its restore to %d", sh.ID, reply.GetTableEpoch(), r.GetTableEpoch())
 			}
@@ -47,6 +50,16 @@ func (s *Scheduler) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore)
 	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: r.GetId(), Closed: true}}})
 	s.noteEnded(r.GetId())
 	return out, err
+}
+
+// bringsAll reports a table of a restore that a shard does not have once it is closed.
+func bringsAll(shard rowraft.ShardID, r *rowraftv1.MetaRestore, reply *rowraftv1.RestorePartReply) error {
+	for _, t := range r.GetTables() {
+		if !slices.ContainsFunc(reply.GetTables(), func(have *rowraftv1.ShardTable) bool { return have.GetId() == t.GetId() }) {
+			return rowraft.Errorf(rowraft.CodeInternal, "shard %d has no table %s after its restore", shard, t.GetName())
+		}
+	}
+	return nil
 }
 
 // dropStages gives a restore up, unless it is decided, and lets the shards forget it.

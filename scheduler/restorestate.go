@@ -3,6 +3,9 @@ package scheduler
 import (
 	"bytes"
 	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -22,9 +25,15 @@ func (s *state) beginRestore(b *rowraftv1.MetaBeginRestore) error {
 	return nil
 }
 
-// decideRestore makes a restore irrevocable: the cluster's tables are its tables,
-// and the shards follow.
+// nextRestore returns the number of the next restore of single tables, from 1. They begin
+// again after 65,535, as ids from so long ago are not met any more.
+func nextRestore(last uint16) uint16 { return max(1, last+1) }
+
+// decideRestore makes a restore irrevocable: the cluster's tables are its tables, and the
+// shards follow. In the present epoch only tables of the same names give way.
 func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
+	epoch := rowraft.TableEpoch(r.GetTableEpoch())
+	alone := epoch == s.cluster.Epoch
 	switch {
 	case s.restore != nil && bytes.Equal(s.restore.GetId(), r.GetId()):
 		return nil
@@ -32,7 +41,7 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "another restore is being finished")
 	case len(r.GetId()) != 16 || len(r.GetShards()) != len(s.cluster.Shards) || len(r.GetTables()) > MaxTables:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore of %d tables into %d shards: the cluster has %d", len(r.GetTables()), len(r.GetShards()), len(s.cluster.Shards))
-	case rowraft.TableEpoch(r.GetTableEpoch()) != s.cluster.Epoch+1:
+	case alone && len(r.GetTables()) == 0, !alone && epoch != s.cluster.Epoch+1:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore to table epoch %d, the tables are of %d", r.GetTableEpoch(), s.cluster.Epoch)
 	case !bytes.Equal(s.begun, r.GetId()):
 		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the restore was given up meanwhile, by another leader or another restore")
@@ -51,14 +60,90 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		if t.ID == 0 || slices.ContainsFunc(tables, func(o rowraft.Schema) bool { return o.ID == t.ID || o.Name == t.Name }) {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s stands twice, or has no id", t.Name)
 		}
+		if n := nextRestore(s.lastRestore); alone && (t.ID.Restore() != n || hasTable(s.cluster.Tables, t.ID)) {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s alone has id %#x, want one of restore %d that is not in use", t.Name, uint64(t.ID), n)
+		}
 		tables = append(tables, t)
 	}
+	if alone {
+		return s.replaceTables(r, tables)
+	}
 	s.restore, s.begun = r, nil
-	s.restored, s.trainers = r.GetSource(), nil // who trained before has to begin anew
-	s.cluster.Tables, s.dropped = tables, nil   // a checkpoint may bring a dropped one back
+	s.restored, s.trainers = nil, nil         // who trained before has to begin anew
+	s.cluster.Tables, s.dropped = tables, nil // a checkpoint may bring a dropped one back
+	s.comeFrom(r, tables)
+	for _, t := range tables {
+		s.lastRestore = max(s.lastRestore, t.ID.Restore())
+	}
 	s.cluster.Epoch++
 	s.cluster.Version++
 	return nil
+}
+
+// replaceTables decides a restore of single tables. Trainers of the tables that go have to
+// begin again; all others do not notice.
+func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema) error {
+	var kept, gone []rowraft.Schema
+	for _, t := range s.cluster.Tables {
+		if slices.ContainsFunc(tables, func(n rowraft.Schema) bool { return n.Name == t.Name }) {
+			gone = append(gone, t)
+		} else {
+			kept = append(kept, t)
+		}
+	}
+	if n := len(kept) + len(tables); n > MaxTables {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: the cluster would have %d tables, at most %d are possible: drop some first", n, MaxTables)
+	}
+	s.restore, s.begun = r, nil
+	s.lastRestore = nextRestore(s.lastRestore)
+	for _, t := range gone {
+		s.forgetSource(t.ID)
+	}
+	s.trainers = slices.DeleteFunc(slices.Clone(s.trainers), func(t *rowraftv1.MetaTrainer) bool {
+		return slices.ContainsFunc(t.GetTables(), func(id uint64) bool { return hasTable(gone, rowraft.TableID(id)) })
+	})
+	s.cluster.Tables = append(kept, tables...)
+	s.comeFrom(r, tables)
+	for _, t := range tables {
+		s.forgetRuns(t.Name)
+		for i, run := range s.runs {
+			if strings.HasPrefix(t.Name, run.GetJob()+".") { // it has members yet; the next to enter begins another run
+				s.runs[i] = proto.CloneOf(run) // forgetRuns has copied the list
+				s.runs[i].TableEpoch = 0
+			}
+		}
+	}
+	s.cluster.Version++
+	return nil
+}
+
+// comeFrom notes the checkpoint that tables come from.
+func (s *state) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema) {
+	if r.GetSource() == nil {
+		return
+	}
+	from := proto.CloneOf(r.GetSource())
+	from.Tables = nil
+	for _, t := range tables {
+		from.Tables = append(from.Tables, uint64(t.ID))
+	}
+	slices.Sort(from.Tables)
+	s.restored = append([]*rowraftv1.MetaRestored{from}, s.restored...)
+}
+
+// forgetSource notes that a table is gone. A checkpoint that no table comes from any more
+// is forgotten.
+func (s *state) forgetSource(id rowraft.TableID) {
+	i := slices.IndexFunc(s.restored, func(r *rowraftv1.MetaRestored) bool { return slices.Contains(r.GetTables(), uint64(id)) })
+	if i < 0 {
+		return
+	}
+	from := proto.CloneOf(s.restored[i])
+	from.Tables = slices.DeleteFunc(from.Tables, func(t uint64) bool { return t == uint64(id) })
+	s.restored = slices.Clone(s.restored)
+	if s.restored[i] = from; len(from.Tables) == 0 {
+		s.restored = slices.Delete(s.restored, i, i+1)
+	}
 }
 
 // endRestore forgets a restore that is closed everywhere, or gives one up. One that
@@ -88,4 +173,11 @@ func (m *machine) begunRestore() []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.begun
+}
+
+// lastRestore returns the number of the last restore of single tables.
+func (m *machine) lastRestore() uint16 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.lastRestore
 }

@@ -226,7 +226,7 @@ func newTableID() (rowraft.TableID, error) {
 		if _, err := rand.Read(b[:]); err != nil {
 			return 0, rowraft.Errorf(rowraft.CodeInternal, "table id: %w", err)
 		}
-		if id := rowraft.TableID(binary.LittleEndian.Uint64(b[:])); id != 0 {
+		if id := rowraft.TableID(binary.LittleEndian.Uint64(b[:])).Origin(); id != 0 {
 			return id, nil
 		}
 	}

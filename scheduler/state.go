@@ -25,21 +25,22 @@ type state struct {
 	cluster         clustermap.Map // everything but the slots
 	slots           []uint8        // slot → shard; nil until the shards are made
 	lastIncarnation rowraft.Incarnation
-	jobs            []job                    // by name
-	moves           []move                   // that run, by shard: at most one each
-	finished        []move                   // the last ones, oldest first
-	lastMove        uint64                   // highest id given
-	restore         *rowraftv1.MetaRestore   // decided, not yet closed in every shard; immutable
-	begun           []byte                   // id of the restore that may be decided; immutable
-	restored        *rowraftv1.MetaRestored  // where the tables come from, nil if from no checkpoint; immutable
-	trainers        []*rowraftv1.MetaTrainer // by job and rank, each immutable
-	dropped         []droppedTable           // since the last restore, oldest first; at most maxDropped
-	policies        []*policy                // of checkpoints, by name
-	runs            []*rowraftv1.MetaRun     // of jobs, by job, each immutable
-	endedRuns       [][]byte                 // that shards are to forget, oldest first; immutable
-	operations      []operation              // by id: those that run and the last that ended; immutable
-	tokens          []*joinToken             // by which machines join, by id; immutable
-	retired         []rowraft.NodeID         // servers that must not come back, oldest first; immutable
+	jobs            []job                     // by name
+	moves           []move                    // that run, by shard: at most one each
+	finished        []move                    // the last ones, oldest first
+	lastMove        uint64                    // highest id given
+	restore         *rowraftv1.MetaRestore    // decided, not yet closed in every shard; immutable
+	begun           []byte                    // id of the restore that may be decided; immutable
+	restored        []*rowraftv1.MetaRestored // checkpoints that tables come from, the last restore first; immutable
+	lastRestore     uint16                    // number of the last restore of single tables
+	trainers        []*rowraftv1.MetaTrainer  // by job and rank, each immutable
+	dropped         []droppedTable            // since the last restore, oldest first; at most maxDropped
+	policies        []*policy                 // of checkpoints, by name
+	runs            []*rowraftv1.MetaRun      // of jobs, by job, each immutable
+	endedRuns       [][]byte                  // that shards are to forget, oldest first; immutable
+	operations      []operation               // by id: those that run and the last that ended; immutable
+	tokens          []*joinToken              // by which machines join, by id; immutable
+	retired         []rowraft.NodeID          // servers that must not come back, oldest first; immutable
 }
 
 type job struct {

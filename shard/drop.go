@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 
@@ -19,6 +20,23 @@ func (m *Machine) dropTable(id rowraft.TableID) {
 	t := st.tables[i]
 	st.tables = slices.Delete(slices.Clone(st.tables), i, i+1)
 	st.dropped = append(st.dropped, t)
+	m.freeDroppedLocked()
+}
+
+// replaceTables puts tables in the place of those that have their names.
+// REQUIRES: m.entry is held, and m.mu for writing.
+func (m *Machine) replaceTables(tables []*table) {
+	st := m.mu.state
+	next := slices.Clone(tables)
+	for _, t := range st.tables {
+		if slices.ContainsFunc(tables, func(n *table) bool { return n.schema.Name == t.schema.Name }) {
+			st.dropped = append(st.dropped, t)
+			continue
+		}
+		next = append(next, t)
+	}
+	slices.SortFunc(next, func(a, b *table) int { return cmp.Compare(a.schema.ID, b.schema.ID) })
+	st.tables = next
 	m.freeDroppedLocked()
 }
 

@@ -101,11 +101,12 @@ func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) erro
 	})
 }
 
-// beginStage makes an empty stage. It never takes the place of another one, which
+// beginStage makes an empty stage. An epoch above that of the tables announces a restore
+// of all tables, the present one a restore of these tables alone. It never takes the place of another one, which
 // may be decided by now: who may drop that is known elsewhere.
 // REQUIRES: m.entry and m.mu are held.
 func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (answer, fatal error) {
-	if b.Epoch <= m.Epoch() {
+	if b.Epoch < m.Epoch() || b.Epoch == m.Epoch() && len(b.Tables) == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: a restore to table epoch %d, the tables are of %d", m.shard, b.Epoch, m.Epoch()), nil
 	}
 	if g := m.mu.stage; g != nil && g.id == b.ID {
@@ -119,8 +120,14 @@ func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (answer, fatal er
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: a restore of %d tables, of which two may be called %q", m.shard, len(b.Tables), s.Name), nil
 		}
 		names[s.Name] = true
+		if b.Epoch == m.Epoch() && m.mu.table(s.ID) != nil {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: a restore of table %s alone brings id %#x, which is in use", m.shard, s.Name, uint64(s.ID)), nil
+		}
 	}
 	g := &stage{id: b.ID, epoch: b.Epoch, state: &state{}, next: 1, base: max(b.Base, rowraft.TickOf(now))}
+	if b.Epoch == m.Epoch() {
+		g.base = rowraft.TickOf(now) // the log time is that of tables that stay, too
+	}
 	for _, s := range b.Tables {
 		if _, err := g.state.addTable(s, m.owned); err != nil {
 			return nil, errors.Join(err, g.state.close())
@@ -210,15 +217,16 @@ func (g *stage) add(blocks []byte) (rows uint64, err error) {
 	return rows, nil
 }
 
-// closeStage puts the stage in the place of the tables: new epoch, no sessions.
+// closeStage puts the stage in the place of all tables: new epoch, no sessions. A stage of
+// the present epoch takes the place of the tables of the same names only; all else stays.
 // REQUIRES: m.entry and m.mu are held.
 func (m *Machine) closeStage(c *wire.RestoreClose) error {
-	if c.Epoch == m.Epoch() {
-		return nil // a copy of the entry that closed it
-	}
 	g := m.mu.stage
+	mine := g != nil && g.id == c.ID && g.epoch == c.Epoch
 	switch {
-	case g == nil || g.id != c.ID || g.epoch != c.Epoch:
+	case !mine && c.Epoch == m.Epoch():
+		return nil // a copy of the entry that closed it
+	case !mine:
 		return rowraft.Errorf(rowraft.CodeNotFound, "shard %d: no restore %x to table epoch %d is under way", m.shard, c.ID[:4], c.Epoch)
 	case g.broken != nil:
 		return g.broken
@@ -227,7 +235,12 @@ func (m *Machine) closeStage(c *wire.RestoreClose) error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: the restore brought %d chunks with %d rows of digest %x, want %d with %d of %x",
 			m.shard, g.next-1, g.rows, sum.Bytes(), c.Chunks, c.Rows, c.Digest)
 	}
-	m.mu.stage, m.mu.snapshots = nil, [purposes]*Snapshot{}
+	m.mu.stage = nil
+	if g.epoch == m.Epoch() {
+		m.replaceTables(g.state.tables)
+		return nil
+	}
+	m.mu.snapshots = [purposes]*Snapshot{}
 	// An error can only mean that memory was not given back.
 	_ = m.replaceLocked(g.state, func() {
 		m.epoch.Store(uint64(g.epoch))

@@ -2,6 +2,8 @@ package shard
 
 import (
 	"bytes"
+	"errors"
+	"maps"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -151,4 +153,71 @@ func TestALateBeginLeavesTheStageOfAnother(t *testing.T) {
 			t.Errorf("a late begin before chunk %d: it does not close (%v), epoch %d", cut+1, a.Parts[0].Err, r.Epoch())
 		}
 	}
+}
+
+// TestARestoreOfOneTableLeavesTheOthers with their rows, their sessions and the epoch.
+func TestARestoreOfOneTableLeavesTheOthers(t *testing.T) {
+	from := restoreSource(t)
+	id := wire.RestoreID{7}
+	_, chunks, _ := restoreEntries(t, from, id)
+	h := wire.EntryHeader{Version: 1, Epoch: 1}
+	old, other := markTable(), markTable()
+	other.ID, other.Name = 77, "other"
+	fresh := old
+	fresh.ID = old.ID.RestoredBy(1)
+	r := newReplica(t, Config{})
+	r.create(old)
+	r.create(other)
+	r.mustOpen(1, 1)
+	seq := rowraft.Seq(0)
+	pushTo := func(s rowraft.Schema, key rowraft.Key) error {
+		seq++
+		return r.parts(push(1, seq, payloadOf(rows{schema: s, keys: []rowraft.Key{key}, values: []float32{1, 1}})))[0].Err
+	}
+	if err := errors.Join(pushTo(old, 9), pushTo(other, 5), pushTo(other, 6)); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := r.Snapshot() // runs while the table is replaced
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.apply(wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Epoch: 1, Tables: []rowraft.Schema{fresh}}))
+	for i, c := range chunks {
+		_, body, err := wire.ParseEntryHeader(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b wire.RestoreBlock
+		_, _, blocks, _ := wire.ParseRestoreRows(body)
+		if _, err := wire.ParseRestoreBlock(1, blocks, &b); err != nil {
+			t.Fatal(err)
+		}
+		b.Table = fresh.ID
+		r.apply(wire.RestoreRowsEntry(h, id, uint64(i+1), wire.AppendRestoreBlock(nil, &b)))
+	}
+	d := from.digest()
+	end := wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: id, Epoch: 1, Chunks: uint64(len(chunks)), Rows: d.Rows, Digest: d.Sum})
+	for range 2 { // a copy changes nothing
+		if a := r.apply(end); a.Parts[0].Err != nil {
+			t.Fatal(a.Parts[0].Err)
+		}
+	}
+	rows := map[rowraft.TableID]uint64{}
+	for _, s := range r.Stats() {
+		rows[s.ID] = s.Rows
+	}
+	if want := map[rowraft.TableID]uint64{fresh.ID: 4, other.ID: 2}; !maps.Equal(rows, want) || r.Epoch() != 1 {
+		t.Errorf("rows %v in epoch %d, want %v in 1", rows, r.Epoch(), want)
+	}
+	if err := pushTo(old, 9); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		t.Errorf("a push to the table as it was: %v, want TableNotFound", err)
+	}
+	if err := errors.Join(pushTo(other, 5), pushTo(fresh, 1)); err != nil {
+		t.Errorf("the session after the restore: %v", err)
+	}
+	var b bytes.Buffer
+	if _, err := snap.WriteTo(&b); err != nil {
+		t.Errorf("the snapshot that ran meanwhile: %v", err)
+	}
+	snap.Release()
 }

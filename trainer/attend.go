@@ -148,14 +148,15 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 	ctx, cancel := context.WithTimeout(ctx, cfg.Patience)
 	defer cancel()
 	from, err := c.Restored(ctx)
-	if err != nil || from.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
+	source := from.Of(cfg.mainTable())
+	if err != nil || source.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
 		return nil, err
 	}
-	s, err := ReadSaved(ctx, from.Destination+"/"+from.Name, cfg.Job, cfg.rank())
+	s, err := ReadSaved(ctx, source.Destination+"/"+source.Name, cfg.Job, cfg.rank())
 	switch {
 	case rowraft.CodeOf(err) == rowraft.CodeNotFound: // of the state; the tables may be from elsewhere
 		return nil, nil
-	case err == nil && s.ID != from.ID:
+	case err == nil && s.ID != source.ID:
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "checkpoint %s is another one than the cluster's tables come from", s.Path)
 	}
 	return s, err
@@ -173,6 +174,9 @@ func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.A
 // its members change; both may be nil.
 func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
 	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.gate.pace.per > 0}
+	for _, t := range j.ownTables() {
+		a.Tables = append(a.Tables, t.ID)
+	}
 	if j.cfg.member != nil {
 		a.Member, a.Beat = j.cfg.member, j.beat
 		a.OnMembers = func(m client.Members) {
@@ -194,7 +198,7 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop fun
 	defer cancel()
 	at, err := c.Attend(ctx, a)
 	if err != nil && s != nil && rowraft.CodeOf(err) == rowraft.CodePrecondition {
-		return nil, fmt.Errorf("%w; to go on from the checkpoint put its tables in place first, with every trainer stopped: rowraft checkpoint restore %s --replace", err, s.Path)
+		return nil, fmt.Errorf("%w; to go on from the checkpoint put the job's tables in place first, with its trainers stopped: %s", err, j.restoreCommand(s))
 	}
 	return at, err
 }
@@ -308,16 +312,31 @@ func (j *Job) readAgain(ctx context.Context, c *client.Client, r *Result) {
 // checkTables reports a table of the run that did not come with the checkpoint: it was
 // dropped since, and the run has made an empty one in its place.
 func (j *Job) checkTables(s *Saved) error {
-	tables := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
-	for i := range j.layout.tables {
-		tables = append(tables, &j.layout.tables[i].schema)
-	}
-	for _, t := range tables {
-		if t.ID != 0 && !slices.ContainsFunc(s.Tables, func(o rowraft.Schema) bool { return o.ID == t.ID }) {
-			return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s: %s is another one, that was made since; put its tables in place first, with every trainer stopped: rowraft checkpoint restore %s --replace", s.Path, t.Name, s.Path)
+	for _, t := range j.ownTables() {
+		if !slices.ContainsFunc(s.Tables, func(o rowraft.Schema) bool { return o.ID.Origin() == t.ID.Origin() }) {
+			return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s: %s is another one, that was made since; put the job's tables in place first, with its trainers stopped: %s", s.Path, t.Name, j.restoreCommand(s))
 		}
 	}
 	return nil
+}
+
+// tables are those that the run has in the cluster.
+func (j *Job) ownTables() (out []*rowraft.Schema) {
+	all := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
+	for i := range j.layout.tables {
+		all = append(all, &j.layout.tables[i].schema)
+	}
+	for _, t := range all {
+		if t.ID != 0 {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// restoreCommand is what puts the job's tables in place, and touches no others.
+func (j *Job) restoreCommand(s *Saved) string {
+	return fmt.Sprintf("rowraft checkpoint restore %s --table '%s.*' --replace", s.Path, j.cfg.Job)
 }
 
 // policyName is the checkpoint policy of the job.

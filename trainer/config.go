@@ -334,6 +334,9 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	return err
 }
 
+// mainTable is a table that every job has.
+func (c *Config) mainTable() string { return c.Job + ".dense" }
+
 // schemas are the tables of the job: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
 	var tables []rowraft.Schema

@@ -125,17 +125,18 @@ func (c *Config) findParts(ctx context.Context, cl *client.Client) (s savedParts
 	if err != nil {
 		return s, err
 	}
-	s.id = from.ID
+	source := from.Of(c.mainTable())
+	s.id = source.ID
 	path := c.Resume
 	if path == "auto" {
-		if from.ID == "" {
+		if source.ID == "" {
 			return s, nil
 		}
-		path = from.Destination + "/" + from.Name
+		path = source.Destination + "/" + source.Name
 	}
 	s.parts, s.there, err = readParts(ctx, path, c.Job)
 	if c.Resume == "auto" && rowraft.CodeOf(err) == rowraft.CodeNotFound { // it was deleted since
-		return savedParts{id: from.ID}, nil
+		return savedParts{id: source.ID}, nil
 	}
 	trained := slices.ContainsFunc(from.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
 	s.goesOn = s.parts != nil && !trained

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint/depot"
@@ -17,53 +18,105 @@ import (
 
 func newCheckpointRestoreCmd(g *globals) *cobra.Command {
 	var req rowraftv1.RestoreCheckpointRequest
+	yes := false
 	cmd := &cobra.Command{
 		Use:   "restore DESTINATION/NAME",
 		Short: "Put a checkpoint's tables in the place of the cluster's",
 		Long: `Put a checkpoint's tables in the place of the cluster's, whatever the number of shards here and there.
 
+With --table only these tables change. Tables of the same names give way to them; all other tables keep their rows, and
+their trainers train on. Whoever trains a table that gave way is refused (TableNotFound) and connects again.
+
+Without --table the checkpoint takes the place of everything: tables that it does not have are removed. A new table epoch
+begins, and all sessions and read positions from before are refused (trainers connect again).
+
+The command lists the tables that are removed or replaced, with their rows, and asks. --yes does not ask; without a
+terminal it is needed. Rows are lost only with --replace.
+
 A delta is restored with all that it stands on, which must lie beside it.
 
 The rows are staged beside the tables that serve. Only when all of the checkpoint was read and found right, and
-every shard holds exactly the rows it should, the shards change over, each at one log entry: a new table epoch begins, and
-sessions and read positions from before are refused (trainers connect anew). Until then an interruption or a failure
+every shard holds exactly the rows it should, the shards change over, each at one log entry. Until then an interruption or a failure
 leaves everything as it was; afterwards the scheduler finishes it. Both states are in memory and the staged rows in the
 log until then, so each server needs room for both: a restore is refused if a server that leads a shard has less memory left
 (MemAvailable, or what the memory.max of its cgroups leaves) than the records take.
-
-Tables that the checkpoint does not have, or that --table leaves out, do not exist afterwards. A cluster that holds rows
-is refused without --replace.
 
 Exit code 3 says that the checkpoint is damaged or that rows are missing. --timeout bounds the search for the cluster's leader.
 
 ` + destinationHelp,
 		Example: `  rowraft checkpoint restore /mnt/checkpoints/nightly-1
   rowraft checkpoint restore s3://models/ctr/nightly-1 --replace
+  rowraft checkpoint restore s3://models/ctr/nightly-1 --table 'ctr.*' --replace     # the tables of job ctr alone
   rowraft checkpoint restore s3://models/ctr/nightly-1 --table user_emb --dry-run -o json`,
 		Args: oneArg("the checkpoint"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if req.Destination, req.Name, err = depot.Split(args[0]); err != nil {
 				return err
 			}
-			started := time.Now()
-			done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context, c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
-				return c.RestoreCheckpoint(ctx, &req)
-			})
+			plan := proto.CloneOf(&req)
+			plan.Plan = true
+			planned, err := g.restore(cmd, plan)
 			if err != nil {
-				err = fmt.Errorf("checkpoint restore: %w", err)
-				if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
-					return verdictError{err}
-				}
 				return err
 			}
-			return g.showRestored(cmd, newRestoredJSON(&req, done, time.Since(started)))
+			if err := agreeToRestore(cmd, &req, planned.GetChanges(), yes); err != nil {
+				return err
+			}
+			started := time.Now()
+			done, err := g.restore(cmd, &req)
+			if err != nil {
+				return err
+			}
+			return g.showRestored(cmd, newRestoredJSON(&req, planned, done, time.Since(started)))
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&req.Tables, "table", nil, "restore these tables only; may be repeated")
+	f.StringSliceVar(&req.Tables, "table", nil, "restore these tables and leave all others alone; a name, or a pattern that ends with *; may be repeated")
+	f.BoolVar(&yes, "yes", false, "do not ask")
 	f.BoolVar(&req.Replace, "replace", false, "drop the rows that the cluster has")
 	f.BoolVar(&req.DryRun, "dry-run", false, "read and check everything, change nothing")
 	return cmd
+}
+
+// restore runs one restore, or plans it.
+func (g *globals) restore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest) (*rowraftv1.RestoreCheckpointReply, error) {
+	done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context, c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
+		return c.RestoreCheckpoint(ctx, req)
+	})
+	if err == nil {
+		return done, nil
+	}
+	err = fmt.Errorf("checkpoint restore: %w", err)
+	if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
+		return nil, verdictError{err}
+	}
+	return nil, err
+}
+
+// agreeToRestore shows what would be lost and asks. The tables that were shown go with the
+// request, so that the server refuses to drop others.
+func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest, changes []*rowraftv1.RestoreChange, yes bool) error {
+	w := cmd.ErrOrStderr()
+	lost := uint64(0)
+	for _, c := range changes {
+		if c.GetId() == 0 {
+			continue
+		}
+		if len(req.Agreed) == 0 {
+			fmt.Fprintln(w, "This restore changes tables that the cluster has:")
+		}
+		req.Agreed = append(req.Agreed, c.GetId())
+		lost += c.GetRows()
+		what := "REMOVED: the checkpoint does not have it"
+		if c.GetComes() {
+			what = fmt.Sprintf("replaced by %s rows of the checkpoint", count(c.GetBrings()))
+		}
+		fmt.Fprintf(w, "  %s, %s rows: %s\n", c.GetName(), count(c.GetRows()), what)
+	}
+	if len(req.Agreed) == 0 || yes || req.GetDryRun() || lost > 0 && !req.GetReplace() { // the server refuses the last
+		return nil
+	}
+	return typed(cmd, "Type yes to do it: ", "yes", "--yes")
 }
 
 const lostRestore = "the server that led the restore is gone; either nothing has changed or the scheduler finishes it; it may be run again, with --replace"
@@ -76,8 +129,16 @@ type restoredJSON struct {
 	Epoch      uint64              `json:"epoch"`
 	Bytes      uint64              `json:"bytes"`
 	Seconds    float64             `json:"seconds"`
+	Changes    []restoreChangeJSON `json:"changes"` // tables that the cluster had, and that were removed or replaced
 	Tables     []restoredTableJSON `json:"tables"`
 	Shards     []restoredShardJSON `json:"shards"`
+}
+
+type restoreChangeJSON struct {
+	Table  string `json:"table"`
+	ID     string `json:"id"`
+	Rows   uint64 `json:"rows"`   // that are lost
+	Change string `json:"change"` // removed, replaced
 }
 
 type restoredTableJSON struct {
@@ -95,10 +156,16 @@ type restoredShardJSON struct {
 	Digest string `json:"digest"`
 }
 
-func newRestoredJSON(req *rowraftv1.RestoreCheckpointRequest, r *rowraftv1.RestoreCheckpointReply, took time.Duration) *restoredJSON {
+func newRestoredJSON(req *rowraftv1.RestoreCheckpointRequest, plan, r *rowraftv1.RestoreCheckpointReply, took time.Duration) *restoredJSON {
 	v := &restoredJSON{
 		Schema: jsonSchema, Checkpoint: req.GetName(), DryRun: req.GetDryRun(), Epoch: r.GetTableEpoch(), Bytes: r.GetBytes(), Seconds: took.Seconds(),
-		Tables: []restoredTableJSON{}, Shards: []restoredShardJSON{},
+		Changes: []restoreChangeJSON{}, Tables: []restoredTableJSON{}, Shards: []restoredShardJSON{},
+	}
+	for _, c := range plan.GetChanges() {
+		change := map[bool]string{false: "removed", true: "replaced"}[c.GetComes()]
+		if c.GetId() != 0 {
+			v.Changes = append(v.Changes, restoreChangeJSON{c.GetName(), fmt.Sprint(c.GetId()), c.GetRows(), change})
+		}
 	}
 	for _, t := range r.GetTables() {
 		v.Tables = append(v.Tables, restoredTableJSON{t.GetName(), fmt.Sprint(t.GetId()), t.GetWritten(), t.GetRestored(), t.GetFiltered(), t.GetFailed()})

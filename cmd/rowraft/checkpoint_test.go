@@ -45,16 +45,16 @@ func TestCheckpointsWithoutACluster(t *testing.T) {
 		{"verify a delta without its parent", []string{"verify", dir + "/d"}, exitFailed, []string{"checkpoint d is a delta to nightly-1, which is missing"}},
 		{"delete what a delta needs", []string{"delete", dir + "/f"}, exitFailed, []string{"checkpoint f is kept by deltas to it", ": g:"}},
 		{"delete it with the delta, dry", []string{"delete", dir + "/f", "--cascade", "--dry-run"}, exitDone, []string{"would delete checkpoint g, f: 2 files"}},
-		{"delete it with the delta", []string{"delete", dir + "/f", "--cascade", "-o", "json"}, exitDone, []string{`"deleted": true`, `"g"`}},
+		{"delete it with the delta", []string{"delete", dir + "/f", "--cascade", "--yes", "-o", "json"}, exitDone, []string{`"deleted": true`, `"g"`}},
 		{"list as JSON", []string{"list", dir, "-o", "json"}, exitDone, []string{`"state": "unreadable"`, `"rows": 3`, `"held_ms": 41`, `"trainer/ctr/0"`}},
 		{"a relative destination", []string{"list", "x"}, exitUsage, []string{"absolute path"}},
 		{"verify damage", []string{"verify", dir + "/a"}, exitVerdict, []string{"shard-0000.sums", "7 bytes"}},
 		{"verify a damaged manifest", []string{"verify", dir + "/c"}, exitVerdict, []string{"manifest"}},
 		{"verify what is none", []string{"verify", dir + "/b"}, exitFailed, []string{"there is no b/MANIFEST"}},
 		{"delete, dry", []string{"delete", dir + "/a", "--dry-run"}, exitDone, []string{"would delete checkpoint a: 2 files"}},
-		{"delete", []string{"delete", dir + "/a"}, exitDone, []string{"deleted checkpoint a: 2 files"}},
+		{"delete", []string{"delete", dir + "/a", "--yes"}, exitDone, []string{"deleted checkpoint a: 2 files"}},
 		{"delete again", []string{"delete", dir + "/a"}, exitFailed, []string{"no checkpoint a"}},
-		{"delete what is none", []string{"delete", dir + "/b", "-o", "json"}, exitDone, []string{`"deleted": true`}},
+		{"delete what is none", []string{"delete", dir + "/b", "--yes", "-o", "json"}, exitDone, []string{`"deleted": true`}},
 	} {
 		got := rowraftCmd(t, append([]string{"checkpoint"}, tc.args...)...)
 		if got.code != tc.code {

@@ -186,7 +186,7 @@ func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 		if f.confirm != "" {
 			return refusedError{usagef("--confirm %q is not the name of the server, %s: nothing was changed", f.confirm, v.Node)}
 		}
-		return f.typed(cmd, fmt.Sprintf("Type %s to do it all the same: ", v.Node), v.Node, "--confirm "+v.Node)
+		return typed(cmd, fmt.Sprintf("Type %s to do it all the same: ", v.Node), v.Node, "--confirm "+v.Node)
 	}
 	if f.yes {
 		return nil
@@ -194,11 +194,11 @@ func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 	if err := v.print(cmd.ErrOrStderr(), false); err != nil {
 		return err
 	}
-	return f.typed(cmd, "Type yes to do it: ", "yes", "--yes")
+	return typed(cmd, "Type yes to do it: ", "yes", "--yes")
 }
 
 // typed wants an answer from a terminal.
-func (f *changeFlags) typed(cmd *cobra.Command, ask, want, instead string) error {
+func typed(cmd *cobra.Command, ask, want, instead string) error {
 	if in, ok := cmd.InOrStdin().(*os.File); ok && !term.IsTerminal(int(in.Fd())) {
 		return refusedError{usagef("nobody is there to ask: give %s", instead)}
 	}

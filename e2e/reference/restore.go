@@ -163,7 +163,8 @@ func (m *Machine) applyRestore(kind byte, r *restore) Answer {
 }
 
 func (m *Machine) beginStage(r *restore) rowraft.Code {
-	if r.epoch <= m.Epoch {
+	alone := r.epoch == m.Epoch
+	if r.epoch < m.Epoch || alone && len(r.tables) == 0 {
 		return rowraft.CodeInvalidArgument
 	}
 	if m.Stage != nil && m.Stage.ID == r.id {
@@ -176,6 +177,9 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 	next.Owned = m.Owned
 	names := map[string]bool{}
 	for _, s := range r.tables {
+		if alone && m.Tables[s.ID] != nil {
+			return rowraft.CodeInvalidArgument
+		}
 		names[s.Name] = true
 		next.Tables[s.ID] = newTable(s)
 	}
@@ -183,6 +187,9 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 		return rowraft.CodeInvalidArgument
 	}
 	m.Stage = &Stage{ID: r.id, Epoch: r.epoch, Next: 1, m: next, base: max(r.base, m.tick())}
+	if alone {
+		m.Stage.base = m.tick()
+	}
 	return rowraft.CodeUnknown
 }
 
@@ -264,10 +271,11 @@ func (k block) aged(tick, base uint32) uint32 {
 
 func (m *Machine) closeStage(r *restore) rowraft.Code {
 	g := m.Stage
+	mine := g != nil && g.ID == r.id && g.Epoch == r.epoch
 	switch {
-	case r.epoch == m.Epoch:
+	case !mine && r.epoch == m.Epoch:
 		return rowraft.CodeUnknown
-	case g == nil || g.ID != r.id || g.Epoch != r.epoch:
+	case !mine:
 		return rowraft.CodeNotFound
 	case g.Broken != rowraft.CodeUnknown:
 		return g.Broken
@@ -277,6 +285,18 @@ func (m *Machine) closeStage(r *restore) rowraft.Code {
 	}
 	for _, t := range g.m.Tables {
 		maps.DeleteFunc(t.Counters, func(_ rowraft.Slot, n uint64) bool { return n == 0 })
+	}
+	if g.Epoch == m.Epoch { // these tables alone
+		for id, t := range m.Tables {
+			for _, n := range g.m.Tables {
+				if n.Schema.Name == t.Schema.Name {
+					m.drop(id)
+				}
+			}
+		}
+		maps.Copy(m.Tables, g.m.Tables)
+		m.sum, m.Stage = m.sum.plus(g.m.sum), nil
+		return rowraft.CodeUnknown
 	}
 	m.LogTime = max(m.LogTime, uint64(g.base)*1_000_000_000)
 	m.Tables, m.sum, m.Epoch, m.Stage = g.m.Tables, g.m.sum, g.Epoch, nil

@@ -1,6 +1,8 @@
 package reference
 
 import (
+	"cmp"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -61,8 +63,15 @@ func drawRestore(t *rapid.T, h wire.EntryHeader, m *Machine) []byte {
 				tables = append(tables, restoredTable(i, string(rune('p'+rapid.IntRange(0, 5).Draw(t, "name")))))
 			}
 		}
+		above := rapid.IntRange(0, 5).Draw(t, "above")
+		for i := range tables {
+			if n := rapid.Uint16Range(0, 4).Draw(t, "restore"); above == 0 && n > 0 {
+				tables[i].ID = tables[i].ID.RestoredBy(n)
+			}
+		}
+		slices.SortFunc(tables, func(a, b rowraft.Schema) int { return cmp.Compare(a.ID, b.ID) })
 		base := rapid.SampledFrom([]uint32{0, 0, 1, 1000, 1 << 20}).Draw(t, "base")
-		return wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Base: base, Epoch: m.Epoch + rowraft.TableEpoch(rapid.IntRange(0, 5).Draw(t, "above")), Tables: tables})
+		return wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Base: base, Epoch: m.Epoch + rowraft.TableEpoch(above), Tables: tables})
 	case k < 8:
 		sum, rows := m.Stage.m.Digest()
 		c := wire.RestoreClose{ID: id, Epoch: m.Stage.Epoch, Chunks: m.Stage.Next - 1, Rows: rows, Digest: sum}
@@ -93,6 +102,11 @@ func drawRestore(t *rapid.T, h wire.EntryHeader, m *Machine) []byte {
 func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 	i := rapid.IntRange(0, 2).Draw(t, "table of block")
 	s := restoredTable(i, "x")
+	for id := range m.Stage.m.Tables {
+		if id.Origin() == s.ID {
+			s.ID = id
+		}
+	}
 	b := wire.RestoreBlock{Table: s.ID, RecordBytes: 24 + 4*(s.Dim+stateLength(&s)), Counter: 100 - uint64(rapid.IntRange(0, 1).Draw(t, "lower"))}
 	key := rowraft.Key(rapid.IntRange(0, 200).Draw(t, "key"))
 	for m.Owned != nil && !m.Owned[slotOf(&s, key)] && rapid.IntRange(0, 300).Draw(t, "foreign") > 0 {

@@ -66,7 +66,7 @@ func slotOf(s *rowraft.Schema, key rowraft.Key) rowraft.Slot {
 	if s.Kind == rowraft.Dense {
 		key = key >> 40 << 40
 	}
-	return rowraft.Slot(mix64(uint64(key)^mix64(uint64(s.ID)+gamma)) >> 52)
+	return rowraft.Slot(mix64(uint64(key)^mix64(uint64(s.ID)%(1<<48)+gamma)) >> 52)
 }
 
 // InitialWeights returns the weights of a key that was never pushed:
@@ -98,7 +98,7 @@ func round(s *rowraft.Schema, w []float32) {
 func drawWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
 	w := make([]float32, s.Dim)
 	i := s.Initializer
-	h := mix64(mix64(mix64(i.Seed+gamma)^uint64(s.ID)) ^ uint64(key))
+	h := mix64(mix64(mix64(i.Seed+gamma)^uint64(s.ID)%(1<<48)) ^ uint64(key))
 	x := func(j int) uint64 { return mix64(h + uint64(j)*gamma) }
 	for n := range w {
 		switch i.Kind {

@@ -28,7 +28,7 @@ def bits(x):
 
 
 def weights(kind, seed, table, key, a, b, n):
-    h = mix64(mix64(mix64((seed + GAMMA) & M) ^ table) ^ key)
+    h = mix64(mix64(mix64((seed + GAMMA) & M) ^ table & (1 << 48) - 1) ^ key)
     stream = [mix64((h + j * GAMMA) & M) for j in range(1, 3 * n + 1)]
     for i in range(n):
         if kind == 1:

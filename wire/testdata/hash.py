@@ -11,7 +11,7 @@ def mix64(z):
 
 
 def hash64(table, key):
-    return mix64(key ^ mix64((table + 0x9E3779B97F4A7C15) & M))
+    return mix64(key ^ mix64((table % (1 << 48) + 0x9E3779B97F4A7C15) & M))
 
 
 tables = [1, 2, 0xDEADBEEF, 0x61C8864680B583EB, 0xFEDCBA9876543210, M]

@@ -860,6 +860,7 @@ type AttendHello struct {
 	TableEpoch    uint64                 `protobuf:"varint,6,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // that it trains in, as it was told before; 0: it begins
 	Member        *JobIdentity           `protobuf:"bytes,7,opt,name=member,proto3" json:"member,omitempty"`                            // of the run that it entered; unset: it entered none
 	Announces     bool                   `protobuf:"varint,8,opt,name=announces,proto3" json:"announces,omitempty"`                     // it waits for others of its job: asked to, it announces before it pauses
+	Tables        []uint64               `protobuf:"varint,9,rep,packed,name=tables,proto3" json:"tables,omitempty"`                    // ids of those that it trains, ascending
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -948,6 +949,13 @@ func (x *AttendHello) GetAnnounces() bool {
 		return x.Announces
 	}
 	return false
+}
+
+func (x *AttendHello) GetTables() []uint64 {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
 }
 
 // AttendPaused says that nothing is under way: all that was read is trained and
@@ -1702,14 +1710,10 @@ func (*AttendStop) Descriptor() ([]byte, []int) {
 }
 
 type AttendWelcome struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	TableEpoch uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	// Where the tables come from, if from a checkpoint.
-	RestoredId          string `protobuf:"bytes,2,opt,name=restored_id,json=restoredId,proto3" json:"restored_id,omitempty"`
-	RestoredDestination string `protobuf:"bytes,3,opt,name=restored_destination,json=restoredDestination,proto3" json:"restored_destination,omitempty"`
-	RestoredName        string `protobuf:"bytes,4,opt,name=restored_name,json=restoredName,proto3" json:"restored_name,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttendWelcome) Reset() {
@@ -1747,27 +1751,6 @@ func (x *AttendWelcome) GetTableEpoch() uint64 {
 		return x.TableEpoch
 	}
 	return 0
-}
-
-func (x *AttendWelcome) GetRestoredId() string {
-	if x != nil {
-		return x.RestoredId
-	}
-	return ""
-}
-
-func (x *AttendWelcome) GetRestoredDestination() string {
-	if x != nil {
-		return x.RestoredDestination
-	}
-	return ""
-}
-
-func (x *AttendWelcome) GetRestoredName() string {
-	if x != nil {
-		return x.RestoredName
-	}
-	return ""
 }
 
 type AttendPause struct {
@@ -3095,9 +3078,11 @@ type RestoreCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Destination   string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Tables        []string               `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`                // names of those to restore; empty: all
+	Tables        []string               `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`                // names of those to restore, or patterns (ctr.*), and no other table changes; empty: all, and tables that the checkpoint lacks are removed
 	Replace       bool                   `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`             // drop the rows that the cluster has
 	DryRun        bool                   `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // read and check everything, change nothing
+	Plan          bool                   `protobuf:"varint,6,opt,name=plan,proto3" json:"plan,omitempty"`                   // report what would be removed or replaced, read no rows, change nothing
+	Agreed        []uint64               `protobuf:"varint,7,rep,packed,name=agreed,proto3" json:"agreed,omitempty"`        // ids of the tables that may be lost; empty: replace alone decides
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3167,6 +3152,20 @@ func (x *RestoreCheckpointRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *RestoreCheckpointRequest) GetPlan() bool {
+	if x != nil {
+		return x.Plan
+	}
+	return false
+}
+
+func (x *RestoreCheckpointRequest) GetAgreed() []uint64 {
+	if x != nil {
+		return x.Agreed
+	}
+	return nil
+}
+
 type RestoreCheckpointReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`  // read, close, done
@@ -3175,6 +3174,7 @@ type RestoreCheckpointReply struct {
 	Tables        []*RestoredTable       `protobuf:"bytes,4,rep,name=tables,proto3" json:"tables,omitempty"`                            // when done
 	TableEpoch    uint64                 `protobuf:"varint,5,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // when done
 	Shards        []*RestoredShard       `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`                            // when done
+	Changes       []*RestoreChange       `protobuf:"bytes,7,rep,name=changes,proto3" json:"changes,omitempty"`                          // when done, of a plan: by name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3251,6 +3251,90 @@ func (x *RestoreCheckpointReply) GetShards() []*RestoredShard {
 	return nil
 }
 
+func (x *RestoreCheckpointReply) GetChanges() []*RestoreChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// RestoreChange is what a restore does to a table.
+type RestoreChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id            uint64                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`         // of the table in the cluster; 0: there is none of this name
+	Rows          uint64                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`     // that it has now, and loses
+	Comes         bool                   `protobuf:"varint,4,opt,name=comes,proto3" json:"comes,omitempty"`   // the checkpoint brings it; else it is removed
+	Brings        uint64                 `protobuf:"varint,5,opt,name=brings,proto3" json:"brings,omitempty"` // rows that it has then
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreChange) Reset() {
+	*x = RestoreChange{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreChange) ProtoMessage() {}
+
+func (x *RestoreChange) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreChange.ProtoReflect.Descriptor instead.
+func (*RestoreChange) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *RestoreChange) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestoreChange) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *RestoreChange) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *RestoreChange) GetComes() bool {
+	if x != nil {
+		return x.Comes
+	}
+	return false
+}
+
+func (x *RestoreChange) GetBrings() uint64 {
+	if x != nil {
+		return x.Brings
+	}
+	return 0
+}
+
 // RestoredTable counts rows: written + filtered + failed is what the checkpoint has.
 type RestoredTable struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3266,7 +3350,7 @@ type RestoredTable struct {
 
 func (x *RestoredTable) Reset() {
 	*x = RestoredTable{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3362,7 @@ func (x *RestoredTable) String() string {
 func (*RestoredTable) ProtoMessage() {}
 
 func (x *RestoredTable) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[48]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3375,7 @@ func (x *RestoredTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredTable.ProtoReflect.Descriptor instead.
 func (*RestoredTable) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{48}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RestoredTable) GetName() string {
@@ -3347,7 +3431,7 @@ type RestoredShard struct {
 
 func (x *RestoredShard) Reset() {
 	*x = RestoredShard{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3359,7 +3443,7 @@ func (x *RestoredShard) String() string {
 func (*RestoredShard) ProtoMessage() {}
 
 func (x *RestoredShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[49]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3372,7 +3456,7 @@ func (x *RestoredShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
 func (*RestoredShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{49}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RestoredShard) GetShard() uint32 {
@@ -3414,7 +3498,7 @@ type RestorePartRequest struct {
 
 func (x *RestorePartRequest) Reset() {
 	*x = RestorePartRequest{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3510,7 @@ func (x *RestorePartRequest) String() string {
 func (*RestorePartRequest) ProtoMessage() {}
 
 func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[50]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3523,7 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
 func (*RestorePartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{50}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RestorePartRequest) GetShard() uint32 {
@@ -3554,7 +3638,7 @@ type RestorePartBegin struct {
 
 func (x *RestorePartBegin) Reset() {
 	*x = RestorePartBegin{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3650,7 @@ func (x *RestorePartBegin) String() string {
 func (*RestorePartBegin) ProtoMessage() {}
 
 func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3663,7 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
 func (*RestorePartBegin) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RestorePartBegin) GetTableEpoch() uint64 {
@@ -3614,7 +3698,7 @@ type RestorePartRows struct {
 
 func (x *RestorePartRows) Reset() {
 	*x = RestorePartRows{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +3710,7 @@ func (x *RestorePartRows) String() string {
 func (*RestorePartRows) ProtoMessage() {}
 
 func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +3723,7 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
 func (*RestorePartRows) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RestorePartRows) GetSeq() uint64 {
@@ -3669,7 +3753,7 @@ type RestorePartClose struct {
 
 func (x *RestorePartClose) Reset() {
 	*x = RestorePartClose{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +3765,7 @@ func (x *RestorePartClose) String() string {
 func (*RestorePartClose) ProtoMessage() {}
 
 func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +3778,7 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
 func (*RestorePartClose) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RestorePartClose) GetTableEpoch() uint64 {
@@ -3733,7 +3817,7 @@ type RestorePartDrop struct {
 
 func (x *RestorePartDrop) Reset() {
 	*x = RestorePartDrop{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3829,7 @@ func (x *RestorePartDrop) String() string {
 func (*RestorePartDrop) ProtoMessage() {}
 
 func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3842,7 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
 func (*RestorePartDrop) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{54}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{55}
 }
 
 // RestorePartLook changes nothing.
@@ -3770,7 +3854,7 @@ type RestorePartLook struct {
 
 func (x *RestorePartLook) Reset() {
 	*x = RestorePartLook{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +3866,7 @@ func (x *RestorePartLook) String() string {
 func (*RestorePartLook) ProtoMessage() {}
 
 func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +3879,60 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
 func (*RestorePartLook) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{55}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{56}
+}
+
+// ShardTable counts the rows of a table in one shard.
+type ShardTable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShardTable) Reset() {
+	*x = ShardTable{}
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShardTable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShardTable) ProtoMessage() {}
+
+func (x *ShardTable) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShardTable.ProtoReflect.Descriptor instead.
+func (*ShardTable) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ShardTable) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ShardTable) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
 }
 
 type RestorePartReply struct {
@@ -3809,13 +3946,14 @@ type RestorePartReply struct {
 	Other         []byte                 `protobuf:"bytes,7,opt,name=other,proto3" json:"other,omitempty"`                              // id of another restore that has its stage here; empty: none
 	Node          string                 `protobuf:"bytes,8,opt,name=node,proto3" json:"node,omitempty"`                                // who answers
 	FreeMemory    uint64                 `protobuf:"varint,9,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"` // bytes that it may still take; 0: unknown
+	Tables        []*ShardTable          `protobuf:"bytes,10,rep,name=tables,proto3" json:"tables,omitempty"`                           // that serve, by id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestorePartReply) Reset() {
 	*x = RestorePartReply{}
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +3965,7 @@ func (x *RestorePartReply) String() string {
 func (*RestorePartReply) ProtoMessage() {}
 
 func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
+	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +3978,7 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
 func (*RestorePartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{56}
+	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RestorePartReply) GetTableEpoch() uint64 {
@@ -3906,6 +4044,13 @@ func (x *RestorePartReply) GetFreeMemory() uint64 {
 	return 0
 }
 
+func (x *RestorePartReply) GetTables() []*ShardTable {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
@@ -3963,7 +4108,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04park\x12,\n" +
 	"\x04beat\x18\a \x01(\v2\x16.rowraft.v1.WorkerBeatH\x00R\x04beat\x12;\n" +
 	"\tannounced\x18\b \x01(\v2\x1b.rowraft.v1.AttendAnnouncedH\x00R\tannouncedB\x06\n" +
-	"\x04stepJ\x04\b\x05\x10\x06\"\xfb\x01\n" +
+	"\x04stepJ\x04\b\x05\x10\x06\"\x93\x02\n" +
 	"\vAttendHello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
@@ -3975,7 +4120,8 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vtable_epoch\x18\x06 \x01(\x04R\n" +
 	"tableEpoch\x12/\n" +
 	"\x06member\x18\a \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\x12\x1c\n" +
-	"\tannounces\x18\b \x01(\bR\tannounces\"\x93\x01\n" +
+	"\tannounces\x18\b \x01(\bR\tannounces\x12\x16\n" +
+	"\x06tables\x18\t \x03(\x04R\x06tables\"\x93\x01\n" +
 	"\fAttendPaused\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x14\n" +
@@ -4027,14 +4173,10 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"first_step\x18\x03 \x01(\x04R\tfirstStep\"\f\n" +
 	"\n" +
-	"AttendStop\"\xa9\x01\n" +
+	"AttendStop\"0\n" +
 	"\rAttendWelcome\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
-	"tableEpoch\x12\x1f\n" +
-	"\vrestored_id\x18\x02 \x01(\tR\n" +
-	"restoredId\x121\n" +
-	"\x14restored_destination\x18\x03 \x01(\tR\x13restoredDestination\x12#\n" +
-	"\rrestored_name\x18\x04 \x01(\tR\frestoredName\"9\n" +
+	"tableEpoch\"9\n" +
 	"\vAttendPause\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
 	"\bannounce\x18\x02 \x01(\bR\bannounce\":\n" +
@@ -4126,13 +4268,15 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x03 \x01(\fR\x06digest\x12\x18\n" +
-	"\awritten\x18\x04 \x01(\x04R\awritten\"\x9b\x01\n" +
+	"\awritten\x18\x04 \x01(\x04R\awritten\"\xc7\x01\n" +
 	"\x18RestoreCheckpointRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06tables\x18\x03 \x03(\tR\x06tables\x12\x18\n" +
 	"\areplace\x18\x04 \x01(\bR\areplace\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xec\x01\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12\x12\n" +
+	"\x04plan\x18\x06 \x01(\bR\x04plan\x12\x16\n" +
+	"\x06agreed\x18\a \x03(\x04R\x06agreed\"\xa1\x02\n" +
 	"\x16RestoreCheckpointReply\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1f\n" +
@@ -4141,7 +4285,14 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x06tables\x18\x04 \x03(\v2\x19.rowraft.v1.RestoredTableR\x06tables\x12\x1f\n" +
 	"\vtable_epoch\x18\x05 \x01(\x04R\n" +
 	"tableEpoch\x121\n" +
-	"\x06shards\x18\x06 \x03(\v2\x19.rowraft.v1.RestoredShardR\x06shards\"\x9d\x01\n" +
+	"\x06shards\x18\x06 \x03(\v2\x19.rowraft.v1.RestoredShardR\x06shards\x123\n" +
+	"\achanges\x18\a \x03(\v2\x19.rowraft.v1.RestoreChangeR\achanges\"u\n" +
+	"\rRestoreChange\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x14\n" +
+	"\x05comes\x18\x04 \x01(\bR\x05comes\x12\x16\n" +
+	"\x06brings\x18\x05 \x01(\x04R\x06brings\"\x9d\x01\n" +
 	"\rRestoredTable\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x18\n" +
@@ -4177,7 +4328,11 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x11\n" +
 	"\x0fRestorePartDrop\"\x11\n" +
-	"\x0fRestorePartLook\"\xfa\x01\n" +
+	"\x0fRestorePartLook\"0\n" +
+	"\n" +
+	"ShardTable\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\x04R\x04rows\"\xaa\x02\n" +
 	"\x10RestorePartReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12\x1b\n" +
@@ -4189,7 +4344,9 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05other\x18\a \x01(\fR\x05other\x12\x12\n" +
 	"\x04node\x18\b \x01(\tR\x04node\x12\x1f\n" +
 	"\vfree_memory\x18\t \x01(\x04R\n" +
-	"freeMemory2\x81\x05\n" +
+	"freeMemory\x12.\n" +
+	"\x06tables\x18\n" +
+	" \x03(\v2\x16.rowraft.v1.ShardTableR\x06tables2\x81\x05\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
 	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x01\x12@\n" +
@@ -4215,7 +4372,7 @@ func file_rowraft_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_checkpoint_proto_rawDescData
 }
 
-var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_rowraft_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*CheckpointPolicy)(nil),         // 0: rowraft.v1.CheckpointPolicy
 	(*PolicyRecord)(nil),             // 1: rowraft.v1.PolicyRecord
@@ -4265,19 +4422,21 @@ var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*PartTable)(nil),                // 45: rowraft.v1.PartTable
 	(*RestoreCheckpointRequest)(nil), // 46: rowraft.v1.RestoreCheckpointRequest
 	(*RestoreCheckpointReply)(nil),   // 47: rowraft.v1.RestoreCheckpointReply
-	(*RestoredTable)(nil),            // 48: rowraft.v1.RestoredTable
-	(*RestoredShard)(nil),            // 49: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 50: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 51: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 52: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 53: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 54: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 55: rowraft.v1.RestorePartLook
-	(*RestorePartReply)(nil),         // 56: rowraft.v1.RestorePartReply
-	(*WorkerBeat)(nil),               // 57: rowraft.v1.WorkerBeat
-	(*JobIdentity)(nil),              // 58: rowraft.v1.JobIdentity
-	(*PartReached)(nil),              // 59: rowraft.v1.PartReached
-	(*TableSchema)(nil),              // 60: rowraft.v1.TableSchema
+	(*RestoreChange)(nil),            // 48: rowraft.v1.RestoreChange
+	(*RestoredTable)(nil),            // 49: rowraft.v1.RestoredTable
+	(*RestoredShard)(nil),            // 50: rowraft.v1.RestoredShard
+	(*RestorePartRequest)(nil),       // 51: rowraft.v1.RestorePartRequest
+	(*RestorePartBegin)(nil),         // 52: rowraft.v1.RestorePartBegin
+	(*RestorePartRows)(nil),          // 53: rowraft.v1.RestorePartRows
+	(*RestorePartClose)(nil),         // 54: rowraft.v1.RestorePartClose
+	(*RestorePartDrop)(nil),          // 55: rowraft.v1.RestorePartDrop
+	(*RestorePartLook)(nil),          // 56: rowraft.v1.RestorePartLook
+	(*ShardTable)(nil),               // 57: rowraft.v1.ShardTable
+	(*RestorePartReply)(nil),         // 58: rowraft.v1.RestorePartReply
+	(*WorkerBeat)(nil),               // 59: rowraft.v1.WorkerBeat
+	(*JobIdentity)(nil),              // 60: rowraft.v1.JobIdentity
+	(*PartReached)(nil),              // 61: rowraft.v1.PartReached
+	(*TableSchema)(nil),              // 62: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	2,  // 0: rowraft.v1.PolicyRecord.made:type_name -> rowraft.v1.PolicyCheckpoint
@@ -4293,10 +4452,10 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	16, // 10: rowraft.v1.AttendRequest.failed:type_name -> rowraft.v1.AttendFailed
 	17, // 11: rowraft.v1.AttendRequest.released:type_name -> rowraft.v1.AttendReleased
 	20, // 12: rowraft.v1.AttendRequest.park:type_name -> rowraft.v1.AttendPark
-	57, // 13: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
+	59, // 13: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
 	15, // 14: rowraft.v1.AttendRequest.announced:type_name -> rowraft.v1.AttendAnnounced
-	58, // 15: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
-	59, // 16: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
+	60, // 15: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
+	61, // 16: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
 	25, // 17: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
 	26, // 18: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
 	28, // 19: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
@@ -4318,40 +4477,42 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	44, // 35: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
 	44, // 36: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
 	45, // 37: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	60, // 38: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	48, // 39: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	49, // 40: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	51, // 41: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	52, // 42: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	53, // 43: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	54, // 44: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	55, // 45: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	60, // 46: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	31, // 47: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	46, // 48: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	12, // 49: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
-	18, // 50: rowraft.v1.Checkpoints.SendState:input_type -> rowraft.v1.TrainerState
-	4,  // 51: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
-	5,  // 52: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
-	7,  // 53: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
-	8,  // 54: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
-	34, // 55: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	50, // 56: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	33, // 57: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	47, // 58: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	21, // 59: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	19, // 60: rowraft.v1.Checkpoints.SendState:output_type -> rowraft.v1.SendStateReply
-	9,  // 61: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
-	6,  // 62: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
-	10, // 63: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
-	11, // 64: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
-	38, // 65: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	56, // 66: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	57, // [57:67] is the sub-list for method output_type
-	47, // [47:57] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	62, // 38: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	49, // 39: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	50, // 40: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	48, // 41: rowraft.v1.RestoreCheckpointReply.changes:type_name -> rowraft.v1.RestoreChange
+	52, // 42: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	53, // 43: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	54, // 44: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	55, // 45: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	56, // 46: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	62, // 47: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	57, // 48: rowraft.v1.RestorePartReply.tables:type_name -> rowraft.v1.ShardTable
+	31, // 49: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	46, // 50: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	12, // 51: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	18, // 52: rowraft.v1.Checkpoints.SendState:input_type -> rowraft.v1.TrainerState
+	4,  // 53: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
+	5,  // 54: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
+	7,  // 55: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
+	8,  // 56: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
+	34, // 57: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
+	51, // 58: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	33, // 59: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	47, // 60: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	21, // 61: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	19, // 62: rowraft.v1.Checkpoints.SendState:output_type -> rowraft.v1.SendStateReply
+	9,  // 63: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
+	6,  // 64: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	10, // 65: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
+	11, // 66: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
+	38, // 67: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
+	58, // 68: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	59, // [59:69] is the sub-list for method output_type
+	49, // [49:59] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }
@@ -4392,7 +4553,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*WritePartReply_Progress)(nil),
 		(*WritePartReply_Done)(nil),
 	}
-	file_rowraft_v1_checkpoint_proto_msgTypes[50].OneofWrappers = []any{
+	file_rowraft_v1_checkpoint_proto_msgTypes[51].OneofWrappers = []any{
 		(*RestorePartRequest_Begin)(nil),
 		(*RestorePartRequest_Rows)(nil),
 		(*RestorePartRequest_Close)(nil),
@@ -4405,7 +4566,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_checkpoint_proto_rawDesc), len(file_rowraft_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   57,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

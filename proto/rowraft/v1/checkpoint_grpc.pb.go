@@ -41,7 +41,8 @@ type CheckpointsClient interface {
 	// last message says what was written.
 	CreateCheckpoint(ctx context.Context, in *CreateCheckpointRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateCheckpointReply], error)
 	// RestoreCheckpoint puts a checkpoint's tables in the place of the cluster's and
-	// starts a new table epoch. The last message says what was restored. Before the
+	// starts a new table epoch; if the request names tables, these tables alone change,
+	// and the epoch stays. The last message says what was restored. Before the
 	// phase "close" the end of the call leaves everything as it was; from then on the
 	// scheduler finishes it whatever happens.
 	RestoreCheckpoint(ctx context.Context, in *RestoreCheckpointRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestoreCheckpointReply], error)
@@ -192,7 +193,8 @@ type CheckpointsServer interface {
 	// last message says what was written.
 	CreateCheckpoint(*CreateCheckpointRequest, grpc.ServerStreamingServer[CreateCheckpointReply]) error
 	// RestoreCheckpoint puts a checkpoint's tables in the place of the cluster's and
-	// starts a new table epoch. The last message says what was restored. Before the
+	// starts a new table epoch; if the request names tables, these tables alone change,
+	// and the epoch stays. The last message says what was restored. Before the
 	// phase "close" the end of the call leaves everything as it was; from then on the
 	// scheduler finishes it whatever happens.
 	RestoreCheckpoint(*RestoreCheckpointRequest, grpc.ServerStreamingServer[RestoreCheckpointReply]) error

@@ -3015,7 +3015,7 @@ type StatusReply struct {
 	FinishedMoves   []*Move                `protobuf:"bytes,7,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"`        // the last ones, oldest first
 	Operations      []*Operation           `protobuf:"bytes,8,rep,name=operations,proto3" json:"operations,omitempty"`                                   // by id: those that run, and the last that ended
 	ReplaceAfterNs  uint64                 `protobuf:"varint,9,opt,name=replace_after_ns,json=replaceAfterNs,proto3" json:"replace_after_ns,omitempty"`  // silence after which a server's replicas are rebuilt elsewhere; 0: never
-	Restored        *RestoredFrom          `protobuf:"bytes,20,opt,name=restored,proto3" json:"restored,omitempty"`                                      // where the tables come from; unset: from no checkpoint
+	Restored        []*RestoredFrom        `protobuf:"bytes,20,rep,name=restored,proto3" json:"restored,omitempty"`                                      // where tables come from that come from checkpoints, the last restore first
 	Trainers        []*TrainerStatus       `protobuf:"bytes,21,rep,name=trainers,proto3" json:"trainers,omitempty"`                                      // by job and rank
 	Findings        []*Problem             `protobuf:"bytes,22,rep,name=findings,proto3" json:"findings,omitempty"`                                      // the worst first; problems are the texts of those above notes
 	unknownFields   protoimpl.UnknownFields
@@ -3115,7 +3115,7 @@ func (x *StatusReply) GetReplaceAfterNs() uint64 {
 	return 0
 }
 
-func (x *StatusReply) GetRestored() *RestoredFrom {
+func (x *StatusReply) GetRestored() []*RestoredFrom {
 	if x != nil {
 		return x.Restored
 	}
@@ -3142,6 +3142,7 @@ type RestoredFrom struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of its manifest
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Tables        []string               `protobuf:"bytes,4,rep,name=tables,proto3" json:"tables,omitempty"` // names of the tables that come from it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3195,6 +3196,13 @@ func (x *RestoredFrom) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *RestoredFrom) GetTables() []string {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
 }
 
 // TrainerStatus is a trainer that is at work, or has been since the tables were
@@ -4172,13 +4180,14 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"operations\x18\b \x03(\v2\x15.rowraft.v1.OperationR\n" +
 	"operations\x12(\n" +
 	"\x10replace_after_ns\x18\t \x01(\x04R\x0ereplaceAfterNs\x124\n" +
-	"\brestored\x18\x14 \x01(\v2\x18.rowraft.v1.RestoredFromR\brestored\x125\n" +
+	"\brestored\x18\x14 \x03(\v2\x18.rowraft.v1.RestoredFromR\brestored\x125\n" +
 	"\btrainers\x18\x15 \x03(\v2\x19.rowraft.v1.TrainerStatusR\btrainers\x12/\n" +
-	"\bfindings\x18\x16 \x03(\v2\x13.rowraft.v1.ProblemR\bfindings\"T\n" +
+	"\bfindings\x18\x16 \x03(\v2\x13.rowraft.v1.ProblemR\bfindings\"l\n" +
 	"\fRestoredFrom\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x83\x01\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06tables\x18\x04 \x03(\tR\x06tables\"\x83\x01\n" +
 	"\rTrainerStatus\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +

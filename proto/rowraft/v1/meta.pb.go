@@ -2448,7 +2448,8 @@ type MetaState struct {
 	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first; since version 2
 	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2. Since version 10 operations count with them
 	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
-	Restored        *MetaRestored          `protobuf:"bytes,30,opt,name=restored,proto3" json:"restored,omitempty"`                               // the tables come from this checkpoint; since version 5
+	Restored        []*MetaRestored        `protobuf:"bytes,30,rep,name=restored,proto3" json:"restored,omitempty"`                               // tables come from these checkpoints, the last restore first; no table stands twice; since version 5
+	LastRestore     uint32                 `protobuf:"varint,22,opt,name=last_restore,json=lastRestore,proto3" json:"last_restore,omitempty"`     // number of the last restore of single tables
 	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank; since version 5
 	Policies        []*MetaPolicy          `protobuf:"bytes,32,rep,name=policies,proto3" json:"policies,omitempty"`                               // by name; since version 5
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
@@ -2548,11 +2549,18 @@ func (x *MetaState) GetRestore() *MetaRestore {
 	return nil
 }
 
-func (x *MetaState) GetRestored() *MetaRestored {
+func (x *MetaState) GetRestored() []*MetaRestored {
 	if x != nil {
 		return x.Restored
 	}
 	return nil
+}
+
+func (x *MetaState) GetLastRestore() uint32 {
+	if x != nil {
+		return x.LastRestore
+	}
+	return 0
 }
 
 func (x *MetaState) GetTrainers() []*MetaTrainer {
@@ -2665,11 +2673,12 @@ func (x *MetaBeginRestore) GetId() []byte {
 }
 
 // MetaRestore decides a restore whose stages hold everything: from here on the
-// cluster's tables are these, of this epoch.
+// cluster's tables are these, of this epoch; or, with the present epoch, these tables
+// take the place of those of the same names, and all others stay.
 type MetaRestore struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                    // 16 bytes
-	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // one above the present one
+	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // one above the present one: all tables; the present one: these alone, whose ids have the next restore number
 	Tables        []*TableSchema         `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`
 	Shards        []*MetaRestoreShard    `protobuf:"bytes,4,rep,name=shards,proto3" json:"shards,omitempty"` // by id
 	Source        *MetaRestored          `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"` // since version 5
@@ -2748,6 +2757,7 @@ type MetaRestored struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of its manifest
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Tables        []uint64               `protobuf:"varint,4,rep,packed,name=tables,proto3" json:"tables,omitempty"` // ids, as they are in the cluster, ascending
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2803,6 +2813,13 @@ func (x *MetaRestored) GetName() string {
 	return ""
 }
 
+func (x *MetaRestored) GetTables() []uint64 {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 // MetaTrainer is a trainer that is at work, or has been since the tables were restored.
 type MetaTrainer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2811,6 +2828,7 @@ type MetaTrainer struct {
 	Trainers      uint32                 `protobuf:"varint,3,opt,name=trainers,proto3" json:"trainers,omitempty"` // of the job
 	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`  // 16 bytes, of its process
 	Left          bool                   `protobuf:"varint,5,opt,name=left,proto3" json:"left,omitempty"`
+	Tables        []uint64               `protobuf:"varint,6,rep,packed,name=tables,proto3" json:"tables,omitempty"` // ids of those that it trains, ascending
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2878,6 +2896,13 @@ func (x *MetaTrainer) GetLeft() bool {
 		return x.Left
 	}
 	return false
+}
+
+func (x *MetaTrainer) GetTables() []uint64 {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
 }
 
 // MetaAttend says that a trainer begins. One that goes on from a checkpoint is
@@ -3652,7 +3677,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaWorker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x9c\x06\n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xbf\x06\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -3662,7 +3687,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x0efinished_moves\x18\x06 \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x12\x1b\n" +
 	"\tlast_move\x18\a \x01(\x04R\blastMove\x121\n" +
 	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\x124\n" +
-	"\brestored\x18\x1e \x01(\v2\x18.rowraft.v1.MetaRestoredR\brestored\x123\n" +
+	"\brestored\x18\x1e \x03(\v2\x18.rowraft.v1.MetaRestoredR\brestored\x12!\n" +
+	"\flast_restore\x18\x16 \x01(\rR\vlastRestore\x123\n" +
 	"\btrainers\x18\x1f \x03(\v2\x17.rowraft.v1.MetaTrainerR\btrainers\x122\n" +
 	"\bpolicies\x18  \x03(\v2\x16.rowraft.v1.MetaPolicyR\bpolicies\x12#\n" +
 	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\x126\n" +
@@ -3683,17 +3709,19 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"tableEpoch\x12/\n" +
 	"\x06tables\x18\x03 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x124\n" +
 	"\x06shards\x18\x04 \x03(\v2\x1c.rowraft.v1.MetaRestoreShardR\x06shards\x120\n" +
-	"\x06source\x18\x05 \x01(\v2\x18.rowraft.v1.MetaRestoredR\x06source\"T\n" +
+	"\x06source\x18\x05 \x01(\v2\x18.rowraft.v1.MetaRestoredR\x06source\"l\n" +
 	"\fMetaRestored\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x7f\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06tables\x18\x04 \x03(\x04R\x06tables\"\x97\x01\n" +
 	"\vMetaTrainer\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
 	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\fR\binstance\x12\x12\n" +
-	"\x04left\x18\x05 \x01(\bR\x04left\"\x80\x01\n" +
+	"\x04left\x18\x05 \x01(\bR\x04left\x12\x16\n" +
+	"\x06tables\x18\x06 \x03(\x04R\x06tables\"\x80\x01\n" +
 	"\n" +
 	"MetaAttend\x121\n" +
 	"\atrainer\x18\x01 \x01(\v2\x17.rowraft.v1.MetaTrainerR\atrainer\x12\x1e\n" +

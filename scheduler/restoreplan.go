@@ -1,0 +1,185 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// alone reports that the restore changes the tables that it names and no others.
+func (op *restoration) alone() bool { return len(op.req.GetTables()) > 0 }
+
+// epoch is that of the tables after the restore.
+func (op *restoration) epoch() rowraft.TableEpoch {
+	if op.alone() {
+		return op.cluster.Epoch
+	}
+	return op.cluster.Epoch + 1
+}
+
+// matchesTable reports whether a name or pattern, as certificates have them, names a table.
+func matchesTable(pattern, table string) bool {
+	begin, open := strings.CutSuffix(pattern, "*")
+	return table == pattern || open && strings.HasPrefix(table, begin)
+}
+
+// choose finds the tables that were asked for. Tables that are restored alone get ids of
+// their own, so that calls for the tables as they were find none.
+func (op *restoration) choose() error {
+	asked, found := op.req.GetTables(), make(map[string]bool)
+	op.rowMemory, op.targets = make(map[rowraft.TableID]uint64), make(map[rowraft.TableID]rowraft.TableID)
+	restore := nextRestore(op.s.machine.lastRestore())
+	for _, t := range op.manifest.Tables {
+		wanted := !op.alone()
+		for _, pattern := range asked {
+			if matchesTable(pattern, t.Schema.Name) {
+				wanted, found[pattern] = true, true
+			}
+		}
+		if !wanted {
+			continue
+		}
+		schema := t.Schema
+		if op.alone() {
+			schema.ID = schema.ID.RestoredBy(restore)
+		}
+		op.tables = append(op.tables, schema)
+		op.targets[t.Schema.ID] = schema.ID
+		size, err := checkpoint.RecordBytes(&schema)
+		if err != nil {
+			return err
+		}
+		op.rowMemory[t.Schema.ID] = uint64(size) + indexMemory
+	}
+	slices.SortFunc(op.tables, func(a, b rowraft.Schema) int { return cmp.Compare(a.ID, b.ID) })
+	for _, pattern := range asked {
+		if !found[pattern] {
+			return rowraft.Errorf(rowraft.CodeTableNotFound, "the checkpoint has no table %q", pattern)
+		}
+	}
+	return nil
+}
+
+// wants reports whether a table of the checkpoint is restored.
+func (op *restoration) wants(id rowraft.TableID) bool {
+	_, ok := op.targets[id]
+	return ok
+}
+
+// liveRows counts rows by table.
+type liveRows map[rowraft.TableID]uint64
+
+// changes lists what the restore does to tables, by name, given the rows that there are.
+func (op *restoration) changes(rows liveRows) (out []*rowraftv1.RestoreChange) {
+	brings := make(map[string]uint64)
+	for _, t := range op.manifest.Tables {
+		if op.wants(t.Schema.ID) {
+			brings[t.Schema.Name] = t.Rows
+		}
+	}
+	for _, t := range op.s.view.Map().Tables {
+		n, comes := brings[t.Name]
+		if comes || !op.alone() {
+			out = append(out, &rowraftv1.RestoreChange{Name: t.Name, Id: uint64(t.ID), Rows: rows[t.ID], Comes: comes, Brings: n})
+		}
+		delete(brings, t.Name)
+	}
+	for name, n := range brings {
+		out = append(out, &rowraftv1.RestoreChange{Name: name, Comes: true, Brings: n})
+	}
+	slices.SortFunc(out, func(a, b *rowraftv1.RestoreChange) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return out
+}
+
+// sendPlan answers a request for the plan alone.
+func (op *restoration) sendPlan(ctx context.Context) error {
+	_, rows, err := op.look(ctx)
+	if err != nil {
+		return fmt.Errorf("restore %s: %w", op.req.GetName(), err)
+	}
+	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "done", BytesTotal: uint64(op.chain.Bytes()), TableEpoch: uint64(op.epoch()), Changes: op.changes(rows)})
+}
+
+// checkEmpty refuses to drop rows without replace, and tables that the caller has not seen.
+func (op *restoration) checkEmpty(ctx context.Context) error {
+	_, rows, err := op.look(ctx)
+	if err != nil {
+		return err
+	}
+	var full, unseen []string
+	for _, c := range op.changes(rows) {
+		said := fmt.Sprintf("%s (%d rows)", c.GetName(), c.GetRows())
+		if c.GetRows() > 0 {
+			full = append(full, said)
+		}
+		if c.GetId() != 0 && len(op.req.GetAgreed()) > 0 && !slices.Contains(op.req.GetAgreed(), c.GetId()) {
+			unseen = append(unseen, said)
+		}
+	}
+	switch {
+	case len(full) > 0 && !op.req.GetReplace():
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables of the cluster hold rows, which the restore drops: %s; allow that with --replace, or name the tables to restore with --table: others stay then", strings.Join(full, ", "))
+	case len(unseen) > 0 && !op.req.GetDryRun():
+		return rowraft.Errorf(rowraft.CodePrecondition, "the restore would drop tables that were made after its list was shown: %s; begin again", strings.Join(unseen, ", "))
+	}
+	return nil
+}
+
+// look asks all shards how many rows each table has, and those who lead them how much
+// memory they have left.
+func (op *restoration) look(ctx context.Context) (free map[rowraft.NodeID]uint64, rows liveRows, err error) {
+	var mu sync.Mutex
+	free, rows = make(map[rowraft.NodeID]uint64), make(liveRows)
+	err = op.each(func(f *feed) error {
+		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+		mu.Lock()
+		defer mu.Unlock()
+		for _, t := range reply.GetTables() {
+			rows[rowraft.TableID(t.GetId())] += t.GetRows()
+		}
+		if n := reply.GetFreeMemory(); n > 0 {
+			free[rowraft.NodeID(reply.GetNode())] = n
+		}
+		return err
+	})
+	return free, rows, err
+}
+
+// checkMemory refuses a restore that a server has no room for: until it is decided the
+// stage and what serves are both in memory. It knows of those that lead a shard.
+func (op *restoration) checkMemory(ctx context.Context) error {
+	free, _, err := op.look(ctx)
+	if err != nil {
+		return err
+	}
+	need := make(map[rowraft.NodeID]uint64)
+	for _, f := range op.feeds {
+		for _, r := range f.shard.Replicas {
+			need[r.Node] += f.wantBytes
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(free)) {
+		if need[node] > free[node] {
+			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of memory left, and what is to be restored there takes %d beside what serves: give it more, or restore fewer tables or into an empty cluster", node, free[node], need[node])
+		}
+	}
+	return nil
+}
+
+// stillEmpty looks again before the decision: staging may have taken minutes, in
+// which a client made a table or pushed. What comes in the milliseconds from here to
+// the close of a shard is dropped.
+func (op *restoration) stillEmpty(ctx context.Context) error {
+	if !op.req.GetReplace() && !op.alone() && !slices.Equal(op.s.view.Map().Tables, op.cluster.Tables) {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables were made while the restore was staged, which it drops: allow that with --replace")
+	}
+	return op.checkEmpty(ctx)
+}
