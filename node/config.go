@@ -203,9 +203,9 @@ func (c *Config) setDefaults() error {
 
 func profileOf(name string) (raftstore.Profile, error) {
 	switch name {
-	case "fast":
+	case "fast", profileAuto: // until there is a map
 		return raftstore.ProfileFast, nil
-	case "", "default", profileAuto:
+	case "", "default":
 		return raftstore.ProfileDefault, nil
 	case "dense":
 		return raftstore.ProfileDense, nil

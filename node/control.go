@@ -204,7 +204,7 @@ func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().C
 func (c *control) heartbeat(ctx context.Context) error {
 	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus(),
 		ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata, Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
-		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), MetadataReplica: c.n.self.Scheduler}
+		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), Slowness: c.n.slowness(), MetadataReplica: c.n.self.Scheduler}
 	if m := c.n.cluster.Load(); m != nil {
 		req.MapVersion = uint64(m.Version)
 	}
@@ -308,7 +308,7 @@ func (n *Node) status() *rowraftv1.NodeStatusReply {
 		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.self.Name,
 		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.replicaStatus(),
 		Goroutines: uint32(runtime.NumGoroutine()),
-		Disk:       n.disk(), CertificateEnds: n.certificateEnds(), Profile: n.profile(),
+		Disk:       n.disk(), CertificateEnds: n.certificateEnds(), Profile: n.profile(), Slowness: n.slowness(),
 	}
 	if m := n.cluster.Load(); m != nil {
 		st.MapVersion = uint64(m.Version)
@@ -327,6 +327,19 @@ func (n *Node) disk() *rowraftv1.Disk {
 		return nil
 	}
 	return &rowraftv1.Disk{FreeBytes: uint64(free), ReserveBytes: uint64(reserve)}
+}
+
+// slowness is what the server measured of its disk and its timers, nil if that is unknown.
+func (n *Node) slowness() *rowraftv1.Slowness {
+	store := n.opened.Load()
+	if store == nil {
+		return nil
+	}
+	s := store.Slowness()
+	return &rowraftv1.Slowness{
+		FsyncNs: uint64(s.Fsync), FsyncLimitNs: uint64(s.FsyncLimit),
+		LatenessNs: uint64(s.Lateness), LatenessLimitNs: uint64(s.LatenessLimit), HeartbeatNs: uint64(s.Heartbeat),
+	}
 }
 
 // certificateEnds is in Unix seconds, 0 without a certificate.
@@ -352,7 +365,7 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 	st := &rowraftv1.ReplicaStatus{
 		Shard: uint32(r.shard), ReplicaId: string(g.Replica), Role: string(g.Role), Term: uint64(g.Term),
 		CommitIndex: uint64(g.CommitIndex), AppliedIndex: uint64(g.AppliedIndex), LastIndex: uint64(g.LastIndex),
-		LeaderNode: string(g.Leader), LogBytes: uint64(max(g.LogBytes, 0)),
+		LeaderNode: string(g.Leader), LogBytes: uint64(max(g.LogBytes, 0)), HeartbeatNs: uint64(g.Heartbeat),
 	}
 	if g.Err != nil {
 		st.Error = g.Err.Error()

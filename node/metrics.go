@@ -2,6 +2,7 @@ package node
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -45,6 +46,8 @@ var replicaMetrics = []numberOf{
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Role == string(raftstore.RoleLeader)) }},
 	{desc("raft_has_leader", "1: this server knows a leader of the shard.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.LeaderNode != "") }},
+	{desc("raft_heartbeat_seconds", "Heartbeat and election timeout of the shard's Raft timers.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return time.Duration(r.HeartbeatNs).Seconds() }},
 	{desc("raft_term", "Raft term.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Term) }},
 	{desc("raft_commit_index", "Highest log index known to be on a majority of disks.", "shard"), prometheus.GaugeValue,
@@ -92,6 +95,9 @@ var (
 	readyDesc = desc("ready", "1: /readyz says ok.")
 	timers    = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
 	certDesc  = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
+	fsyncDesc = desc("disk_fsync_seconds", "How long a write to a log takes on this server's disk with its fsync: the third worst second of the last two minutes.")
+	lateDesc  = desc("timer_lateness_seconds", "How late timers of this server fire for lack of CPU: the third worst second of the last two minutes.")
+	needDesc  = desc("raft_needed_heartbeat_seconds", "Heartbeat timeout that this server needs by its profile, its disk and its CPU; the shards take the longest that any of their servers needs.")
 	diskFree  = desc("disk_free_bytes", "Free where this server keeps its data, as seen every few seconds.")
 	diskKept  = desc("disk_reserve_bytes", "With less free, the shards that this server leads refuse pushes.")
 	lagDesc   = desc("raft_member_lag_entries", "Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
@@ -99,7 +105,7 @@ var (
 
 // Describe and Collect implement prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{buildInfo, timers, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
+	for _, d := range []*prometheus.Desc{buildInfo, timers, fsyncDesc, lateDesc, needDesc, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
 		ch <- d
 	}
 	for _, d := range admissionDescs {
@@ -121,6 +127,11 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	if m.n.certs != nil {
 		ch <- prometheus.MustNewConstMetric(certDesc, prometheus.GaugeValue, float64(m.n.certs.NotAfter().Unix()))
+	}
+	if s := m.n.slowness(); s != nil {
+		ch <- prometheus.MustNewConstMetric(fsyncDesc, prometheus.GaugeValue, time.Duration(s.FsyncNs).Seconds())
+		ch <- prometheus.MustNewConstMetric(lateDesc, prometheus.GaugeValue, time.Duration(s.LatenessNs).Seconds())
+		ch <- prometheus.MustNewConstMetric(needDesc, prometheus.GaugeValue, time.Duration(s.HeartbeatNs).Seconds())
 	}
 	if d := m.n.disk(); d != nil {
 		ch <- prometheus.MustNewConstMetric(diskFree, prometheus.GaugeValue, float64(d.FreeBytes))

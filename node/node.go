@@ -216,6 +216,11 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	if err != nil {
 		return err
 	}
+	if kept != nil { // the metadata group would restart for other timers
+		if err := n.fitProfile(kept); err != nil {
+			return err
+		}
+	}
 	grace := time.Duration(0)
 	// Who had a replica of the metadata group has it for good: it may have voted.
 	if id.Founder() || n.self.Scheduler || slices.Contains(n.store.GroupIDs(), scheduler.GroupID) {

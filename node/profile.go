@@ -41,13 +41,16 @@ func mostReplicas(m *clustermap.Map) (most int) {
 	return most
 }
 
-// profile is the name of the timers that the server's groups have.
+// profile is the name of the timers that the server's groups have while nothing is slow.
 func (n *Node) profile() string {
 	if name, ok := n.chosen.Load().(string); ok {
 		return name
 	}
-	if n.cfg.Profile == "" || n.cfg.Profile == profileAuto {
+	switch n.cfg.Profile {
+	case "":
 		return "default"
+	case profileAuto:
+		return profileSteps[0].name
 	}
 	return n.cfg.Profile
 }

@@ -18,7 +18,8 @@ import (
 // follower does. Everything else, heartbeats too, goes raft's way.
 type appendTransport struct {
 	*raft.NetworkTransport
-	layer *streamLayer
+	layer   *streamLayer
+	timeout time.Duration // of one request
 
 	mu     sync.Mutex
 	idle   map[raft.ServerAddress][]*appendConn
@@ -40,9 +41,9 @@ const (
 	directData = 16 << 10
 )
 
-func newAppendTransport(n *raft.NetworkTransport, layer *streamLayer) *appendTransport {
+func newAppendTransport(n *raft.NetworkTransport, layer *streamLayer, timeout time.Duration) *appendTransport {
 	return &appendTransport{
-		NetworkTransport: n, layer: layer,
+		NetworkTransport: n, layer: layer, timeout: timeout,
 		idle: map[raft.ServerAddress][]*appendConn{}, older: map[raft.ServerAddress]time.Time{},
 	}
 }
@@ -67,7 +68,7 @@ func (t *appendTransport) AppendEntries(id raft.ServerID, target raft.ServerAddr
 		t.put(target, c)
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	}
-	whole, err := c.call(args, resp)
+	whole, err := c.call(args, resp, t.timeout)
 	if !whole {
 		t.drop(target) // what ended one connection most likely ended all
 		return errors.Join(err, c.Close())
@@ -78,8 +79,8 @@ func (t *appendTransport) AppendEntries(id raft.ServerID, target raft.ServerAddr
 
 // call sends the request whose head is in c.buf, and reads the answer. whole is
 // false if the connection is of no use any more.
-func (c *appendConn) call(args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (whole bool, err error) {
-	if err := c.SetDeadline(time.Now().Add(rpcTimeout)); err != nil {
+func (c *appendConn) call(args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse, timeout time.Duration) (whole bool, err error) {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return false, err
 	}
 	for _, l := range args.Entries {
@@ -118,7 +119,7 @@ func (t *appendTransport) conn(target raft.ServerAddress) (*appendConn, error) {
 		return c, nil
 	}
 	t.mu.Unlock()
-	c, err := t.layer.dial(target, rpcTimeout, entryChannel)
+	c, err := t.layer.dial(target, t.timeout, entryChannel)
 	if err != nil {
 		return nil, err
 	}

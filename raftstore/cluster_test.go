@@ -307,6 +307,7 @@ func testOptions(t testing.TB, dir string, id rowraft.NodeID, fatal chan error) 
 		SegmentSizeBytes: 1 << 20,
 		DiskStallLimit:   time.Minute, // shared, noisy disks
 		DiskReserveBytes: -1,
+		hooks:            hooks{steady: true}, // timers that follow a busy machine would restart groups
 		Fatal:            func(err error) { fatal <- err },
 		Logger:           slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("node", id),
 		Resolve:          func(n rowraft.NodeID) (string, error) { return "", fmt.Errorf("unknown node %s", n) },

@@ -437,3 +437,25 @@ func FuzzPeerStream(f *testing.F) {
 		})
 	})
 }
+
+// FuzzTimers: timers that are read are written the same way, and within their bounds.
+func FuzzTimers(f *testing.F) {
+	f.Add(joinSender([]byte("n1"), "r2", timers{want: 2 * time.Second, now: time.Second, started: 250 * time.Millisecond, restart: true}))
+	f.Add([]byte("n1"))
+	f.Add([]byte("n1\x00r2\x00short"))
+	f.Fuzz(func(t *testing.T, addr []byte) {
+		node, to, raw := splitSender(addr)
+		said, ok := readTimers(raw)
+		if !ok {
+			return
+		}
+		if got := joinSender(node, to, said); !bytes.Equal(got, addr) {
+			t.Errorf("%q came back as %q", addr, got)
+		}
+		for _, d := range []time.Duration{said.want, said.now, said.started} {
+			if d <= 0 || d > time.Minute {
+				t.Errorf("%q: a heartbeat of %v", addr, d)
+			}
+		}
+	})
+}

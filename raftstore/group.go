@@ -47,6 +47,7 @@ type Group struct {
 	stop     chan struct{}         // closed by Close
 	wg       sync.WaitGroup        // supervisor, leadership
 
+	timers        groupTimers
 	leadership    leadership
 	snapshotAt    atomic.Uint64 // raft index of the last snapshot of this replica
 	snapshotBytes atomic.Int64  // its size
@@ -109,7 +110,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
 		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log, writing: &s.writing,
-		took: &s.logWrites, stall: s.stallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
+		took: &s.logWrites, slow: s.slowness, stall: s.stallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
 	}
 	defer func() {
 		if err != nil {
@@ -167,7 +168,7 @@ func (g *Group) bootstrap() error {
 			Suffrage: raft.Voter, ID: raft.ServerID(m.Replica), Address: raft.ServerAddress(m.Node),
 		})
 	}
-	return raft.BootstrapCluster(g.raftConfig(nil), g.glog, g.glog, g.snaps, nil, conf)
+	return raft.BootstrapCluster(g.raftConfig(g.store.Profile().Heartbeat, g.store.Profile().Heartbeat, nil), g.glog, g.glog, g.snaps, nil, conf)
 }
 
 // reconcile finishes what a crash interrupted between storing a snapshot that the
@@ -241,12 +242,13 @@ const raftSnapshotThreshold = 1 << 62
 // sentEntries is how many raft puts into one message to a follower: entries are large.
 const sentEntries = 32
 
-func (g *Group) raftConfig(notify chan<- bool) *raft.Config {
-	p := g.store.Profile()
+// raftConfig has the lease that goes with the heartbeat started, and another heartbeat, not below it.
+func (g *Group) raftConfig(heartbeat, started time.Duration, notify chan<- bool) *raft.Config {
+	p := g.store.Profile().stretched(started)
 	c := raft.DefaultConfig()
 	c.LocalID = raft.ServerID(g.cfg.Replica)
-	c.HeartbeatTimeout = p.Heartbeat
-	c.ElectionTimeout = p.Heartbeat
+	c.HeartbeatTimeout = heartbeat
+	c.ElectionTimeout = heartbeat
 	c.LeaderLeaseTimeout = p.LeaderLease
 	c.CommitTimeout = p.Commit
 	c.MaxAppendEntries = sentEntries
@@ -264,7 +266,8 @@ func (g *Group) raftConfig(notify chan<- bool) *raft.Config {
 // startRaft runs a new raft instance on the group's stores and machine.
 // REQUIRES: life is held, or the group is not published yet.
 func (g *Group) startRaft() (err error) {
-	n := newInstance(g)
+	heartbeat, started := g.startTimers()
+	n := newInstance(g, heartbeat)
 	defer func() {
 		if p := recover(); p != nil { // NewRaft panics when a log entry cannot be read
 			err = rowraft.Errorf(rowraft.CodeCorrupt, "start raft: %v", p)
@@ -278,8 +281,8 @@ func (g *Group) startRaft() (err error) {
 	g.snaps.stopping.Store(false)
 	g.fsm.stopping.Store(false)
 	g.fsm.restarted()
-	conf := g.raftConfig(n.notify)
-	n.lease = conf.LeaderLeaseTimeout
+	conf := g.raftConfig(heartbeat, started, n.notify)
+	n.started, n.lease = started, conf.LeaderLeaseTimeout
 	n.raft, err = raft.NewRaft(conf, g.fsm, g.glog, g.glog, g.watch, n.trans)
 	if err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeUnknown {
@@ -299,9 +302,10 @@ func (g *Group) startRaft() (err error) {
 	if snap, err := g.snaps.List(); err == nil && len(snap) > 0 {
 		g.noteSnapshot(snap[0])
 	}
+	g.timers.start(heartbeat, started)
 	n.start()
 	g.run.Store(n)
-	return n.follow() // it may have changed meanwhile
+	return nil
 }
 
 // restart replaces the raft instance by a new one on the same stores and machine.
@@ -316,7 +320,9 @@ func (g *Group) restart(level slog.Level, reason string) {
 		return
 	}
 	g.log.Log(context.Background(), level, "restarting the group in place", "reason", reason)
-	g.restarts.Add(1)
+	if level > slog.LevelInfo { // not as planned
+		g.restarts.Add(1)
+	}
 	g.run.Store(nil)
 	err := old.shutdown(g.failure.Load() == nil)
 	if err == nil {

@@ -34,6 +34,7 @@ type guardedLog struct {
 	log         *slog.Logger
 	writing     *atomic.Int32 // logs of the store that are being written now
 
+	slow     *slowness // of the store
 	stall    func() time.Duration
 	isLeader func() bool
 	fatal    func(error)
@@ -199,6 +200,9 @@ func (g *guardedLog) checkPhantom(max uint64) {
 
 func (g *guardedLog) Set(key, val []byte) error {
 	g.stopIfFailed()
+	if string(key) == keyLastVoteCand {
+		val, _, _ = splitSender(val) // raft's own vote is for its address as it says it in messages
+	}
 	stop := g.watch("store the vote in")
 	err := g.inner.Set(key, val)
 	stop()
@@ -221,6 +225,9 @@ func (g *guardedLog) Close() error {
 	g.closed.Store(true)
 	return g.inner.Close()
 }
+
+// keyLastVoteCand is raft's key of the candidate that it voted for.
+const keyLastVoteCand = "LastVoteCand"
 
 var errFailed = rowraft.Errorf(rowraft.CodeInternal, "the log failed before")
 
@@ -266,6 +273,7 @@ const stallChecks = 10
 // at: when the whole process has stood still, that was not the disk.
 func (g *guardedLog) watch(what string) (stop func()) {
 	begin := time.Now()
+	begun := g.slow.begin(begin)
 	var expired atomic.Int32
 	var ended atomic.Bool
 	var t *time.Timer
@@ -291,7 +299,9 @@ func (g *guardedLog) watch(what string) (stop func()) {
 	return func() {
 		ended.Store(true) // it may be looked at just now
 		t.Stop()
-		if d := time.Since(begin); d > slowStore {
+		d := g.slow.took(begun, time.Now())
+		g.slow.wrote(d)
+		if d > slowStore {
 			g.log.Warn("slow disk: heartbeats wait behind log writes", "op", what+" the log", "took", d, "dir", g.dir)
 		}
 	}

@@ -365,6 +365,7 @@ func TestPendingBytesAreBounded(t *testing.T) {
 // strangerReceiver is that of a replica that holds nothing.
 func strangerReceiver(backlogFull bool) receiver {
 	return receiver{
+		timers: &groupTimers{}, timeout: rpcTimeout,
 		replica:     "r",
 		backlogFull: func() bool { return backlogFull },
 		applied:     func() uint64 { return 0 },

@@ -25,7 +25,7 @@ import (
 func TestRaftSettings(t *testing.T) {
 	c := startedCluster(t, 1, nil)
 	g := c.nodes[0].group
-	got := g.raftConfig(nil)
+	got := g.raftConfig(ProfileFast.Heartbeat, ProfileFast.Heartbeat, nil)
 	for _, tc := range []struct {
 		name      string
 		got, want any

@@ -3,6 +3,7 @@ package raftstore
 import (
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -19,13 +20,16 @@ const maxPendingEntries = 4096
 // that the next write takes all that came meanwhile. The completer waits for
 // their results, in the same order.
 type instance struct {
-	g      *Group
-	raft   *raft.Raft
-	lease  time.Duration // that raft was started with
-	reload sync.Mutex    // raft's configuration is read, changed and set
-	trans  *transport
-	notify chan bool     // raft's leadership, buffered; watched until over
-	over   chan struct{} // closed when raft has ended: what is unresolved stays unknown
+	g     *Group
+	raft  *raft.Raft
+	lease time.Duration // that raft was started with
+	// started is the heartbeat that the lease belongs to, heartbeat the one that raft has: time.Duration.
+	started   time.Duration
+	heartbeat atomic.Int64
+	reload    sync.Mutex // raft's configuration is read, changed and set
+	trans     *transport
+	notify    chan bool     // raft's leadership, buffered; watched until over
+	over      chan struct{} // closed when raft has ended: what is unresolved stays unknown
 
 	queue    chan *Future // dispatcher's; closed by shutdown
 	inflight chan *Future // completer's; closed by the dispatcher
@@ -48,7 +52,7 @@ type instance struct {
 	}
 }
 
-func newInstance(g *Group) *instance {
+func newInstance(g *Group, heartbeat time.Duration) *instance {
 	n := &instance{
 		g:        g,
 		notify:   make(chan bool, 16),
@@ -58,16 +62,21 @@ func newInstance(g *Group) *instance {
 		drained:  make(chan struct{}),
 	}
 	o := &g.store.opts
+	n.heartbeat.Store(int64(heartbeat))
 	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, &g.store.pace, g.cfg.ID, g.log, receiver{
 		replica:     raft.ServerID(g.cfg.Replica),
 		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
 		applied:     g.fsm.applied.Load,
 		boundary:    g.glog.boundary.Load,
 		term:        n.currentTerm,
-		leads:       func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
+		timers:      &g.timers, timeout: max(rpcTimeout, heartbeat),
+		leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
 	})
 	return n
 }
+
+// heartbeatTimeout is the one that raft has.
+func (n *instance) heartbeatTimeout() time.Duration { return time.Duration(n.heartbeat.Load()) }
 
 // start runs the goroutines of n. n.raft is set.
 func (n *instance) start() {
@@ -130,7 +139,7 @@ func (n *instance) shutdown(graceful bool) error {
 		close(drained)
 	}()
 	if graceful {
-		waitFor(drained, 2*n.g.store.Profile().Heartbeat+time.Second)
+		waitFor(drained, 2*n.heartbeatTimeout()+time.Second)
 	}
 	n.g.snaps.stopping.Store(true)
 	n.g.fsm.stopping.Store(true)

@@ -93,7 +93,7 @@ func (n *instance) members(servers []raft.Server) []MemberStatus {
 			if p.match < last {
 				m.LagEntries, m.LagBytes = last-p.match, n.g.ledger.between(p.match, last)
 			}
-			m.CaughtUp = known && time.Since(p.proved) < 2*n.g.store.Profile().Heartbeat &&
+			m.CaughtUp = known && time.Since(p.proved) < 2*n.heartbeatTimeout() &&
 				m.LagEntries <= maxTransferLag && m.LagBytes <= maxCaughtUpBytes
 		}
 	}

@@ -118,8 +118,8 @@ type Options struct {
 	DiskReserveBytes           int64 // with less free disk proposals are refused: 256 MiB, and two segments a group; negative: off
 
 	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower
-	// is given ten times as much. Default: the larger of 500 ms and two heartbeats;
-	// set 2 s where tests share a noisy disk.
+	// is given ten times as much. Default: the larger of 500 ms and two heartbeats, which follow
+	// a slow disk up to 5 s; set 2 s where tests share a noisy disk.
 	DiskStallLimit time.Duration
 	// WedgeTimeout is how long replication to a live follower may stand still while
 	// the log grows before the group is restarted in place: 5 s.
@@ -142,6 +142,7 @@ type hooks struct {
 	wrapTransport func(group string, t raft.Transport) raft.Transport
 	verified      func() // in a read round, once a majority answered
 	tick          time.Duration
+	steady        bool // the timers do not follow the disk and the CPU
 }
 
 // minSendRate is four times what raft's transport expects of a snapshot.

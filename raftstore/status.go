@@ -38,9 +38,10 @@ type GroupStatus struct {
 	PendingBytes int64 // proposed here and not resolved
 	BacklogBytes int64 // committed and not applied
 
-	LogWrites int64 // StoreLogs calls
-	Restarts  int64 // in place, by the supervisor
-	Installs  int64 // snapshots of the leader that took the replica forwards
+	Heartbeat time.Duration // timeout of the timers that raft has; 0: it does not run
+	LogWrites int64         // StoreLogs calls
+	Restarts  int64         // in place, by the supervisor
+	Installs  int64         // snapshots of the leader that took the replica forwards
 
 	Members []MemberStatus
 }
@@ -78,6 +79,7 @@ func (g *Group) Status() GroupStatus {
 	}
 	addr, _ := n.raft.LeaderWithID()
 	s.Leader = rowraft.NodeID(addr)
+	s.Heartbeat = n.heartbeatTimeout()
 	s.Term = rowraft.Term(n.raft.CurrentTerm())
 	s.LastIndex = rowraft.Index(n.raft.LastIndex())
 	s.CommitIndex = rowraft.Index(n.raft.CommitIndex())

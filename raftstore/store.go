@@ -25,7 +25,11 @@ type Store struct {
 
 	logWrites durations // of all groups
 
-	profile atomic.Pointer[Profile] // of groups that start, and, but for the rest of it, of those that run
+	profile    atomic.Pointer[Profile] // while nothing is slow
+	slowness   *slowness
+	heartbeat  atomic.Int64  // time.Duration that this server needs by its profile and its slowness
+	probing    latch         // held by a probe
+	restarting chan struct{} // capacity 1: held by a group that restarts for its timers
 
 	// diskFull is set while less than DiskReserveBytes are free.
 	diskFull atomic.Bool
@@ -76,15 +80,18 @@ func Open(opts Options) (*Store, error) {
 		snapshots: make(chan struct{}, 2),
 		pace:      pace{perSecond: opts.SnapshotSendBytesPerSecond},
 		stop:      make(chan struct{}),
+		slowness:  newSlowness(time.Now()), probing: make(latch, 1), restarting: make(chan struct{}, 1),
 	}
 	s.profile.Store(&opts.Profile)
+	s.fitHeartbeat()
 	s.mu.registry = reg
 	s.mu.groups = map[string]*Group{}
 	s.freeDisk.Store(-1)
 	s.checkDisk()
 	s.port = newPeerPort(&s.opts)
-	s.wg.Add(1)
+	s.wg.Add(2)
 	go s.watchDisk()
+	go s.watchSlowness()
 	return s, nil
 }
 
@@ -331,6 +338,7 @@ func (s *Store) Close() error {
 	close(s.stop)
 	errs[len(groups)] = s.port.Close()
 	s.wg.Wait()
+	s.endProbe()
 	errs[len(groups)+1] = s.lock.Close()
 	return errors.Join(errs...)
 }

@@ -34,6 +34,7 @@ func (g *Group) supervise() {
 			if n == nil || g.failure.Load() != nil {
 				continue
 			}
+			g.fitTimers(n)
 			g.maybeSnapshot(n)
 			if !g.replacing() { // before the look: what has just been taken ends the failure first
 				if err := g.watch.check(); err != nil {
@@ -175,7 +176,7 @@ func (g *Group) stuckTransfer(n *instance) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	since := n.mu.transferBusy
-	limit := 2*time.Second + 4*g.store.Profile().Heartbeat
+	limit := 2*time.Second + 4*n.heartbeatTimeout()
 	// The last refusal must be fresh: nothing says that the flag is gone while
 	// nobody proposes.
 	if n.mu.transfer != nil || since.IsZero() || time.Since(since) < limit || time.Since(n.mu.transferRefused) > limit/2 {

@@ -69,7 +69,8 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	}
 }
 
-// settleLimit is how long proposals wait for the successor to have the whole log.
+// settleLimit is how long proposals wait for the successor to have the whole log, where the heartbeat is shorter:
+// a heartbeat has room for the writes that this takes.
 const settleLimit = 250 * time.Millisecond
 
 // settle waits until target has the whole log, while the dispatcher holds proposals
@@ -78,17 +79,18 @@ const settleLimit = 250 * time.Millisecond
 // refused until raft is started anew (raft.go, leadershipTransfer: a send to
 // triggerDeferErrorCh that nobody receives; #696).
 func (n *instance) settle(ctx context.Context, target MemberStatus) error {
-	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	limit := max(settleLimit, n.heartbeatTimeout())
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	dispatched := make(chan error, 1) // what was dispatched before is in the log
-	n.reads.Go(func() { dispatched <- n.await(n.raft.Barrier(settleLimit)) })
+	n.reads.Go(func() { dispatched <- n.await(n.raft.Barrier(limit)) })
 	select {
 	case err := <-dispatched:
 		if err != nil {
 			return err
 		}
 	case <-ctx.Done(): // a majority does not answer
-		return rowraft.Errorf(rowraft.CodeNoLeader, "what was proposed before is not committed within %v", settleLimit)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "what was proposed before is not committed within %v", limit)
 	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -102,7 +104,7 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 		case <-n.over:
 			return errFailed
 		case <-ctx.Done():
-			return rowraft.Errorf(rowraft.CodeNoLeader, "replica %s has not caught up within %v", target.Replica, settleLimit)
+			return rowraft.Errorf(rowraft.CodeNoLeader, "replica %s has not caught up within %v", target.Replica, limit)
 		}
 	}
 }
@@ -155,7 +157,7 @@ func (n *instance) anyVoterAnswers() bool {
 		if s.Suffrage != raft.Voter || s.ID == raft.ServerID(n.g.cfg.Replica) {
 			continue
 		}
-		if p, ok := n.trans.progress(s.ID, term); ok && time.Since(p.contact) < 4*n.g.store.Profile().Heartbeat {
+		if p, ok := n.trans.progress(s.ID, term); ok && time.Since(p.contact) < 4*n.heartbeatTimeout() {
 			return true
 		}
 	}

@@ -1,11 +1,9 @@
 package raftstore
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,8 +12,8 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 )
 
-// rpcTimeout bounds one RPC. Raft's 10 s would block the heartbeats of a
-// one-way cut for as long after it healed.
+// rpcTimeout bounds one RPC, unless the heartbeat is longer: a vote is three writes to the log. Raft's
+// 10 s would block the heartbeats of a one-way cut for as long after it healed.
 const rpcTimeout = time.Second
 
 // raftEntryBytes is more than raft's own entries take.
@@ -66,6 +64,8 @@ type receiver struct {
 	applied     func() uint64    // index through which the machine has seen the log
 	boundary    func() *boundary // newest snapshot of the machine, or nil
 	term        func() uint64    // 0: raft does not run yet
+	timers      *groupTimers
+	timeout     time.Duration // of an RPC
 	leads       func(term uint64) bool
 }
 
@@ -98,9 +98,9 @@ func newTransport(layer *streamLayer, o *Options, p *pace, group string, log *sl
 		Stream:          layer,
 		MaxPool:         3,
 		MaxRPCsInFlight: inFlight,
-		Timeout:         rpcTimeout,
+		Timeout:         rcv.timeout,
 		Logger:          &hclogger{log: log, name: "raft-net", rate: newLogRate()},
-	}), layer)
+	}), layer, rcv.timeout)
 	t := &transport{
 		Transport: n, net: n, layer: layer, log: log,
 		maxRPCBytes: o.MaxRPCBytes, maxEntryBytes: max(int64(o.MaxEntryBytes), raftEntryBytes), pace: p, receiver: rcv,
@@ -136,19 +136,23 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, to raft.ServerAddres
 // RequestPreVote is not part of raft.Transport.
 func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
 	sent := *args
-	sent.RPCHeader = addressed(args.RPCHeader, id)
-	return t.Transport.(raft.WithPreVote).RequestPreVote(id, target, &sent, resp)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id)
+	err := t.Transport.(raft.WithPreVote).RequestPreVote(id, target, &sent, resp)
+	t.heard(id, resp.RPCHeader, err)
+	return err
 }
 
 func (t *transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
 	sent := *args // raft shares args between the calls to all voters
-	sent.RPCHeader = addressed(args.RPCHeader, id)
-	return t.Transport.RequestVote(id, target, &sent, resp)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id)
+	err := t.Transport.RequestVote(id, target, &sent, resp)
+	t.heard(id, resp.RPCHeader, err)
+	return err
 }
 
 func (t *transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse) error {
 	sent := *args
-	sent.RPCHeader = addressed(args.RPCHeader, id)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id)
 	return t.Transport.TimeoutNow(id, target, &sent, resp)
 }
 
@@ -160,7 +164,7 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
 	}
 	msg := *args
-	msg.RPCHeader = addressed(args.RPCHeader, id)
+	msg.RPCHeader = t.addressed(args.RPCHeader, id)
 	sent := time.Now()
 	err := t.Transport.AppendEntries(id, target, &msg, resp)
 	if err != nil && replicates && t.awaitContact(id, args.Term) {
@@ -175,6 +179,7 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		}
 		return err
 	}
+	t.heard(id, resp.RPCHeader, nil)
 	now := time.Now()
 	t.note(id, args.Term, func(p *peerProgress) {
 		p.contact = now
@@ -251,7 +256,7 @@ func (t *transport) limit(args *raft.AppendEntriesRequest) {
 func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
 	t.note(id, args.Term, func(p *peerProgress) { p.installing, p.recovering, p.attempt = true, args.LastLogIndex, time.Now() })
 	sent := *args
-	sent.RPCHeader = addressed(args.RPCHeader, id)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id)
 	err := t.Transport.InstallSnapshot(id, target, &sent, resp, &pacedReader{data, t.pace, t.stop})
 	now := time.Now()
 	t.note(id, args.Term, func(p *peerProgress) {
@@ -320,10 +325,14 @@ func (t *transport) forward() {
 // while the machine lags too far behind. After half the sender's timeout they pass
 // anyway, so that a lag never looks like a dead follower.
 func (t *transport) pass(rpc raft.RPC) bool {
-	if to := recipient(rpc.Command); to != t.receiver.replica {
+	header, to, said := open(rpc.Command)
+	if to != t.receiver.replica {
 		t.wg.Add(1)
 		go t.refuse(rpc, to)
 		return true
+	}
+	if header != nil {
+		t.receiver.timers.hear(raft.ServerID(header.ID), said, time.Now())
 	}
 	switch cmd := rpc.Command.(type) {
 	case *raft.AppendEntriesRequest:
@@ -348,17 +357,30 @@ func (t *transport) pass(rpc raft.RPC) bool {
 	}
 }
 
-// addressed returns h with the replica that the message is for behind the address
-// of its sender, after a zero byte: raft's messages name their sender only.
-func addressed(h raft.RPCHeader, to raft.ServerID) raft.RPCHeader {
-	h.Addr = slices.Concat(h.Addr, []byte{0}, []byte(to))
+// addressed returns h with the replica that the message is for, and the timers of this one, behind the address
+// of its sender: raft's messages name their sender only.
+func (t *transport) addressed(h raft.RPCHeader, to raft.ServerID) raft.RPCHeader {
+	node, _, _ := splitSender(h.Addr)
+	h.Addr = joinSender(node, to, t.receiver.timers.say(to))
 	return h
 }
 
-// recipient takes the replica that addressed wrote off the header of cmd; "" if
-// there is none.
-func recipient(cmd any) raft.ServerID {
-	var h *raft.RPCHeader
+// EncodePeer is what raft says of itself in the header of an answer: its timers too.
+func (t *transport) EncodePeer(id raft.ServerID, addr raft.ServerAddress) []byte {
+	return joinSender(t.Transport.EncodePeer(id, addr), "", t.receiver.timers.say(""))
+}
+
+// heard notes the timers in the header of an answer of replica id.
+func (t *transport) heard(id raft.ServerID, h raft.RPCHeader, err error) {
+	if err == nil {
+		_, _, said := splitSender(h.Addr)
+		t.receiver.timers.hear(id, said, time.Now())
+	}
+}
+
+// open takes what addressed wrote off the header of cmd; nil if it has none. It returns the replica that the
+// message is for, and the timers of its sender.
+func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, said []byte) {
 	switch cmd := cmd.(type) {
 	case *raft.AppendEntriesRequest:
 		h = &cmd.RPCHeader
@@ -371,11 +393,10 @@ func recipient(cmd any) raft.ServerID {
 	case *raft.TimeoutNowRequest:
 		h = &cmd.RPCHeader
 	default:
-		return ""
+		return nil, "", nil
 	}
-	from, to, _ := bytes.Cut(h.Addr, []byte{0})
-	h.Addr = from
-	return raft.ServerID(to)
+	h.Addr, to, said = splitSender(h.Addr)
+	return h, to, said
 }
 
 // refuse answers a message to another replica.

@@ -81,6 +81,7 @@ func (d *diagnosis) servers(now time.Time) {
 			continue
 		}
 		d.disk(n)
+		d.slow(n)
 		d.certificate(n, now)
 		if i := n.GetNode().GetIntent(); i != rowraftv1.NodeIntent_NODE_INTENT_UNSPECIFIED {
 			how, back := "is drained: it leads nothing and gets no replica", "rowraft node undrain "+name
@@ -117,6 +118,28 @@ func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
 	case free < nearlyFull*reserve:
 		d.add(warning, "disk-nearly-full", subject, next, "The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free), mebibytes(reserve))
 	}
+}
+
+// slow says why the Raft timers of a server are longer than those of its profile.
+func (d *diagnosis) slow(n *rowraftv1.NodeStatus) {
+	s, name := n.GetSlowness(), nodeLabel(n.GetNode())
+	profile := cmp.Or(n.GetProfile(), "default")
+	asks := ""
+	if s.GetHeartbeatNs() > 0 {
+		asks = fmt.Sprintf(" Its shards have Raft timers of %v, so an election takes longer.", time.Duration(s.GetHeartbeatNs()))
+	}
+	if s.GetFsyncNs() > s.GetFsyncLimitNs() {
+		d.add(warning, "disk-slow", "server "+name, "give its logs a faster disk, or take what else writes to it away (runbook slow-disk)",
+			"The disk of server %s is slow: fsync takes %s, profile %s needs ≤ %s.%s", name, millis(s.GetFsyncNs()), profile, millis(s.GetFsyncLimitNs()), asks)
+	}
+	if s.GetLatenessNs() > s.GetLatenessLimitNs() {
+		d.add(warning, "cpu-starved", "server "+name, "give it CPU of its own, or take what else runs there away (runbook slow-disk)",
+			"Server %s gets too little CPU: its timers fire %s late, profile %s needs ≤ %s.%s", name, millis(s.GetLatenessNs()), profile, millis(s.GetLatenessLimitNs()), asks)
+	}
+}
+
+func millis(ns uint64) string {
+	return fmt.Sprintf("%d ms", time.Duration(ns).Round(time.Millisecond).Milliseconds())
 }
 
 func mebibytes(n uint64) string { return fmt.Sprintf("%d MiB", n>>20) }

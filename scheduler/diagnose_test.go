@@ -82,3 +82,31 @@ func TestDiskAndCertificateLimits(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowDisksAndLateTimersAreFound: the first figure that is a problem, and the last that is none.
+func TestSlowDisksAndLateTimersAreFound(t *testing.T) {
+	const ms = uint64(time.Millisecond)
+	for _, tc := range []struct {
+		name                   string
+		fsync, late, heartbeat uint64
+		kind, says             string
+	}{
+		{"as much as the profile bears", 50, 125, 250, "", ""},
+		{"a slow disk", 210, 0, 2000, "disk-slow", "The disk of server n2 is slow: fsync takes 210 ms, profile fast needs ≤ 50 ms. Its shards have Raft timers of 2s, so an election takes longer."},
+		{"little CPU", 0, 300, 1000, "cpu-starved", "Server n2 gets too little CPU: its timers fire 300 ms late, profile fast needs ≤ 125 ms. Its shards have Raft timers of 1s, so an election takes longer."},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			found := Diagnose(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{
+				Node: &rowraftv1.Node{Id: "b", Name: "n2"}, State: stateUp, Profile: "fast",
+				Slowness: &rowraftv1.Slowness{FsyncNs: tc.fsync * ms, FsyncLimitNs: 50 * ms, LatenessNs: tc.late * ms, LatenessLimitNs: 125 * ms, HeartbeatNs: tc.heartbeat * ms},
+			}}}, time.Now())
+			switch {
+			case tc.kind == "" && len(found) > 0:
+				t.Errorf("found %v, want nothing", found)
+			case tc.kind == "":
+			case len(found) != 1 || found[0].GetKind() != tc.kind || found[0].GetText() != tc.says || found[0].GetNext() == "" || found[0].GetSubject() != "server n2":
+				t.Errorf("found %v, want %s: %s", found, tc.kind, tc.says)
+			}
+		})
+	}
+}

@@ -157,9 +157,10 @@ type beat struct {
 	uptime     time.Duration
 	mapVersion rowraft.MapVersion // that the server follows
 	replicas   []*rowraftv1.ReplicaStatus
-	disk       *rowraftv1.Disk // nil: unknown
-	certEnds   uint64          // in Unix seconds; 0: it has no certificate
-	profile    string          // of Raft timers
+	disk       *rowraftv1.Disk     // nil: unknown
+	certEnds   uint64              // in Unix seconds; 0: it has no certificate
+	profile    string              // of Raft timers
+	slowness   *rowraftv1.Slowness // nil: unknown
 
 	metaReplica bool // it has a replica of the metadata group, with a seat or without
 }

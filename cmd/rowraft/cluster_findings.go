@@ -182,6 +182,6 @@ func nodeItself(n *rowraftv1.Node, st *rowraftv1.NodeStatusReply, err error) *ro
 		return &rowraftv1.NodeStatus{Node: n, State: "down"}
 	}
 	return &rowraftv1.NodeStatus{
-		Node: n, State: "up", Replicas: st.GetReplicas(), Version: st.GetVersion(), UptimeNs: st.GetUptimeNs(), Disk: st.GetDisk(), CertificateEnds: st.GetCertificateEnds(), Profile: st.GetProfile(),
+		Node: n, State: "up", Replicas: st.GetReplicas(), Version: st.GetVersion(), UptimeNs: st.GetUptimeNs(), Disk: st.GetDisk(), CertificateEnds: st.GetCertificateEnds(), Profile: st.GetProfile(), Slowness: st.GetSlowness(),
 	}
 }

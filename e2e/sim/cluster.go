@@ -37,6 +37,7 @@ type Options struct {
 	Backend string // of the logs; "": the node's default
 
 	DiskStallLimit     time.Duration // 0: that of the node
+	LogLate            time.Duration // each write to a log takes so much longer, from the start on
 	SnapshotEveryBytes int64
 	TrailingLogBytes   int64
 	LogSegmentBytes    int

@@ -152,6 +152,11 @@ func (s *server) born() (*life, node.Config, error) {
 		s.hits += s.now.hits()
 	}
 	l := &life{host: s.c.Net.Host(s.name), disk: vfs.NewFaulty(s.disk), ended: make(chan struct{})}
+	if late := s.c.opts.LogLate; late > 0 {
+		if err := l.disk.Set(vfs.DiskFault{Name: "slow", Ops: []vfs.Op{vfs.OpLog}, Delay: late}); err != nil {
+			return nil, node.Config{}, err
+		}
+	}
 	cfg, err := s.c.config(s, l)
 	return l, cfg, err
 }

@@ -46,6 +46,7 @@ var decoders = map[string]string{
 	"raftstore.newTransport":              "raftstore.FuzzPeerStream", // raft's own messages
 	"raftstore.decodeMeta":                "raftstore.FuzzMetaDecode",
 	"raftstore.readRegistry":              "raftstore.FuzzRegistry",
+	"raftstore.readTimers":                "raftstore.FuzzTimers",
 	"raftstore.OfflineGroup.State":        "raftstore.FuzzMachineSnapshot",
 	"raftstore.parseBatchHead":            "raftstore.FuzzRowLog",
 	"raftstore.parseEntryHead":            "raftstore.FuzzRowLog",

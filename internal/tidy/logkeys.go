@@ -20,7 +20,7 @@ var logKeys = keySet(
 	"bytes", "founders", "free_bytes", "full", "kept_bytes", "left_on_machine", "limit_bytes", "most_replicas_on_a_server", "of_go", "removed", "replicas", "reserve_bytes", "rows", "servers",
 	"shards", "trainers", "tries", "used_bytes", "uses",
 	// how long
-	"held", "silent", "took",
+	"fsync", "fsync_limit", "heartbeat", "held", "lateness", "lateness_limit", "silent", "started", "took",
 	// what happened, and why
 	"after", "apply", "as", "before", "behind", "by", "code", "err", "fault", "faults", "from", "intent", "kind", "metadata", "new", "of", "old", "profile", "reason", "state", "through",
 	"to", "training", "verdict", "waiting_for", "what", "why",

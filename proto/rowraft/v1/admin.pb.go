@@ -1658,6 +1658,7 @@ type NodeStatusReply struct {
 	Disk            *Disk                  `protobuf:"bytes,9,opt,name=disk,proto3" json:"disk,omitempty"`
 	CertificateEnds uint64                 `protobuf:"varint,10,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none
 	Profile         string                 `protobuf:"bytes,11,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense
+	Slowness        *Slowness              `protobuf:"bytes,12,opt,name=slowness,proto3" json:"slowness,omitempty"`                                       // unset: unknown
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1767,6 +1768,13 @@ func (x *NodeStatusReply) GetProfile() string {
 		return x.Profile
 	}
 	return ""
+}
+
+func (x *NodeStatusReply) GetSlowness() *Slowness {
+	if x != nil {
+		return x.Slowness
+	}
+	return nil
 }
 
 type DigestRequest struct {
@@ -2016,7 +2024,7 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"tableEpoch\"7\n" +
 	"\x10EnsureTableReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"\x13\n" +
-	"\x11NodeStatusRequest\"\x80\x03\n" +
+	"\x11NodeStatusRequest\"\xb2\x03\n" +
 	"\x0fNodeStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -2033,7 +2041,8 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x04disk\x18\t \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
 	"\x10certificate_ends\x18\n" +
 	" \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
-	"\aprofile\x18\v \x01(\tR\aprofile\"B\n" +
+	"\aprofile\x18\v \x01(\tR\aprofile\x120\n" +
+	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\"B\n" +
 	"\rDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tmin_index\x18\x02 \x01(\x04R\bminIndex\"^\n" +
@@ -2112,6 +2121,7 @@ var file_rowraft_v1_admin_proto_goTypes = []any{
 	(*TableSchema)(nil),           // 32: rowraft.v1.TableSchema
 	(*ReplicaStatus)(nil),         // 33: rowraft.v1.ReplicaStatus
 	(*Disk)(nil),                  // 34: rowraft.v1.Disk
+	(*Slowness)(nil),              // 35: rowraft.v1.Slowness
 }
 var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
@@ -2125,37 +2135,38 @@ var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	32, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
 	33, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
 	34, // 10: rowraft.v1.NodeStatusReply.disk:type_name -> rowraft.v1.Disk
-	23, // 11: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	14, // 12: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
-	17, // 13: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
-	19, // 14: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
-	21, // 15: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
-	25, // 16: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	27, // 17: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	3,  // 18: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
-	1,  // 19: rowraft.v1.Admin.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
-	5,  // 20: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
-	8,  // 21: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	10, // 22: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
-	12, // 23: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	24, // 24: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	15, // 25: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	18, // 26: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
-	20, // 27: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
-	22, // 28: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
-	26, // 29: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	28, // 30: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	4,  // 31: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	2,  // 32: rowraft.v1.Admin.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
-	6,  // 33: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
-	9,  // 34: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	11, // 35: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
-	13, // 36: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	24, // [24:37] is the sub-list for method output_type
-	11, // [11:24] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	35, // 11: rowraft.v1.NodeStatusReply.slowness:type_name -> rowraft.v1.Slowness
+	23, // 12: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	14, // 13: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
+	17, // 14: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
+	19, // 15: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
+	21, // 16: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
+	25, // 17: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	27, // 18: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
+	3,  // 19: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	1,  // 20: rowraft.v1.Admin.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
+	5,  // 21: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
+	8,  // 22: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	10, // 23: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
+	12, // 24: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	24, // 25: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 26: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	18, // 27: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	20, // 28: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
+	22, // 29: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
+	26, // 30: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	28, // 31: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
+	4,  // 32: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	2,  // 33: rowraft.v1.Admin.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
+	6,  // 34: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
+	9,  // 35: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	11, // 36: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
+	13, // 37: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	25, // [25:38] is the sub-list for method output_type
+	12, // [12:25] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_admin_proto_init() }

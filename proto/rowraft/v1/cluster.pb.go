@@ -1683,6 +1683,7 @@ type ReplicaStatus struct {
 	ProvedIndex   uint64 `protobuf:"varint,30,opt,name=proved_index,json=provedIndex,proto3" json:"proved_index,omitempty"`
 	DividedIndex  uint64 `protobuf:"varint,31,opt,name=divided_index,json=dividedIndex,proto3" json:"divided_index,omitempty"`   // mark at which no majority had the same rows; 0: none
 	Fenced        string `protobuf:"bytes,32,opt,name=fenced,proto3" json:"fenced,omitempty"`                                    // why the replica is fenced, "" if it is not
+	HeartbeatNs   uint64 `protobuf:"varint,33,opt,name=heartbeat_ns,json=heartbeatNs,proto3" json:"heartbeat_ns,omitempty"`      // heartbeat timeout of its Raft timers; 0: raft does not run
 	StagedRestore []byte `protobuf:"bytes,20,opt,name=staged_restore,json=stagedRestore,proto3" json:"staged_restore,omitempty"` // id of the restore that has a stage here, empty if none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1842,6 +1843,13 @@ func (x *ReplicaStatus) GetFenced() string {
 		return x.Fenced
 	}
 	return ""
+}
+
+func (x *ReplicaStatus) GetHeartbeatNs() uint64 {
+	if x != nil {
+		return x.HeartbeatNs
+	}
+	return 0
 }
 
 func (x *ReplicaStatus) GetStagedRestore() []byte {
@@ -2053,6 +2061,7 @@ type HeartbeatRequest struct {
 	CertificateEnds uint64                 `protobuf:"varint,9,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"`  // of the server, in Unix seconds; 0: it has none
 	Profile         string                 `protobuf:"bytes,10,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense
 	MetadataReplica bool                   `protobuf:"varint,11,opt,name=metadata_replica,json=metadataReplica,proto3" json:"metadata_replica,omitempty"` // it has a replica of the metadata group: a seat in it, or it waits for one
+	Slowness        *Slowness              `protobuf:"bytes,12,opt,name=slowness,proto3" json:"slowness,omitempty"`                                       // unset: unknown
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2178,6 +2187,91 @@ func (x *HeartbeatRequest) GetMetadataReplica() bool {
 	return false
 }
 
+func (x *HeartbeatRequest) GetSlowness() *Slowness {
+	if x != nil {
+		return x.Slowness
+	}
+	return nil
+}
+
+// Slowness is what a server measured of its disk and its timers over the last two minutes. Each limit is what its
+// profile bears; above it the Raft timers are longer than those of the profile.
+type Slowness struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	FsyncNs         uint64                 `protobuf:"varint,1,opt,name=fsync_ns,json=fsyncNs,proto3" json:"fsync_ns,omitempty"` // a write to the log, with its fsync
+	FsyncLimitNs    uint64                 `protobuf:"varint,2,opt,name=fsync_limit_ns,json=fsyncLimitNs,proto3" json:"fsync_limit_ns,omitempty"`
+	LatenessNs      uint64                 `protobuf:"varint,3,opt,name=lateness_ns,json=latenessNs,proto3" json:"lateness_ns,omitempty"` // how late a timer of the process fires
+	LatenessLimitNs uint64                 `protobuf:"varint,4,opt,name=lateness_limit_ns,json=latenessLimitNs,proto3" json:"lateness_limit_ns,omitempty"`
+	HeartbeatNs     uint64                 `protobuf:"varint,5,opt,name=heartbeat_ns,json=heartbeatNs,proto3" json:"heartbeat_ns,omitempty"` // heartbeat timeout that the server needs by its profile and by these
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Slowness) Reset() {
+	*x = Slowness{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Slowness) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Slowness) ProtoMessage() {}
+
+func (x *Slowness) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Slowness.ProtoReflect.Descriptor instead.
+func (*Slowness) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Slowness) GetFsyncNs() uint64 {
+	if x != nil {
+		return x.FsyncNs
+	}
+	return 0
+}
+
+func (x *Slowness) GetFsyncLimitNs() uint64 {
+	if x != nil {
+		return x.FsyncLimitNs
+	}
+	return 0
+}
+
+func (x *Slowness) GetLatenessNs() uint64 {
+	if x != nil {
+		return x.LatenessNs
+	}
+	return 0
+}
+
+func (x *Slowness) GetLatenessLimitNs() uint64 {
+	if x != nil {
+		return x.LatenessLimitNs
+	}
+	return 0
+}
+
+func (x *Slowness) GetHeartbeatNs() uint64 {
+	if x != nil {
+		return x.HeartbeatNs
+	}
+	return 0
+}
+
 // Disk is the room where a server keeps its data.
 type Disk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2189,7 +2283,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2295,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2308,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Disk) GetFreeBytes() uint64 {
@@ -2241,7 +2335,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2347,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2360,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HeartbeatReply) GetMapVersion() uint64 {
@@ -2293,7 +2387,7 @@ type DropTableRequest struct {
 
 func (x *DropTableRequest) Reset() {
 	*x = DropTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2399,7 @@ func (x *DropTableRequest) String() string {
 func (*DropTableRequest) ProtoMessage() {}
 
 func (x *DropTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2412,7 @@ func (x *DropTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTableRequest.ProtoReflect.Descriptor instead.
 func (*DropTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DropTableRequest) GetName() string {
@@ -2344,7 +2438,7 @@ type DropTableReply struct {
 
 func (x *DropTableReply) Reset() {
 	*x = DropTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2450,7 @@ func (x *DropTableReply) String() string {
 func (*DropTableReply) ProtoMessage() {}
 
 func (x *DropTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2463,7 @@ func (x *DropTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTableReply.ProtoReflect.Descriptor instead.
 func (*DropTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DropTableReply) GetMapVersion() uint64 {
@@ -2389,7 +2483,7 @@ type CreateTableRequest struct {
 
 func (x *CreateTableRequest) Reset() {
 	*x = CreateTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2495,7 @@ func (x *CreateTableRequest) String() string {
 func (*CreateTableRequest) ProtoMessage() {}
 
 func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2508,7 @@ func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateTableRequest) GetTable() *TableSchema {
@@ -2442,7 +2536,7 @@ type CreateTableReply struct {
 
 func (x *CreateTableReply) Reset() {
 	*x = CreateTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2548,7 @@ func (x *CreateTableReply) String() string {
 func (*CreateTableReply) ProtoMessage() {}
 
 func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2561,7 @@ func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableReply.ProtoReflect.Descriptor instead.
 func (*CreateTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateTableReply) GetTable() *TableSchema {
@@ -2500,7 +2594,7 @@ type IssueIncarnationRequest struct {
 
 func (x *IssueIncarnationRequest) Reset() {
 	*x = IssueIncarnationRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2512,7 +2606,7 @@ func (x *IssueIncarnationRequest) String() string {
 func (*IssueIncarnationRequest) ProtoMessage() {}
 
 func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2525,7 +2619,7 @@ func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationRequest.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *IssueIncarnationRequest) GetClientId() []byte {
@@ -2544,7 +2638,7 @@ type IssueIncarnationReply struct {
 
 func (x *IssueIncarnationReply) Reset() {
 	*x = IssueIncarnationReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +2650,7 @@ func (x *IssueIncarnationReply) String() string {
 func (*IssueIncarnationReply) ProtoMessage() {}
 
 func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +2663,7 @@ func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationReply.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *IssueIncarnationReply) GetIncarnation() uint64 {
@@ -2590,7 +2684,7 @@ type JoinJobRequest struct {
 
 func (x *JoinJobRequest) Reset() {
 	*x = JoinJobRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2696,7 @@ func (x *JoinJobRequest) String() string {
 func (*JoinJobRequest) ProtoMessage() {}
 
 func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2709,7 @@ func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobRequest.ProtoReflect.Descriptor instead.
 func (*JoinJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JoinJobRequest) GetJob() string {
@@ -2649,7 +2743,7 @@ type JoinJobReply struct {
 
 func (x *JoinJobReply) Reset() {
 	*x = JoinJobReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2755,7 @@ func (x *JoinJobReply) String() string {
 func (*JoinJobReply) ProtoMessage() {}
 
 func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2768,7 @@ func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinJobReply.ProtoReflect.Descriptor instead.
 func (*JoinJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JoinJobReply) GetRank() uint32 {
@@ -2699,7 +2793,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2805,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2818,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 type NodeStatus struct {
@@ -2742,13 +2836,14 @@ type NodeStatus struct {
 	CertificateEnds  uint64                 `protobuf:"varint,11,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none, or has not said
 	Profile          string                 `protobuf:"bytes,12,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense; "": it has not said
 	MetadataStandby  bool                   `protobuf:"varint,13,opt,name=metadata_standby,json=metadataStandby,proto3" json:"metadata_standby,omitempty"` // it waits for a seat in the metadata group
+	Slowness         *Slowness              `protobuf:"bytes,14,opt,name=slowness,proto3" json:"slowness,omitempty"`                                       // unset: unknown
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2855,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2868,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NodeStatus) GetNode() *Node {
@@ -2867,6 +2962,13 @@ func (x *NodeStatus) GetMetadataStandby() bool {
 	return false
 }
 
+func (x *NodeStatus) GetSlowness() *Slowness {
+	if x != nil {
+		return x.Slowness
+	}
+	return nil
+}
+
 // Problem is one thing that is wrong, or that somebody who looks should know.
 type Problem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2881,7 +2983,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +2995,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3008,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Problem) GetSeverity() Severity {
@@ -2955,7 +3057,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3069,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3082,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JobStatus) GetJob() string {
@@ -3024,7 +3126,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3138,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3151,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatusReply) GetMap() *Map {
@@ -3149,7 +3251,7 @@ type RestoredFrom struct {
 
 func (x *RestoredFrom) Reset() {
 	*x = RestoredFrom{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3263,7 @@ func (x *RestoredFrom) String() string {
 func (*RestoredFrom) ProtoMessage() {}
 
 func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3276,7 @@ func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredFrom.ProtoReflect.Descriptor instead.
 func (*RestoredFrom) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RestoredFrom) GetId() string {
@@ -3220,7 +3322,7 @@ type TrainerStatus struct {
 
 func (x *TrainerStatus) Reset() {
 	*x = TrainerStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3334,7 @@ func (x *TrainerStatus) String() string {
 func (*TrainerStatus) ProtoMessage() {}
 
 func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3347,7 @@ func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrainerStatus.ProtoReflect.Descriptor instead.
 func (*TrainerStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TrainerStatus) GetJob() string {
@@ -3299,7 +3401,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3413,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3426,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Move) GetId() uint64 {
@@ -3387,7 +3489,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3399,7 +3501,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3412,7 +3514,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -3482,7 +3584,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3494,7 +3596,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3507,7 +3609,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -3543,7 +3645,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3555,7 +3657,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3568,7 +3670,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -3609,7 +3711,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3621,7 +3723,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3634,7 +3736,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -3661,7 +3763,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +3775,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +3788,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -3712,7 +3814,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3826,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +3839,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -3762,7 +3864,7 @@ type ChangeNodeRequest struct {
 
 func (x *ChangeNodeRequest) Reset() {
 	*x = ChangeNodeRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3774,7 +3876,7 @@ func (x *ChangeNodeRequest) String() string {
 func (*ChangeNodeRequest) ProtoMessage() {}
 
 func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3787,7 +3889,7 @@ func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ChangeNodeRequest) GetNode() string {
@@ -3853,7 +3955,7 @@ type ChangeNodeReply struct {
 
 func (x *ChangeNodeReply) Reset() {
 	*x = ChangeNodeReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3865,7 +3967,7 @@ func (x *ChangeNodeReply) String() string {
 func (*ChangeNodeReply) ProtoMessage() {}
 
 func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +3980,7 @@ func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeReply.ProtoReflect.Descriptor instead.
 func (*ChangeNodeReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{46}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ChangeNodeReply) GetNode() *Node {
@@ -4044,7 +4146,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"4\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\"\xec\x04\n" +
+	"mapVersion\"\x8f\x05\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -4067,7 +4169,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\amembers\x18\x0f \x03(\v2\x18.rowraft.v1.MemberStatusR\amembers\x12!\n" +
 	"\fproved_index\x18\x1e \x01(\x04R\vprovedIndex\x12#\n" +
 	"\rdivided_index\x18\x1f \x01(\x04R\fdividedIndex\x12\x16\n" +
-	"\x06fenced\x18  \x01(\tR\x06fenced\x12%\n" +
+	"\x06fenced\x18  \x01(\tR\x06fenced\x12!\n" +
+	"\fheartbeat_ns\x18! \x01(\x04R\vheartbeatNs\x12%\n" +
 	"\x0estaged_restore\x18\x14 \x01(\fR\rstagedRestore\"\xb6\x01\n" +
 	"\fMemberStatus\x12\x1d\n" +
 	"\n" +
@@ -4090,7 +4193,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\xdb\x03\n" +
+	"candidates\"\x8d\x04\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -4107,7 +4210,15 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x10certificate_ends\x18\t \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
 	"\aprofile\x18\n" +
 	" \x01(\tR\aprofile\x12)\n" +
-	"\x10metadata_replica\x18\v \x01(\bR\x0fmetadataReplica\"J\n" +
+	"\x10metadata_replica\x18\v \x01(\bR\x0fmetadataReplica\x120\n" +
+	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\"\xbb\x01\n" +
+	"\bSlowness\x12\x19\n" +
+	"\bfsync_ns\x18\x01 \x01(\x04R\afsyncNs\x12$\n" +
+	"\x0efsync_limit_ns\x18\x02 \x01(\x04R\ffsyncLimitNs\x12\x1f\n" +
+	"\vlateness_ns\x18\x03 \x01(\x04R\n" +
+	"latenessNs\x12*\n" +
+	"\x11lateness_limit_ns\x18\x04 \x01(\x04R\x0flatenessLimitNs\x12!\n" +
+	"\fheartbeat_ns\x18\x05 \x01(\x04R\vheartbeatNs\"J\n" +
 	"\x04Disk\x12\x1d\n" +
 	"\n" +
 	"free_bytes\x18\x01 \x01(\x04R\tfreeBytes\x12#\n" +
@@ -4141,7 +4252,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\fJoinJobReply\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x0f\n" +
-	"\rStatusRequest\"\xdf\x03\n" +
+	"\rStatusRequest\"\x91\x04\n" +
 	"\n" +
 	"NodeStatus\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12\x14\n" +
@@ -4157,7 +4268,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	" \x01(\v2\x10.rowraft.v1.DiskR\x04disk\x12)\n" +
 	"\x10certificate_ends\x18\v \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
 	"\aprofile\x18\f \x01(\tR\aprofile\x12)\n" +
-	"\x10metadata_standby\x18\r \x01(\bR\x0fmetadataStandby\"\x91\x01\n" +
+	"\x10metadata_standby\x18\r \x01(\bR\x0fmetadataStandby\x120\n" +
+	"\bslowness\x18\x0e \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\"\x91\x01\n" +
 	"\aProblem\x120\n" +
 	"\bseverity\x18\x01 \x01(\x0e2\x14.rowraft.v1.SeverityR\bseverity\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -4316,7 +4428,7 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(NodeIntent)(0),                 // 0: rowraft.v1.NodeIntent
 	(Severity)(0),                   // 1: rowraft.v1.Severity
@@ -4345,32 +4457,33 @@ var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(*MemberStatus)(nil),            // 24: rowraft.v1.MemberStatus
 	(*TableStats)(nil),              // 25: rowraft.v1.TableStats
 	(*HeartbeatRequest)(nil),        // 26: rowraft.v1.HeartbeatRequest
-	(*Disk)(nil),                    // 27: rowraft.v1.Disk
-	(*HeartbeatReply)(nil),          // 28: rowraft.v1.HeartbeatReply
-	(*DropTableRequest)(nil),        // 29: rowraft.v1.DropTableRequest
-	(*DropTableReply)(nil),          // 30: rowraft.v1.DropTableReply
-	(*CreateTableRequest)(nil),      // 31: rowraft.v1.CreateTableRequest
-	(*CreateTableReply)(nil),        // 32: rowraft.v1.CreateTableReply
-	(*IssueIncarnationRequest)(nil), // 33: rowraft.v1.IssueIncarnationRequest
-	(*IssueIncarnationReply)(nil),   // 34: rowraft.v1.IssueIncarnationReply
-	(*JoinJobRequest)(nil),          // 35: rowraft.v1.JoinJobRequest
-	(*JoinJobReply)(nil),            // 36: rowraft.v1.JoinJobReply
-	(*StatusRequest)(nil),           // 37: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 38: rowraft.v1.NodeStatus
-	(*Problem)(nil),                 // 39: rowraft.v1.Problem
-	(*JobStatus)(nil),               // 40: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 41: rowraft.v1.StatusReply
-	(*RestoredFrom)(nil),            // 42: rowraft.v1.RestoredFrom
-	(*TrainerStatus)(nil),           // 43: rowraft.v1.TrainerStatus
-	(*Move)(nil),                    // 44: rowraft.v1.Move
-	(*Operation)(nil),               // 45: rowraft.v1.Operation
-	(*MoveStatus)(nil),              // 46: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 47: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 48: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 49: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 50: rowraft.v1.CancelMoveReply
-	(*ChangeNodeRequest)(nil),       // 51: rowraft.v1.ChangeNodeRequest
-	(*ChangeNodeReply)(nil),         // 52: rowraft.v1.ChangeNodeReply
+	(*Slowness)(nil),                // 27: rowraft.v1.Slowness
+	(*Disk)(nil),                    // 28: rowraft.v1.Disk
+	(*HeartbeatReply)(nil),          // 29: rowraft.v1.HeartbeatReply
+	(*DropTableRequest)(nil),        // 30: rowraft.v1.DropTableRequest
+	(*DropTableReply)(nil),          // 31: rowraft.v1.DropTableReply
+	(*CreateTableRequest)(nil),      // 32: rowraft.v1.CreateTableRequest
+	(*CreateTableReply)(nil),        // 33: rowraft.v1.CreateTableReply
+	(*IssueIncarnationRequest)(nil), // 34: rowraft.v1.IssueIncarnationRequest
+	(*IssueIncarnationReply)(nil),   // 35: rowraft.v1.IssueIncarnationReply
+	(*JoinJobRequest)(nil),          // 36: rowraft.v1.JoinJobRequest
+	(*JoinJobReply)(nil),            // 37: rowraft.v1.JoinJobReply
+	(*StatusRequest)(nil),           // 38: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 39: rowraft.v1.NodeStatus
+	(*Problem)(nil),                 // 40: rowraft.v1.Problem
+	(*JobStatus)(nil),               // 41: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 42: rowraft.v1.StatusReply
+	(*RestoredFrom)(nil),            // 43: rowraft.v1.RestoredFrom
+	(*TrainerStatus)(nil),           // 44: rowraft.v1.TrainerStatus
+	(*Move)(nil),                    // 45: rowraft.v1.Move
+	(*Operation)(nil),               // 46: rowraft.v1.Operation
+	(*MoveStatus)(nil),              // 47: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 48: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 49: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 50: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 51: rowraft.v1.CancelMoveReply
+	(*ChangeNodeRequest)(nil),       // 52: rowraft.v1.ChangeNodeRequest
+	(*ChangeNodeReply)(nil),         // 53: rowraft.v1.ChangeNodeReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	13, // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
@@ -4392,64 +4505,66 @@ var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	25, // 16: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
 	24, // 17: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
 	23, // 18: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
-	27, // 19: rowraft.v1.HeartbeatRequest.disk:type_name -> rowraft.v1.Disk
-	8,  // 20: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
-	8,  // 21: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
-	13, // 22: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
-	23, // 23: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
-	27, // 24: rowraft.v1.NodeStatus.disk:type_name -> rowraft.v1.Disk
-	1,  // 25: rowraft.v1.Problem.severity:type_name -> rowraft.v1.Severity
-	17, // 26: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	38, // 27: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	40, // 28: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	46, // 29: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	44, // 30: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	45, // 31: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
-	42, // 32: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
-	43, // 33: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
-	39, // 34: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
-	14, // 35: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
-	14, // 36: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
-	2,  // 37: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	3,  // 38: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
-	4,  // 39: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
-	5,  // 40: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
-	44, // 41: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	44, // 42: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	44, // 43: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
-	0,  // 44: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
-	0,  // 45: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
-	13, // 46: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
-	45, // 47: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
-	6,  // 48: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	19, // 49: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	21, // 50: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	26, // 51: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	31, // 52: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	29, // 53: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
-	33, // 54: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	35, // 55: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	37, // 56: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	47, // 57: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	49, // 58: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	51, // 59: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
-	7,  // 60: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	20, // 61: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	22, // 62: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	28, // 63: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	32, // 64: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	30, // 65: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
-	34, // 66: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	36, // 67: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	41, // 68: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	48, // 69: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	50, // 70: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	52, // 71: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
-	60, // [60:72] is the sub-list for method output_type
-	48, // [48:60] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	28, // 19: rowraft.v1.HeartbeatRequest.disk:type_name -> rowraft.v1.Disk
+	27, // 20: rowraft.v1.HeartbeatRequest.slowness:type_name -> rowraft.v1.Slowness
+	8,  // 21: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
+	8,  // 22: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
+	13, // 23: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
+	23, // 24: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
+	28, // 25: rowraft.v1.NodeStatus.disk:type_name -> rowraft.v1.Disk
+	27, // 26: rowraft.v1.NodeStatus.slowness:type_name -> rowraft.v1.Slowness
+	1,  // 27: rowraft.v1.Problem.severity:type_name -> rowraft.v1.Severity
+	17, // 28: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
+	39, // 29: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	41, // 30: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	47, // 31: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	45, // 32: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	46, // 33: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
+	43, // 34: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
+	44, // 35: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	40, // 36: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
+	14, // 37: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	14, // 38: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	2,  // 39: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	3,  // 40: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
+	4,  // 41: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
+	5,  // 42: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
+	45, // 43: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	45, // 44: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	45, // 45: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	0,  // 46: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
+	0,  // 47: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
+	13, // 48: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
+	46, // 49: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
+	6,  // 50: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	19, // 51: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	21, // 52: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	26, // 53: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	32, // 54: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	30, // 55: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
+	34, // 56: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	36, // 57: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
+	38, // 58: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	48, // 59: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	50, // 60: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	52, // 61: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
+	7,  // 62: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	20, // 63: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	22, // 64: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	29, // 65: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	33, // 66: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	31, // 67: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
+	35, // 68: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	37, // 69: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
+	42, // 70: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	49, // 71: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	51, // 72: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	53, // 73: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
+	62, // [62:74] is the sub-list for method output_type
+	50, // [50:62] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
@@ -4463,7 +4578,7 @@ func file_rowraft_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
