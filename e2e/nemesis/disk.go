@@ -119,3 +119,48 @@ func (a *act) awaitEnd(ctx context.Context, name string) {
 	for a.Cluster.Running(name) && sleep(ctx, 20*time.Millisecond) {
 	}
 }
+
+// How long all disks are slow: the timers of Raft need some seconds to follow.
+const (
+	shortestSlow = 3 * time.Second
+	longestSlow  = 15 * time.Second
+)
+
+// slowDisks makes all disks slow at once. The cluster becomes slow with them, and no server ends.
+func slowDisks(ctx context.Context, a *act) error {
+	d, ok := a.Cluster.(disks)
+	if !ok || !d.CanDisk() {
+		a.skipped = true
+		return nil
+	}
+	names := a.Cluster.Names()
+	if !a.take(names...) {
+		return nil
+	}
+	defer a.release(names...)
+	a.target = "all"
+	late := time.Duration(200+a.rng.IntN(201)) * time.Millisecond
+	f := vfs.DiskFault{Name: fmt.Sprintf("%d", a.rng.Uint32()), Ops: []vfs.Op{vfs.OpSync}, Path: "log/*", Delay: late}
+	before := 0
+	for _, name := range names {
+		before += d.DiskFaults(name)
+		if err := d.SetDisk(name, f); err != nil {
+			return err
+		}
+	}
+	a.hold(ctx, shortestSlow, longestSlow)
+	hit := -before
+	for _, name := range names {
+		if err := d.SetDisk(name); err != nil {
+			return err
+		}
+		hit += d.DiskFaults(name)
+		if !a.Cluster.Running(name) {
+			return fmt.Errorf("VIOLATION: server %s has ended on a disk that takes %v", name, late)
+		}
+	}
+	if hit > 0 {
+		a.saw("%d operations late by %v", hit, late)
+	}
+	return nil
+}

@@ -55,6 +55,7 @@ func init() {
 		{"disk-hang-follower", "a follower's log write or sync returns late", disk(hangs, false), passes},
 		{"disk-slow-leader", "syncs of a leader's log take 20 to 120 ms", disk(slow, true), passes},
 		{"disk-slow-follower", "syncs of a follower's log take 20 to 120 ms", disk(slow, false), passes},
+		{"slow-disks", "writes to the logs of all servers take 200 to 400 ms", slowDisks, stands},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}
 }

@@ -14,6 +14,8 @@ var scenarios = []struct{ name, faults string }{
 	{"power", "power-leader,power-follower,power-majority,power-all,power-step"},
 	{"leaders", "kill-leader,partition-leader,isolate-leader,mute-leader,deaf-leader,transfer,transfer-cut"},
 	{"disks", "disk-fail-leader,disk-fail-follower,disk-full,disk-full-leader,disk-hang-leader,disk-slow-follower,power-step"},
+	// Slow disks make a cluster slow, and nothing else.
+	{"slow-disks", "slow-disks,kill-leader,kill-follower,partition-leader,pause-leader,restart,transfer,install"},
 	// Each counts once, also on who has it from a snapshot.
 	{"retries", "retry-storm,client-mute,client-cut,reset-storm,kill-leader,install,zombie-client"},
 	{"snapshots", "install,kill-follower,power-follower,partition-follower,kill-all,delay"},
