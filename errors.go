@@ -189,6 +189,19 @@ func (e *RestoredError) Error() string {
 
 func (e *RestoredError) Code() Code { return CodeSessionExpired }
 
+// SessionEndedError reports that the shard has no session of this client and incarnation
+// any more: it was closed, expired, or made room for others, and never opens again. The
+// shard applied nothing of this call. A client without unanswered batches may open a
+// session under another incarnation. A session that a later incarnation fenced is not one
+// of these.
+type SessionEndedError struct {
+	What string // which session and why, for a person
+}
+
+func (e *SessionEndedError) Error() string { return e.What }
+
+func (e *SessionEndedError) Code() Code { return CodeSessionExpired }
+
 // OverloadedError reports that a bounded queue, the memory or the disk is full.
 // Nothing was applied; retry after RetryAfter with jitter.
 type OverloadedError struct {

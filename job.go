@@ -16,6 +16,13 @@ type Rank uint32
 // Step counts a job's batches, from 1.
 type Step uint64
 
+// MaxSessions is how many pushing clients a shard remembers, MaxOwnerSessions how many of
+// them one owner may have: all clients whose ids begin with the same 8 bytes.
+const (
+	MaxSessions      = 4096
+	MaxOwnerSessions = MaxSessions / 2
+)
+
 // MaxRanks bounds the ranks of a job.
 const MaxRanks = 1024
 

@@ -123,7 +123,7 @@ func (w *world) savePart(tb rapid.TB, m *Manifest, files memFiles, shard rowraft
 		format2 = 1
 	}
 	var out bytes.Buffer
-	wr, err := NewWriter(&out, Header{Shard: shard, Applied: 7, Epoch: 1, Delta: m.Parent != nil}, w.schemas, nil, nil)
+	wr, err := NewWriter(&out, Header{Shard: shard, Applied: 7, Epoch: 1, Delta: m.Parent != nil}, w.schemas, nil, Ended{}, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -52,6 +52,7 @@ type stream struct {
 	header   Header
 	tables   []rowraft.Schema
 	sessions []Session
+	ended    Ended
 	jobs     []Job
 	blocks   []block
 	digest   Digest
@@ -100,7 +101,7 @@ func read(r io.Reader) (s stream, err error) {
 	if err != nil {
 		return s, err
 	}
-	s = stream{header: rd.Header(), tables: rd.Tables(), sessions: rd.Sessions(), jobs: rd.Jobs()}
+	s = stream{header: rd.Header(), tables: rd.Tables(), sessions: rd.Sessions(), ended: rd.Ended(), jobs: rd.Jobs()}
 	for {
 		b, err := rd.Next()
 		if errors.Is(err, io.EOF) {
@@ -119,7 +120,7 @@ func read(r io.Reader) (s stream, err error) {
 }
 
 func write(w io.Writer, s stream) error {
-	wr, err := NewWriter(w, s.header, s.tables, s.sessions, s.jobs)
+	wr, err := NewWriter(w, s.header, s.tables, s.sessions, s.ended, s.jobs)
 	if err != nil {
 		return err
 	}
@@ -442,6 +443,7 @@ func FuzzReader(f *testing.F) {
 	f.Add(goldenFile(f, "delta.hex"))
 	f.Add(goldenFile(f, "candidates.hex"))
 	f.Add(goldenFile(f, "jobs.hex"))
+	f.Add(goldenFile(f, "ended.hex"))
 	f.Add(mustWrite(f, stream{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := read(bytes.NewReader(b)); err != nil && rowraft.CodeOf(err) == rowraft.CodeUnknown {

@@ -112,7 +112,7 @@ type Trailer struct {
 }
 
 // counts is how many of what stands before the rows there are.
-type counts struct{ tables, sessions, jobs int }
+type counts struct{ tables, sessions, ended, jobs int }
 
 func (h Header) append(dst []byte, n counts) []byte {
 	at := len(dst)
@@ -131,7 +131,7 @@ func (h Header) append(dst []byte, n counts) []byte {
 	dst = le.AppendUint32(dst, uint32(n.sessions))
 	dst = le.AppendUint32(dst, flags)
 	dst = le.AppendUint32(dst, uint32(n.jobs))
-	dst = le.AppendUint32(dst, 0)
+	dst = le.AppendUint32(dst, uint32(n.ended))
 	return le.AppendUint32(dst, crc32.Checksum(dst[at:], castagnoli))
 }
 
@@ -159,9 +159,9 @@ func parseHeader(b []byte) (h Header, n counts, err error) {
 		Format:  version,
 		Delta:   le.Uint32(b[48:]) == flagDelta,
 	}
-	n = counts{tables: int(le.Uint32(b[40:])), sessions: int(le.Uint32(b[44:])), jobs: int(le.Uint32(b[52:]))}
-	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs || n.jobs > 0 && version < 3 ||
-		le.Uint32(b[56:]) != 0 || le.Uint32(b[48:]) != 0 && !(h.Delta && version >= 2) {
+	n = counts{tables: int(le.Uint32(b[40:])), sessions: int(le.Uint32(b[44:])), jobs: int(le.Uint32(b[52:])), ended: int(le.Uint32(b[56:]))}
+	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs || n.ended > MaxEnded ||
+		n.jobs+n.ended > 0 && version < 3 || le.Uint32(b[48:]) != 0 && !(h.Delta && version >= 2) {
 		return h, n, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: the header has impossible fields")
 	}
 	return h, n, nil

@@ -62,7 +62,7 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 	for shard, slots := range [][]rowraft.Slot{slotRange(0, 1000), slotRange(1001, 4095)} {
 		p := Part{Shard: rowraft.ShardID(shard), Applied: 7, Slots: slots}
 		var stream bytes.Buffer
-		w, err := NewWriter(&stream, Header{Shard: p.Shard, Applied: 7, Epoch: 1}, schemas, nil, nil)
+		w, err := NewWriter(&stream, Header{Shard: p.Shard, Applied: 7, Epoch: 1}, schemas, nil, Ended{}, nil)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -215,7 +215,7 @@ func rewrite(tb testing.TB, stream []byte, change func(rec []byte)) []byte {
 		tb.Fatal(err)
 	}
 	var out bytes.Buffer
-	w, err := NewWriter(&out, rd.Header(), rd.Tables(), rd.Sessions(), rd.Jobs())
+	w, err := NewWriter(&out, rd.Header(), rd.Tables(), rd.Sessions(), Ended{}, rd.Jobs())
 	if err != nil {
 		tb.Fatal(err)
 	}

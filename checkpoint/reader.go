@@ -35,6 +35,7 @@ type Reader struct {
 	header   Header
 	tables   []rowraft.Schema
 	sessions []Session
+	ended    Ended
 	jobs     []Job
 
 	buf     []byte // body of the last chunk
@@ -63,6 +64,9 @@ func NewReader(r io.Reader) (*Reader, error) {
 		return nil, err
 	}
 	if err := rd.readSessions(n.sessions); err != nil {
+		return nil, err
+	}
+	if err := rd.readEnded(n.ended); err != nil {
 		return nil, err
 	}
 	if err := rd.readJobs(n.jobs); err != nil {

@@ -28,7 +28,7 @@ type Writer struct {
 
 // NewWriter writes everything that stands before the rows. tables and jobs must be
 // ascending by ID and sessions by Client.
-func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session, jobs []Job) (*Writer, error) {
+func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session, ended Ended, jobs []Job) (*Writer, error) {
 	h.Format = max(h.Format, 1)
 	for i := range tables {
 		if tables[i].Extension() > 0 {
@@ -38,11 +38,11 @@ func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Sessio
 	if h.Delta {
 		h.Format = max(h.Format, 2)
 	}
-	if len(jobs) > 0 {
+	if len(jobs) > 0 || len(ended.List) > 0 {
 		h.Format = max(h.Format, 3)
 	}
 	wr := &Writer{w: w, format: h.Format, buf: make([]byte, 0, targetChunk+(64<<10))}
-	wr.buf = h.append(wr.buf, counts{len(tables), len(sessions), len(jobs)})
+	wr.buf = h.append(wr.buf, counts{len(tables), len(sessions), len(ended.List), len(jobs)})
 	if err := wr.flush(); err != nil {
 		return nil, err
 	}
@@ -71,6 +71,9 @@ func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Sessio
 		wr.buf = appendSession(wr.buf, s)
 	}
 	if err := wr.end(); err != nil {
+		return nil, err
+	}
+	if err := wr.appendEnded(&ended); err != nil {
 		return nil, err
 	}
 	return wr, wr.appendJobs(jobs)

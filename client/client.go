@@ -178,14 +178,19 @@ func own(source *certs.Source, id rowraft.ClientID) rowraft.ClientID {
 // errClosed is what calls get once Close has begun.
 var errClosed = rowraft.Errorf(rowraft.CodeClosing, "the client is closed")
 
-// Close stops resending, ends the calls under way with CodeClosing and closes the
-// connections. Parts without an answer stay unknown: call Flush first.
+// Close stops resending, ends the calls under way with CodeClosing, closes the client's
+// sessions, for which it waits a second at most, and then the connections. Parts without an
+// answer stay unknown: call Flush first.
 func (c *Client) Close() error {
 	c.life.Lock()
+	first := !c.life.closed
 	c.life.closed = true
 	c.life.Unlock()
 	c.cancel()
 	c.wg.Wait()
+	if first {
+		c.closeSessions()
+	}
 	return c.conns.close()
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,8 @@ type fakeServer struct {
 	m    *clustermap.Map
 	news func() *clustermap.Map // the map as it is now; nil: m
 
+	issued atomic.Uint64 // incarnations
+	close  func(context.Context, *rowraftv1.CloseSessionRequest) error
 	open   func(context.Context, *rowraftv1.OpenSessionRequest) error
 	push   func(context.Context, *rowraftv1.PushRequest) error
 	step   func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
@@ -47,16 +50,26 @@ func (s *fakeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (
 }
 
 func (s *fakeServer) IssueIncarnation(context.Context, *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
-	return &rowraftv1.IssueIncarnationReply{Incarnation: 1}, nil
+	return &rowraftv1.IssueIncarnationReply{Incarnation: s.issued.Add(1)}, nil
 }
 
 func (s *fakeServer) OpenSession(ctx context.Context, req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+	if req.Ticket == 0 {
+		return &rowraftv1.OpenSessionReply{AppliedIndex: 1, Ticket: 1}, nil
+	}
 	if s.open != nil {
 		if err := s.open(ctx, req); err != nil {
 			return nil, err
 		}
 	}
 	return &rowraftv1.OpenSessionReply{AppliedIndex: 1}, nil
+}
+
+func (s *fakeServer) CloseSession(ctx context.Context, req *rowraftv1.CloseSessionRequest) (*rowraftv1.CloseSessionReply, error) {
+	if s.close != nil {
+		return &rowraftv1.CloseSessionReply{}, s.close(ctx, req)
+	}
+	return &rowraftv1.CloseSessionReply{}, nil
 }
 
 func (s *fakeServer) Push(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {

@@ -140,7 +140,7 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	if over {
 		return nil, fmt.Errorf("worker %s of job %s: %w", e.Worker, e.Job, ErrJobDone)
 	}
-	if err := c.adopt(ctx, memberClient(m.identity), m.Incarnation()); err != nil {
+	if err := c.adopt(ctx, m.identity); err != nil {
 		return nil, err
 	}
 	m.attends, m.attended = context.WithCancel(c.ctx)
@@ -200,9 +200,9 @@ func memberClient(id *rowraftv1.JobIdentity) (out rowraft.ClientID) {
 	return out
 }
 
-// adopt makes the sessions that are opened from here on those of another client id. A worker
+// adopt makes the sessions that are opened from here on those of a member of a job. A worker
 // that waits for others enters its job again and again, and adopts a newer one each time.
-func (c *Client) adopt(ctx context.Context, id rowraft.ClientID, inc rowraft.Incarnation) error {
+func (c *Client) adopt(ctx context.Context, id *rowraftv1.JobIdentity) error {
 	if err := c.lock(ctx, c.session.naming); err != nil {
 		return err
 	}
@@ -212,7 +212,8 @@ func (c *Client) adopt(ctx context.Context, id rowraft.ClientID, inc rowraft.Inc
 			return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
 		}
 	}
-	c.opts.ClientID, c.session.inc, c.session.cluster = own(c.tls, id), inc, c.cluster.Load().Cluster
+	c.opts.ClientID, c.session.inc, c.session.cluster = own(c.tls, memberClient(id)), rowraft.Incarnation(id.GetIncarnation()), c.cluster.Load().Cluster
+	c.session.member.Store(id)
 	return nil
 }
 

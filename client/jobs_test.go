@@ -52,13 +52,13 @@ func TestAClientEntersUntilItPushes(t *testing.T) {
 	c.session.init()
 	c.cluster.Store(&clustermap.Map{Cluster: "c"})
 	for inc := range rowraft.Incarnation(3) {
-		id := rowraft.ClientID{byte(inc)}
-		if err := c.adopt(t.Context(), id, inc+1); err != nil || c.session.inc != inc+1 || c.opts.ClientID != id {
+		id := &rowraftv1.JobIdentity{Run: []byte{byte(inc)}, Incarnation: uint64(inc) + 1}
+		if err := c.adopt(t.Context(), id); err != nil || c.session.inc != inc+1 || c.opts.ClientID != memberClient(id) {
 			t.Fatalf("entry %d: %v; incarnation %d of %x", inc+1, err, c.session.inc, c.opts.ClientID)
 		}
 	}
 	c.session.shards[7].Store(&shardSession{})
-	if err := c.adopt(t.Context(), rowraft.ClientID{9}, 9); err == nil || c.session.inc != 3 {
+	if err := c.adopt(t.Context(), &rowraftv1.JobIdentity{Incarnation: 9}); err == nil || c.session.inc != 3 {
 		t.Errorf("after a push: %v, incarnation %d", err, c.session.inc)
 	}
 }

@@ -162,7 +162,9 @@ type part struct {
 	op      wire.Op
 	payload []byte
 	seq     rowraft.Seq
-	queued  bool // it gets its number on its own goroutine
+
+	renewals int  // of the session, when seq was given
+	queued   bool // it gets its number on its own goroutine
 
 	done    chan struct{} // closed when what follows is set
 	err     error
@@ -280,6 +282,7 @@ func (p *part) awaitBefore() error {
 func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 	var index uint64
 	maybe, tries := false, 0
+	unsure := false // a try may have been applied
 	ctx, b := c.ctx, backoff{}
 	var broken error
 	for {
@@ -288,6 +291,9 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 			tries++
 			var err error
 			index, err = c.sendOnce(ctx, stub, ss, p, uint64(m.SlotsVersion))
+			if err != nil && rowraft.CodeOf(err).MaybeApplied() && !sessionEnded(err) {
+				unsure = true
+			}
 			return c.soonKnown(err, p.segments())
 		})
 		maybe = maybe || tryMaybe
@@ -316,6 +322,18 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 			}
 			if c.pause(ctx, &b, 0) == nil {
 				continue
+			}
+		}
+		if sessionEnded(err) && !unsure {
+			renewed := c.renew(ss, p)
+			if renewed == nil {
+				maybe = false
+				continue
+			}
+			if renewed != errClosed {
+				err = fmt.Errorf("%w; another session could not be opened: %w", err, renewed)
+			} else {
+				err = errClosed
 			}
 		}
 		if broken != nil && ctx.Err() != nil && c.ctx.Err() == nil {
@@ -352,23 +370,24 @@ func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *s
 	if len(p.payload) >= saidFrom {
 		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Shard: uint32(p.shard), Bytes: len(p.payload)})
 	}
+	inc, floor := ss.present()
 	switch p.op {
 	case wire.OpDelete:
 		reply, err := stub.Delete(ctx, &rowraftv1.DeleteRequest{
 			MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
-			Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,
+			Incarnation: inc, Seq: uint64(p.seq), Floor: floor, Payload: p.payload,
 		})
 		return reply.GetAppliedIndex(), err
 	case wire.OpAssign:
 		reply, err := stub.Assign(ctx, &rowraftv1.AssignRequest{
 			MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
-			Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,
+			Incarnation: inc, Seq: uint64(p.seq), Floor: floor, Payload: p.payload,
 		})
 		return reply.GetAppliedIndex(), err
 	}
 	reply, err := stub.Push(ctx, &rowraftv1.PushRequest{
 		MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
-		Incarnation: uint64(ss.inc), Seq: uint64(p.seq), Floor: uint64(ss.floorNow()), Payload: p.payload,
+		Incarnation: inc, Seq: uint64(p.seq), Floor: floor, Payload: p.payload,
 		Clocked: p.op == wire.OpClocked,
 	})
 	p.slowest = reply.GetSlowestClock()

@@ -18,9 +18,10 @@ import (
 type session struct {
 	naming   ctxMutex // guards inc, cluster and the client id
 	inc      rowraft.Incarnation
-	cluster  rowraft.ClusterID // whose scheduler issued inc
-	left     []*shardSession   // of clusters that the client has left; guarded by Client.endpoints
-	underway atomic.Int32      // sessions that are being opened: inc and the client id do not change meanwhile
+	cluster  rowraft.ClusterID                     // whose scheduler issued inc
+	member   atomic.Pointer[rowraftv1.JobIdentity] // of which job the client is, nil: of none
+	left     []*shardSession                       // of clusters that the client has left; guarded by Client.endpoints
+	underway atomic.Int32                          // sessions that are being opened: inc and the client id do not change meanwhile
 
 	epoch  atomic.Uint64 // of the tables it was opened for; 0 before
 	shards [clustermap.MaxShards]struct {
@@ -57,11 +58,12 @@ func (m ctxMutex) unlock() { <-m }
 type shardSession struct {
 	cluster     rowraft.ClusterID
 	shard       rowraft.ShardID
-	inc         rowraft.Incarnation
 	maxInFlight int
 	closed      <-chan struct{} // the client's
 
 	mu      sync.Mutex
+	inc     rowraft.Incarnation
+	renewal renewal
 	next    rowraft.Seq
 	floor   rowraft.Seq // every number up to it has been answered
 	answers map[rowraft.Seq]struct{}
@@ -126,12 +128,7 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
 	defer c.session.underway.Add(-1)
-	var epoch uint64
-	_, err = c.shardCall(ctx, home, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
-		reply, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(inc)})
-		epoch = reply.GetTableEpoch()
-		return err
-	})
+	inc, epoch, err := c.openAs(ctx, home, shard, inc)
 	if err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
@@ -145,7 +142,7 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 		return nil, c.replaced(home)
 	}
 	if !same {
-		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect again", shard, c.session.epoch.Load(), epoch)
+		return nil, c.otherEpoch(shard, epoch)
 	}
 	return ss, nil
 }
@@ -158,14 +155,14 @@ func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowr
 	}
 	defer c.session.naming.unlock()
 	if c.session.inc == 0 || c.session.cluster != home {
-		err := c.schedulerCall(ctx, "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-			reply, err := stub.IssueIncarnation(ctx, &rowraftv1.IssueIncarnationRequest{ClientId: c.opts.ClientID[:]})
-			c.session.inc, c.session.cluster = rowraft.Incarnation(reply.GetIncarnation()), home
-			return err
-		})
+		if c.session.cluster != home {
+			c.session.member.Store(nil) // that was of a job of another cluster
+		}
+		inc, err := c.issueIncarnation(ctx)
 		if err != nil {
 			return 0, err
 		}
+		c.session.inc, c.session.cluster = inc, home
 	}
 	c.session.underway.Add(1)
 	return c.session.inc, nil
@@ -186,11 +183,10 @@ func (c *Client) allSessions() (out []*shardSession) {
 // take waits for a free place and gives p its number.
 func (ss *shardSession) take(ctx context.Context, p *part) error {
 	err := ss.await(ctx, func() bool {
-		if ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
+		if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
 			return false
 		}
-		p.seq = ss.next
-		ss.next++
+		ss.numberLocked(p)
 		ss.pending++
 		if p.queued {
 			ss.queued--
@@ -271,10 +267,11 @@ func (ss *shardSession) announceLocked() {
 	}
 }
 
-func (ss *shardSession) floorNow() rowraft.Seq {
+// present returns the incarnation and the floor.
+func (ss *shardSession) present() (inc, floor uint64) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	return ss.floor
+	return uint64(ss.inc), uint64(ss.floor)
 }
 
 // idle waits until every part has an answer.

@@ -21,7 +21,7 @@ func TestNumbersAreDenseAndTheFloorHasNoHoles(t *testing.T) {
 	}
 	for _, tc := range []struct{ answered, floor rowraft.Seq }{{2, 0}, {4, 0}, {1, 2}, {3, 4}} {
 		ss.answered(tc.answered)
-		if got := ss.floorNow(); got != tc.floor {
+		if _, got := ss.present(); got != uint64(tc.floor) {
 			t.Errorf("after the answer to %d the floor is %d, want %d", tc.answered, got, tc.floor)
 		}
 	}

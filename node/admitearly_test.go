@@ -25,7 +25,7 @@ type pusher struct {
 func (c *testCluster) newPusher(ctx context.Context, id byte, payload []byte, says bool) *pusher {
 	c.t.Helper()
 	p := &pusher{stub: rowraftv1.NewTableClient(connect(c.t, c.nodes[0].addr, nil)), id: rowraft.ClientID{id}, payload: payload, says: says}
-	if _, err := p.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: p.id[:], Incarnation: 1 << 40}); err != nil {
+	if _, err := p.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: p.id[:], Incarnation: 1 << 40, Ticket: 1}); err != nil {
 		c.t.Fatal(err)
 	}
 	return p

@@ -380,6 +380,8 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 		st.Fenced, st.Error = e.Error(), e.Error()
 	}
 	r.reportMembers(st)
+	use := r.machine.SessionUse(r.logTime())
+	st.Sessions, st.SessionsInUse, st.OwnerSessionsInUse = uint32(use.All), uint32(use.InUse), uint32(use.OwnerInUse)
 	if id, ok := r.machine.StageID(); ok {
 		st.StagedRestore = id[:]
 	}

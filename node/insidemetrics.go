@@ -36,7 +36,7 @@ var insideMetrics = []struct {
 			}
 			return time.Since(time.Unix(0, at)).Seconds()
 		}},
-	{desc("shard_session_evictions_total", "Expired sessions of clients that made room for others.", "shard"), prometheus.CounterValue,
+	{desc("shard_session_evictions_total", "Sessions of clients that made room for others.", "shard"), prometheus.CounterValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.machine.EvictedSessions()) }},
 	{desc("bounded_reads_total", "Bounded reads that this replica served.", "shard"), prometheus.CounterValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.reads.served.Load()) }},

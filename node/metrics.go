@@ -64,6 +64,12 @@ var replicaMetrics = []numberOf{
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Rows) }},
 	{desc("shard_memory_bytes", "Rows and index of the shard, off the Go heap.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.MemoryBytes) }},
+	{desc("shard_sessions", "Clients whose sessions this replica remembers; it has room for 4096.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Sessions) }},
+	{desc("shard_sessions_in_use", "Sessions that would not make room for another one now.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.SessionsInUse) }},
+	{desc("shard_owner_sessions_in_use", "The most of them that one owner has; an owner may have 2048.", "shard"), prometheus.GaugeValue,
+		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.OwnerSessionsInUse) }},
 	{desc("shard_restore_staged", "1: a restore has rows staged here; the shard takes no snapshot meanwhile.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(len(r.StagedRestore) > 0) }},
 }

@@ -39,7 +39,7 @@ func openRaw(t *testing.T) (*raw, *testCluster) {
 	}
 	conn := connect(t, c.nodes[0].addr, nil)
 	r := &raw{t: t, stub: rowraftv1.NewTableClient(conn), admin: rowraftv1.NewAdminClient(conn), m: cl.Map(), table: table.Schema(), id: rowraft.ClientID{1}}
-	if _, err := r.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: r.id[:], Incarnation: 1 << 40}); err != nil {
+	if _, err := r.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: r.id[:], Incarnation: 1 << 40, Ticket: 1}); err != nil {
 		t.Fatal(err)
 	}
 	return r, c

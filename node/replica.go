@@ -333,15 +333,44 @@ func (r *replica) answer(ctx context.Context, f *raftstore.Future) (*shard.Appli
 	return nil, rowraft.Errorf(rowraft.CodeInternal, "apply answered %T", result)
 }
 
-// openSession logs a session.
-func (r *replica) openSession(ctx context.Context, client rowraft.ClientID, inc rowraft.Incarnation) (rowraft.Index, error) {
+// openSession logs a session, unless the log would refuse it. It logs a resent call as well:
+// only the log can tell that the session is still there.
+func (r *replica) openSession(ctx context.Context, o wire.Opening) (rowraft.Index, error) {
 	if err := r.awaitServe(ctx); err != nil {
 		return 0, err
 	}
-	if r.machine.CheckSession(client, inc) == nil {
-		return r.machine.AppliedIndex(), nil // a resent call
+	err := r.machine.CheckOpen(&o, r.logTime())
+	if rowraft.CodeOf(err) == rowraft.CodeSessionExpired { // final for the client: see checkPart
+		if err := r.confirm(ctx); err != nil {
+			return 0, err
+		}
+		err = r.machine.CheckOpen(&o, r.logTime())
 	}
-	return r.propose(ctx, wire.OpenSessionEntry(r.header(), client, inc))
+	if err != nil {
+		return 0, err
+	}
+	return r.propose(ctx, wire.OpenSessionEntry(r.header(), o))
+}
+
+// closeSession logs that a session is over, unless there is none.
+func (r *replica) closeSession(ctx context.Context, client rowraft.ClientID, inc rowraft.Incarnation) error {
+	if err := r.awaitServe(ctx); err != nil {
+		return err
+	}
+	if r.machine.CheckSession(client, inc) != nil {
+		return nil
+	}
+	_, err := r.propose(ctx, wire.CloseSessionEntry(r.header(), client, inc))
+	return err
+}
+
+// logTime is what an entry would be logged with now, by this replica if it leads.
+func (r *replica) logTime() uint64 {
+	last := r.machine.LogTime()
+	if r.leading.Load() == 0 {
+		return last
+	}
+	return r.clock.now(last)
 }
 
 // ensureTable logs a table of an epoch, 0 for the present one, unless the shard has it.

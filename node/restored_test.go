@@ -82,7 +82,7 @@ func TestAReplicaThatCouldNotCloseARestoreIsFenced(t *testing.T) {
 		if e := r.machine.Fenced(); e != nil {
 			t.Errorf("%s: fenced before others were seen to go on: %v", name, e)
 		}
-		m.Apply(3, wire.OpenSessionEntry(next, rowraft.ClientID{1}, 1))
+		m.Apply(3, wire.OpenSessionEntry(next, wire.Opening{Client: rowraft.ClientID{1}, Incarnation: 1}))
 		woken := false
 		select {
 		case <-r.fenced:

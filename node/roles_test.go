@@ -397,7 +397,7 @@ func hostile(t *testing.T, ctx context.Context, addr string, bob rpc.TLSFiles, i
 	}
 	conn := connect(t, addr, source)
 	stub := rowraftv1.NewTableClient(conn)
-	_, open := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 40})
+	_, open := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 40, Ticket: 1})
 	_, push := stub.Push(ctx, &rowraftv1.PushRequest{MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
 	_, assign := stub.Assign(ctx, &rowraftv1.AssignRequest{MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
 	_, del := stub.Delete(ctx, &rowraftv1.DeleteRequest{MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})

@@ -107,11 +107,27 @@ func (s *tableService) OpenSession(ctx context.Context, req *rowraftv1.OpenSessi
 	if req.Incarnation == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "incarnation 0: the scheduler issues them from 1")
 	}
-	index, err := r.openSession(ctx, client, rowraft.Incarnation(req.Incarnation))
+	if req.Ticket == 0 {
+		index := uint64(r.machine.AppliedIndex())
+		return &rowraftv1.OpenSessionReply{AppliedIndex: index, TableEpoch: uint64(r.machine.Epoch()), Ticket: max(index, 1)}, nil
+	}
+	index, err := r.openSession(ctx, wire.Opening{Client: client, Incarnation: rowraft.Incarnation(req.Incarnation), Ticket: rowraft.Index(req.Ticket)})
 	if err != nil {
 		return nil, err
 	}
 	return &rowraftv1.OpenSessionReply{AppliedIndex: uint64(index), TableEpoch: uint64(r.machine.Epoch())}, nil
+}
+
+func (s *tableService) CloseSession(ctx context.Context, req *rowraftv1.CloseSessionRequest) (*rowraftv1.CloseSessionReply, error) {
+	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientID(ctx, req.ClientId)
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.CloseSessionReply{}, r.closeSession(ctx, client, rowraft.Incarnation(req.Incarnation))
 }
 
 // maxStreamCalls bounds the unanswered messages of one stream.

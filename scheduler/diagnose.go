@@ -268,9 +268,27 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 			works++
 		}
 	}
+	if leader != nil {
+		d.sessions(leader, add)
+	}
 	if works < len(sh.GetReplicas()) && leader != nil {
 		d.thin = append(d.thin, sh.GetId())
 	}
+}
+
+// sessions reports a shard whose clients need nearly all sessions that it remembers.
+func (d *diagnosis) sessions(leader *rowraftv1.ReplicaStatus, add func(s rowraftv1.Severity, kind, next, text string, args ...any)) {
+	const next = "find what starts so many clients (rowraft_shard_sessions_in_use), and end those that are done: a client that is closed gives its sessions back (runbook sessions-running-out)"
+	report := func(used, limit uint32, whose string) {
+		switch {
+		case used >= limit:
+			add(critical, "sessions-full", next, "%s has %d sessions in use, the limit: a new client cannot push.", whose, used)
+		case used >= limit/4*3:
+			add(warning, "sessions-running-out", next, "%s has %d of %d sessions in use; when all are, a new client cannot push.", whose, used, limit)
+		}
+	}
+	report(leader.GetSessionsInUse(), rowraft.MaxSessions, "the shard")
+	report(leader.GetOwnerSessionsInUse(), rowraft.MaxOwnerSessions, "one owner of clients")
 }
 
 // leader returns what the leader of a shard last said, nil if there is none, and the

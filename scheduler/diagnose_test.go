@@ -110,3 +110,35 @@ func TestSlowDisksAndLateTimersAreFound(t *testing.T) {
 		})
 	}
 }
+
+// TestSessionsThatRunOut: three quarters of what a shard, or an owner in it, may have are a
+// problem, and all of it is a worse one.
+func TestSessionsThatRunOut(t *testing.T) {
+	for _, tc := range []struct {
+		used, owner uint32
+		want        string
+	}{
+		{3071, 1535, ""},
+		{3072, 100, "sessions-running-out"},
+		{4096, 100, "sessions-full"},
+		{100, 1536, "sessions-running-out"},
+		{100, 2048, "sessions-full"},
+	} {
+		st := &rowraftv1.StatusReply{
+			Map: &rowraftv1.Map{Shards: []*rowraftv1.Shard{{Id: 3, Replicas: []*rowraftv1.Replica{{Id: "r", Node: "a"}}}}},
+			Nodes: []*rowraftv1.NodeStatus{{
+				Node: &rowraftv1.Node{Id: "a", Name: "n1"}, State: stateUp,
+				Replicas: []*rowraftv1.ReplicaStatus{{Shard: 3, ReplicaId: "r", Role: roleLeader, SessionsInUse: tc.used, OwnerSessionsInUse: tc.owner}},
+			}},
+		}
+		got := ""
+		for _, p := range Diagnose(st, time.Unix(0, 0)) {
+			if strings.HasPrefix(p.GetKind(), "sessions-") {
+				got += p.GetKind()
+			}
+		}
+		if got != tc.want {
+			t.Errorf("%d in use, %d of one owner: %q, want %q", tc.used, tc.owner, got, tc.want)
+		}
+	}
+}

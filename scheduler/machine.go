@@ -93,6 +93,12 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_DropTable:
 		return nil, s.dropTable(c.DropTable.GetName(), rowraft.TableID(c.DropTable.GetId()))
 	case *rowraftv1.MetaCommand_IssueIncarnation:
+		if id := c.IssueIncarnation.GetMember(); id != nil {
+			// Not for one that has been replaced: its next incarnation would fence the member's.
+			if _, _, err := s.member(id); err != nil {
+				return nil, err
+			}
+		}
 		return s.issueIncarnation(), nil
 	case *rowraftv1.MetaCommand_JoinJob:
 		rank, inc, err := s.joinJob(c.JoinJob.GetJob(), c.JoinJob.GetWorker(), int(c.JoinJob.GetWorkers()))

@@ -88,7 +88,7 @@ func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, row
 		part.Slots = append(part.Slots, rowraft.Slot(s))
 	}
 	var stream bytes.Buffer
-	w, err := checkpoint.NewWriter(&stream, checkpoint.Header{Applied: 7, Epoch: 1}, []rowraft.Schema{schema}, nil, nil)
+	w, err := checkpoint.NewWriter(&stream, checkpoint.Header{Applied: 7, Epoch: 1}, []rowraft.Schema{schema}, nil, checkpoint.Ended{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -232,12 +232,17 @@ func newTableID() (rowraft.TableID, error) {
 	}
 }
 
-// IssueIncarnation returns a number greater than any before.
+// IssueIncarnation returns a number greater than any before. It refuses one that calls as
+// the member of a job and is none any more (CodeSessionExpired).
 func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
 	if n := len(req.GetClientId()); n != len(rowraft.ClientID{}) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "client id of %d bytes, want %d", n, len(rowraft.ClientID{}))
 	}
-	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
+	issue := &rowraftv1.MetaIssueIncarnation{}
+	if req.GetJob() != "" {
+		issue.Member = &rowraftv1.JobIdentity{Job: req.GetJob(), Run: req.GetRun(), Rank: req.GetRank(), Incarnation: req.GetIncarnation()}
+	}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: issue}}
 	inc, err := proposeFor[rowraft.Incarnation](ctx, s, c)
 	if err != nil {
 		return nil, fmt.Errorf("issue an incarnation: %w", err)

@@ -100,19 +100,23 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 	case wire.EntryParts:
 		return a, m.applyParts(h, body, a)
 	case wire.EntryOpenSession:
-		client, inc, err := wire.ParseOpenSession(body)
+		o, err := wire.ParseOpenSession(body)
 		if err != nil {
 			return nil, err
 		}
 		return a, m.change(h, a, func(st *state, now uint64) (error, error) {
-			_, known := st.sessions.find(client)
-			full := len(st.sessions) >= MaxSessions
-			err := st.sessions.open(client, inc, now)
-			if err == nil && known == nil && full {
+			evicted, err := st.open(&o, index, now)
+			if evicted {
 				m.evicted.Add(1)
 			}
 			return err, nil
 		})
+	case wire.EntryCloseSession:
+		client, inc, err := wire.ParseCloseSession(body)
+		if err != nil {
+			return nil, err
+		}
+		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { st.closeSession(client, inc, index); return nil, nil })
 	case wire.EntryCreateTable:
 		s, rest, err := wire.ParseSchema(body)
 		if err != nil {
@@ -231,7 +235,7 @@ func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error 
 // The error is fatal.
 func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 	m.mu.Lock()
-	s, err := m.mu.sessions.check(p.Client, p.Incarnation, now)
+	s, err := m.mu.check(p.Client, p.Incarnation, now)
 	if err != nil {
 		m.mu.Unlock()
 		return PartResult{Err: err}, nil

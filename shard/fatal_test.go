@@ -36,7 +36,7 @@ func TestEntriesThatStopTheReplica(t *testing.T) {
 		{"an unknown kind", kind, rowraft.CodeVersionTooNew},
 		{"a part more than it names", parts, rowraft.CodeCorrupt},
 		{"a cut second part", good[:len(good)-8], rowraft.CodeCorrupt},
-		{"half a session", wire.OpenSessionEntry(h, client(1), 1)[:40], rowraft.CodeCorrupt},
+		{"half a session", wire.OpenSessionEntry(h, wire.Opening{Client: client(1), Incarnation: 1})[:40], rowraft.CodeCorrupt},
 		{"an impossible schema", wire.CreateTableEntry(h, &badSchema), rowraft.CodeCorrupt},
 		{"bytes behind a schema", append(wire.CreateTableEntry(h, &table), make([]byte, 8)...), rowraft.CodeCorrupt},
 	} {

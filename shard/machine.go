@@ -95,6 +95,7 @@ type state struct {
 	tables   []*table // ascending by ID
 	dropped  []*table // that a running snapshot still reads; no part of a snapshot
 	sessions sessions
+	ended    ended
 	// private are the sessions that no snapshot shares: all of them if it is nil.
 	private map[*checkpoint.Session]bool
 
@@ -199,7 +200,7 @@ func (st *state) close() error {
 // It never decreases, except by Restore.
 func (m *Machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
 
-// EvictedSessions returns how many expired sessions made room for others here.
+// EvictedSessions returns how many sessions made room for others here.
 func (m *Machine) EvictedSessions() uint64 { return m.evicted.Load() }
 
 // LogTime returns the logged time of the last entry in nanoseconds.

@@ -144,7 +144,7 @@ func (r *replica) create(schemas ...rowraft.Schema) {
 
 func (r *replica) open(c byte, inc rowraft.Incarnation) error {
 	r.tb.Helper()
-	return r.apply(wire.OpenSessionEntry(r.header(), client(c), inc)).Parts[0].Err
+	return r.apply(wire.OpenSessionEntry(r.header(), wire.Opening{Client: client(c), Incarnation: inc})).Parts[0].Err
 }
 
 func (r *replica) mustOpen(c byte, inc rowraft.Incarnation) {

@@ -109,6 +109,7 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 	for _, s := range rd.Sessions() {
 		st.sessions = append(st.sessions, &s) // the reader checked the order
 	}
+	st.ended.restore(rd.Ended())
 	for _, j := range rd.Jobs() {
 		st.jobs = append(st.jobs, &j) // likewise
 	}

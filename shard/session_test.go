@@ -2,13 +2,9 @@ package shard
 
 import (
 	"bytes"
-	"encoding/binary"
-	"errors"
-	"slices"
 	"testing"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -178,63 +174,6 @@ func TestLogTimeNeverGoesBack(t *testing.T) {
 	}
 }
 
-// TestSessionsAreBounded: a full shard refuses, until one has expired; then the
-// least recently used makes room, and of two the lower client.
-func TestSessionsAreBounded(t *testing.T) {
-	p := newPusher(t)
-	id := func(n uint32) (c rowraft.ClientID) { binary.BigEndian.PutUint32(c[:], n); return c }
-	open := func(n uint32) error {
-		return p.apply(wire.OpenSessionEntry(p.header(), id(n), 1)).Parts[0].Err
-	}
-	mustOpen := func(n uint32) {
-		t.Helper()
-		if err := open(n); err != nil {
-			t.Fatal(err)
-		}
-	}
-	mustOpen(1)
-	p.now++
-	mustOpen(2)
-	mustOpen(0)
-	p.now++
-	for n := range uint32(MaxSessions - 3) {
-		mustOpen(n + 3)
-	}
-	err := open(MaxSessions)
-	wantCode(t, err, rowraft.CodeOverloaded)
-	var o *rowraft.OverloadedError
-	if !errors.As(err, &o) || o.RetryAfter <= 0 {
-		t.Errorf("%v says nothing of when to retry", err)
-	}
-	if err := open(5); err != nil {
-		t.Errorf("a known client: %v", err)
-	}
-	p.now += uint64(SessionTTL)
-	for i, victim := range []uint32{1, 0, 2} {
-		if got := slices.ContainsFunc(p.mu.sessions, func(s *checkpoint.Session) bool { return s.Client == id(victim) }); !got {
-			t.Errorf("client %d made room too early", victim)
-		}
-		mustOpen(MaxSessions + uint32(i))
-		wantCode(t, p.CheckSession(id(victim), 1), rowraft.CodeSessionExpired)
-		if got := slices.ContainsFunc(p.mu.sessions, func(s *checkpoint.Session) bool { return s.Client == id(victim) }); got {
-			t.Errorf("client %d is still remembered", victim)
-		}
-	}
-	if got := len(p.mu.sessions); got != MaxSessions {
-		t.Errorf("%d sessions, want %d", got, MaxSessions)
-	}
-	wantCode(t, open(MaxSessions+3), rowraft.CodeOverloaded)
-
-	other := newReplica(t, Config{})
-	stream := p.snapshot()
-	if err := other.Restore(bytes.NewReader(stream)); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(other.snapshot(), stream) {
-		t.Error("4096 sessions come back different")
-	}
-}
-
 func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
 	p := newPusher(t)
 	p.mustOpen(1, 1)
@@ -244,7 +183,7 @@ func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
 	for _, got := range p.apply(entryOf(h, part, part)).Parts {
 		wantCode(t, got.Err, rowraft.CodeSessionExpired)
 	}
-	wantCode(t, p.apply(wire.OpenSessionEntry(h, client(2), 1)).Parts[0].Err, rowraft.CodeSessionExpired)
+	wantCode(t, p.apply(wire.OpenSessionEntry(h, wire.Opening{Client: client(2), Incarnation: 1})).Parts[0].Err, rowraft.CodeSessionExpired)
 	other := testTable(2, "other", 1, sgd)
 	wantCode(t, p.apply(wire.CreateTableEntry(h, &other)).Parts[0].Err, rowraft.CodeSessionExpired)
 	if p.count() != 0 || p.HasTable(2) || p.CheckSession(client(2), 1) == nil {

@@ -37,6 +37,7 @@ type Snapshot struct {
 	purpose  purpose
 	header   checkpoint.Header
 	sessions []*checkpoint.Session // nobody changes them any more
+	ended    checkpoint.Ended      // likewise
 	jobs     []*checkpoint.Job     // likewise
 	tables   []tableSnapshot       // ascending by ID
 	written  bool
@@ -84,7 +85,7 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	if err := m.snapshotBusyLocked(p); err != nil {
 		return nil, err
 	}
-	s := &Snapshot{m: m, st: m.mu.state, purpose: p, header: m.header(), sessions: m.mu.shareSessions(), jobs: m.mu.shareJobs()}
+	s := &Snapshot{m: m, st: m.mu.state, purpose: p, header: m.header(), sessions: m.mu.shareSessions(), ended: m.mu.ended.share(), jobs: m.mu.shareJobs()}
 	for _, t := range m.mu.tables {
 		snap, err := t.rows.BeginSnapshot()
 		if err != nil {
@@ -96,7 +97,7 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 		s.tables = append(s.tables, tableSnapshot{schema: t.schema, rows: t.rows, snap: snap})
 	}
 	if canary.Is(canary.ForgetSessions) {
-		s.sessions = nil
+		s.sessions, s.ended = nil, checkpoint.Ended{}
 	}
 	m.mu.snapshots[p] = s
 	return s, nil
@@ -241,22 +242,24 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	for i, j := range s.jobs {
 		jobs[i] = *j
 	}
-	return s.write(w, sessions, jobs, nil)
+	return s.write(w, sessions, s.ended, jobs, nil)
 }
 
 // WriteRows is WriteTo without sessions and jobs: the part of a checkpoint, which they
 // do not outlive.
-func (s *Snapshot) WriteRows(w io.Writer) (int64, error) { return s.write(w, nil, nil, nil) }
+func (s *Snapshot) WriteRows(w io.Writer) (int64, error) {
+	return s.write(w, nil, checkpoint.Ended{}, nil, nil)
+}
 
 // WriteDelta is WriteRows of what is newer than base (docs/formats/checkpoint.md).
 //
 // Errors: CodeInvalidArgument if a slot had a higher counter there.
 func (s *Snapshot) WriteDelta(w io.Writer, base checkpoint.Counters) (int64, error) {
 	s.header.Delta = true
-	return s.write(w, nil, nil, base)
+	return s.write(w, nil, checkpoint.Ended{}, nil, base)
 }
 
-func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, jobs []checkpoint.Job, base checkpoint.Counters) (int64, error) {
+func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, ended checkpoint.Ended, jobs []checkpoint.Job, base checkpoint.Counters) (int64, error) {
 	if s.written {
 		return 0, rowraft.Errorf(rowraft.CodeInternal, "shard %d: a snapshot was written twice", s.m.shard)
 	}
@@ -265,7 +268,7 @@ func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, jobs []chec
 	for i := range s.tables {
 		schemas[i] = s.tables[i].schema
 	}
-	out, err := checkpoint.NewWriter(w, s.header, schemas, sessions, jobs)
+	out, err := checkpoint.NewWriter(w, s.header, schemas, sessions, ended, jobs)
 	if err != nil {
 		return 0, err
 	}

@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"bytes"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/wire"
@@ -78,7 +80,7 @@ func (m *Machine) Validate(op wire.Op, payload []byte) error {
 // the number was refused before.
 func (m *Machine) CheckPart(p *wire.Part) (duplicate bool, err error) {
 	m.mu.RLock()
-	s, err := m.mu.sessions.check(p.Client, p.Incarnation, m.logTime.Load())
+	s, err := m.mu.check(p.Client, p.Incarnation, m.logTime.Load())
 	var v verdict
 	if err == nil {
 		v, err = look(s, p)
@@ -94,8 +96,47 @@ func (m *Machine) CheckPart(p *wire.Part) (duplicate bool, err error) {
 func (m *Machine) CheckSession(client rowraft.ClientID, inc rowraft.Incarnation) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	_, err := m.mu.sessions.check(client, inc, m.logTime.Load())
+	_, err := m.mu.check(client, inc, m.logTime.Load())
 	return err
+}
+
+// CheckOpen reports why the log must not take o at log time now: what is refused here
+// would be refused by Apply.
+//
+// Errors: CodeOverloaded if the shard, or the client's owner, has as many sessions as it can
+// have and none makes room; CodeSessionExpired; CodeInvalidArgument.
+func (m *Machine) CheckOpen(o *wire.Opening, now uint64) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	_, err := m.mu.mayOpen(o, max(now, m.logTime.Load()))
+	return err
+}
+
+// SessionUse counts the sessions of a shard.
+type SessionUse struct {
+	All        int
+	InUse      int // that would not make room for another one
+	OwnerInUse int // of these, the most of one owner
+}
+
+// SessionUse counts the sessions at log time now.
+func (m *Machine) SessionUse(now uint64) (use SessionUse) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	use.All = len(m.mu.sessions)
+	var owner []byte
+	own := 0
+	for _, s := range m.mu.sessions { // those of one owner stand together
+		if !bytes.Equal(owner, s.Client[:len(s.Client)/2]) {
+			owner, own = s.Client[:len(s.Client)/2], 0
+		}
+		if roomClass(s, now) == inUse {
+			use.InUse++
+			own++
+			use.OwnerInUse = max(use.OwnerInUse, own)
+		}
+	}
+	return use
 }
 
 // checkSegment checks the fixed part of a segment that changes rows and returns

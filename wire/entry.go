@@ -137,24 +137,3 @@ func ParsePart(b []byte, p *Part) (rest []byte, err error) {
 	p.Payload = b[PartHeaderSize:end:end]
 	return b[end:], nil
 }
-
-// SessionSize is the length of an OpenSession entry's body.
-const SessionSize = 24
-
-// OpenSessionEntry returns the entry that opens a session.
-func OpenSessionEntry(h EntryHeader, client rowraft.ClientID, inc rowraft.Incarnation) []byte {
-	h.Kind, h.Parts = EntryOpenSession, 0
-	b := make([]byte, EntryHeaderSize+SessionSize)
-	PutEntryHeader(b, h)
-	copy(b[EntryHeaderSize:], client[:])
-	le.PutUint64(b[EntryHeaderSize+16:], uint64(inc))
-	return b
-}
-
-// ParseOpenSession reads the body of an OpenSession entry.
-func ParseOpenSession(body []byte) (client rowraft.ClientID, inc rowraft.Incarnation, err error) {
-	if len(body) != SessionSize {
-		return client, 0, rowraft.Errorf(rowraft.CodeCorrupt, "OpenSession entry has %d bytes, want %d", len(body), SessionSize)
-	}
-	return rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:])), nil
-}

@@ -171,11 +171,26 @@ func TestGoldenOpenSession(t *testing.T) {
 	if err != nil || h.Kind != EntryOpenSession {
 		t.Fatalf("header %+v, %v", h, err)
 	}
-	client, inc, err := ParseOpenSession(body)
+	want := Opening{goldenClient, 9, 77}
+	if o, err := ParseOpenSession(body); err != nil || o != want {
+		t.Errorf("%+v, %v, want %+v", o, err, want)
+	}
+	if got := OpenSessionEntry(EntryHeader{Version: 1, LogTime: 5, Epoch: 1, Parts: 9}, want); !bytes.Equal(got, file) {
+		t.Errorf("written %x\nwant    %x", got, file)
+	}
+}
+
+func TestGoldenCloseSession(t *testing.T) {
+	file := golden(t, "entry_session_close.hex")
+	h, body, err := ParseEntryHeader(file)
+	if err != nil || h.Kind != EntryCloseSession {
+		t.Fatalf("header %+v, %v", h, err)
+	}
+	client, inc, err := ParseCloseSession(body)
 	if err != nil || client != goldenClient || inc != 9 {
 		t.Errorf("client %x incarnation %d, %v", client, inc, err)
 	}
-	if got := OpenSessionEntry(EntryHeader{Version: 1, LogTime: 5, Epoch: 1, Parts: 9}, goldenClient, 9); !bytes.Equal(got, file) {
+	if got := CloseSessionEntry(EntryHeader{Version: 1, LogTime: 5, Epoch: 1, Parts: 9}, goldenClient, 9); !bytes.Equal(got, file) {
 		t.Errorf("written %x\nwant    %x", got, file)
 	}
 }

@@ -12,7 +12,7 @@ const (
 )
 
 // lastEntryKind is the highest kind that this binary knows.
-const lastEntryKind = EntryStep
+const lastEntryKind = EntryCloseSession
 
 // RestoreID names one restore.
 type RestoreID [16]byte

@@ -275,9 +275,13 @@ func TestParseSchemaRefuses(t *testing.T) {
 	}
 }
 
-func TestParseOpenSessionWantsItsLength(t *testing.T) {
+func TestSessionEntriesWantTheirLength(t *testing.T) {
+	for _, n := range []int{0, 31, 33} {
+		_, err := ParseOpenSession(make([]byte, n))
+		wantCode(t, err, rowraft.CodeCorrupt, "want 32")
+	}
 	for _, n := range []int{0, 23, 25} {
-		_, _, err := ParseOpenSession(make([]byte, n))
+		_, _, err := ParseCloseSession(make([]byte, n))
 		wantCode(t, err, rowraft.CodeCorrupt, "want 24")
 	}
 }
@@ -323,7 +327,7 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 func FuzzParseEntry(f *testing.F) {
-	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex", "entry_table_extended.hex", "entry_drop.hex", "entry_membership.hex", "entry_membership_end.hex", "entry_step.hex", "entry_clocked.hex"} {
+	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_session_close.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex", "entry_table_extended.hex", "entry_drop.hex", "entry_membership.hex", "entry_membership_end.hex", "entry_step.hex", "entry_clocked.hex"} {
 		f.Add(golden(f, name))
 	}
 	f.Fuzz(func(t *testing.T, entry []byte) {
@@ -335,8 +339,12 @@ func FuzzParseEntry(f *testing.F) {
 		PutEntryHeader(again, h)
 		switch h.Kind {
 		case EntryOpenSession:
-			if c, inc, err := ParseOpenSession(rest); err == nil {
-				again, rest = OpenSessionEntry(h, c, inc), nil
+			if o, err := ParseOpenSession(rest); err == nil {
+				again, rest = OpenSessionEntry(h, o), nil
+			}
+		case EntryCloseSession:
+			if c, inc, err := ParseCloseSession(rest); err == nil {
+				again, rest = CloseSessionEntry(h, c, inc), nil
 			}
 		case EntryCreateTable:
 			if s, after, err := ParseSchema(rest); err == nil {

@@ -86,7 +86,7 @@ func floodTimes(rounds int, s rowraft.Schema, keys []rowraft.Key) (took [2]float
 		b := &benchMachine{Machine: m}
 		b.apply = b.applyNext
 		h := wire.EntryHeader{Version: 1, LogTime: 1, Epoch: 1}
-		if err := b.apply(wire.OpenSessionEntry(h, rowraft.ClientID{1}, 1)); err != nil {
+		if err := b.apply(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{1}, Incarnation: 1})); err != nil {
 			return took, err
 		}
 		if err := b.apply(wire.CreateTableEntry(h, &s)); err != nil {

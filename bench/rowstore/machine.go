@@ -94,7 +94,7 @@ func newBenchMachine(dim, rows, tables int) (*benchMachine, error) {
 func (b *benchMachine) fill(dim, rows, tables int) error {
 	b.dim, b.rows, b.random = dim, rows/tables, rand.New(rand.NewPCG(1, 2))
 	h := wire.EntryHeader{Version: 1, LogTime: 1, Epoch: 1}
-	if err := b.apply(wire.OpenSessionEntry(h, rowraft.ClientID{1}, 1)); err != nil {
+	if err := b.apply(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{1}, Incarnation: 1})); err != nil {
 		return err
 	}
 	var s rowraft.Schema

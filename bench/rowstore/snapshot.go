@@ -92,7 +92,7 @@ func beginTime(rows, tables, sessions int) (us float64, err error) {
 	defer m.Close()
 	h := wire.EntryHeader{Version: 1, LogTime: 1, Epoch: 1}
 	for i := range sessions - 1 {
-		if err := m.apply(wire.OpenSessionEntry(h, rowraft.ClientID{2, byte(i), byte(i >> 8)}, 1)); err != nil {
+		if err := m.apply(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{2, byte(i), byte(i >> 8)}, Incarnation: 1})); err != nil {
 			return 0, err
 		}
 	}

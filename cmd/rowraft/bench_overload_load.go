@@ -164,7 +164,7 @@ func (g *greedyClient) openAt(ctx context.Context) error {
 		}
 		g.inc = reply.GetIncarnation()
 	}
-	_, err := rowraftv1.NewTableClient(g.leader()).OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: g.id[:], Incarnation: g.inc})
+	_, err := rowraftv1.NewTableClient(g.leader()).OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: g.id[:], Incarnation: g.inc, Ticket: 1})
 	return err
 }
 

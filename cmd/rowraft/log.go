@@ -185,7 +185,12 @@ func (l *logEntryJSON) describe(entry []byte) error {
 	switch h.Kind {
 	case wire.EntryOpenSession:
 		l.Kind = "open-session"
-		client, inc, err := wire.ParseOpenSession(body)
+		o, err := wire.ParseOpenSession(body)
+		l.Client, l.Inc = hex.EncodeToString(o.Client[:]), uint64(o.Incarnation)
+		return err
+	case wire.EntryCloseSession:
+		l.Kind = "close-session"
+		client, inc, err := wire.ParseCloseSession(body)
 		l.Client, l.Inc = hex.EncodeToString(client[:]), uint64(inc)
 		return err
 	case wire.EntryCreateTable:
@@ -337,7 +342,7 @@ func (l *logEntryJSON) lines(wide bool) []string {
 	switch {
 	case l.Error != "":
 		return []string{l.Error}
-	case l.Kind == "open-session":
+	case l.Kind == "open-session", l.Kind == "close-session":
 		return []string{fmt.Sprintf("client %s, incarnation %d", short(l.Client), l.Inc)}
 	case l.Kind == "create-table":
 		return []string{"table " + l.Table}

@@ -48,7 +48,7 @@ func TestLogCommands(t *testing.T) {
 	}
 	h := wire.EntryHeader{Version: 1, Epoch: 1, LogTime: 7}
 	for {
-		if _, _, err = g.Propose(wire.OpenSessionEntry(h, rowraft.ClientID{0xab}, 3)).Wait(t.Context()); err == nil {
+		if _, _, err = g.Propose(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{0xab}, Incarnation: 3})).Wait(t.Context()); err == nil {
 			break
 		}
 		if t.Context().Err() != nil {

@@ -14,6 +14,7 @@ import (
 const (
 	stormGuest  = 0
 	zombieGuest = 1
+	floodGuest  = 2
 )
 
 const guestPatience = 40 * time.Second

@@ -56,6 +56,7 @@ func init() {
 		{"disk-slow-leader", "syncs of a leader's log take 20 to 120 ms", disk(slow, true), passes},
 		{"disk-slow-follower", "syncs of a follower's log take 20 to 120 ms", disk(slow, false), passes},
 		{"slow-disks", "writes to the logs of all servers take 200 to 400 ms", slowDisks, stands},
+		{"session-flood", "throw-away clients open as many sessions as a shard remembers", sessionFlood, passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}
 }

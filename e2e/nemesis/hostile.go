@@ -61,7 +61,7 @@ func (a *act) badCalls(ctx context.Context, conn *grpc.ClientConn, shard rowraft
 	stub := rowraftv1.NewTableClient(conn)
 	open, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	_, _ = stub.OpenSession(open, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: id[:], Incarnation: 1})
+	_, _ = stub.OpenSession(open, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: id[:], Incarnation: 1, Ticket: 1})
 	for _, b := range a.badRequests(id[:], shard) {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
 		err := b.call(try, stub)

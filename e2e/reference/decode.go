@@ -13,6 +13,8 @@ const (
 	kindCreateTable = 3
 	kindDropTable   = 10
 
+	kindCloseSession = 14
+
 	opPush   = 1
 	opAssign = 2
 	opDelete = 3
@@ -27,6 +29,7 @@ type entry struct {
 	parts       []part
 	client      rowraft.ClientID
 	incarnation rowraft.Incarnation
+	ticket      rowraft.Index
 	schema      rowraft.Schema
 	dropped     rowraft.TableID
 	restore     *restore
@@ -66,7 +69,7 @@ func decodeEntry(b []byte) (*entry, error) {
 	if format == 0 || version == 0 || !zero(b[3:4]) || !zero(b[6:8]) || !zero(b[28:32]) {
 		return nil, corrupt("entry header with impossible fields")
 	}
-	if e.kind < kindParts || e.kind > kindStep {
+	if e.kind < kindParts || e.kind > kindCloseSession {
 		return nil, tooNew("entry of an unknown kind")
 	}
 	if e.kind != kindParts && parts != 0 {
@@ -77,8 +80,14 @@ func decodeEntry(b []byte) (*entry, error) {
 	case kindParts:
 		err = e.decodeParts(parts, body)
 	case kindOpenSession:
-		if len(body) != 24 {
+		if len(body) != 32 {
 			return nil, corrupt("open session of another length")
+		}
+		e.client, e.incarnation = rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:]))
+		e.ticket = rowraft.Index(le.Uint64(body[24:]))
+	case kindCloseSession:
+		if len(body) != 24 {
+			return nil, corrupt("close session of another length")
 		}
 		e.client, e.incarnation = rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:]))
 	case kindCreateTable:

@@ -121,7 +121,7 @@ func (c *goldenCase) numbers(seed uint64, n int) []float32 {
 // entries is the log of the case.
 func (c *goldenCase) entries() [][]byte {
 	h := wire.EntryHeader{Version: 1, Epoch: 1, LogTime: 1}
-	log := [][]byte{wire.CreateTableEntry(h, &c.schema), wire.OpenSessionEntry(h, clientID(1), 1)}
+	log := [][]byte{wire.CreateTableEntry(h, &c.schema), wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 1})}
 	add := func(op wire.Op, from, to rowraft.Key, step rowraft.Key, flags uint8, lr float32) {
 		seq := rowraft.Seq(len(log))
 		r := rows{schema: c.schema, dtype: c.grads, flags: flags, lr: lr}

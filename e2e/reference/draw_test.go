@@ -119,7 +119,11 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 	case 12, 13, 14, 15:
 		entry = drawStep(t, m, h)
 	case 0:
-		entry = wire.OpenSessionEntry(h, drawClient(t), drawIncarnation(t))
+		if rapid.IntRange(0, 2).Draw(t, "close") == 0 {
+			entry = wire.CloseSessionEntry(h, drawClient(t), drawIncarnation(t))
+			break
+		}
+		entry = wire.OpenSessionEntry(h, wire.Opening{Client: drawClient(t), Incarnation: drawIncarnation(t), Ticket: m.Applied})
 	case 1:
 		if rapid.Bool().Draw(t, "sweep") {
 			return drawSweep(t, h)

@@ -31,7 +31,7 @@ func small(tb testing.TB) []byte {
 		apply(wire.CreateTableEntry(h, &s))
 	}
 	for c := range byte(2) {
-		apply(wire.OpenSessionEntry(h, clientID(c+1), rowraft.Incarnation(1+8*c)))
+		apply(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(c + 1), Incarnation: rowraft.Incarnation(1 + 8*c)}))
 	}
 	apply(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1), Generation: 1, First: 1, Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 1}}}))
 	for s := range rowraft.Step(2) { // one that is closed, one that is open after key 5 of the first table
@@ -72,7 +72,7 @@ func FuzzApply(f *testing.F) {
 	part.Op, part.Seq, part.Floor = wire.OpAssign, 9, 3
 	part.Payload = payloadOf(rows{schema: smallTables[2], dtype: rowraft.BFloat16, keys: []rowraft.Key{1, 5}, values: []float32{1, 2, 3, 4, 5, 6}})
 	f.Add(entryOf(h, part))
-	f.Add(wire.OpenSessionEntry(h, clientID(1), 2))
+	f.Add(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 2}))
 	f.Add(wire.CreateTableEntry(h, &smallTables[0]))
 	f.Add([]byte{})
 	f.Add(wire.MarkEntry(h, wire.MarkID{1}))

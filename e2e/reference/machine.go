@@ -15,11 +15,16 @@ import (
 const (
 	window      = 1024
 	maxSessions = 4096
-	sessionTTL  = 24 * 60 * 60 * 1_000_000_000 // nanoseconds of log time
-	maxTables   = 1024
-	maxDim      = 4096
-	maxRows     = 262144
-	maxPayload  = 4 << 20
+	second      = 1_000_000_000 // of log time, which is in nanoseconds
+	sessionTTL  = 24 * 60 * 60 * second
+
+	maxOwnerSessions = 2048
+	maxOver          = 4096
+
+	maxTables  = 1024
+	maxDim     = 4096
+	maxRows    = 262144
+	maxPayload = 4 << 20
 )
 
 var le = binary.LittleEndian
@@ -35,8 +40,11 @@ type Machine struct {
 
 	Tables   map[rowraft.TableID]*Table
 	Sessions map[rowraft.ClientID]*Session
-	Jobs     map[rowraft.JobID]*Job
-	Stage    *Stage // of a restore; nil: none
+	Over     []Over // the last sessions that are over
+	// OverFloor is the index at which the last one ended that Over does not have any more.
+	OverFloor rowraft.Index
+	Jobs      map[rowraft.JobID]*Job
+	Stage     *Stage // of a restore; nil: none
 
 	sum     Sum
 	notes   []note // at the last marks; in no snapshot
@@ -121,7 +129,9 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 			answers = append(answers, m.inEpoch(e, func() Answer { return m.applyPart(p) }))
 		}
 	case kindOpenSession:
-		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.open(e.client, e.incarnation)} }))
+		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.open(e.client, e.incarnation, e.ticket)} }))
+	case kindCloseSession:
+		answers = append(answers, m.inEpoch(e, func() Answer { m.close(e.client, e.incarnation); return Answer{} }))
 	case kindCreateTable:
 		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.create(e.schema)} }))
 	case kindDropTable:
@@ -239,6 +249,9 @@ func (m *Machine) Diff(o *Machine) string {
 		if a.Incarnation != b.Incarnation || a.Floor != b.Floor || a.LastUsed != b.LastUsed || !maps.Equal(a.Answered, b.Answered) {
 			return fmt.Sprintf("client %x: session %+v, %+v", c, *a, *b)
 		}
+	}
+	if !slices.Equal(m.Over, o.Over) || m.OverFloor != o.OverFloor {
+		return fmt.Sprintf("sessions that are over: %v above %d, %v above %d", m.Over, m.OverFloor, o.Over, o.OverFloor)
 	}
 	if d := diffJobs(m.Jobs, o.Jobs); d != "" {
 		return d

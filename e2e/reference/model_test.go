@@ -45,7 +45,7 @@ func againstReference(rt *rapid.T) {
 		}
 	}
 	for c := range byte(2) {
-		d.take(wire.OpenSessionEntry(h, clientID(c+1), 1))
+		d.take(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(c + 1), Incarnation: 1}))
 	}
 	step := func() { d.take(drawEntry(rt, d.ref)) }
 	for range rapid.IntRange(1, 25).Draw(rt, "rounds") {

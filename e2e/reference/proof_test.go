@@ -43,7 +43,7 @@ func TestMinorityIsFenced(t *testing.T) {
 			}
 			h := wire.EntryHeader{Version: 1, Epoch: 1, LogTime: 3}
 			apply(wire.CreateTableEntry(h, &smallTables[0]))
-			apply(wire.OpenSessionEntry(h, clientID(1), 1))
+			apply(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 1}))
 			push := func(seq rowraft.Seq) {
 				apply(entryOf(h, wire.Part{Client: clientID(1), Incarnation: 1, Seq: seq, Op: wire.OpPush, Payload: payloadOf(
 					rows{schema: smallTables[0], keys: []rowraft.Key{rowraft.Key(seq)}, values: []float32{1}})}))

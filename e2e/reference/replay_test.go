@@ -84,7 +84,7 @@ func writeReplayFile(t *testing.T) {
 	}
 	for _, inc := range []rowraft.Incarnation{2, 2, 1, 0} {
 		for c := range byte(2) {
-			add(wire.OpenSessionEntry(header(), clientID(c+1), inc))
+			add(wire.OpenSessionEntry(header(), wire.Opening{Client: clientID(c + 1), Incarnation: inc}))
 		}
 	}
 	for n := range 70 {

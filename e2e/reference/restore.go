@@ -300,6 +300,7 @@ func (m *Machine) closeStage(r *restore) rowraft.Code {
 	}
 	m.LogTime = max(m.LogTime, uint64(g.base)*1_000_000_000)
 	m.Tables, m.sum, m.Epoch, m.Stage = g.m.Tables, g.m.sum, g.Epoch, nil
+	m.Over, m.OverFloor = nil, 0
 	m.Sessions, m.Jobs = map[rowraft.ClientID]*Session{}, map[rowraft.JobID]*Job{}
 	return rowraft.CodeUnknown
 }

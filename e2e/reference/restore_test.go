@@ -24,7 +24,7 @@ func restoresAgainstReference(rt *rapid.T) {
 	for _, s := range schemas[:3] {
 		d.take(wire.CreateTableEntry(h, &s))
 	}
-	d.take(wire.OpenSessionEntry(h, clientID(1), 1))
+	d.take(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 1}))
 	for range rapid.IntRange(5, 60).Draw(rt, "entries") {
 		h := wire.EntryHeader{Version: 1, Epoch: d.ref.Epoch, LogTime: d.ref.LogTime + 1}
 		if rapid.IntRange(0, 30).Draw(rt, "epoch") == 0 {

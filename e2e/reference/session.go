@@ -2,7 +2,9 @@ package reference
 
 import (
 	"bytes"
+	"cmp"
 	"maps"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 )
@@ -11,38 +13,106 @@ func (m *Machine) expired(s *Session) bool {
 	return m.LogTime > s.LastUsed && m.LogTime-s.LastUsed > sessionTTL
 }
 
-func (m *Machine) open(client rowraft.ClientID, inc rowraft.Incarnation) rowraft.Code {
+// Over is a session that is over.
+type Over struct {
+	Client      rowraft.ClientID
+	Incarnation rowraft.Incarnation
+	Index       rowraft.Index // of the entry that ended it
+}
+
+// open follows the table of docs/formats/entry.md, kind 2, line by line.
+func (m *Machine) open(client rowraft.ClientID, inc rowraft.Incarnation, ticket rowraft.Index) rowraft.Code {
 	if inc == 0 {
 		return rowraft.CodeInvalidArgument
 	}
 	s := m.Sessions[client]
-	switch {
-	case s == nil && len(m.Sessions) == maxSessions && !m.makeRoom():
-		return rowraft.CodeOverloaded
-	case s == nil || s.Incarnation < inc:
-		m.Sessions[client] = &Session{Incarnation: inc, LastUsed: m.LogTime, Answered: map[rowraft.Seq]rowraft.Code{}}
-		return rowraft.CodeUnknown
-	case s.Incarnation > inc || m.expired(s):
+	if s != nil && s.Incarnation > inc {
 		return rowraft.CodeSessionExpired
 	}
-	s.LastUsed = m.LogTime
+	if s != nil && s.Incarnation == inc {
+		if m.expired(s) {
+			return rowraft.CodeSessionExpired
+		}
+		s.LastUsed = m.LogTime
+		return rowraft.CodeUnknown
+	}
+	for _, o := range m.Over {
+		if o.Client == client && o.Incarnation >= inc {
+			return rowraft.CodeSessionExpired
+		}
+	}
+	if ticket < m.OverFloor {
+		return rowraft.CodeOverloaded
+	}
+	if s == nil && !m.room(client) {
+		return rowraft.CodeOverloaded
+	}
+	m.Sessions[client] = &Session{Incarnation: inc, LastUsed: m.LogTime, Answered: map[rowraft.Seq]rowraft.Code{}}
 	return rowraft.CodeUnknown
 }
 
-// makeRoom forgets one expired session, if there is one.
-func (m *Machine) makeRoom() bool {
-	var victim rowraft.ClientID
-	var oldest *Session
-	for c, s := range m.Sessions {
-		if !m.expired(s) {
-			continue
-		}
-		if oldest == nil || s.LastUsed < oldest.LastUsed || s.LastUsed == oldest.LastUsed && bytes.Compare(c[:], victim[:]) < 0 {
-			victim, oldest = c, s
+// room reports whether a session of client has room, which it makes if need be.
+func (m *Machine) room(client rowraft.ClientID) bool {
+	var all, own []rowraft.ClientID
+	for c := range m.Sessions {
+		all = append(all, c)
+		if [8]byte(c[:8]) == [8]byte(client[:8]) {
+			own = append(own, c)
 		}
 	}
-	delete(m.Sessions, victim)
-	return oldest != nil
+	from := all
+	switch {
+	case len(own) == maxOwnerSessions:
+		from = own
+	case len(all) < maxSessions:
+		return true
+	}
+	victim := slices.MinFunc(from, func(a, b rowraft.ClientID) int {
+		x, y := m.Sessions[a], m.Sessions[b]
+		return cmp.Or(cmp.Compare(m.rank(x), m.rank(y)), cmp.Compare(x.LastUsed, y.LastUsed), bytes.Compare(a[:], b[:]))
+	})
+	if m.rank(m.Sessions[victim]) == 5 {
+		return false
+	}
+	m.close(victim, m.Sessions[victim].Incarnation)
+	return true
+}
+
+// rank is the order in which sessions make room; 5 makes none.
+func (m *Machine) rank(s *Session) int {
+	highest := s.Floor
+	for n := range s.Answered {
+		highest = max(highest, n)
+	}
+	complete := highest-s.Floor == rowraft.Seq(len(s.Answered))
+	unused := uint64(0)
+	if m.LogTime > s.LastUsed {
+		unused = m.LogTime - s.LastUsed
+	}
+	switch {
+	case m.expired(s):
+		return 1
+	case highest == 0 && unused > 10*second:
+		return 2
+	case highest > 0 && complete && unused > 60*second:
+		return 3
+	case unused > 3600*second:
+		return 4
+	}
+	return 5
+}
+
+// close ends a session of client if it is of this incarnation.
+func (m *Machine) close(client rowraft.ClientID, inc rowraft.Incarnation) {
+	if s := m.Sessions[client]; s == nil || s.Incarnation != inc {
+		return
+	}
+	delete(m.Sessions, client)
+	m.Over = append(m.Over, Over{client, inc, m.Applied})
+	if len(m.Over) > maxOver {
+		m.OverFloor = m.Over[0].Index
+		m.Over = m.Over[1:]
+	}
 }
 
 // applyPart follows the table of docs/formats/entry.md line by line.

@@ -13,17 +13,20 @@ import (
 // Errors: CodeCorrupt, CodeVersionTooNew.
 func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
 	l := &loader{all: stream, rest: stream}
-	tables, sessions, jobs, err := l.header(slots)
+	n, err := l.header(slots)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.schemas(tables); err != nil {
+	if err := l.schemas(n.tables); err != nil {
 		return nil, err
 	}
-	if err := l.sessions(sessions); err != nil {
+	if err := l.sessions(n.sessions); err != nil {
 		return nil, err
 	}
-	if err := l.jobs(jobs); err != nil {
+	if err := l.over(n.over); err != nil {
+		return nil, err
+	}
+	if err := l.jobs(n.jobs); err != nil {
 		return nil, err
 	}
 	for {
@@ -48,6 +51,9 @@ func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
 	}
 }
 
+// counts is how many of each the header names.
+type counts struct{ tables, sessions, over, jobs int }
+
 // loader is a snapshot half read.
 type loader struct {
 	all, rest []byte
@@ -65,15 +71,15 @@ func sum32c(parts ...[]byte) uint32 {
 	return crc32.Checksum(bytes.Join(parts, nil), crc32.MakeTable(crc32.Castagnoli))
 }
 
-func (l *loader) header(slots []rowraft.Slot) (tables, sessions, jobs int, err error) {
+func (l *loader) header(slots []rowraft.Slot) (n counts, err error) {
 	h := l.rest
 	switch {
 	case len(h) < 64 || string(h[:8]) != "ROWRSNAP":
-		return 0, 0, 0, corrupt("snapshot: no header")
+		return n, corrupt("snapshot: no header")
 	case le.Uint16(h[8:]) > 3 || le.Uint16(h[10:]) > 1:
-		return 0, 0, 0, tooNew("snapshot of a later format or hash version")
-	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:52]), !zero(h[56:60]), le.Uint16(h[8:]) < 3 && !zero(h[52:56]):
-		return 0, 0, 0, corrupt("snapshot: impossible header")
+		return n, tooNew("snapshot of a later format or hash version")
+	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:52]), le.Uint16(h[8:]) < 3 && !zero(h[52:60]):
+		return n, corrupt("snapshot: impossible header")
 	}
 	l.m = New(rowraft.ShardID(le.Uint32(h[12:])), slots)
 	l.m.Applied = rowraft.Index(le.Uint64(h[16:]))
@@ -81,11 +87,11 @@ func (l *loader) header(slots []rowraft.Slot) (tables, sessions, jobs int, err e
 	l.m.Epoch = rowraft.TableEpoch(le.Uint64(h[32:]))
 	l.format = le.Uint16(h[8:])
 	l.rest = h[64:]
-	jobs = int(le.Uint32(h[52:]))
-	if jobs > maxJobs {
-		return 0, 0, 0, corrupt("snapshot: too many jobs")
+	n = counts{int(le.Uint32(h[40:])), int(le.Uint32(h[44:])), int(le.Uint32(h[56:])), int(le.Uint32(h[52:]))}
+	if n.jobs > maxJobs {
+		return n, corrupt("snapshot: too many jobs")
 	}
-	return int(le.Uint32(h[40:])), int(le.Uint32(h[44:])), jobs, nil
+	return n, nil
 }
 
 func (l *loader) chunk() (kind byte, body []byte, err error) {
@@ -175,6 +181,34 @@ func (l *loader) sessions(want int) error {
 		}
 		return n, nil
 	})
+}
+
+// over reads the sessions that are over, if there are any.
+func (l *loader) over(want int) error {
+	if want == 0 {
+		return nil
+	}
+	kind, body, err := l.chunk()
+	if err != nil {
+		return err
+	}
+	if kind != 7 || len(body) != 8+32*want || want > maxOver {
+		return corrupt("snapshot: sessions that are over are missing")
+	}
+	l.m.OverFloor = rowraft.Index(le.Uint64(body))
+	before := l.m.OverFloor
+	if before > 0 && want < maxOver {
+		return corrupt("snapshot: a floor without as many sessions that are over as there can be")
+	}
+	for b := body[8:]; len(b) > 0; b = b[32:] {
+		o := Over{rowraft.ClientID(b[:16]), rowraft.Incarnation(le.Uint64(b[16:])), rowraft.Index(le.Uint64(b[24:]))}
+		if o.Incarnation == 0 || o.Index <= before || o.Index > l.m.Applied {
+			return corrupt("snapshot: a session that cannot be over")
+		}
+		before = o.Index
+		l.m.Over = append(l.m.Over, o)
+	}
+	return nil
 }
 
 // decodeSession reads the fixed part of a session.

@@ -61,7 +61,7 @@ func writeStreamsFile(t *testing.T) {
 	for _, s := range streamTables {
 		add(wire.CreateTableEntry(header(), &s))
 	}
-	add(wire.OpenSessionEntry(header(), clientID(1), 1))
+	add(wire.OpenSessionEntry(header(), wire.Opening{Client: clientID(1), Incarnation: 1}))
 	seq := rowraft.Seq(0)
 	for range 110 {
 		s := streamTables[rng.IntN(len(streamTables))]

@@ -79,7 +79,7 @@ func streamsAgainstReference(rt *rapid.T) {
 	for _, s := range streamTables {
 		d.take(wire.CreateTableEntry(wire.EntryHeader{Version: 1, Epoch: 1}, &s))
 	}
-	d.take(wire.OpenSessionEntry(wire.EntryHeader{Version: 1, Epoch: 1}, clientID(1), 1))
+	d.take(wire.OpenSessionEntry(wire.EntryHeader{Version: 1, Epoch: 1}, wire.Opening{Client: clientID(1), Incarnation: 1}))
 	step := func() { d.take(drawStream(rt, d.ref)) }
 	for range rapid.IntRange(1, 40).Draw(rt, "rounds") {
 		step()

@@ -236,7 +236,7 @@ func (r *run) fillBeyond(index rowraft.Index) rowraft.Index {
 	r.propose(wire.CreateTableEntry(entryHeader, &counterTable))
 	r.propose(wire.CreateTableEntry(entryHeader, &adagradTable))
 	for c := range byte(2) {
-		r.propose(wire.OpenSessionEntry(entryHeader, rowraft.ClientID{c + 1}, 1))
+		r.propose(wire.OpenSessionEntry(entryHeader, wire.Opening{Client: rowraft.ClientID{c + 1}, Incarnation: 1}))
 	}
 	r.seqs[1]++
 	r.propose(spent(1, r.seqs[1]))

@@ -18,6 +18,8 @@ var scenarios = []struct{ name, faults string }{
 	{"slow-disks", "slow-disks,kill-leader,kill-follower,partition-leader,pause-leader,restart,transfer,install"},
 	// Each counts once, also on who has it from a snapshot.
 	{"retries", "retry-storm,client-mute,client-cut,reset-storm,kill-leader,install,zombie-client"},
+	// A new client finds room, and what it pushes counts once.
+	{"sessions", "session-flood,session-flood,zombie-client,kill-leader,client-mute"},
 	{"snapshots", "install,kill-follower,power-follower,partition-follower,kill-all,delay"},
 	// A read shows all that was acknowledged before it.
 	{"reads", "stuck-leader,pause-leader,partition-leader,mute-leader,transfer-storm"},

@@ -33,16 +33,17 @@ var (
 // roles says who may make each call of each service. A call that is not here is
 // refused to everybody, and fails TestEveryCallDeclaresItsRoles.
 var roles = map[string][]certs.Role{
-	"/rowraft.v1.Table/Pull":        readers,
-	"/rowraft.v1.Table/PullStream":  readers,
-	"/rowraft.v1.Table/Scan":        readers,
-	"/rowraft.v1.Table/Push":        trainers,
-	"/rowraft.v1.Table/PushStream":  trainers,
-	"/rowraft.v1.Table/Assign":      trainers,
-	"/rowraft.v1.Table/Delete":      trainers,
-	"/rowraft.v1.Table/PushStep":    trainers,
-	"/rowraft.v1.Table/WaitClock":   trainers,
-	"/rowraft.v1.Table/OpenSession": trainers,
+	"/rowraft.v1.Table/Pull":         readers,
+	"/rowraft.v1.Table/PullStream":   readers,
+	"/rowraft.v1.Table/Scan":         readers,
+	"/rowraft.v1.Table/Push":         trainers,
+	"/rowraft.v1.Table/PushStream":   trainers,
+	"/rowraft.v1.Table/Assign":       trainers,
+	"/rowraft.v1.Table/Delete":       trainers,
+	"/rowraft.v1.Table/PushStep":     trainers,
+	"/rowraft.v1.Table/WaitClock":    trainers,
+	"/rowraft.v1.Table/OpenSession":  trainers,
+	"/rowraft.v1.Table/CloseSession": trainers,
 
 	"/rowraft.v1.Cluster/Hello":            anybody,
 	"/rowraft.v1.Cluster/GetMap":           anybody,

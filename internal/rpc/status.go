@@ -65,6 +65,9 @@ func Detail(err error) *rowraftv1.ErrorDetail {
 	if e, ok := errors.AsType[*rowraft.RestoredError](err); ok {
 		d.Shard, d.HaveVersion, d.WantVersion = uint32(e.Shard), uint64(e.Have), uint64(e.Want)
 	}
+	if _, ok := errors.AsType[*rowraft.SessionEndedError](err); ok {
+		d.SessionEnded = true
+	}
 	if e, ok := errors.AsType[*rowraft.TooStaleError](err); ok {
 		d.Shard, d.Applied, d.Wanted = uint32(e.Shard), uint64(e.Applied), uint64(e.Wanted)
 		d.AgeNs, d.MaxAgeNs, d.Lag, d.MaxLag = uint64(max(e.Age, 0)), uint64(max(e.MaxAge, 0)), e.Lag, e.MaxLag
@@ -124,6 +127,9 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 	case rowraft.CodeStaleGeneration:
 		inner = &rowraft.StaleGenerationError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.Generation(d.HaveVersion), Want: rowraft.Generation(d.WantVersion), Next: rowraft.Step(d.NextStep)}
 	case rowraft.CodeSessionExpired:
+		if d.SessionEnded {
+			return &rowraft.SessionEndedError{What: d.Message}
+		}
 		if d.WantVersion == 0 { // for another reason
 			return rowraft.Errorf(code, "%s", d.Message)
 		}

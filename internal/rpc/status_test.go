@@ -36,6 +36,9 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 	if !ok || *sc != (rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9, Unsure: true}) {
 		t.Errorf("what StepClosed tells was lost: %+v", sc)
 	}
+	if e, ok := errors.AsType[*rowraft.SessionEndedError](FromStatus(ToStatus(fmt.Errorf("server a: %w", &rowraft.SessionEndedError{What: "over"})))); !ok || e.What != "server a: over" {
+		t.Errorf("a SessionEndedError arrives as %+v", e)
+	}
 	if e, ok := errors.AsType[*rowraft.RestoredError](FromStatus(ToStatus(&rowraft.RestoredError{Shard: 1, Have: 2, Want: 3}))); !ok || *e != (rowraft.RestoredError{Shard: 1, Have: 2, Want: 3}) {
 		t.Errorf("a RestoredError arrives as %+v", e)
 	}

@@ -1680,13 +1680,16 @@ type ReplicaStatus struct {
 	Members      []*MemberStatus        `protobuf:"bytes,15,rep,name=members,proto3" json:"members,omitempty"`                             // of the Raft group, as committed; leader only
 	// Log index of the newest mark at which this replica had the rows of the majority,
 	// 0 if none since it started.
-	ProvedIndex   uint64 `protobuf:"varint,30,opt,name=proved_index,json=provedIndex,proto3" json:"proved_index,omitempty"`
-	DividedIndex  uint64 `protobuf:"varint,31,opt,name=divided_index,json=dividedIndex,proto3" json:"divided_index,omitempty"`   // mark at which no majority had the same rows; 0: none
-	Fenced        string `protobuf:"bytes,32,opt,name=fenced,proto3" json:"fenced,omitempty"`                                    // why the replica is fenced, "" if it is not
-	HeartbeatNs   uint64 `protobuf:"varint,33,opt,name=heartbeat_ns,json=heartbeatNs,proto3" json:"heartbeat_ns,omitempty"`      // heartbeat timeout of its Raft timers; 0: raft does not run
-	StagedRestore []byte `protobuf:"bytes,20,opt,name=staged_restore,json=stagedRestore,proto3" json:"staged_restore,omitempty"` // id of the restore that has a stage here, empty if none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ProvedIndex        uint64 `protobuf:"varint,30,opt,name=proved_index,json=provedIndex,proto3" json:"proved_index,omitempty"`
+	DividedIndex       uint64 `protobuf:"varint,31,opt,name=divided_index,json=dividedIndex,proto3" json:"divided_index,omitempty"`                       // mark at which no majority had the same rows; 0: none
+	Fenced             string `protobuf:"bytes,32,opt,name=fenced,proto3" json:"fenced,omitempty"`                                                        // why the replica is fenced, "" if it is not
+	HeartbeatNs        uint64 `protobuf:"varint,33,opt,name=heartbeat_ns,json=heartbeatNs,proto3" json:"heartbeat_ns,omitempty"`                          // heartbeat timeout of its Raft timers; 0: raft does not run
+	Sessions           uint32 `protobuf:"varint,16,opt,name=sessions,proto3" json:"sessions,omitempty"`                                                   // clients that the shard remembers
+	SessionsInUse      uint32 `protobuf:"varint,17,opt,name=sessions_in_use,json=sessionsInUse,proto3" json:"sessions_in_use,omitempty"`                  // of these, that would not make room for another one now
+	OwnerSessionsInUse uint32 `protobuf:"varint,18,opt,name=owner_sessions_in_use,json=ownerSessionsInUse,proto3" json:"owner_sessions_in_use,omitempty"` // of these, the most of one owner
+	StagedRestore      []byte `protobuf:"bytes,20,opt,name=staged_restore,json=stagedRestore,proto3" json:"staged_restore,omitempty"`                     // id of the restore that has a stage here, empty if none
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ReplicaStatus) Reset() {
@@ -1848,6 +1851,27 @@ func (x *ReplicaStatus) GetFenced() string {
 func (x *ReplicaStatus) GetHeartbeatNs() uint64 {
 	if x != nil {
 		return x.HeartbeatNs
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetSessionsInUse() uint32 {
+	if x != nil {
+		return x.SessionsInUse
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetOwnerSessionsInUse() uint32 {
+	if x != nil {
+		return x.OwnerSessionsInUse
 	}
 	return 0
 }
@@ -2586,8 +2610,14 @@ func (x *CreateTableReply) GetMapVersion() uint64 {
 }
 
 type IssueIncarnationRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClientId      []byte                 `protobuf:"bytes,1,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	ClientId []byte                 `protobuf:"bytes,1,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
+	// The member of a job that asks, as in JobIdentity: it gets a number only while it is
+	// one. job is "" if the client is of no job.
+	Job           string `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	Run           []byte `protobuf:"bytes,3,opt,name=run,proto3" json:"run,omitempty"` // 16 bytes
+	Rank          uint32 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
+	Incarnation   uint64 `protobuf:"varint,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2627,6 +2657,34 @@ func (x *IssueIncarnationRequest) GetClientId() []byte {
 		return x.ClientId
 	}
 	return nil
+}
+
+func (x *IssueIncarnationRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *IssueIncarnationRequest) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *IssueIncarnationRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *IssueIncarnationRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
 }
 
 type IssueIncarnationReply struct {
@@ -4146,7 +4204,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"4\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\"\x8f\x05\n" +
+	"mapVersion\"\x86\x06\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -4170,7 +4228,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\fproved_index\x18\x1e \x01(\x04R\vprovedIndex\x12#\n" +
 	"\rdivided_index\x18\x1f \x01(\x04R\fdividedIndex\x12\x16\n" +
 	"\x06fenced\x18  \x01(\tR\x06fenced\x12!\n" +
-	"\fheartbeat_ns\x18! \x01(\x04R\vheartbeatNs\x12%\n" +
+	"\fheartbeat_ns\x18! \x01(\x04R\vheartbeatNs\x12\x1a\n" +
+	"\bsessions\x18\x10 \x01(\rR\bsessions\x12&\n" +
+	"\x0fsessions_in_use\x18\x11 \x01(\rR\rsessionsInUse\x121\n" +
+	"\x15owner_sessions_in_use\x18\x12 \x01(\rR\x12ownerSessionsInUse\x12%\n" +
 	"\x0estaged_restore\x18\x14 \x01(\fR\rstagedRestore\"\xb6\x01\n" +
 	"\fMemberStatus\x12\x1d\n" +
 	"\n" +
@@ -4240,9 +4301,13 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\bR\acreated\x12\x1f\n" +
 	"\vmap_version\x18\x03 \x01(\x04R\n" +
-	"mapVersion\"6\n" +
+	"mapVersion\"\x90\x01\n" +
 	"\x17IssueIncarnationRequest\x12\x1b\n" +
-	"\tclient_id\x18\x01 \x01(\fR\bclientId\"9\n" +
+	"\tclient_id\x18\x01 \x01(\fR\bclientId\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\x12\x10\n" +
+	"\x03run\x18\x03 \x01(\fR\x03run\x12\x12\n" +
+	"\x04rank\x18\x04 \x01(\rR\x04rank\x12 \n" +
+	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\"9\n" +
 	"\x15IssueIncarnationReply\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\"T\n" +
 	"\x0eJoinJobRequest\x12\x10\n" +

@@ -943,6 +943,7 @@ func (x *MetaDroppedTable) GetName() string {
 
 type MetaIssueIncarnation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *JobIdentity           `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"` // that asks; absent: a client of no job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -975,6 +976,13 @@ func (x *MetaIssueIncarnation) ProtoReflect() protoreflect.Message {
 // Deprecated: Use MetaIssueIncarnation.ProtoReflect.Descriptor instead.
 func (*MetaIssueIncarnation) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *MetaIssueIncarnation) GetMember() *JobIdentity {
+	if x != nil {
+		return x.Member
+	}
+	return nil
 }
 
 // MetaRaiseVersions says what all members understand from now on.
@@ -3563,8 +3571,9 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
 	"tableEpoch\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x16\n" +
-	"\x14MetaIssueIncarnation\"c\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"G\n" +
+	"\x14MetaIssueIncarnation\x12/\n" +
+	"\x06member\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\"c\n" +
 	"\x11MetaRaiseVersions\x12#\n" +
 	"\rapply_version\x18\x01 \x01(\rR\fapplyVersion\x12)\n" +
 	"\x10metadata_version\x18\x02 \x01(\rR\x0fmetadataVersion\"Q\n" +
@@ -3834,15 +3843,15 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*Node)(nil),                 // 46: rowraft.v1.Node
 	(*Shard)(nil),                // 47: rowraft.v1.Shard
 	(*TableSchema)(nil),          // 48: rowraft.v1.TableSchema
-	(*Replica)(nil),              // 49: rowraft.v1.Replica
-	(MoveReason)(0),              // 50: rowraft.v1.MoveReason
-	(NodeIntent)(0),              // 51: rowraft.v1.NodeIntent
-	(OperationKind)(0),           // 52: rowraft.v1.OperationKind
-	(*JoinToken)(nil),            // 53: rowraft.v1.JoinToken
-	(*JoinUse)(nil),              // 54: rowraft.v1.JoinUse
-	(MovePhase)(0),               // 55: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 56: rowraft.v1.EnterRequest
-	(*JobIdentity)(nil),          // 57: rowraft.v1.JobIdentity
+	(*JobIdentity)(nil),          // 49: rowraft.v1.JobIdentity
+	(*Replica)(nil),              // 50: rowraft.v1.Replica
+	(MoveReason)(0),              // 51: rowraft.v1.MoveReason
+	(NodeIntent)(0),              // 52: rowraft.v1.NodeIntent
+	(OperationKind)(0),           // 53: rowraft.v1.OperationKind
+	(*JoinToken)(nil),            // 54: rowraft.v1.JoinToken
+	(*JoinUse)(nil),              // 55: rowraft.v1.JoinUse
+	(MovePhase)(0),               // 56: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 57: rowraft.v1.EnterRequest
 	(MemberState)(0),             // 58: rowraft.v1.MemberState
 	(*PartReached)(nil),          // 59: rowraft.v1.PartReached
 	(*PartSettled)(nil),          // 60: rowraft.v1.PartSettled
@@ -3895,52 +3904,53 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	46, // 35: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
 	47, // 36: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
 	48, // 37: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	49, // 38: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	50, // 39: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
-	51, // 40: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
-	51, // 41: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
-	52, // 42: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
-	53, // 43: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
-	14, // 44: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
-	54, // 45: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
-	55, // 46: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	55, // 47: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	56, // 48: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	57, // 49: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	58, // 50: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	59, // 51: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	57, // 52: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	57, // 53: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	60, // 54: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
-	61, // 55: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	62, // 56: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	63, // 57: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	64, // 58: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	30, // 59: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	65, // 60: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	29, // 61: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	66, // 62: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	66, // 63: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	33, // 64: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	34, // 65: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	35, // 66: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	40, // 67: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 68: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	28, // 69: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	67, // 70: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	14, // 71: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
-	48, // 72: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	38, // 73: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	34, // 74: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	35, // 75: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	68, // 76: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	69, // 77: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	68, // 78: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	79, // [79:79] is the sub-list for method output_type
-	79, // [79:79] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	49, // 38: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
+	50, // 39: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	51, // 40: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
+	52, // 41: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
+	52, // 42: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
+	53, // 43: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
+	54, // 44: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
+	14, // 45: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
+	55, // 46: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
+	56, // 47: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	56, // 48: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	57, // 49: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	49, // 50: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	58, // 51: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	59, // 52: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	49, // 53: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	49, // 54: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	60, // 55: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	61, // 56: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	62, // 57: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	63, // 58: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	64, // 59: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	30, // 60: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	65, // 61: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	29, // 62: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	66, // 63: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	66, // 64: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	33, // 65: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	34, // 66: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	35, // 67: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	40, // 68: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 69: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	28, // 70: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	67, // 71: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	14, // 72: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	48, // 73: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	38, // 74: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	34, // 75: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	35, // 76: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	68, // 77: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	69, // 78: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	68, // 79: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	80, // [80:80] is the sub-list for method output_type
+	80, // [80:80] is the sub-list for method input_type
+	80, // [80:80] is the sub-list for extension type_name
+	80, // [80:80] is the sub-list for extension extendee
+	0,  // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }

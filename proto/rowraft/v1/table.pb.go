@@ -1629,10 +1629,12 @@ func (x *ScanReply) GetNextKey() uint64 {
 }
 
 type OpenSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	ClientId      []byte                 `protobuf:"bytes,2,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
-	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Shard       uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	ClientId    []byte                 `protobuf:"bytes,2,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
+	Incarnation uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Of an earlier reply for this session; 0: a ticket is asked for, and nothing is opened.
+	Ticket        uint64 `protobuf:"varint,4,opt,name=ticket,proto3" json:"ticket,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1688,10 +1690,18 @@ func (x *OpenSessionRequest) GetIncarnation() uint64 {
 	return 0
 }
 
+func (x *OpenSessionRequest) GetTicket() uint64 {
+	if x != nil {
+		return x.Ticket
+	}
+	return 0
+}
+
 type OpenSessionReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	AppliedIndex  uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
 	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
+	Ticket        uint64                 `protobuf:"varint,3,opt,name=ticket,proto3" json:"ticket,omitempty"` // an index that the shard has applied, at least 1; if it was asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1740,6 +1750,109 @@ func (x *OpenSessionReply) GetTableEpoch() uint64 {
 	return 0
 }
 
+func (x *OpenSessionReply) GetTicket() uint64 {
+	if x != nil {
+		return x.Ticket
+	}
+	return 0
+}
+
+type CloseSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	ClientId      []byte                 `protobuf:"bytes,2,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
+	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseSessionRequest) Reset() {
+	*x = CloseSessionRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseSessionRequest) ProtoMessage() {}
+
+func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
+func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CloseSessionRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *CloseSessionRequest) GetClientId() []byte {
+	if x != nil {
+		return x.ClientId
+	}
+	return nil
+}
+
+func (x *CloseSessionRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+type CloseSessionReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseSessionReply) Reset() {
+	*x = CloseSessionReply{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseSessionReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseSessionReply) ProtoMessage() {}
+
+func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
+func (*CloseSessionReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{22}
+}
+
 // ErrorDetail is attached to every status this project makes. A status without
 // one counts as "may have been applied".
 type ErrorDetail struct {
@@ -1761,6 +1874,7 @@ type ErrorDetail struct {
 	MaxAgeNs      uint64                 `protobuf:"varint,15,opt,name=max_age_ns,json=maxAgeNs,proto3" json:"max_age_ns,omitempty"`             // TooStale: that the read allowed; 0: it asked for an index only
 	Lag           uint64                 `protobuf:"varint,16,opt,name=lag,proto3" json:"lag,omitempty"`                                         // TooStale: entries
 	MaxLag        uint64                 `protobuf:"varint,17,opt,name=max_lag,json=maxLag,proto3" json:"max_lag,omitempty"`                     // TooStale: that the read allowed; 0: any
+	SessionEnded  bool                   `protobuf:"varint,18,opt,name=session_ended,json=sessionEnded,proto3" json:"session_ended,omitempty"`   // SessionExpired: the session was closed, expired or made room; no other fenced it
 	What          string                 `protobuf:"bytes,30,opt,name=what,proto3" json:"what,omitempty"`                                        // Denied: the call, table or session that was refused
 	Need          string                 `protobuf:"bytes,31,opt,name=need,proto3" json:"need,omitempty"`                                        // Denied: roles that may
 	Have          string                 `protobuf:"bytes,32,opt,name=have,proto3" json:"have,omitempty"`                                        // Denied: role and name of who asked
@@ -1770,7 +1884,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[21]
+	mi := &file_rowraft_v1_table_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +1896,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[21]
+	mi := &file_rowraft_v1_table_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +1909,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1915,6 +2029,13 @@ func (x *ErrorDetail) GetMaxLag() uint64 {
 		return x.MaxLag
 	}
 	return 0
+}
+
+func (x *ErrorDetail) GetSessionEnded() bool {
+	if x != nil {
+		return x.SessionEnded
+	}
+	return false
 }
 
 func (x *ErrorDetail) GetWhat() string {
@@ -2088,15 +2209,22 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x18\n" +
 	"\apayload\x18\x03 \x01(\fR\apayload\x12\x1b\n" +
 	"\tnext_slot\x18\x04 \x01(\rR\bnextSlot\x12\x19\n" +
-	"\bnext_key\x18\x05 \x01(\x04R\anextKey\"i\n" +
+	"\bnext_key\x18\x05 \x01(\x04R\anextKey\"\x81\x01\n" +
 	"\x12OpenSessionRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\"X\n" +
+	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\x16\n" +
+	"\x06ticket\x18\x04 \x01(\x04R\x06ticket\"p\n" +
 	"\x10OpenSessionReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vtable_epoch\x18\x02 \x01(\x04R\n" +
-	"tableEpoch\"\x80\x04\n" +
+	"tableEpoch\x12\x16\n" +
+	"\x06ticket\x18\x03 \x01(\x04R\x06ticket\"j\n" +
+	"\x13CloseSessionRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
+	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\"\x13\n" +
+	"\x11CloseSessionReply\"\xa5\x04\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -2116,7 +2244,8 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"max_age_ns\x18\x0f \x01(\x04R\bmaxAgeNs\x12\x10\n" +
 	"\x03lag\x18\x10 \x01(\x04R\x03lag\x12\x17\n" +
-	"\amax_lag\x18\x11 \x01(\x04R\x06maxLag\x12\x12\n" +
+	"\amax_lag\x18\x11 \x01(\x04R\x06maxLag\x12#\n" +
+	"\rsession_ended\x18\x12 \x01(\bR\fsessionEnded\x12\x12\n" +
 	"\x04what\x18\x1e \x01(\tR\x04what\x12\x12\n" +
 	"\x04need\x18\x1f \x01(\tR\x04need\x12\x12\n" +
 	"\x04have\x18  \x01(\tR\x04have*n\n" +
@@ -2129,7 +2258,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
 	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
-	"\x14STEP_OUTCOME_MISSING\x10\x032\xa1\x05\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xf1\x05\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x126\n" +
 	"\x04Push\x12\x17.rowraft.v1.PushRequest\x1a\x15.rowraft.v1.PushReply\x12<\n" +
@@ -2142,7 +2271,8 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
 	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12E\n" +
 	"\tWaitClock\x12\x1c.rowraft.v1.WaitClockRequest\x1a\x1a.rowraft.v1.WaitClockReply\x12K\n" +
-	"\vOpenSession\x12\x1e.rowraft.v1.OpenSessionRequest\x1a\x1c.rowraft.v1.OpenSessionReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\vOpenSession\x12\x1e.rowraft.v1.OpenSessionRequest\x1a\x1c.rowraft.v1.OpenSessionReply\x12N\n" +
+	"\fCloseSession\x12\x1f.rowraft.v1.CloseSessionRequest\x1a\x1d.rowraft.v1.CloseSessionReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_table_proto_rawDescOnce sync.Once
@@ -2157,32 +2287,34 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_rowraft_v1_table_proto_goTypes = []any{
-	(ReadMode)(0),              // 0: rowraft.v1.ReadMode
-	(StepOutcome)(0),           // 1: rowraft.v1.StepOutcome
-	(*PullRequest)(nil),        // 2: rowraft.v1.PullRequest
-	(*PullReply)(nil),          // 3: rowraft.v1.PullReply
-	(*PushRequest)(nil),        // 4: rowraft.v1.PushRequest
-	(*PushReply)(nil),          // 5: rowraft.v1.PushReply
-	(*DataPosition)(nil),       // 6: rowraft.v1.DataPosition
-	(*PushStepRequest)(nil),    // 7: rowraft.v1.PushStepRequest
-	(*PushStepReply)(nil),      // 8: rowraft.v1.PushStepReply
-	(*WaitClockRequest)(nil),   // 9: rowraft.v1.WaitClockRequest
-	(*WaitClockReply)(nil),     // 10: rowraft.v1.WaitClockReply
-	(*AssignRequest)(nil),      // 11: rowraft.v1.AssignRequest
-	(*AssignReply)(nil),        // 12: rowraft.v1.AssignReply
-	(*DeleteRequest)(nil),      // 13: rowraft.v1.DeleteRequest
-	(*DeleteReply)(nil),        // 14: rowraft.v1.DeleteReply
-	(*PullStreamRequest)(nil),  // 15: rowraft.v1.PullStreamRequest
-	(*PullStreamReply)(nil),    // 16: rowraft.v1.PullStreamReply
-	(*PushStreamRequest)(nil),  // 17: rowraft.v1.PushStreamRequest
-	(*PushStreamReply)(nil),    // 18: rowraft.v1.PushStreamReply
-	(*ScanRequest)(nil),        // 19: rowraft.v1.ScanRequest
-	(*ScanReply)(nil),          // 20: rowraft.v1.ScanReply
-	(*OpenSessionRequest)(nil), // 21: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),   // 22: rowraft.v1.OpenSessionReply
-	(*ErrorDetail)(nil),        // 23: rowraft.v1.ErrorDetail
+	(ReadMode)(0),               // 0: rowraft.v1.ReadMode
+	(StepOutcome)(0),            // 1: rowraft.v1.StepOutcome
+	(*PullRequest)(nil),         // 2: rowraft.v1.PullRequest
+	(*PullReply)(nil),           // 3: rowraft.v1.PullReply
+	(*PushRequest)(nil),         // 4: rowraft.v1.PushRequest
+	(*PushReply)(nil),           // 5: rowraft.v1.PushReply
+	(*DataPosition)(nil),        // 6: rowraft.v1.DataPosition
+	(*PushStepRequest)(nil),     // 7: rowraft.v1.PushStepRequest
+	(*PushStepReply)(nil),       // 8: rowraft.v1.PushStepReply
+	(*WaitClockRequest)(nil),    // 9: rowraft.v1.WaitClockRequest
+	(*WaitClockReply)(nil),      // 10: rowraft.v1.WaitClockReply
+	(*AssignRequest)(nil),       // 11: rowraft.v1.AssignRequest
+	(*AssignReply)(nil),         // 12: rowraft.v1.AssignReply
+	(*DeleteRequest)(nil),       // 13: rowraft.v1.DeleteRequest
+	(*DeleteReply)(nil),         // 14: rowraft.v1.DeleteReply
+	(*PullStreamRequest)(nil),   // 15: rowraft.v1.PullStreamRequest
+	(*PullStreamReply)(nil),     // 16: rowraft.v1.PullStreamReply
+	(*PushStreamRequest)(nil),   // 17: rowraft.v1.PushStreamRequest
+	(*PushStreamReply)(nil),     // 18: rowraft.v1.PushStreamReply
+	(*ScanRequest)(nil),         // 19: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),           // 20: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil),  // 21: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),    // 22: rowraft.v1.OpenSessionReply
+	(*CloseSessionRequest)(nil), // 23: rowraft.v1.CloseSessionRequest
+	(*CloseSessionReply)(nil),   // 24: rowraft.v1.CloseSessionReply
+	(*ErrorDetail)(nil),         // 25: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
@@ -2190,10 +2322,10 @@ var file_rowraft_v1_table_proto_depIdxs = []int32{
 	1,  // 2: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
 	2,  // 3: rowraft.v1.PullStreamRequest.pull:type_name -> rowraft.v1.PullRequest
 	3,  // 4: rowraft.v1.PullStreamReply.reply:type_name -> rowraft.v1.PullReply
-	23, // 5: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	25, // 5: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
 	4,  // 6: rowraft.v1.PushStreamRequest.push:type_name -> rowraft.v1.PushRequest
 	5,  // 7: rowraft.v1.PushStreamReply.reply:type_name -> rowraft.v1.PushReply
-	23, // 8: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
+	25, // 8: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
 	2,  // 9: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
 	4,  // 10: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
 	11, // 11: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
@@ -2204,18 +2336,20 @@ var file_rowraft_v1_table_proto_depIdxs = []int32{
 	7,  // 16: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
 	9,  // 17: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
 	21, // 18: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	3,  // 19: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	5,  // 20: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
-	12, // 21: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
-	14, // 22: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
-	16, // 23: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
-	18, // 24: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
-	20, // 25: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
-	8,  // 26: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
-	10, // 27: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
-	22, // 28: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	19, // [19:29] is the sub-list for method output_type
-	9,  // [9:19] is the sub-list for method input_type
+	23, // 19: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
+	3,  // 20: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	5,  // 21: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
+	12, // 22: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
+	14, // 23: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
+	16, // 24: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
+	18, // 25: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
+	20, // 26: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	8,  // 27: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
+	10, // 28: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
+	22, // 29: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	24, // 30: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
+	20, // [20:31] is the sub-list for method output_type
+	9,  // [9:20] is the sub-list for method input_type
 	9,  // [9:9] is the sub-list for extension type_name
 	9,  // [9:9] is the sub-list for extension extendee
 	0,  // [0:9] is the sub-list for field type_name
@@ -2232,7 +2366,7 @@ func file_rowraft_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,16 +22,17 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Table_Pull_FullMethodName        = "/rowraft.v1.Table/Pull"
-	Table_Push_FullMethodName        = "/rowraft.v1.Table/Push"
-	Table_Assign_FullMethodName      = "/rowraft.v1.Table/Assign"
-	Table_Delete_FullMethodName      = "/rowraft.v1.Table/Delete"
-	Table_PullStream_FullMethodName  = "/rowraft.v1.Table/PullStream"
-	Table_PushStream_FullMethodName  = "/rowraft.v1.Table/PushStream"
-	Table_Scan_FullMethodName        = "/rowraft.v1.Table/Scan"
-	Table_PushStep_FullMethodName    = "/rowraft.v1.Table/PushStep"
-	Table_WaitClock_FullMethodName   = "/rowraft.v1.Table/WaitClock"
-	Table_OpenSession_FullMethodName = "/rowraft.v1.Table/OpenSession"
+	Table_Pull_FullMethodName         = "/rowraft.v1.Table/Pull"
+	Table_Push_FullMethodName         = "/rowraft.v1.Table/Push"
+	Table_Assign_FullMethodName       = "/rowraft.v1.Table/Assign"
+	Table_Delete_FullMethodName       = "/rowraft.v1.Table/Delete"
+	Table_PullStream_FullMethodName   = "/rowraft.v1.Table/PullStream"
+	Table_PushStream_FullMethodName   = "/rowraft.v1.Table/PushStream"
+	Table_Scan_FullMethodName         = "/rowraft.v1.Table/Scan"
+	Table_PushStep_FullMethodName     = "/rowraft.v1.Table/PushStep"
+	Table_WaitClock_FullMethodName    = "/rowraft.v1.Table/WaitClock"
+	Table_OpenSession_FullMethodName  = "/rowraft.v1.Table/OpenSession"
+	Table_CloseSession_FullMethodName = "/rowraft.v1.Table/CloseSession"
 )
 
 // TableClient is the client API for Table service.
@@ -75,6 +76,8 @@ type TableClient interface {
 	WaitClock(ctx context.Context, in *WaitClockRequest, opts ...grpc.CallOption) (*WaitClockReply, error)
 	// OpenSession logs a session in one shard; needed before the first push there.
 	OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionReply, error)
+	// CloseSession logs that a session is over; nothing opens it again.
+	CloseSession(ctx context.Context, in *CloseSessionRequest, opts ...grpc.CallOption) (*CloseSessionReply, error)
 }
 
 type tableClient struct {
@@ -200,6 +203,16 @@ func (c *tableClient) OpenSession(ctx context.Context, in *OpenSessionRequest, o
 	return out, nil
 }
 
+func (c *tableClient) CloseSession(ctx context.Context, in *CloseSessionRequest, opts ...grpc.CallOption) (*CloseSessionReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CloseSessionReply)
+	err := c.cc.Invoke(ctx, Table_CloseSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TableServer is the server API for Table service.
 // All implementations must embed UnimplementedTableServer
 // for forward compatibility.
@@ -241,6 +254,8 @@ type TableServer interface {
 	WaitClock(context.Context, *WaitClockRequest) (*WaitClockReply, error)
 	// OpenSession logs a session in one shard; needed before the first push there.
 	OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionReply, error)
+	// CloseSession logs that a session is over; nothing opens it again.
+	CloseSession(context.Context, *CloseSessionRequest) (*CloseSessionReply, error)
 	mustEmbedUnimplementedTableServer()
 }
 
@@ -280,6 +295,9 @@ func (UnimplementedTableServer) WaitClock(context.Context, *WaitClockRequest) (*
 }
 func (UnimplementedTableServer) OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method OpenSession not implemented")
+}
+func (UnimplementedTableServer) CloseSession(context.Context, *CloseSessionRequest) (*CloseSessionReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method CloseSession not implemented")
 }
 func (UnimplementedTableServer) mustEmbedUnimplementedTableServer() {}
 func (UnimplementedTableServer) testEmbeddedByValue()               {}
@@ -453,6 +471,24 @@ func _Table_OpenSession_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Table_CloseSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloseSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TableServer).CloseSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Table_CloseSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TableServer).CloseSession(ctx, req.(*CloseSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Table_ServiceDesc is the grpc.ServiceDesc for Table service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -487,6 +523,10 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "OpenSession",
 			Handler:    _Table_OpenSession_Handler,
+		},
+		{
+			MethodName: "CloseSession",
+			Handler:    _Table_CloseSession_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

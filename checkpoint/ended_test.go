@@ -1,0 +1,71 @@
+package checkpoint
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+// goldenEnded is what stands in testdata/ended.hex.
+func goldenEnded() stream {
+	low := rowraft.ClientID{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+	high := low
+	high[0] = 255
+	return stream{
+		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4, Format: 3},
+		ended:  Ended{List: []EndedSession{{high, 3, 5}, {low, 9, 7}}},
+	}
+}
+
+func TestGoldenEndedSessions(t *testing.T) {
+	want, file := goldenEnded(), goldenFile(t, "ended.hex")
+	got, err := read(bytes.NewReader(file))
+	if err != nil || !reflect.DeepEqual(got.ended, want.ended) || got.header != want.header {
+		t.Errorf("it is read as %+v, %v", got, err)
+	}
+	want.header.Format = 0 // sessions that are over ask for format 3 themselves
+	if b := mustWrite(t, want); !bytes.Equal(b, file) {
+		t.Errorf("it is written as %x", b)
+	}
+}
+
+func TestImpossibleEndedSessions(t *testing.T) {
+	const chunk = 64 + 16 + 16
+	const first = chunk + 16 + 8
+	for _, tc := range []struct {
+		name string
+		at   int
+		b    byte
+	}{
+		{"in format 2", 8, 2},
+		{"another number of them", 56, 3},
+		{"one fewer", 56, 1},
+		{"none", 56, 0},
+		{"too many", 57, 17},
+		{"a floor, although none was forgotten", chunk + 16, 1},
+		{"incarnation 0", first + 16, 0},
+		{"indexes that do not ascend", first + 24, 7},
+		{"an index above the applied one", first + 32 + 24, 8},
+	} {
+		b := goldenFile(t, "ended.hex")
+		b[tc.at] = tc.b
+		_, err := read(bytes.NewReader(sums(b)))
+		wantCode(t, fmt.Sprintf("%s (byte %d)", tc.name, tc.at), err, rowraft.CodeCorrupt)
+	}
+}
+
+// TestAllEndedSessionsComeBack: as many as a shard remembers, above a floor.
+func TestAllEndedSessionsComeBack(t *testing.T) {
+	want := goldenEnded()
+	want.header.Applied, want.ended = 1<<40, Ended{Floor: 99}
+	for i := range rowraft.Index(MaxEnded) {
+		want.ended.List = append(want.ended.List, EndedSession{rowraft.ClientID{byte(i)}, 1, 100 + i})
+	}
+	got, err := read(bytes.NewReader(mustWrite(t, want)))
+	if err != nil || !reflect.DeepEqual(got.ended, want.ended) {
+		t.Errorf("floor %d, %d sessions, %v", got.ended.Floor, len(got.ended.List), err)
+	}
+}

@@ -1,0 +1,192 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// renewal is how a shardSession goes on under another incarnation when the shard has
+// forgotten the one it had: the session made room for another client's, or expired.
+type renewal struct {
+	count   int   // renewals that ended; parts carry the count they were numbered at
+	stalled int   // pending parts that wait for one
+	running bool  // one of them opens the session
+	err     error // of the last one
+}
+
+// numberLocked gives p the next number.
+// REQUIRES: ss.mu is held.
+func (ss *shardSession) numberLocked(p *part) {
+	p.seq, p.renewals = ss.next, ss.renewal.count
+	ss.next++
+}
+
+// renew gives p a number in a session of another incarnation. The shard refused p because
+// the session is over, p has been sent only once, and that session never opens again: so no
+// copy of p can be applied under its old number.
+//
+// It waits until no pending part of the session can still be applied: each has either its
+// answer, which its caller learns, or waits here. Errors: errClosed; why no session could be
+// opened.
+func (c *Client) renew(ss *shardSession, p *part) error {
+	ss.mu.Lock()
+	ss.renewal.stalled++
+	ss.announceLocked()
+	ss.mu.Unlock()
+	first := false
+	err := ss.await(c.ctx, func() bool {
+		r := &ss.renewal
+		if r.count == p.renewals && r.stalled == ss.pending && !r.running {
+			r.running, first = true, true
+		}
+		return first || r.count != p.renewals
+	})
+	if err != nil {
+		return errClosed
+	}
+	var inc rowraft.Incarnation
+	if first {
+		inc, err = c.reopen(ss)
+	}
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	defer ss.announceLocked()
+	r := &ss.renewal
+	r.stalled--
+	if first {
+		r.running, r.err = false, err
+		r.count++
+		if err == nil {
+			ss.inc, ss.next, ss.floor = inc, 1, 0
+			clear(ss.answers)
+		}
+	}
+	if r.err != nil {
+		return r.err
+	}
+	ss.numberLocked(p)
+	return nil
+}
+
+// reopen opens another session for ss and returns its incarnation.
+func (c *Client) reopen(ss *shardSession) (rowraft.Incarnation, error) {
+	inc, err := c.issueIncarnation(c.ctx)
+	if err != nil {
+		return 0, err
+	}
+	inc, epoch, err := c.openAs(c.ctx, ss.cluster, ss.shard, inc)
+	if err != nil {
+		return 0, err
+	}
+	same := false
+	if !c.inCluster(ss.cluster, func() { same = c.session.epoch.Load() == epoch }) {
+		return 0, c.replaced(ss.cluster)
+	}
+	if !same {
+		return 0, c.otherEpoch(ss.shard, epoch)
+	}
+	return inc, nil
+}
+
+// openAs opens the session of a shard under inc, or, if one of that incarnation is over
+// there already, under another one. It returns which, and the table epoch.
+func (c *Client) openAs(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, inc rowraft.Incarnation) (_ rowraft.Incarnation, epoch uint64, err error) {
+	for tries := 0; ; tries++ {
+		_, err := c.shardCall(ctx, home, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+			q := &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(inc)}
+			reply, err := stub.OpenSession(ctx, q)
+			if err != nil {
+				return err
+			}
+			q.Ticket = reply.GetTicket()
+			reply, err = stub.OpenSession(ctx, q)
+			epoch = reply.GetTableEpoch()
+			return err
+		})
+		if err == nil || !sessionEnded(err) || tries == 3 {
+			return inc, epoch, err
+		}
+		if inc, err = c.issueIncarnation(ctx); err != nil {
+			return 0, 0, err
+		}
+	}
+}
+
+func (c *Client) otherEpoch(shard rowraft.ShardID, epoch uint64) error {
+	return rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect again", shard, c.session.epoch.Load(), epoch)
+}
+
+// sessionEnded reports that a shard has no session any more, and that no later client of
+// this name is the reason.
+func sessionEnded(err error) bool {
+	_, ended := errors.AsType[*rowraft.SessionEndedError](err)
+	return ended
+}
+
+// issueIncarnation asks the scheduler for an incarnation. The member of a job gets one only
+// while it is one: the session of its rank is that of the worker that has the rank now.
+func (c *Client) issueIncarnation(ctx context.Context) (inc rowraft.Incarnation, err error) {
+	q := &rowraftv1.IssueIncarnationRequest{ClientId: c.opts.ClientID[:]}
+	if id := c.session.member.Load(); id != nil {
+		q.Job, q.Run, q.Rank, q.Incarnation = id.GetJob(), id.GetRun(), id.GetRank(), id.GetIncarnation()
+	}
+	err = c.schedulerCall(ctx, "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+		reply, err := stub.IssueIncarnation(ctx, q)
+		inc = rowraft.Incarnation(reply.GetIncarnation())
+		return err
+	})
+	return inc, err
+}
+
+// closeWithin bounds how long Close waits for shards to close its sessions.
+const closeWithin = time.Second
+
+// closeSessions tells every shard that this client's session is over. It tries for a short
+// time: a session that stays open makes room for others when it is idle.
+// REQUIRES: no part is being sent any more.
+func (c *Client) closeSessions() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
+	defer cancel()
+	var wg sync.WaitGroup
+	for shard := range c.session.shards {
+		if ss := c.session.shards[shard].Load(); ss != nil {
+			wg.Go(func() {
+				if err := c.closeSession(ctx, rowraft.ShardID(shard), ss); err != nil {
+					c.log.Debug("close session", "shard", shard, "err", err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+func (c *Client) closeSession(ctx context.Context, shard rowraft.ShardID, ss *shardSession) (err error) {
+	inc, _ := ss.present()
+	q := &rowraftv1.CloseSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: inc}
+	var to server
+	for hint, tries := true, 0; tries < 4 && ctx.Err() == nil; tries++ {
+		to = c.target(shard, to.node, hint)
+		conn, cerr := c.conns.get(to.addr)
+		if cerr != nil {
+			return fmt.Errorf("server %s: %w", to.addr, cerr)
+		}
+		attempt, cancel := context.WithTimeout(ctx, closeWithin/2) // it may hang
+		_, err = rowraftv1.NewTableClient(conn).CloseSession(attempt, q)
+		cancel()
+		if err == nil || !rowraft.CodeOf(err).Retryable() {
+			return err
+		}
+		hint = false
+		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok && nl.Leader != "" && nl.Leader != to.node {
+			c.learnLeader(shard, nl.Leader, nl.Term)
+			hint = true
+		}
+	}
+	return err
+}

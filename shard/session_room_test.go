@@ -1,0 +1,391 @@
+package shard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// crowd is client n of owner.
+func crowd(owner uint64, n uint32) (c rowraft.ClientID) {
+	binary.BigEndian.PutUint64(c[:], owner)
+	binary.BigEndian.PutUint32(c[8:], n)
+	return c
+}
+
+// openNow opens a session of c with a ticket of this moment.
+func (p *pusher) openNow(c rowraft.ClientID, inc rowraft.Incarnation) error {
+	o := wire.Opening{Client: c, Incarnation: inc, Ticket: p.AppliedIndex()}
+	before := p.CheckOpen(&o, p.now)
+	err := p.apply(wire.OpenSessionEntry(p.header(), o)).Parts[0].Err
+	if rowraft.CodeOf(before) != rowraft.CodeOf(err) {
+		p.tb.Fatalf("before the log the answer is %v, in the log %v", before, err)
+	}
+	return err
+}
+
+func (p *pusher) mustOpenNow(c rowraft.ClientID, inc rowraft.Incarnation) {
+	p.tb.Helper()
+	if err := p.openNow(c, inc); err != nil {
+		p.tb.Fatal(err)
+	}
+}
+
+func (p *pusher) close(c rowraft.ClientID, inc rowraft.Incarnation) {
+	p.tb.Helper()
+	if err := p.apply(wire.CloseSessionEntry(p.header(), c, inc)).Parts[0].Err; err != nil {
+		p.tb.Fatal(err)
+	}
+}
+
+// of makes part number seq of c.
+func (p *pusher) of(c rowraft.ClientID, inc rowraft.Incarnation, seq rowraft.Seq) wire.Part {
+	part := push(0, seq, payloadOf(rows{schema: p.table, keys: []rowraft.Key{42}}))
+	part.Client, part.Incarnation = c, inc
+	return part
+}
+
+func (p *pusher) has(c rowraft.ClientID) bool {
+	_, s := p.mu.sessions.find(c)
+	return s != nil
+}
+
+func (p *pusher) Sessions() int { return p.SessionUse(p.now).All }
+
+// fill opens sessions of owners of their own until the shard is full.
+func (p *pusher) fill() {
+	p.tb.Helper()
+	for n := uint64(1 << 40); p.Sessions() < MaxSessions; n++ {
+		p.mustOpenNow(crowd(n, 0), 1)
+	}
+}
+
+// endMany opens and closes as many sessions as are remembered when they are over.
+func (p *pusher) endMany(inc rowraft.Incarnation) {
+	p.tb.Helper()
+	for range MaxEnded {
+		p.mustOpenNow(crowd(77, 0), inc)
+		p.close(crowd(77, 0), inc)
+		inc++
+	}
+}
+
+// TestSessionsThatMakeRoom: a full shard refuses, until sessions can go. Those that were
+// never used go first, then those without a gap, then those with one; of each the least
+// recently used, and of two the lower client.
+func TestSessionsThatMakeRoom(t *testing.T) {
+	p := newPusher(t)
+	unused := []rowraft.ClientID{crowd(9, 1), crowd(3, 1), crowd(5, 1)} // in the order in which they go
+	idle, silent := crowd(1, 1), crowd(0, 1)
+	p.mustOpenNow(silent, 1)
+	p.parts(p.of(silent, 1, 2)) // number 1 is missing
+	p.mustOpenNow(idle, 1)
+	p.parts(p.of(idle, 1, 1), p.of(idle, 1, 2))
+	p.mustOpenNow(unused[0], 1)
+	p.now++
+	p.mustOpenNow(unused[2], 1)
+	p.mustOpenNow(unused[1], 1)
+	p.now++
+	for n := uint64(1 << 40); p.Sessions() < MaxSessions; n++ {
+		p.mustOpenNow(crowd(n, 0), 1)
+		p.parts(p.of(crowd(n, 0), 1, 1))
+	}
+	next := uint32(0)
+	refused := func() {
+		t.Helper()
+		err := p.openNow(crowd(2, 1<<30+next), 1)
+		o, ok := errors.AsType[*rowraft.OverloadedError](err)
+		if !ok || o.RetryAfter <= 0 {
+			t.Fatalf("a full shard answers %v", err)
+		}
+	}
+	makesRoom := func(c rowraft.ClientID) {
+		t.Helper()
+		if !p.has(c) {
+			t.Fatalf("client %x made room too early", c)
+		}
+		next++
+		p.mustOpenNow(crowd(2, next), 1)
+		p.parts(p.of(crowd(2, next), 1, 1))
+		if p.has(c) || p.Sessions() != MaxSessions {
+			t.Fatalf("client %x is still there, %d sessions", c, p.Sessions())
+		}
+		if _, ended := errors.AsType[*rowraft.SessionEndedError](p.CheckSession(c, 1)); !ended {
+			t.Errorf("client %x is told %v", c, p.CheckSession(c, 1))
+		}
+	}
+	refused()
+	if err := p.openNow(idle, 1); err != nil {
+		t.Errorf("a known client: %v", err)
+	}
+	p.now += uint64(UnusedAfter)
+	for _, c := range unused {
+		makesRoom(c)
+	}
+	refused()
+	p.now += uint64(IdleAfter - UnusedAfter) // more than a minute for idle, but not for the filling ones
+	refused()
+	p.now++
+	makesRoom(idle)
+	p.now += uint64(IdleAfter)
+	for range MaxSessions - 6 { // what filled the shard
+		next++
+		p.mustOpenNow(crowd(uint64(2)<<32|uint64(next), next), 1)
+		p.parts(p.of(crowd(uint64(2)<<32|uint64(next), next), 1, 1))
+	}
+	if !p.has(silent) {
+		t.Error("a session with an unanswered number made room for others that were used later")
+	}
+	if got := p.EvictedSessions(); got < MaxSessions-10 {
+		t.Errorf("%d sessions are counted as evicted", got)
+	}
+	if other := newReplica(t, Config{}); other.Restore(bytes.NewReader(p.snapshot())) != nil || !sameState(other, p.replica) {
+		t.Error("a replica restored from a snapshot differs")
+	}
+}
+
+// TestASilentSessionMakesRoomLast: its client may still wait for an answer.
+func TestASilentSessionMakesRoomLast(t *testing.T) {
+	p := newPusher(t)
+	for n := uint64(0); p.Sessions() < MaxSessions; n++ {
+		p.mustOpenNow(crowd(n, 0), 1)
+		p.parts(p.of(crowd(n, 0), 1, 2))
+	}
+	p.now += uint64(SilentAfter)
+	wantCode(t, p.openNow(crowd(1<<40, 0), 1), rowraft.CodeOverloaded)
+	p.now++
+	p.mustOpenNow(crowd(1<<40, 0), 1)
+	if p.has(crowd(0, 0)) || !p.has(crowd(1, 0)) {
+		t.Error("another session than the lowest client's made room")
+	}
+}
+
+// TestAnOwnerHasAQuota: an owner at its limit takes the room of its own sessions, and
+// the others have theirs.
+func TestAnOwnerHasAQuota(t *testing.T) {
+	p := newPusher(t)
+	p.mustOpenNow(crowd(1, 0), 1)
+	p.mustOpenNow(crowd(3, 0), 1)
+	p.now++
+	for n := range uint32(MaxOwnerSessions) {
+		p.mustOpenNow(crowd(2, n), 1)
+	}
+	wantCode(t, p.openNow(crowd(2, MaxOwnerSessions), 1), rowraft.CodeOverloaded)
+	p.mustOpenNow(crowd(2, 5), 2) // a known client
+	p.mustOpenNow(crowd(4, 0), 1) // another owner
+	p.now += uint64(UnusedAfter) + 1
+	for n := range uint32(10) {
+		p.mustOpenNow(crowd(2, MaxOwnerSessions+n), 1)
+	}
+	if from, to := p.mu.sessions.ofOwner(crowd(2, 0)); to-from != MaxOwnerSessions || !p.has(crowd(1, 0)) || !p.has(crowd(3, 0)) || !p.has(crowd(4, 0)) {
+		t.Errorf("the owner has %d sessions; those of others: %v, %v, %v", to-from, p.has(crowd(1, 0)), p.has(crowd(3, 0)), p.has(crowd(4, 0)))
+	}
+}
+
+// TestASessionThatIsOverNeverOpensAgain: a delayed copy of the request that opened it, and
+// behind it one of a push, change nothing; also when as many others are over as a shard
+// remembers, and in a replica that was restored from a snapshot.
+func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
+	for _, how := range []string{"closed", "made room", "expired and made room"} {
+		t.Run(how, func(t *testing.T) {
+			p := newPusher(t)
+			c := crowd(1, 1)
+			opening := wire.OpenSessionEntry(p.header(), wire.Opening{Client: c, Incarnation: 5, Ticket: p.AppliedIndex()})
+			part := p.of(c, 5, 1)
+			p.apply(opening)
+			if got := p.parts(part)[0]; got.Err != nil || got.Duplicate {
+				t.Fatal(got)
+			}
+			switch how {
+			case "closed":
+				p.close(c, 4) // an earlier incarnation's: nothing
+				p.close(c, 6)
+				if !p.has(c) {
+					t.Fatal("the session was closed under another incarnation")
+				}
+				p.close(c, 5)
+			case "made room":
+				p.now += uint64(IdleAfter) + 1
+				p.fill()
+				p.mustOpenNow(crowd(1<<50, 0), 1)
+				p.now += uint64(UnusedAfter) + 1
+			default:
+				p.now += uint64(SessionTTL) + 1
+				p.fill()
+				p.mustOpenNow(crowd(1<<50, 0), 1)
+				p.now += uint64(UnusedAfter) + 1
+			}
+			if p.has(c) {
+				t.Fatal("the session is still there")
+			}
+			late := func(p *pusher, want rowraft.Code) {
+				t.Helper()
+				wantCode(t, p.apply(opening).Parts[0].Err, want)
+				wantCode(t, p.parts(part)[0].Err, rowraft.CodeSessionExpired)
+				if p.count() != 1 {
+					t.Fatalf("%v pushes applied", p.count())
+				}
+			}
+			late(p, rowraft.CodeSessionExpired)
+			wantCode(t, p.openNow(c, 4), rowraft.CodeSessionExpired)
+			if _, ended := errors.AsType[*rowraft.SessionEndedError](p.openNow(c, 4)); ended {
+				t.Error("an earlier incarnation is told that its session is over, not that a later one fenced it")
+			}
+			if _, ended := errors.AsType[*rowraft.SessionEndedError](p.openNow(c, 5)); !ended {
+				t.Error("the same incarnation is not told that its session is over")
+			}
+			p.endMany(10)
+			late(p, rowraft.CodeOverloaded) // by its ticket
+			other := &pusher{replica: newReplica(t, Config{}), table: p.table}
+			if err := other.Restore(bytes.NewReader(p.snapshot())); err != nil {
+				t.Fatal(err)
+			}
+			other.now, other.index = p.now, p.index
+			late(other, rowraft.CodeOverloaded)
+			p.mustOpenNow(c, 6)
+			if got := p.parts(p.of(c, 6, 1))[0]; got.Err != nil || got.Duplicate {
+				t.Errorf("the next incarnation: %+v", got)
+			}
+		})
+	}
+}
+
+// TestDelayedCopiesApplyNothing: clients that open, push, close, lose their sessions and
+// open others, over a network that keeps a copy of every request and delivers it again
+// at any later time. Each push counts once.
+func TestDelayedCopiesApplyNothing(t *testing.T) {
+	for seed := range uint64(6) {
+		p := newPusher(t)
+		rng := rand.New(rand.NewPCG(seed, 9))
+		var copies []func()
+		var want float32
+		inc := rowraft.Incarnation(0) // of the whole cluster
+		type writer struct {
+			id   rowraft.ClientID
+			inc  rowraft.Incarnation
+			next rowraft.Seq
+		}
+		writers := make([]*writer, 5)
+		for i := range writers {
+			writers[i] = &writer{id: crowd(uint64(i%2), uint32(i))}
+		}
+		request := func(entry func() []byte) *Applied {
+			copies = append(copies, func() { p.apply(entry()) })
+			return p.apply(entry())
+		}
+		for phase := range 3 {
+			for range 300 {
+				p.now += uint64(time.Duration(rng.IntN(20)) * time.Second)
+				w := writers[rng.IntN(len(writers))]
+				switch k := rng.IntN(20); {
+				case w.inc == 0: // no session: another incarnation, and its ticket
+					inc++
+					o := wire.Opening{Client: w.id, Incarnation: inc, Ticket: p.AppliedIndex()}
+					if rng.IntN(3) == 0 { // the request is on its way for long
+						_ = p.openNow(crowd(99, 0), 1<<40+inc)
+					}
+					if request(func() []byte { return wire.OpenSessionEntry(p.header(), o) }).Parts[0].Err == nil {
+						w.inc, w.next = inc, 1
+					}
+				case k == 0:
+					id, old := w.id, w.inc
+					request(func() []byte { return wire.CloseSessionEntry(p.header(), id, old) })
+					w.inc = 0
+				case k == 1 && len(copies) > 0:
+					for range 10 {
+						copies[rng.IntN(len(copies))]()
+					}
+				default:
+					part := p.of(w.id, w.inc, w.next)
+					got := request(func() []byte { return entryOf(p.header(), part) }).Parts[0]
+					switch {
+					case got.Err == nil && !got.Duplicate:
+						want++
+						w.next++
+					case rowraft.CodeOf(got.Err) == rowraft.CodeSessionExpired:
+						w.inc = 0
+					default:
+						t.Fatalf("a first push is answered %+v", got)
+					}
+				}
+			}
+			if phase == 0 { // everyone's session goes
+				p.now += uint64(SilentAfter) + 1
+				p.fill()
+				for n := range uint32(2 * len(writers)) {
+					_ = p.openNow(crowd(98, n), 1)
+				}
+				p.now += uint64(UnusedAfter) + 1
+			}
+			if phase == 1 {
+				p.now += uint64(SilentAfter) + 1
+				p.endMany(1 << 50)
+			}
+			for _, c := range copies {
+				c()
+			}
+			if p.count() != want {
+				t.Fatalf("seed %d, phase %d: %v pushes applied, %v were acknowledged", seed, phase, p.count(), want)
+			}
+		}
+	}
+}
+
+// TestAWeekOfRetraining: 200 workers train anew each hour. Every one finds room for its
+// session, whether those before closed theirs or crashed, with answers outstanding or not.
+func TestAWeekOfRetraining(t *testing.T) {
+	const workers, gaps = 200, "crashed with batches that never arrived"
+	for name, end := range map[string]func(p *pusher, c rowraft.ClientID, n int){
+		"closed":  func(p *pusher, c rowraft.ClientID, _ int) { p.close(c, 1) },
+		"crashed": func(*pusher, rowraft.ClientID, int) {},
+		gaps: func(p *pusher, c rowraft.ClientID, _ int) {
+			p.parts(p.of(c, 1, 9))
+		},
+	} {
+		for _, owner := range []string{"one owner", "owners of their own"} {
+			hours := 7 * 24
+			if name == gaps {
+				hours = 36 // each new session looks at all windows, which takes long
+			}
+			t.Run(name+", "+owner, func(t *testing.T) {
+				p := newPusher(t)
+				most, pushes := 0, float32(0)
+				for hour := range hours {
+					for w := range workers {
+						c := crowd(7, uint32(hour*workers+w))
+						if owner != "one owner" {
+							c = crowd(uint64(hour*workers+w), 0)
+						}
+						if err := p.openNow(c, 1); err != nil {
+							t.Fatalf("hour %d, worker %d, %d sessions: %v", hour, w, p.Sessions(), err)
+						}
+						for seq := range rowraft.Seq(2) {
+							part := p.of(c, 1, seq+1)
+							part.Floor = seq
+							if got := p.parts(part)[0]; got.Err != nil || got.Duplicate {
+								t.Fatalf("hour %d, worker %d: %+v", hour, w, got)
+							}
+							pushes++
+						}
+						most = max(most, p.Sessions())
+						p.now += uint64(time.Hour / workers / 2)
+						before := p.count()
+						end(p, c, w)
+						pushes += p.count() - before
+						p.now += uint64(time.Hour / workers / 2)
+					}
+				}
+				if p.count() != pushes {
+					t.Errorf("%v pushes applied, want %v", p.count(), pushes)
+				}
+				t.Logf("at most %d sessions at a time, %d made room", most, p.EvictedSessions())
+			})
+		}
+	}
+}
