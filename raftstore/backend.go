@@ -1,16 +1,11 @@
 package raftstore
 
 import (
-	"fmt"
 	"log/slog"
-	"path/filepath"
-	"time"
 
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
-	bolt "go.etcd.io/bbolt"
 )
 
 // logBackend is one group's durable log with its stable store (term and vote).
@@ -24,35 +19,24 @@ type logBackend interface {
 
 // files that a backend leaves in its directory from the first moment; that they
 // are missing later means that the log was lost.
-var backendFiles = map[string]string{BackendBolt: "raft.db", BackendRow: metaName}
+var backendFiles = map[string][]string{BackendRow: {metaName}, BackendBolt: {metaName, boltName}}
 
-func openBackend(disk vfs.FS, kind, dir string, segmentSizeBytes int, logger *slog.Logger) (logBackend, error) {
+// openBackend opens the log of owner in dir, or makes it. It returns before anything
+// is read from a log of another owner.
+//
+// Errors: CodeCorrupt, CodeIdentity, CodeVersionTooNew.
+func openBackend(disk vfs.FS, kind, dir string, owner logOwner, segmentSizeBytes int, logger *slog.Logger) (logBackend, error) {
 	switch kind {
 	case BackendRow:
-		return openRowLog(disk, dir, segmentSizeBytes, logger)
+		return openRowLog(disk, dir, owner, segmentSizeBytes, logger)
 	case BackendBolt:
 		if disk != vfs.OS {
 			return nil, errBoltDisk
 		}
-		b, err := raftboltdb.New(raftboltdb.Options{
-			Path: filepath.Join(dir, backendFiles[BackendBolt]),
-			// The directory is locked by Open; a second owner is a bug, not a wait.
-			BoltOptions: &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoFreelistSync: true},
-		})
-		if err != nil {
-			return nil, fmt.Errorf("open raft-boltdb in %s: %w", dir, err)
-		}
-		return boltBackend{b}, nil
+		return openBoltLog(disk, dir, owner, logger)
 	}
 	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want %s", kind, backendNames)
 }
 
 // errBoltDisk: bbolt maps its file into memory, which no interface can stand for.
 var errBoltDisk = rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q needs the operating system's disk: use %q", BackendBolt, BackendRow)
-
-// boltBackend makes raft-boltdb answer as a monotonic store, so that raft clears
-// the log after it installed a snapshot instead of keeping a conflicting entry at
-// its last index and being sent the snapshot for ever (hashicorp/raft #697).
-type boltBackend struct{ *raftboltdb.BoltStore }
-
-func (boltBackend) IsMonotonic() bool { return true }

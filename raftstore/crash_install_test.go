@@ -35,7 +35,7 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 	if err != nil {
 		return err
 	}
-	b, err := openBackend(disk, BackendRow, dir+"/log", minSegment, quiet)
+	b, err := openBackend(disk, BackendRow, dir+"/log", logOwner{testCluID, "n1", "shard-0", "r-shard-0"}, minSegment, quiet)
 	if err != nil {
 		return err
 	}

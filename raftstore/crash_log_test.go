@@ -92,7 +92,7 @@ func openCrashLog(disk vfs.FS) (logBackend, error) {
 	if err := vfs.MkdirAll(disk, "/log"); err != nil {
 		return nil, err
 	}
-	return openBackend(disk, BackendRow, "/log", 64<<10, slog.New(slog.DiscardHandler))
+	return openBackend(disk, BackendRow, "/log", testOwner, 64<<10, slog.New(slog.DiscardHandler))
 }
 
 func logScript() vfstest.Script[logLife] {
@@ -255,12 +255,12 @@ func (l *metaLife) change(disk vfs.FS, n int) error {
 	if err := vfs.MkdirAll(disk, "/log"); err != nil {
 		return err
 	}
-	s := newMetaStore(disk, slog.New(slog.DiscardHandler))
+	s := newMetaStore(disk, testOwner, slog.New(slog.DiscardHandler))
 	if _, err := s.Load("/log"); err != nil {
 		return err
 	}
 	defer s.Close()
-	v, err := s.GetStable([]byte("k"))
+	v, err := s.Get([]byte("k"))
 	if err != nil {
 		return err
 	}
@@ -271,7 +271,7 @@ func (l *metaLife) change(disk vfs.FS, n int) error {
 	l.done = found
 	for range n {
 		l.pending = l.done + 1
-		if err := s.SetStable([]byte("k"), bytes.Repeat([]byte("v"), l.pending*metaMinCopy)); err != nil {
+		if err := s.Set([]byte("k"), bytes.Repeat([]byte("v"), l.pending*metaMinCopy)); err != nil {
 			return err
 		}
 		l.done = l.pending

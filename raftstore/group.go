@@ -100,7 +100,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 			g.snapWanted.Store(true)
 		}
 	}}
-	g.inner, err = openBackend(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), cfg.SegmentSizeBytes, g.log)
+	g.inner, err = openBackend(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), logOwner{s.opts.Cluster, s.opts.Node, cfg.ID, cfg.Replica}, cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
 	}

@@ -313,7 +313,7 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 func TestCutLogServesNothingWrong(t *testing.T) {
 	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {
-			b, err := openBackend(vfs.OS, backend, t.TempDir(), 64<<10, slog.New(slog.DiscardHandler))
+			b, err := openBackend(vfs.OS, backend, t.TempDir(), testOwner, 64<<10, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -190,7 +190,10 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	var err error
-	if g.log, err = openBackend(vfs.OS, rec.Backend, scratch, minSegment, quiet); err != nil {
+	if g.log, err = openBackend(vfs.OS, rec.Backend, scratch, logOwner{o.reg.Cluster, o.reg.Node, id, rec.Replica}, minSegment, quiet); err != nil {
+		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
+			return nil, fmt.Errorf("group %s: %w", id, err)
+		}
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "group %s: %w", id, err)
 	}
 	o.groups = append(o.groups, g)
@@ -206,11 +209,7 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 func (g *OfflineGroup) read() error {
 	first, err1 := g.log.FirstIndex()
 	last, err2 := g.log.LastIndex()
-	// A replica that never voted has no term.
-	term, err3 := g.log.GetUint64([]byte("CurrentTerm"))
-	if err3 != nil && err3.Error() == "not found" {
-		err3 = nil
-	}
+	term, err3 := g.log.GetUint64([]byte("CurrentTerm")) // 0 of a replica that never voted
 	metas, err4 := g.store.List()
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err

@@ -1,7 +1,6 @@
 package raftstore
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,7 +26,8 @@ import (
 // After a failed write nobody knows what the disk holds: every later change
 // returns that error.
 type rowLog struct {
-	*metaStore // raft's term and vote
+	*metaStore        // raft's term and vote
+	tag        uint64 // of its owner
 	disk       vfs.FS
 	dir        string
 	size       int64 // a segment is full beyond it
@@ -75,14 +75,14 @@ var _ logBackend = (*rowLog)(nil)
 // openRowLog opens the log in dir, or makes it. A segment is full beyond size
 // bytes.
 //
-// Errors: CodeCorrupt, CodeVersionTooNew.
-func openRowLog(disk vfs.FS, dir string, size int, log *slog.Logger) (*rowLog, error) {
-	l := &rowLog{metaStore: newMetaStore(disk, log), disk: disk, dir: dir, size: int64(size), log: log}
-	newest, err := l.metaStore.Load(dir)
+// Errors: CodeCorrupt, CodeIdentity, CodeVersionTooNew.
+func openRowLog(disk vfs.FS, dir string, owner logOwner, size int, log *slog.Logger) (*rowLog, error) {
+	l := &rowLog{metaStore: newMetaStore(disk, owner, log), tag: owner.tag(), disk: disk, dir: dir, size: int64(size), log: log}
+	last, err := l.metaStore.Load(dir)
 	if err != nil {
 		return nil, err
 	}
-	err = l.recover(newest)
+	err = l.recover(last.newest)
 	if err == nil && len(l.mu.segments) == 0 {
 		l.write.batch = 1
 		err = l.begin(1)
@@ -106,24 +106,6 @@ func (l *rowLog) LastIndex() (uint64, error) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.mu.last, nil
-}
-
-func (l *rowLog) Get(key []byte) ([]byte, error) { return l.GetStable(key) }
-func (l *rowLog) Set(key, value []byte) error    { return l.SetStable(key, value) }
-
-func (l *rowLog) GetUint64(key []byte) (uint64, error) {
-	v, err := l.GetStable(key)
-	if err != nil || v == nil {
-		return 0, err
-	}
-	if len(v) != 8 {
-		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "log metadata of %s: %s has %d bytes, want 8", l.dir, key, len(v))
-	}
-	return binary.LittleEndian.Uint64(v), nil
-}
-
-func (l *rowLog) SetUint64(key []byte, value uint64) error {
-	return l.SetStable(key, binary.LittleEndian.AppendUint64(nil, value))
 }
 
 // GetLog reads an entry. Its seal is for the caller to check.

@@ -32,7 +32,7 @@ func sealedEntry(t testing.TB, index, term uint64, data []byte) *raft.Log {
 
 func openTestRowLog(t testing.TB, disk vfs.FS) *rowLog {
 	t.Helper()
-	l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+	l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,21 +67,6 @@ func smallRowLog(t testing.TB) (*vfs.Mem, map[uint64]*raft.Log) {
 		t.Fatal(err)
 	}
 	return disk, want
-}
-
-func overwrite(t testing.TB, disk vfs.FS, name string, at int, b []byte) {
-	t.Helper()
-	f, err := disk.OpenFile(name, os.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.WriteAt(b, int64(at)); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func segmentFiles(t testing.TB, disk vfs.FS) (names []string) {
@@ -153,7 +138,7 @@ func TestRowLogFindsEachFlippedBit(t *testing.T) {
 // whether an entry is; it fails t for any that reads as another.
 func readRowLog(t *testing.T, disk vfs.FS, want map[uint64]*raft.Log) (last uint64, bad bool) {
 	t.Helper()
-	l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+	l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
 	if err != nil {
 		if rowraft.CodeOf(err) != rowraft.CodeCorrupt && rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
 			t.Errorf("%v, want CodeCorrupt", err)
@@ -328,7 +313,7 @@ func TestRowLogGoldenBytes(t *testing.T) {
 	thirteen.AppendedAt, fourteen.AppendedAt = at, at
 	const salt = 0x0123456789ABCDEF
 	got := make([]byte, segmentStart)
-	h := rowSegmentHeader{number: 3, batch: 7, salt: salt, first: 10, last: 12}.encode()
+	h := rowSegmentHeader{number: 3, batch: 7, salt: salt, first: 10, last: 12, owner: testOwner}.encode()
 	copy(got, h)
 	copy(got[segmentHeadCopy:], h)
 	var b batch
@@ -338,7 +323,7 @@ func TestRowLogGoldenBytes(t *testing.T) {
 		func() { b.entries([]*raft.Log{fourteen}) },
 	} {
 		lay()
-		b.stamp(uint64(7+i), salt)
+		b.stamp(uint64(7+i), testOwner.tag(), salt)
 		got = append(got, b.buf...)
 	}
 	if !bytes.Equal(got, want) {
@@ -373,9 +358,9 @@ func FuzzRowLog(f *testing.F) {
 			data[int(flip)%len(data)] ^= 1 << (flip % 8)
 		}
 		putFile(t, disk, "/log/"+segmentName(3, segmentExt), data)
-		l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+		l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
 		if err != nil {
-			if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
+			if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeIdentity && c != rowraft.CodeVersionTooNew {
 				t.Errorf("%v, want CodeCorrupt", err)
 			}
 			return
@@ -475,7 +460,7 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 	if err := faulty.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Path: "*.seg", Err: "EIO"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openRowLog(faulty, "/log", 16<<10, slog.New(slog.DiscardHandler)); !errors.Is(err, syscall.EIO) {
+	if _, err := openRowLog(faulty, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler)); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("a log whose sync fails opens: %v", err)
 	}
 	l = openTestRowLog(t, disk)
@@ -597,7 +582,7 @@ func TestRowLogMissesSegments(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l, err := openRowLog(disk, "/log", 16<<10, slog.New(slog.DiscardHandler))
+		l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
 		if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 			t.Errorf("with the first %d of %d segments: %v, want CodeCorrupt", n, len(files), err)
 		}

@@ -18,7 +18,7 @@ import (
 const (
 	segmentMagic    = "rowraftE"
 	segmentVersion  = 1
-	segmentHead     = 64
+	segmentHead     = 64   // and then the owner
 	segmentHeadCopy = 4096 // where the second one is
 	segmentStart    = 8192 // of the first batch
 	segmentExt      = ".seg"
@@ -49,31 +49,44 @@ type rowSegmentHeader struct {
 	batch       uint64 // first one in it
 	salt        uint64
 	first, last uint64 // of the log before it
+	owner       logOwner
 }
 
 func (h rowSegmentHeader) encode() []byte {
-	b := make([]byte, segmentHead)
+	b := append(make([]byte, segmentHead), h.owner.encode()...)
 	copy(b, segmentMagic)
 	binary.LittleEndian.PutUint16(b[8:], segmentVersion)
 	for i, v := range []uint64{h.number, h.batch, h.salt, h.first, h.last} {
 		binary.LittleEndian.PutUint64(b[16+8*i:], v)
 	}
-	binary.LittleEndian.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+	binary.LittleEndian.PutUint32(b[56:], uint32(len(b)-segmentHead))
+	binary.LittleEndian.PutUint32(b[60:], headerCRC(b))
 	return b
+}
+
+// headerCRC is of all of a header but the CRC itself.
+func headerCRC(b []byte) uint32 {
+	return crc32.Update(crc32.Checksum(b[:60], castagnoli), castagnoli, b[segmentHead:])
 }
 
 // parseSegmentHeader reads one copy. Errors: CodeCorrupt; CodeVersionTooNew if it is
 // whole, but later than this binary.
 func parseSegmentHeader(b []byte) (h rowSegmentHeader, err error) {
 	le := binary.LittleEndian
-	if len(b) < segmentHead || string(b[:8]) != segmentMagic || le.Uint32(b[60:]) != crc32.Checksum(b[:60], castagnoli) {
+	if len(b) < segmentHead || string(b[:8]) != segmentMagic || uint64(le.Uint32(b[56:])) > uint64(len(b)-segmentHead) {
+		return h, rowraft.Errorf(rowraft.CodeCorrupt, "no whole header of a log segment")
+	}
+	b = b[:segmentHead+le.Uint32(b[56:])]
+	if le.Uint32(b[60:]) != headerCRC(b) {
 		return h, rowraft.Errorf(rowraft.CodeCorrupt, "no whole header of a log segment")
 	}
 	if v := le.Uint16(b[8:]); v != segmentVersion {
 		return h, rowraft.Errorf(rowraft.CodeVersionTooNew, "log segment of format %d; this binary knows %d: upgrade it", v, segmentVersion)
 	}
 	h = rowSegmentHeader{number: le.Uint64(b[16:]), batch: le.Uint64(b[24:]), salt: le.Uint64(b[32:]), first: le.Uint64(b[40:]), last: le.Uint64(b[48:])}
-	if h.batch == 0 || h.first > h.last || (h.first == 0) != (h.last == 0) {
+	owner, rest, ok := parseLogOwner(b[segmentHead:])
+	h.owner = owner
+	if !ok || len(rest) > 0 || h.batch == 0 || h.first > h.last || (h.first == 0) != (h.last == 0) {
 		return h, rowraft.Errorf(rowraft.CodeCorrupt, "the header of a log segment has impossible fields")
 	}
 	return h, nil
@@ -86,13 +99,14 @@ type batchHead struct {
 	number uint64
 	count  uint32
 	length uint32 // of the body
+	tag    uint64 // of the owner
 }
 
 // parseBatchHead reads what may be a batch; ok is false if it cannot be one.
 func parseBatchHead(b []byte) (h batchHead, ok bool) {
 	le := binary.LittleEndian
-	h = batchHead{crc: le.Uint32(b), kind: le.Uint16(b[4:]), number: le.Uint64(b[8:]), count: le.Uint32(b[16:]), length: le.Uint32(b[20:])}
-	if le.Uint16(b[6:]) != 0 || le.Uint64(b[24:]) != 0 || h.length%8 != 0 {
+	h = batchHead{crc: le.Uint32(b), kind: le.Uint16(b[4:]), number: le.Uint64(b[8:]), count: le.Uint32(b[16:]), length: le.Uint32(b[20:]), tag: le.Uint64(b[24:])}
+	if le.Uint16(b[6:]) != 0 || h.length%8 != 0 {
 		return h, false
 	}
 	switch h.kind {
@@ -223,9 +237,10 @@ func (b *batch) close(from int) {
 	binary.LittleEndian.PutUint32(b.buf[20:], uint32(b.size-batchHeadBytes))
 }
 
-// stamp makes it batch number of a segment with salt.
-func (b *batch) stamp(number, salt uint64) {
+// stamp makes it batch number of the log with tag, in a segment with salt.
+func (b *batch) stamp(number, tag, salt uint64) {
 	binary.LittleEndian.PutUint64(b.buf[8:], number)
+	binary.LittleEndian.PutUint64(b.buf[24:], tag)
 	sum := batchCRC(salt, b.buf)
 	for _, h := range b.heads {
 		sum = crc32.Update(sum, castagnoli, b.buf[h.at:h.at+h.length])

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // recovery is what opening a log has found so far.
@@ -114,7 +115,7 @@ func (l *rowLog) dropUnbegun(number uint64) (begun bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	_, err = readSegmentHeader(f, number)
+	_, err = readSegmentHeader(f, l.owner, number)
 	if err := errors.Join(err, f.Close()); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		return err == nil, err
 	}
@@ -132,7 +133,7 @@ func (r *recovery) segment(number uint64, newest bool) error {
 	if err != nil {
 		return err
 	}
-	h, err := readSegmentHeader(f, number)
+	h, err := readSegmentHeader(f, l.owner, number)
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
@@ -154,15 +155,18 @@ func (r *recovery) segment(number uint64, newest bool) error {
 	return nil
 }
 
-// readSegmentHeader returns the header of segment number. Errors: CodeCorrupt if no
-// copy is whole and its own; CodeVersionTooNew.
-func readSegmentHeader(f io.ReaderAt, number uint64) (h rowSegmentHeader, err error) {
+// readSegmentHeader returns the header of segment number of owner. Errors: CodeCorrupt
+// if no copy is whole and its own; CodeIdentity if it is of another owner;
+// CodeVersionTooNew.
+func readSegmentHeader(f vfs.File, owner logOwner, number uint64) (h rowSegmentHeader, err error) {
 	for _, at := range []int64{0, segmentHeadCopy} {
-		b := make([]byte, segmentHead)
-		if err = readFull(f, b, at); err == nil {
-			h, err = parseSegmentHeader(b)
-		} else if errors.Is(err, io.EOF) {
-			err = rowraft.Errorf(rowraft.CodeCorrupt, "no header of a log segment")
+		b := make([]byte, segmentHead+maxOwnerBytes)
+		n, rerr := f.ReadAt(b, at)
+		if rerr != nil && !errors.Is(rerr, io.EOF) {
+			return h, rerr
+		}
+		if h, err = parseSegmentHeader(b[:n]); err == nil {
+			err = owner.check(filepath.Base(f.Name()), h.owner)
 		}
 		if err == nil && h.number != number {
 			err = rowraft.Errorf(rowraft.CodeCorrupt, "it holds segment %d", h.number)
@@ -186,6 +190,9 @@ func (r *recovery) batches(newest bool) error {
 		}
 		if !ok || head.number != l.write.batch {
 			break
+		}
+		if head.tag != l.tag {
+			return rowraft.Errorf(rowraft.CodeIdentity, "batch %d has the tag %016x of another log; the tag of %s is %016x", head.number, head.tag, l.owner, l.tag)
 		}
 		if err := r.take(in, s, head); err != nil {
 			return fmt.Errorf("batch %d: %w", head.number, err)

@@ -28,7 +28,7 @@ func (l *rowLog) append() (segment uint64, at int64, err error) {
 		}
 		s = l.newest()
 	}
-	w.laid.stamp(w.batch, s.salt)
+	w.laid.stamp(w.batch, l.tag, s.salt)
 	if err := l.writeLaid(s); err != nil {
 		w.err = fmt.Errorf("write %s: %w", s.file.Name(), err)
 		return 0, 0, w.err
@@ -98,7 +98,7 @@ func (l *rowLog) begin(number uint64) error {
 	s := &rowSegment{number: number, salt: rand.Uint64(), file: f}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.write.header = rowSegmentHeader{number: number, batch: l.write.batch, salt: s.salt, first: l.mu.first, last: l.mu.last}.encode()
+	l.write.header = rowSegmentHeader{number: number, batch: l.write.batch, salt: s.salt, first: l.mu.first, last: l.mu.last, owner: l.owner}.encode()
 	l.write.end = segmentStart
 	l.mu.segments = append(l.mu.segments, s)
 	return nil

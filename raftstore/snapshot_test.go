@@ -541,7 +541,7 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	path := filepath.Join(n.group.snaps.dir, list[0].ID, "data")
 	c.stop(n)
 	c.open(n)
-	w, err := openBackend(vfs.OS, BackendRow, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), 1<<20, slog.New(slog.DiscardHandler))
+	w, err := openBackend(vfs.OS, BackendRow, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), logOwner{testCluID, n.id, "shard-0", replicaOf(n.id)}, 1<<20, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

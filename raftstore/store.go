@@ -138,8 +138,8 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 	switch {
 	case !groupName.MatchString(cfg.ID):
 		return bad("the name must match %s", groupName)
-	case cfg.Replica == "":
-		return bad("the replica ID is empty")
+	case cfg.Replica == "" || len(cfg.Replica) > maxNameBytes:
+		return bad("the replica ID %q: want 1 to %d bytes", cfg.Replica, maxNameBytes)
 	case cfg.Machine == nil:
 		return bad("the state machine is nil")
 	case cfg.SegmentSizeBytes < minSegment || cfg.SegmentSizeBytes > maxSegment:
@@ -220,7 +220,11 @@ func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) er
 	if rec.Backend != cfg.Backend {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was created with the %s backend, not %s", dir, rec.Backend, cfg.Backend)
 	}
-	for _, name := range []string{"snapshots", filepath.Join("log", backendFiles[rec.Backend])} {
+	names := []string{"snapshots"}
+	for _, name := range backendFiles[rec.Backend] {
+		names = append(names, filepath.Join("log", name))
+	}
+	for _, name := range names {
 		if _, err := disk.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
 			return rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but replica %s ran here: its data was lost, and with it the votes it cast; remove the replica from the group and add a new one under a new ID",
 				filepath.Join(dir, name), cfg.Replica)

@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,8 +35,9 @@ const (
 // After a failed write nobody knows what the disk holds: every later call returns
 // that error.
 type metaStore struct {
-	disk vfs.FS
-	log  *slog.Logger
+	disk  vfs.FS
+	owner logOwner
+	log   *slog.Logger
 
 	mu struct {
 		sync.Mutex
@@ -48,32 +50,34 @@ type metaStore struct {
 	}
 }
 
-func newMetaStore(disk vfs.FS, log *slog.Logger) *metaStore {
-	return &metaStore{disk: disk, log: log}
+func newMetaStore(disk vfs.FS, owner logOwner, log *slog.Logger) *metaStore {
+	return &metaStore{disk: disk, owner: owner, log: log}
 }
 
-// Load opens the file of dir, or makes it. It returns the newest segment of the log,
-// 0 if it has none yet.
-func (s *metaStore) Load(dir string) (newest uint64, err error) {
+// Load opens the file of dir, or makes it, and returns what the last process left. The
+// mark of a clean stop is gone from the disk when it returns.
+//
+// Errors: CodeCorrupt, CodeVersionTooNew; CodeIdentity if the file is of another owner.
+func (s *metaStore) Load(dir string) (last metaState, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.file != nil {
-		return 0, rowraft.Errorf(rowraft.CodeInternal, "log metadata of %s is loaded twice", dir)
+		return metaState{}, rowraft.Errorf(rowraft.CodeInternal, "log metadata of %s is loaded twice", dir)
 	}
 	s.mu.dir = dir
 	name := filepath.Join(dir, metaName)
 	raw, err := vfs.ReadFile(s.disk, name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		s.mu.state = metaState{generation: 1}
-		return 0, s.replaceLocked(metaMinCopy)
+		s.mu.state = metaState{generation: 1, owner: s.owner}
+		return s.mu.state, s.replaceLocked(metaMinCopy)
 	case err != nil:
-		return 0, err
+		return metaState{}, err
 	}
-	if err := s.takeLocked(raw); err != nil {
-		return 0, fmt.Errorf("%s: %w", name, err)
+	if last, err = s.takeLocked(raw); err != nil {
+		return last, fmt.Errorf("%s: %w", name, err)
 	}
-	return s.mu.state.newest, nil
+	return last, nil
 }
 
 // takeLocked takes over the newest state in raw, the file's content, and makes sure
@@ -81,20 +85,25 @@ func (s *metaStore) Load(dir string) (newest uint64, err error) {
 // process that wrote it may have died before its sync, or seen it fail. So the state is
 // written anew; into a new file, because that overwrites neither slot: which of the
 // two the disk holds nobody knows.
-func (s *metaStore) takeLocked(raw []byte) error {
+func (s *metaStore) takeLocked(raw []byte) (last metaState, err error) {
 	size := len(raw) / metaCopies
 	if size < metaMinCopy || size > metaMaxCopy || size%metaMinCopy != 0 || len(raw)%metaCopies != 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes long: want 4 copies of a multiple of %d", len(raw), metaMinCopy)
+		return last, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes long: want 4 copies of a multiple of %d", len(raw), metaMinCopy)
 	}
 	newest, whole, err := newestMeta(raw, size)
 	if err != nil {
-		return err
+		return last, err
 	}
-	s.mu.state = whole[newest]
+	last = whole[newest]
+	if err := s.owner.check("it", last.owner); err != nil {
+		return last, err
+	}
+	s.mu.state = last
+	s.mu.state.clean = false
 	if !s.mu.state.intact {
 		s.log.Warn("a copy of the log metadata was torn or damaged, and is replaced", "dir", s.mu.dir, "generation", s.mu.state.generation)
 	}
-	return s.replaceLocked(size)
+	return last, s.replaceLocked(size)
 }
 
 // newestMeta decodes the slots of a file of copies of size bytes, and returns
@@ -137,9 +146,18 @@ func (s *metaStore) setNewest(number uint64) error {
 	})
 }
 
-// SetStable stores a value; nil removes it. A value that is there already costs
+// noteCleanStop marks the state as the last one of a process whose writes all
+// succeeded. Any later change takes the mark away.
+func (s *metaStore) noteCleanStop() error {
+	return s.change(func(m *metaState) bool {
+		m.clean = true
+		return true
+	})
+}
+
+// Set stores a value; nil removes it. A value that is there already costs
 // nothing.
-func (s *metaStore) SetStable(key, value []byte) error {
+func (s *metaStore) Set(key, value []byte) error {
 	return s.change(func(m *metaState) bool {
 		old, had := m.stable[string(key)]
 		if had == (value != nil) && old == string(value) {
@@ -158,8 +176,8 @@ func (s *metaStore) SetStable(key, value []byte) error {
 	})
 }
 
-// GetStable returns a copy of a value, nil if there is none.
-func (s *metaStore) GetStable(key []byte) ([]byte, error) {
+// Get returns a copy of a value, nil if there is none.
+func (s *metaStore) Get(key []byte) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usableLocked(); err != nil {
@@ -170,6 +188,23 @@ func (s *metaStore) GetStable(key []byte) ([]byte, error) {
 		return nil, nil
 	}
 	return []byte(v), nil
+}
+
+// GetUint64 returns a number, 0 if there is none.
+func (s *metaStore) GetUint64(key []byte) (uint64, error) {
+	v, err := s.Get(key)
+	if err != nil || v == nil {
+		return 0, err
+	}
+	if len(v) != 8 {
+		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "log metadata: %s has %d bytes, want 8", key, len(v))
+	}
+	return binary.LittleEndian.Uint64(v), nil
+}
+
+// SetUint64 stores a number.
+func (s *metaStore) SetUint64(key []byte, value uint64) error {
+	return s.Set(key, binary.LittleEndian.AppendUint64(nil, value))
 }
 
 func (s *metaStore) usableLocked() error {
@@ -191,6 +226,7 @@ func (s *metaStore) change(edit func(*metaState) bool) error {
 		return err
 	}
 	next := s.mu.state
+	next.clean = false
 	if !edit(&next) {
 		return nil
 	}

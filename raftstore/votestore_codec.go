@@ -15,6 +15,8 @@ import (
 type metaState struct {
 	generation uint64 // 0: none
 	newest     uint64 // segment of the log, 0: none
+	clean      bool   // all writes of the last process succeeded, and it closed the log
+	owner      logOwner
 	stable     map[string]string
 	intact     bool // both copies of it are good
 }
@@ -24,6 +26,8 @@ func (m *metaState) encode() []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint64(nil, m.generation)
 	b = le.AppendUint64(b, m.newest)
+	b = append(b, flag(m.clean))
+	b = append(b, m.owner.encode()...)
 	b = le.AppendUint32(b, uint32(len(m.stable)))
 	for _, k := range slices.Sorted(maps.Keys(m.stable)) {
 		b = le.AppendUint16(b, uint16(len(k)))
@@ -32,6 +36,13 @@ func (m *metaState) encode() []byte {
 		b = append(b, m.stable[k]...)
 	}
 	return sealFrame(metaMagic, metaVersion, b)
+}
+
+func flag(on bool) byte {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // decodeMeta reads the frame at the beginning of b.
@@ -61,6 +72,11 @@ func decodeMetaBody(b []byte) (m metaState, ok bool) {
 	r := metaReader{b: b, ok: true}
 	m.generation = r.u64()
 	m.newest = r.u64()
+	stop := r.take(1)[0]
+	m.clean = stop == 1
+	if m.owner, r.b, ok = parseLogOwner(r.b); !ok || !r.ok || stop > 1 {
+		return m, false
+	}
 	keys := int(r.u32())
 	var last []byte
 	for i := range keys {

@@ -38,9 +38,9 @@ func metaDisk(t testing.TB, raw []byte) *vfs.Mem {
 }
 
 func loadMeta(disk vfs.FS) (s *metaStore, newest uint64, err error) {
-	s = newMetaStore(disk, slog.New(slog.DiscardHandler))
-	newest, err = s.Load("/log")
-	return s, newest, err
+	s = newMetaStore(disk, testOwner, slog.New(slog.DiscardHandler))
+	last, err := s.Load("/log")
+	return s, last.newest, err
 }
 
 func mustLoadMeta(t testing.TB, disk vfs.FS) (s *metaStore, newest uint64) {
@@ -54,7 +54,7 @@ func mustLoadMeta(t testing.TB, disk vfs.FS) (s *metaStore, newest uint64) {
 
 func stable(t testing.TB, s *metaStore, key string) string {
 	t.Helper()
-	v, err := s.GetStable([]byte(key))
+	v, err := s.Get([]byte(key))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,6 +66,7 @@ func goldenMeta() metaState {
 	return metaState{
 		generation: 9,
 		newest:     4,
+		owner:      testOwner,
 		stable:     map[string]string{"CurrentTerm": "\x07\x00\x00\x00\x00\x00\x00\x00", "LastVoteTerm": "\x06\x00\x00\x00\x00\x00\x00\x00", "LastVoteCand": "replica-b"},
 	}
 }
@@ -158,11 +159,11 @@ func TestMetaDamageIsRefused(t *testing.T) {
 func TestMetaGrows(t *testing.T) {
 	disk := metaDisk(t, nil)
 	s, _ := mustLoadMeta(t, disk)
-	if err := s.SetStable([]byte("k"), []byte("v")); err != nil {
+	if err := s.Set([]byte("k"), []byte("v")); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 500 {
-		if err := s.SetStable(fmt.Appendf(nil, "%03d", i), make([]byte, 68)); err != nil {
+		if err := s.Set(fmt.Appendf(nil, "%03d", i), make([]byte, 68)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -195,11 +196,11 @@ func TestMetaCostsOneWriteAndOneSync(t *testing.T) {
 	} {
 		var got []vfs.Op
 		steps.OnStep(func(st vfs.Step) { got = append(got, st.Op) })
-		if err := s.SetStable([]byte(tc.key), tc.value); err != nil {
+		if err := s.Set([]byte(tc.key), tc.value); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(tc.want, got); diff != "" {
-			t.Errorf("SetStable(%q, %q) (-want +got):\n%s", tc.key, tc.value, diff)
+			t.Errorf("Set(%q, %q) (-want +got):\n%s", tc.key, tc.value, diff)
 		}
 	}
 }
@@ -210,10 +211,10 @@ func TestMetaFailsForGood(t *testing.T) {
 	faulty := vfs.NewFaulty(metaDisk(t, nil))
 	s, _ := mustLoadMeta(t, faulty)
 	faulty.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Err: "EIO", Times: 1})
-	if err := s.SetStable([]byte("k"), []byte("v")); err == nil || !strings.Contains(err.Error(), "/log") {
+	if err := s.Set([]byte("k"), []byte("v")); err == nil || !strings.Contains(err.Error(), "/log") {
 		t.Errorf("a failed sync: %v", err)
 	}
-	if _, err := s.GetStable([]byte("k")); err == nil {
+	if _, err := s.Get([]byte("k")); err == nil {
 		t.Error("a value was read after a failed write")
 	}
 	if err := s.setNewest(1); err == nil {
@@ -227,13 +228,13 @@ func TestMetaReadAfterAFailedSyncStays(t *testing.T) {
 	mem := metaDisk(t, nil)
 	disk := vfs.NewFaulty(mem)
 	s, _ := mustLoadMeta(t, disk)
-	if err := s.SetStable([]byte("k"), []byte("old")); err != nil {
+	if err := s.Set([]byte("k"), []byte("old")); err != nil {
 		t.Fatal(err)
 	}
 	if err := disk.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Err: "EIO", Times: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.SetStable([]byte("k"), []byte("new")); err == nil {
+	if err := s.Set([]byte("k"), []byte("new")); err == nil {
 		t.Fatal("the sync did not fail")
 	}
 	if err := s.Close(); err != nil {
@@ -254,7 +255,7 @@ func FuzzMetaDecode(f *testing.F) {
 	raw := readGolden(f)
 	f.Add(raw)
 	f.Add(raw[8192:])
-	empty := metaState{generation: 1}
+	empty := metaState{generation: 1, owner: testOwner, clean: true}
 	f.Add(empty.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > 20 { // let the fuzzer past the checksum
@@ -286,7 +287,7 @@ func BenchmarkVote(b *testing.B) {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				b.Fatal(err)
 			}
-			s, err := openBackend(vfs.OS, backend, dir, 1<<20, slog.New(slog.DiscardHandler))
+			s, err := openBackend(vfs.OS, backend, dir, testOwner, 1<<20, slog.New(slog.DiscardHandler))
 			if err != nil {
 				b.Fatal(err)
 			}

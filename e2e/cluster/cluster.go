@@ -28,12 +28,13 @@ type Cluster struct {
 	mu      sync.Mutex
 	fronted []*localcluster.Server // complete before the first process starts
 	killed  map[string]int         // server → pid of a life that a fault has ended
+	refused map[string]bool        // servers that must not start
 	paused  map[string]bool
 }
 
 // Start starts the servers and returns when all serve. opts.Front is set here.
 func Start(ctx context.Context, opts localcluster.Options) (*Cluster, error) {
-	c := &Cluster{Net: NewNetwork(), Admins: make(Admins), killed: make(map[string]int), paused: make(map[string]bool)}
+	c := &Cluster{Net: NewNetwork(), Admins: make(Admins), killed: make(map[string]int), refused: make(map[string]bool), paused: make(map[string]bool)}
 	opts.Front = c.front
 	opts.Args = append(slices.Clone(opts.Args), "--rebalance=false") // faults move replicas themselves
 	var err error
@@ -235,8 +236,9 @@ func (c *Cluster) Dead() []string {
 		}
 		c.mu.Lock()
 		pid, killed := c.killed[s.Name]
+		killed = killed && pid == s.LastPid() || c.refused[s.Name]
 		c.mu.Unlock()
-		if !killed || pid != s.LastPid() {
+		if !killed {
 			out = append(out, s.Name)
 		}
 	}

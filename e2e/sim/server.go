@@ -29,6 +29,8 @@ type server struct {
 	now  *life
 	disk *vfs.Mem // of the life that runs, or for the next
 	hits int      // of disk faults, in earlier lives
+
+	refused bool // the next life must not serve
 }
 
 // life of a server, from start to its end.
@@ -157,6 +159,7 @@ func (s *server) born() (*life, node.Config, error) {
 			return nil, node.Config{}, err
 		}
 	}
+	l.told.Store(s.refused)
 	cfg, err := s.c.config(s, l)
 	return l, cfg, err
 }

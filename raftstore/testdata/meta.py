@@ -18,8 +18,9 @@ def key(k, v):
     return struct.pack("<H", len(k)) + k + struct.pack("<I", len(v)) + v
 
 keys = struct.pack("<I", 3) + key(b"CurrentTerm", struct.pack("<Q", 7)) + key(b"LastVoteCand", b"replica-b") + key(b"LastVoteTerm", struct.pack("<Q", 6))
-older = struct.pack("<QQ", 8, 3) + struct.pack("<I", 0)
-newer = struct.pack("<QQ", 9, 4) + keys
+owner = b"".join(struct.pack("<B", len(n)) + n for n in (b"c-test", b"n1", b"shard-0", b"r-shard-0"))
+older = struct.pack("<QQB", 8, 3, 0) + owner + struct.pack("<I", 0)
+newer = struct.pack("<QQB", 9, 4, 0) + owner + keys
 with open("META", "wb") as out:
     for body in (newer, newer, older, older):
         out.write(frame(body).ljust(4096, b"\0"))

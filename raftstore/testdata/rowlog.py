@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes two segments from docs/formats/log.md by hand. Shares no code with the project."""
-import os, struct
+import hashlib, os, struct
 
 def crc32c(data):
     crc = 0xFFFFFFFF
@@ -10,9 +10,12 @@ def crc32c(data):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     return crc ^ 0xFFFFFFFF
 
+owner = b"".join(struct.pack("<B", len(n)) + n for n in (b"c-test", b"n1", b"shard-0", b"r-shard-0"))
+tag, = struct.unpack("<Q", hashlib.sha256(owner).digest()[:8])
+
 def header(number, batch, salt, first, last):
-    b = b"rowraftE" + struct.pack("<HHI", 1, 0, 0) + struct.pack("<QQQQQI", number, batch, salt, first, last, 0)
-    return b + struct.pack("<I", crc32c(b))
+    b = b"rowraftE" + struct.pack("<HHI", 1, 0, 0) + struct.pack("<QQQQQI", number, batch, salt, first, last, len(owner))
+    return b + struct.pack("<I", crc32c(b + owner)) + owner
 
 def seal(index, term, typ, data):
     first = struct.pack("<I", crc32c(data))
@@ -23,7 +26,7 @@ def entry(index, term, appended, typ, data):
     return head, data + b"\0" * (-len(data) % 8)
 
 def batch(salt, kind, number, count, heads, body):
-    fixed = struct.pack("<HHQIIQ", kind, 0, number, count, len(body), 0)
+    fixed = struct.pack("<HHQIIQ", kind, 0, number, count, len(body), tag)
     return struct.pack("<I", crc32c(struct.pack("<Q", salt) + fixed + heads)) + fixed + body
 
 def entries(salt, number, *es):
