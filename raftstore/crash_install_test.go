@@ -31,7 +31,7 @@ const (
 func (l *installLife) install(disk vfs.FS) (err error) {
 	quiet := slog.New(slog.DiscardHandler)
 	dir := "/node/raft/groups/shard-0"
-	snaps, err := openSnapshotStore(disk, dir+"/snapshots", quiet, func(string, error) {})
+	snaps, err := openSnapshotStore(disk, dir+"/snapshots", logOwner{testCluID, "n1", "shard-0", "r-shard-0"}.String(), quiet, func(string, error) {})
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func crashState(index uint64) []byte {
 // open returns the store, once all snapshots that it lists were read to the end.
 func (l *snapLife) open(disk vfs.FS) (*snapshotStore, error) {
 	var bad error
-	s, err := openSnapshotStore(disk, "/g/snapshots", slog.New(slog.DiscardHandler), func(id string, err error) {
+	s, err := openSnapshotStore(disk, "/g/snapshots", testOwner.String(), slog.New(slog.DiscardHandler), func(id string, err error) {
 		bad = errors.Join(bad, fmt.Errorf("snapshot %s: %w", id, err))
 	})
 	if err != nil {

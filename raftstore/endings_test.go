@@ -45,7 +45,7 @@ func TestQueuedProposalsEndWithAFailedLog(t *testing.T) {
 // taken: the search for a free one would not end.
 func TestSnapshotOnADiskThatCannotBeRead(t *testing.T) {
 	disk := vfs.NewFaulty(vfs.NewMem())
-	s, err := openSnapshotStore(disk, "/snapshots", slog.New(slog.DiscardHandler), func(string, error) {})
+	s, err := openSnapshotStore(disk, "/snapshots", testOwner.String(), slog.New(slog.DiscardHandler), func(string, error) {})
 	if err != nil {
 		t.Fatal(err)
 	}

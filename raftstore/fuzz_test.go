@@ -310,7 +310,7 @@ func openTestRegistry(dir string) (*registry, error) { return openRegistry(vfs.O
 func readTestSnapMeta(dir string) (*snapMeta, error) { return readSnapMeta(vfs.OS, dir) }
 
 func openTestSnapshotStore(dir string, corrupt func(string, error)) (*snapshotStore, error) {
-	return openSnapshotStore(vfs.OS, dir, slog.New(slog.DiscardHandler), corrupt)
+	return openSnapshotStore(vfs.OS, dir, testOwner.String(), slog.New(slog.DiscardHandler), corrupt)
 }
 
 // pipeLayer hands one end of each pipe to raft's transport.

@@ -91,7 +91,8 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
 	}
-	g.snaps, err = openSnapshotStore(s.opts.FS, filepath.Join(dir, "snapshots"), g.log, func(string, error) { g.snapWanted.Store(true) })
+	owner := logOwner{s.opts.Cluster, s.opts.Node, cfg.ID, cfg.Replica}
+	g.snaps, err = openSnapshotStore(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) { g.snapWanted.Store(true) })
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 			g.snapWanted.Store(true)
 		}
 	}}
-	g.inner, err = openBackend(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), logOwner{s.opts.Cluster, s.opts.Node, cfg.ID, cfg.Replica}, cfg.SegmentSizeBytes, g.log)
+	g.inner, err = openBackend(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), owner, cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
 	}

@@ -94,22 +94,31 @@ func TestABatchOfAnotherOwnerIsRefused(t *testing.T) {
 	wantOwners(t, err, testOwner)
 }
 
-// Two groups of a server whose logs were exchanged do not start, and their data is as
-// it was: exchanged back, they serve.
+// Two groups of a server whose logs or snapshots were exchanged do not start, and their
+// data is as it was: exchanged back, they serve.
 func TestGroupsWithExchangedLogsDoNotStart(t *testing.T) {
-	for _, backend := range Backends {
-		t.Run(backend, func(t *testing.T) {
+	for _, tc := range [][2]string{{BackendRow, "log"}, {BackendBolt, "log"}, {BackendRow, "snapshots"}} {
+		backend, what := tc[0], tc[1]
+		t.Run(backend+" "+what, func(t *testing.T) {
 			c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })
 			n := c.nodes[0]
 			other := GroupConfig{ID: "shard-1", Replica: "r-shard-1", Machine: &listMachine{}, Bootstrap: []Member{{"r-shard-1", n.id}}}
-			if _, err := n.store.StartGroup(other); err != nil {
+			second, err := n.store.StartGroup(other)
+			if err != nil {
 				t.Fatal(err)
 			}
 			last := c.propose("acknowledged")
+			eventually(t, "the other group takes an entry", func() bool {
+				_, _, err := second.Propose([]byte("x")).Wait(testContext(t))
+				return err == nil
+			})
+			if err := errors.Join(n.group.Snapshot(), second.Snapshot()); err != nil {
+				t.Fatal(err)
+			}
 			exchange := func() {
 				t.Helper()
 				groups := filepath.Join(n.dir, "raft", "groups")
-				a, b, tmp := filepath.Join(groups, "shard-0", "log"), filepath.Join(groups, "shard-1", "log"), filepath.Join(n.dir, "log")
+				a, b, tmp := filepath.Join(groups, "shard-0", what), filepath.Join(groups, "shard-1", what), filepath.Join(n.dir, "aside")
 				if err := errors.Join(os.Rename(a, tmp), os.Rename(b, a), os.Rename(tmp, b)); err != nil {
 					t.Fatal(err)
 				}
@@ -118,7 +127,7 @@ func TestGroupsWithExchangedLogsDoNotStart(t *testing.T) {
 			exchange()
 			owners := []logOwner{{testCluID, n.id, "shard-0", replicaOf(n.id)}, {testCluID, n.id, "shard-1", "r-shard-1"}}
 			wantOwners(t, c.tryStart(n), owners...)
-			_, err := n.store.StartGroup(other)
+			_, err = n.store.StartGroup(other)
 			wantOwners(t, err, owners...)
 			c.stop(n)
 			exchange()

@@ -30,7 +30,7 @@ var testConfiguration = raft.Configuration{Servers: []raft.Server{{Suffrage: raf
 func testSnapshotStore(t testing.TB) (*snapshotStore, *[]string) {
 	t.Helper()
 	bad := &[]string{}
-	s, err := openSnapshotStore(vfs.OS, filepath.Join(t.TempDir(), "snapshots"), slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
+	s, err := openSnapshotStore(vfs.OS, filepath.Join(t.TempDir(), "snapshots"), testOwner.String(), slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func snapshotOnMem(t testing.TB, id string, files map[string][]byte) (*snapshotS
 			t.Fatal(err)
 		}
 	}
-	s, err := openSnapshotStore(disk, "/s", slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
+	s, err := openSnapshotStore(disk, "/s", testOwner.String(), slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestSnapshotsAreReaped(t *testing.T) {
 	if list, _ := s.List(); len(list) != 2 {
 		t.Errorf("an unfinished snapshot is listed: %v", list)
 	}
-	if _, err := openSnapshotStore(vfs.OS, s.dir, s.log, s.corrupt); err != nil {
+	if _, err := openSnapshotStore(vfs.OS, s.dir, s.owner, s.log, s.corrupt); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(s.dir, "*.tmp")); len(left) != 0 {

@@ -43,7 +43,7 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 	}
 	k := &snapshotSink{
 		store: s, tmp: tmp, f: f, out: vfs.NewStream(f), buf: make([]byte, snapChunkHead, snapChunkHead+snapChunkBytes),
-		meta: snapMeta{Raft: raft.SnapshotMeta{
+		meta: snapMeta{Owner: s.owner, Raft: raft.SnapshotMeta{
 			Version: version, ID: id, Index: index, Term: term,
 			Configuration: configuration, ConfigurationIndex: configurationIndex,
 		}},

@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -40,7 +41,10 @@ const (
 type snapshotStore struct {
 	disk vfs.FS
 	dir  string
-	log  *slog.Logger
+	// owner is the replica whose snapshots these are, as their metas state it; "": they
+	// may be of any.
+	owner string
+	log   *slog.Logger
 	// corrupt is told when a snapshot turned out bad while it was read.
 	corrupt func(id string, err error)
 
@@ -58,7 +62,7 @@ type snapshotStore struct {
 var _ raft.SnapshotStore = (*snapshotStore)(nil)
 
 // openSnapshotStore opens dir, creating it, and removes what a crash left behind.
-func openSnapshotStore(disk vfs.FS, dir string, log *slog.Logger, corrupt func(string, error)) (*snapshotStore, error) {
+func openSnapshotStore(disk vfs.FS, dir, owner string, log *slog.Logger, corrupt func(string, error)) (*snapshotStore, error) {
 	if err := vfs.MkdirAll(disk, dir); err != nil {
 		return nil, err
 	}
@@ -79,18 +83,20 @@ func openSnapshotStore(disk vfs.FS, dir string, log *slog.Logger, corrupt func(s
 			return nil, err
 		}
 	}
-	return &snapshotStore{disk: disk, dir: dir, log: log, corrupt: corrupt, bad: map[string]bool{}}, nil
+	return &snapshotStore{disk: disk, dir: dir, owner: owner, log: log, corrupt: corrupt, bad: map[string]bool{}}, nil
 }
 
 // snapMeta is the JSON in a meta file.
 type snapMeta struct {
 	Raft   raft.SnapshotMeta `json:"raft"`
 	Chunks int64             `json:"chunks"`
+	Owner  string            `json:"owner"`
 
 	version uint16
 }
 
-// List returns the good snapshots, newest first.
+// List returns the good snapshots, newest first. Errors: CodeIdentity if one is of
+// another owner; CodeVersionTooNew; those of the disk.
 func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 	s.names.RLock()
 	defer s.names.RUnlock()
@@ -114,6 +120,10 @@ func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 		if m.Raft.ID != e.Name() {
 			s.markBad(e.Name(), rowraft.Errorf(rowraft.CodeCorrupt, "meta file is of snapshot %s", m.Raft.ID))
 			continue
+		}
+		if s.owner != "" && m.version > 1 && m.Owner != s.owner {
+			return nil, rowraft.Errorf(rowraft.CodeIdentity, "snapshot %s in %s belongs to %s; it is opened as that of %s: the files of two replicas were exchanged, or copied; put each back in its place, or remove the replica from its group and add a new one",
+				e.Name(), s.dir, cmp.Or(m.Owner, "no replica"), s.owner)
 		}
 		out = append(out, &m.Raft)
 	}

@@ -20,7 +20,7 @@ with open(name + "/data", "wb") as out:
 body = json.dumps({"raft": {
     "Version": 1, "ID": name, "Index": index, "Term": term, "Peers": None,
     "Configuration": {"Servers": [{"Suffrage": 0, "ID": "r1", "Address": "n1"}]}, "ConfigurationIndex": 1, "Size": len(payload),
-}, "chunks": 1}, separators=(",", ":")).encode()
+}, "chunks": 1, "owner": "replica r-shard-0 of group shard-0 on server n1 of cluster c-test"}, separators=(",", ":")).encode()
 frame = b"rowraftM" + struct.pack("<HHI", 2, 0, len(body)) + body
 with open(name + "/meta", "wb") as out:
     out.write(frame + struct.pack("<I", crc32c(frame)))
