@@ -13,7 +13,7 @@ import (
 
 // Limits bound what a server holds in memory for those who call it, in bytes. A push
 // counts from its arrival until it is applied or refused, whether or not its caller
-// waits; the reply to a pull from when it is made until the transport has it.
+// waits; a pull from its arrival, with its reply, until the transport has the reply.
 //
 // One client, and one shard, never get more than half of what all share while others
 // need it: see pool.fits. What alone is larger than a limit is let in when nothing else
@@ -230,6 +230,41 @@ func (t *ticket) release() {
 	t.a.mu.Lock()
 	t.a.releaseLocked(t)
 	t.a.mu.Unlock()
+}
+
+// grow counts n bytes in all, if there is room for those that are more. A refused ticket has given its
+// bytes back.
+func (t *ticket) grow(n int) error {
+	if t == nil {
+		return nil
+	}
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	if t.over || int64(n) <= t.bytes { // over: its connection has ended, and so does the call
+		return nil
+	}
+	t.a.releaseLocked(t) // its own bytes do not keep it out
+	t.bytes = int64(n)
+	err := t.a.admitLocked(t)
+	t.over = err != nil
+	return err
+}
+
+// shrink counts n bytes in all, where those that are fewer have been let go of.
+func (t *ticket) shrink(n int) {
+	if t == nil {
+		return
+	}
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	less := t.bytes - int64(n)
+	if t.over || less <= 0 {
+		return
+	}
+	t.bytes -= less
+	t.a.node.add(t.client, -less)
+	t.a.shards[t.shard].add(t.client, -less)
+	t.a.used[t.op] -= less
 }
 
 // REQUIRES: a.mu is held.

@@ -194,6 +194,68 @@ func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 	}
 }
 
+// TestPullsThatWaitCount: a pull that waits for a leader to begin is in memory, with its keys, and so is
+// the reply that it asks for. Without room for both it is refused at once, and what waits is given back
+// in the end. A pull that waits for an entry that does not exist is refused at once, too.
+func TestPullsThatWaitCount(t *testing.T) {
+	applies := make(chan *replica, 1)
+	c := startClusterWith(t, 1, 1, func(cfg *Config) {
+		cfg.Limits = Limits{InFlight: 1 << 20, Client: 4 << 10}
+		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
+			select {
+			case applies <- r:
+			default:
+			}
+			return entry
+		}
+	})
+	ctx := testContext(t)
+	table, err := c.dial().CreateTable(ctx, counterSchema("emb"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := <-applies
+	conn := connect(t, c.nodes[0].addr, nil)
+	pull := func(minIndex uint64) error {
+		ids := make([]uint64, 100) // 800 bytes, and 1600 of weights in the reply
+		seg := wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
+		_, err := rowraftv1.NewTableClient(conn).Pull(ctx, &rowraftv1.PullRequest{MapVersion: anyMapVersion, MinIndex: minIndex, Payload: segment(seg, ids, nil)})
+		return rpc.FromStatus(err)
+	}
+	if err := pull(0); err != nil {
+		t.Fatalf("a pull with room for it: %v", err)
+	}
+
+	term := r.leading.Swap(0) // pulls wait
+	waits := make(chan error, 1)
+	go func() { waits <- pull(0) }()
+	stillWaits := func() {
+		select {
+		case <-waits: // it has waited for its second
+			go func() { waits <- pull(0) }()
+		default:
+		}
+	}
+	eventually(t, ctx, "a pull that waits is counted, with its reply", func() bool {
+		stillWaits()
+		return r.admit.stats().used[admitPull] > 2400
+	})
+	eventually(t, ctx, "a pull next to one that waits has no room", func() bool {
+		stillWaits()
+		return rowraft.CodeOf(pull(0)) == rowraft.CodeOverloaded
+	})
+	r.leading.CompareAndSwap(0, term)
+	<-waits
+	eventually(t, ctx, "all is given back", func() bool { return r.admit.stats().used[admitPull] == 0 })
+
+	// Each of these would wait for a second.
+	for range 500 {
+		if err := pull(1 << 62); rowraft.CodeOf(err) != rowraft.CodeTooStale {
+			t.Fatalf("a pull that wants entry 2^62: %v, want TooStale", err)
+		}
+	}
+}
+
 // metric reads a number without labels, or with exactly these.
 func (n *testNode) metric(t testing.TB, name string) float64 {
 	t.Helper()

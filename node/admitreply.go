@@ -78,6 +78,9 @@ type countedConn struct {
 	ended func()
 }
 
+// NetConn is for quota.Authenticate.
+func (c *countedConn) NetConn() net.Conn { return c.Conn }
+
 func (c *countedConn) Close() error {
 	err := c.Conn.Close()
 	c.ended()

@@ -463,7 +463,7 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	healthpb.RegisterHealthServer(n.grpc, n.health)
 	reflection.Register(n.grpc)
 	served := make(chan error, 1)
-	l := countedListener{rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost), n.admission}
+	l := countedListener{rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost, source != nil), n.admission}
 	go func() { served <- n.grpc.Serve(l) }()
 	if source == nil {
 		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; this server serves loopback addresses only")

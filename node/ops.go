@@ -27,7 +27,7 @@ const (
 	opsHeaderBytes  = 16 << 10
 	opsScrapes      = 4 // at once
 	opsConns        = 64
-	opsConnsPerHost = 32 // of one address, so that it takes the places of nobody else
+	opsConnsPerHost = 32 // of one address
 )
 
 // serveOps serves the ops port: /metrics, /livez, /readyz, /debug/pprof and Config.Pages.
@@ -36,13 +36,14 @@ func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 	if n.cfg.OpsListener == nil {
 		return func() error { return nil }
 	}
-	l := rpc.LimitListener(n.cfg.OpsListener, opsConns, opsConnsPerHost)
+	l := rpc.LimitListener(n.cfg.OpsListener, opsConns, opsConnsPerHost, source != nil)
 	if source != nil {
 		l = tls.NewListener(l, source.Probed())
 	}
 	srv := &http.Server{
 		Handler: opsRoles(n.opsHandler()), ReadTimeout: opsReadTimeout, WriteTimeout: opsWriteTimeout, IdleTimeout: opsWriteTimeout, MaxHeaderBytes: opsHeaderBytes,
-		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug), // who knocks is no error of ours
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, opsConnKey{}, c) },
+		ErrorLog:    slog.NewLogLogger(n.log.Handler(), slog.LevelDebug), // a failed handshake is the client's error
 	}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()

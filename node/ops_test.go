@@ -1,7 +1,9 @@
 package node
 
 import (
+	"crypto/tls"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
 )
 
 // get asks a server's ops port.
@@ -102,6 +105,51 @@ func TestOpsPortIsForAll(t *testing.T) {
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("/livez: %d", resp.StatusCode)
+	}
+}
+
+// TestStrangersLeaveRoomOnTheOpsPort: two addresses fill the port with connections that say nothing. A
+// scraper with a certificate gets in next to them, and so does a probe without one.
+func TestStrangersLeaveRoomOnTheOpsPort(t *testing.T) {
+	lab := newLab(t)
+	server := lab.files(certs.Node, "n1")
+	n := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, server }).nodes[0]
+	flood := func() {
+		for i := range 2 * opsConns {
+			from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%2))}}
+			conn, err := from.Dial("tcp", n.opsAddr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+		}
+	}
+	flood()
+	reader, err := lab.files(certs.Reader, "scraper", "*").Open(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := reader.Client(certs.Node)
+	unknown := known.Clone()
+	unknown.Certificates, unknown.GetClientCertificate = nil, nil
+	for _, tc := range []struct {
+		name, page string
+		tls        *tls.Config
+	}{{"a scraper", "/metrics", known}, {"a probe", "/livez", unknown}} {
+		tc.tls.ServerName = "127.0.0.1"
+		scrape := http.Client{Transport: &http.Transport{TLSClientConfig: tc.tls}, Timeout: 2 * time.Minute}
+		for range 3 { // the connection of the scraper stays while the flood goes on
+			resp, err := scrape.Get("https://" + n.opsAddr + tc.page)
+			if err != nil {
+				t.Fatalf("%s next to the connections of two others: %v", tc.name, err)
+			}
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				t.Errorf("%s: %d", tc.page, resp.StatusCode)
+			}
+			flood()
+		}
 	}
 }
 

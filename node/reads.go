@@ -17,20 +17,16 @@ const leadReadTimeout = time.Second
 // one may be newer already.
 const boundedPatience = 300 * time.Millisecond
 
+// maxAhead is how far beyond the log of a replica a bounded read may ask, in entries. A replica can be
+// behind, but not by the writes of days.
+const maxAhead = 1 << 32
+
 // pulled is the answer to a pull.
 type pulled struct {
 	payload []byte
 	index   rowraft.Index // that the rows reflect, at least
 	age     time.Duration // of a bounded read: what was met
 	lag     uint64
-
-	ticket *ticket // of payload
-}
-
-// drop gives back what was made and is not sent.
-func (p *pulled) drop() {
-	rpc.Pool.Release(p.payload)
-	p.ticket.release()
 }
 
 func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
@@ -39,34 +35,57 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	if err != nil {
 		return nil, err
 	}
-	if err := r.mayTouch(ctx, req.Payload); err != nil {
-		return nil, err
-	}
-	var got pulled
-	switch minIndex := rowraft.Index(req.MinIndex); req.Mode {
-	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
-		got, err = r.pull(ctx, req.Payload, req.Presence, false, minIndex)
-	case rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
-		got, err = r.pull(ctx, req.Payload, req.Presence, true, minIndex)
-	case rowraftv1.ReadMode_READ_MODE_BOUNDED:
-		var b bound
-		if b, err = boundOf(req); err == nil {
-			got, err = r.pullBounded(ctx, req.Payload, req.Presence, b, minIndex)
-		}
-	default:
-		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded", req.Mode)
-	}
+	t, err := r.admitPull(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.mayTouch(ctx, req.Payload); err != nil { // the table has come while the read waited
-		got.drop()
+	got, err := r.read(ctx, req, t)
+	if err == nil {
+		if err = r.mayTouch(ctx, req.Payload); err != nil { // the table has come while the read waited
+			rpc.Pool.Release(got.payload)
+		}
+	}
+	if err != nil {
+		t.release()
 		return nil, err
 	}
-	keepTicket(ctx, got.ticket)
+	t.shrink(len(got.payload)) // the request is let go of
+	keepTicket(ctx, t)
 	return &rowraftv1.PullReply{
 		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
 	}, nil
+}
+
+// admitPull checks a pull and counts it from its arrival: its own bytes, and those of the reply that it
+// asks for. A pull waits for up to a second, and what waits is in memory. A table that this replica does
+// not know may come while the pull waits; the reply is counted when it is made then.
+func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*ticket, error) {
+	if err := r.mayTouch(ctx, req.Payload); err != nil {
+		return nil, err
+	}
+	size, err := r.machine.ReplySize(req.Payload, req.Presence)
+	if err != nil && rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		return nil, err
+	}
+	return r.admit.admit(ctx, r.shard, admitPull, len(req.Payload)+size)
+}
+
+// read answers a pull in the mode that it asks for.
+func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *ticket) (pulled, error) {
+	minIndex := rowraft.Index(req.MinIndex)
+	switch req.Mode {
+	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
+		return r.pull(ctx, req, t, false, minIndex)
+	case rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
+		return r.pull(ctx, req, t, true, minIndex)
+	case rowraftv1.ReadMode_READ_MODE_BOUNDED:
+		b, err := boundOf(req)
+		if err != nil {
+			return pulled{}, err
+		}
+		return r.pullBounded(ctx, req, t, b, minIndex)
+	}
+	return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded", req.Mode)
 }
 
 func boundOf(req *rowraftv1.PullRequest) (bound, error) {
@@ -81,9 +100,9 @@ func boundOf(req *rowraftv1.PullRequest) (bound, error) {
 const maxMaxAge = 365 * 24 * time.Hour
 
 // pull answers a read as the leader, not before minIndex is applied.
-func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
+func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *ticket, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
 	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
-		return r.pullRows(ctx, payload, presence)
+		return r.pullRows(req, t)
 	}
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
 	defer cancel()
@@ -96,23 +115,27 @@ func (r *replica) pull(ctx context.Context, payload []byte, presence, linearizab
 		}
 	}
 	if r.machine.AppliedIndex() < minIndex {
+		// Whatever was acknowledged is in the log of the leader, so more than that does not come.
+		if last := r.group.LastIndex(); minIndex > last {
+			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
+		}
 		if err := r.group.WaitApplied(ctx, minIndex); err != nil {
 			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
 		}
 	}
-	return r.pullRows(ctx, payload, presence)
+	return r.pullRows(req, t)
 }
 
-func (r *replica) pullRows(ctx context.Context, payload []byte, presence bool) (got pulled, err error) {
+// pullRows reads the rows of a pull that t admitted.
+func (r *replica) pullRows(req *rowraftv1.PullRequest, t *ticket) (got pulled, err error) {
 	var refused error
-	got.payload, got.index, err = r.machine.Pull(payload, presence, func(size int) []byte {
-		if got.ticket, refused = r.admit.admit(ctx, r.shard, admitPull, size); refused != nil {
+	got.payload, got.index, err = r.machine.Pull(req.Payload, req.Presence, func(size int) []byte {
+		if refused = t.grow(len(req.Payload) + size); refused != nil {
 			return nil
 		}
 		return rpc.Pool.Bytes(size)
 	})
 	if err != nil {
-		got.ticket.release()
 		if refused != nil {
 			err = refused
 		}
@@ -140,7 +163,10 @@ func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraf
 
 // pullBounded answers a read on any replica, if it can prove that its rows are as new
 // as b wants when they are read.
-func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool, b bound, minIndex rowraft.Index) (pulled, error) {
+func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *ticket, b bound, minIndex rowraft.Index) (pulled, error) {
+	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
+		return pulled{}, r.tooStale(proof{}, b, minIndex)
+	}
 	ctx, cancel := context.WithTimeout(ctx, boundedPatience)
 	defer cancel()
 	for {
@@ -155,7 +181,7 @@ func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool
 			r.reads.refused.Add(1)
 			return pulled{}, r.tooStale(p, b, minIndex)
 		}
-		got, err := r.pullRows(ctx, payload, presence)
+		got, err := r.pullRows(req, t)
 		if err != nil {
 			return pulled{}, err
 		}
@@ -164,7 +190,7 @@ func (r *replica) pullBounded(ctx context.Context, payload []byte, presence bool
 			r.reads.served.Add(1)
 			return got, nil
 		}
-		got.drop()
+		rpc.Pool.Release(got.payload)
 		if ctx.Err() != nil {
 			r.reads.refused.Add(1)
 			return pulled{}, r.tooStale(p, b, minIndex)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/quota"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -79,18 +80,30 @@ var profilers = []certs.Role{certs.Admin, certs.Operator}
 // probes are what who has no certificate may ask: a kubelet cannot show one.
 var probes = []string{"/livez", "/readyz"}
 
-// opsRoles refuses what a certificate does not allow on the ops port. Who has none is
-// answered yes or no by the probes, without the reasons, and nothing else.
+// opsConnKey is the context key of the connection of a request to the ops port.
+type opsConnKey struct{}
+
+// opsRoles refuses what a certificate does not allow on the ops port. A client without a certificate
+// gets a status and no words from the probes, and nothing else; its connection is closed afterwards.
 func opsRoles(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.TLS != nil && len(r.TLS.PeerCertificates) == 0 {
+		switch {
+		case r.TLS == nil: // loopback
+		case len(r.TLS.PeerCertificates) == 0:
+			w.Header().Set("Connection", "close")
 			if !slices.Contains(probes, r.URL.Path) {
 				denied := rowraft.DeniedError{What: "this page", Need: certs.Join(certs.Roles), Have: "nobody: there is no certificate"}
 				http.Error(w, denied.Error(), http.StatusForbidden)
 				return
 			}
 			w = &mute{ResponseWriter: w}
-		} else if r.TLS != nil && strings.HasPrefix(r.URL.Path, "/debug/") {
+		default:
+			if c, ok := r.Context().Value(opsConnKey{}).(net.Conn); ok {
+				quota.Authenticate(c)
+			}
+			if !strings.HasPrefix(r.URL.Path, "/debug/") {
+				break
+			}
 			id, err := certs.Of(r.TLS.PeerCertificates[0])
 			if err != nil || !slices.Contains(profilers, id.Role) {
 				denied := rowraft.DeniedError{What: r.URL.Path, Need: certs.Join(profilers), Have: id.String()}

@@ -5,19 +5,19 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/quota"
 )
 
 const (
-	// maxHandshakes bounds connections that have not said who they are, and
-	// maxHandshakesPerHost those of one address, so that it takes the places of nobody else.
+	// maxHandshakes bounds the connections in a handshake, and maxHandshakesPerHost those of one
+	// address. Beyond them the oldest one is closed (quota.Conns).
 	maxHandshakes        = 256
 	maxHandshakesPerHost = 64
 	// maxConnsPerPeer bounds the connections of one node to one group: raft keeps
@@ -33,8 +33,8 @@ type peerPort struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	handshakes *quota.Quota[string] // by host
-	refusals   *logRate             // of each status
+	handshakes *quota.Conns
+	refusals   *logRate // of each status
 
 	mu     sync.Mutex
 	groups map[string]*streamLayer
@@ -45,7 +45,7 @@ type peerPort struct {
 func newPeerPort(o *Options) *peerPort {
 	p := &peerPort{
 		opts:       o,
-		handshakes: newHandshakes(),
+		handshakes: quota.NewConns(maxHandshakes, maxHandshakesPerHost),
 		refusals:   newLogRate(),
 		groups:     map[string]*streamLayer{},
 		early:      map[net.Conn]bool{},
@@ -54,10 +54,6 @@ func newPeerPort(o *Options) *peerPort {
 	p.wg.Add(1)
 	go p.accept()
 	return p
-}
-
-func newHandshakes() *quota.Quota[string] {
-	return quota.New[string](maxHandshakes, maxHandshakesPerHost)
 }
 
 // Close ends the port; layers are closed by their groups.
@@ -89,19 +85,20 @@ func (p *peerPort) accept() {
 			}
 			continue
 		}
-		if !p.handshakes.Take(quota.HostOf(c.RemoteAddr())) {
-			c.Close() // full of half-open connections: the peer dials again
+		place := p.handshakes.Enter(c)
+		if place == nil {
+			c.Close()
 			continue
 		}
 		p.wg.Add(1)
-		go p.handshake(c)
+		go p.handshake(c, place)
 	}
 }
 
 // handshake answers the preamble of c and passes c on.
-func (p *peerPort) handshake(c net.Conn) {
+func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 	defer p.wg.Done()
-	defer p.handshakes.Give(quota.HostOf(c.RemoteAddr()))
+	defer place.Leave()
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
@@ -128,12 +125,16 @@ func (p *peerPort) handshake(c net.Conn) {
 		c.Close()
 		return
 	}
+	place.Leave() // no other handshake closes it from here on
 	if _, err := c.Write(marshalReply(peerOK, "")); err != nil {
 		c.Close()
 		layer.perPeer.Give(pre.from)
 		return
 	}
 	c.SetDeadline(time.Time{})
+	if s, ok := c.(*tls.Conn); ok {
+		c = certs.EndWithCertificate(s, s.ConnectionState().PeerCertificates[0])
+	}
 	layer.deliver(c, &pre)
 }
 
@@ -183,7 +184,7 @@ func (p *peerPort) layer(group string) *streamLayer {
 		incoming: make(chan net.Conn),
 		entries:  make(chan net.Conn),
 		conns:    map[*trackedConn]bool{},
-		perPeer:  quota.New[rowraft.NodeID](math.MaxInt, maxConnsPerPeer),
+		perPeer:  quota.New[rowraft.NodeID](maxConnsPerPeer),
 	}
 	l.ctx, l.stop = context.WithCancel(p.ctx)
 	p.mu.Lock()
@@ -356,11 +357,15 @@ type trackedConn struct {
 // that does not read.
 // REQUIRES: t.layer.mu is held.
 func (t *trackedConn) cutLocked() {
-	if s, ok := t.Conn.(*tls.Conn); ok {
-		s.NetConn().Close()
-		return
+	lowest := t.Conn
+	for {
+		above, ok := lowest.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		lowest = above.NetConn()
 	}
-	t.Conn.Close()
+	lowest.Close()
 }
 
 // Close says farewell in TLS; until it has, the layer can still cut the connection.

@@ -20,7 +20,6 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/quota"
 )
 
 // goldenPreamble is built by hand from docs/formats/peer.md: cluster "c1", from
@@ -155,38 +154,8 @@ func TestHalfOpenConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	eventually(t, "all places are given back", func() bool {
-		return n.store.port.handshakes.Taken() == 0
+		return n.store.port.handshakes.Open() == 0
 	})
-}
-
-// TestHandshakesOfOneAddress: one address cannot keep the others out, and all together
-// cannot take more than the limit.
-func TestHandshakesOfOneAddress(t *testing.T) {
-	q := newHandshakes()
-	from := func(last byte, port int) string {
-		return quota.HostOf(&net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: port})
-	}
-	in := 0
-	for port := range maxHandshakesPerHost + 20 {
-		if q.Take(from(1, port)) {
-			in++
-		}
-	}
-	if in != maxHandshakesPerHost || !q.Take(from(2, 1)) {
-		t.Errorf("%d of one address, want %d; and another one is kept out", in, maxHandshakesPerHost)
-	}
-	q.Give(from(1, 7))
-	if !q.Take(from(1, 999)) || q.Take(from(1, 1000)) {
-		t.Error("a place that was given back is not there, or two are")
-	}
-	for host := range byte(20) {
-		for port := range maxHandshakesPerHost {
-			q.Take(from(host+2, port))
-		}
-	}
-	if n := q.Taken(); n != maxHandshakes {
-		t.Errorf("%d in all, want %d", n, maxHandshakes)
-	}
 }
 
 func TestConnectionsPerPeerAreBounded(t *testing.T) {

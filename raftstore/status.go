@@ -90,6 +90,15 @@ func (g *Group) Status() GroupStatus {
 	return s
 }
 
+// LastIndex returns the index of the newest entry of this replica's log; 0 while it does not run.
+func (g *Group) LastIndex() rowraft.Index {
+	n := g.run.Load()
+	if n == nil {
+		return 0
+	}
+	return rowraft.Index(n.raft.LastIndex())
+}
+
 func roleOf(s raft.RaftState) Role {
 	switch s {
 	case raft.Follower:

@@ -24,7 +24,7 @@ const MaxPullBytes = 64 << 20
 // if a snapshot was restored meanwhile; CodeClosing; CodeOverloaded without room. What alloc returned is then
 // the caller's to free.
 func (m *Machine) Pull(payload []byte, presence bool, alloc func(size int) []byte) (reply []byte, applied rowraft.Index, err error) {
-	size, err := m.replySize(payload, presence)
+	size, err := m.ReplySize(payload, presence)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -62,8 +62,8 @@ func replySegment(ask wire.Segment, presence bool) wire.Segment {
 	return ask
 }
 
-// replySize checks a pull and returns the length of its reply.
-func (m *Machine) replySize(payload []byte, presence bool) (int, error) {
+// ReplySize checks a pull and returns the length of its reply in bytes. Errors as for Pull.
+func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
 	size := 0
 	for keys := 0; len(payload) > 0; {
 		seg, body, rest, err := wire.ParseSegment(payload)

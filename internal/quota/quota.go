@@ -1,4 +1,3 @@
-// Package quota bounds how many of something there are, in all and of each owner.
 package quota
 
 import (
@@ -6,28 +5,26 @@ import (
 	"sync"
 )
 
-// Quota counts what is taken. Safe for concurrent use.
+// Quota counts what each owner has taken. Safe for concurrent use.
 type Quota[K comparable] struct {
-	total, each int
+	each int
 
-	mu    sync.Mutex
-	taken int
-	by    map[K]int // owners without any are not in it
+	mu sync.Mutex
+	by map[K]int // owners without any are not in it
 }
 
-// New returns a quota of total, and of each for one owner.
-func New[K comparable](total, each int) *Quota[K] {
-	return &Quota[K]{total: total, each: each, by: make(map[K]int)}
+// New returns a quota of each for one owner.
+func New[K comparable](each int) *Quota[K] {
+	return &Quota[K]{each: each, by: make(map[K]int)}
 }
 
 // Take takes one for owner, if there is one left for it.
 func (q *Quota[K]) Take(owner K) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.taken >= q.total || q.by[owner] >= q.each {
+	if q.by[owner] >= q.each {
 		return false
 	}
-	q.taken++
 	q.by[owner]++
 	return true
 }
@@ -36,17 +33,9 @@ func (q *Quota[K]) Take(owner K) bool {
 func (q *Quota[K]) Give(owner K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.taken--
 	if q.by[owner]--; q.by[owner] == 0 {
 		delete(q.by, owner)
 	}
-}
-
-// Taken is how many are taken in all.
-func (q *Quota[K]) Taken() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.taken
 }
 
 // HostOf is the owner of a connection from addr: its host, or all of an address that has

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/quota"
 )
 
 // authInfo is what a server knows of a connection.
@@ -61,11 +62,12 @@ func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 	if err != nil {
 		return nil, nil, err
 	}
-	return identify(secure, info)
+	return identify(conn, secure, info)
 }
 
-// identify reads who is on the other side of a handshake.
-func identify(secure net.Conn, info credentials.AuthInfo) (net.Conn, credentials.AuthInfo, error) {
+// identify reads the identity of the other side of a handshake, and tells the port of conn, the
+// connection below TLS, that it is known.
+func identify(conn, secure net.Conn, info credentials.AuthInfo) (net.Conn, credentials.AuthInfo, error) {
 	tlsInfo := info.(credentials.TLSInfo)
 	leaf := tlsInfo.State.PeerCertificates[0]
 	id, err := certs.Of(leaf)
@@ -73,7 +75,8 @@ func identify(secure net.Conn, info credentials.AuthInfo) (net.Conn, credentials
 		secure.Close()
 		return nil, nil, err
 	}
-	return secure, &authInfo{tlsInfo, Caller{id, leaf.NotAfter}, id.Tag()}, nil
+	quota.Authenticate(conn)
+	return certs.EndWithCertificate(secure, leaf), &authInfo{tlsInfo, Caller{id, leaf.NotAfter}, id.Tag()}, nil
 }
 
 func (t *transport) Clone() credentials.TransportCredentials { return transportOf(t.source) }

@@ -53,7 +53,7 @@ func (e *Entrance) Credentials(source *certs.Source) grpc.ServerOption {
 
 // Listener bounds what comes in.
 func (e *Entrance) Listener() net.Listener {
-	return LimitListener(e, entranceConns, entranceConnsPerHost)
+	return LimitListener(e, entranceConns, entranceConnsPerHost, true)
 }
 
 // Options are those of the server behind the entrance.
@@ -108,7 +108,7 @@ func (d *doorkeeper) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthI
 		return nil, nil, err
 	}
 	if info.(credentials.TLSInfo).State.NegotiatedProtocol != certs.JoinProtocol {
-		return identify(secure, info)
+		return identify(conn, secure, info)
 	}
 	guest := newGuest(secure, entranceEnd)
 	select {

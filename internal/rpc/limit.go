@@ -2,7 +2,6 @@ package rpc
 
 import (
 	"net"
-	"sync"
 
 	"github.com/rowraft/rowraft/internal/quota"
 )
@@ -13,15 +12,18 @@ const (
 	MaxConnsPerHost = 2048 // of one address: tests and demos are all on one
 )
 
-// LimitListener closes at once what is beyond total connections, or beyond perHost of
-// one address, so that a client which opens ever more takes the places of nobody else.
-func LimitListener(l net.Listener, total, perHost int) net.Listener {
-	return &limitListener{Listener: l, open: quota.New[string](total, perHost)}
+// LimitListener bounds the open connections of l to total, and those of one address to perHost.
+// Connections are anonymous until quota.Authenticate, which the credentials of this package call after
+// the handshake, and make room for each other (quota.Conns). Without certificates (anonymous is false)
+// all clients are equally known: a connection beyond a limit is closed at once.
+func LimitListener(l net.Listener, total, perHost int, anonymous bool) net.Listener {
+	return &limitListener{Listener: l, conns: quota.NewConns(total, perHost), anonymous: anonymous}
 }
 
 type limitListener struct {
 	net.Listener
-	open *quota.Quota[string] // by host
+	conns     *quota.Conns
+	anonymous bool
 }
 
 func (l *limitListener) Accept() (net.Conn, error) {
@@ -30,19 +32,14 @@ func (l *limitListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if host := quota.HostOf(c.RemoteAddr()); l.open.Take(host) {
-			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.open.Give(host) })}, nil
+		place := l.conns.Enter(c)
+		if place == nil {
+			c.Close()
+			continue
 		}
-		c.Close()
+		if !l.anonymous {
+			place.Authenticate()
+		}
+		return quota.NewConn(c, place), nil
 	}
-}
-
-type limitedConn struct {
-	net.Conn
-	leave func()
-}
-
-func (c *limitedConn) Close() error {
-	defer c.leave()
-	return c.Conn.Close()
 }

@@ -15,7 +15,7 @@ func TestLimitListener(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l := LimitListener(inner, limits[0], limits[1])
+			l := LimitListener(inner, limits[0], limits[1], false)
 			accepted, done := make(chan net.Conn, 9), make(chan struct{})
 			go func() {
 				defer close(done)

@@ -20,6 +20,11 @@ const (
 	MaxRequestBytes = rowraft.MaxEntryBytes + 64<<10
 	MaxReplyBytes   = 64 << 20
 
+	// maxConnAge is how long a connection takes new calls, connAgeGrace how long the calls that
+	// it has then may still take: the stream of a shard into a checkpoint is the longest.
+	maxConnAge   = time.Hour
+	connAgeGrace = 2 * time.Hour
+
 	windowBytes = 8 << 20
 	bufferBytes = 256 << 10
 )
@@ -56,7 +61,7 @@ func ServerOptions(source *certs.Source) []grpc.ServerOption {
 		grpc.InitialConnWindowSize(windowBytes),
 		grpc.ReadBufferSize(bufferBytes),
 		grpc.WriteBufferSize(bufferBytes),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: time.Hour}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: maxConnAge, MaxConnectionAgeGrace: connAgeGrace}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(unaryStatus, unaryRoles),
 		grpc.ChainStreamInterceptor(streamStatus, streamRoles),

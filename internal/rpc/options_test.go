@@ -45,6 +45,7 @@ func TestServersAreBounded(t *testing.T) {
 		{uint64(30 * time.Second), []string{"keepaliveParams", "Time"}},
 		{uint64(10 * time.Second), []string{"keepaliveParams", "Timeout"}},
 		{uint64(time.Hour), []string{"keepaliveParams", "MaxConnectionAge"}},
+		{uint64(2 * time.Hour), []string{"keepaliveParams", "MaxConnectionAgeGrace"}},
 		{uint64(5 * time.Second), []string{"keepalivePolicy", "MinTime"}},
 	} {
 		if got := setting(t, s, append([]string{"opts"}, tc.path...)...); got != tc.want {

@@ -1,0 +1,2 @@
+// Package quota bounds how many of something there are.
+package quota
