@@ -10,17 +10,19 @@ import (
 )
 
 const (
-	// wholeSlotBytes of rows are read while no entry is applied, which takes some
-	// milliseconds. Of a slot of more only the keys are; its rows are read in pieces.
-	wholeSlotBytes = 4 << 20
+	// A slot of at most wholeSlotBytes and wholeSlotRows is read while no entry is applied,
+	// which takes less than a millisecond. The keys of a larger one, and then its rows, are
+	// read in pieces beside the entries that are applied.
+	wholeSlotBytes = 1 << 20
+	wholeSlotRows  = 4096
 	slotPieceBytes = 1 << 20
 )
 
 // Scan reads the rows of one table slot by slot, in ascending order of the keys. A
 // slot is read at one moment, between two entries, unless its rows take more than
-// wholeSlotBytes; then each of its rows is whole, and they are those that were
-// there when the first was read, less those deleted since. One goroutine uses a
-// Scan.
+// wholeSlotBytes, or are more than wholeSlotRows; then each of its rows is whole, and they
+// are those that were there when the first was read, less those deleted since, and perhaps
+// some that were created since. One goroutine uses a Scan.
 type Scan struct {
 	m      *Machine
 	st     *state // of the epoch in which the scan began
@@ -101,7 +103,6 @@ func (s *Scan) open(dst []byte, slot rowraft.Slot, from rowraft.Key) (out []byte
 	case whole:
 		return s.inOrder(dst), true, nil
 	}
-	slices.Sort(s.room)
 	s.keys = s.room
 	return dst, false, nil
 }
@@ -110,24 +111,75 @@ func (s *Scan) open(dst []byte, slot rowraft.Slot, from rowraft.Key) (out []byte
 // with their rows, both at one moment and as they come: sorting can wait until
 // entries are applied again.
 func (s *Scan) take(slot rowraft.Slot, from rowraft.Key) (whole bool, err error) {
+	var l slotListing
+	defer l.end()
+	if whole, err = s.takeWhole(&l, slot, from); whole || err != nil {
+		return whole, err
+	}
+	s.room = s.room[:0]
+	for done := false; !done && err == nil; {
+		done, err = s.takeSome(&l)
+	}
+	s.arrange(from)
+	return false, err
+}
+
+// arrange sorts the keys that were listed. One that was deleted and came again meanwhile may
+// have been listed twice.
+func (s *Scan) arrange(from rowraft.Key) {
+	s.dropBelow(from)
+	slices.Sort(s.room)
+	s.room = slices.Compact(s.room)
+}
+
+// takeWhole takes a slot of few rows, or begins to list another one.
+func (s *Scan) takeWhole(l *slotListing, slot rowraft.Slot, from rowraft.Key) (whole bool, err error) {
 	s.m.entry.Lock()
 	defer s.m.entry.Unlock()
 	v, err := s.view()
 	if err != nil {
 		return false, err
 	}
+	t := v.table(s.table)
 	s.m.life.RLock()
-	s.room = v.table(s.table).rows.AppendKeys(s.room[:0], slot)
+	rows := t.rows.SlotRows(slot)
+	l.begin(t, slot)
 	s.m.life.RUnlock()
-	if from > 0 {
-		s.room = slices.DeleteFunc(s.room, func(k rowraft.Key) bool { return k < from })
-	}
-	if len(s.room)*s.rowBytes() > wholeSlotBytes || len(s.room) > rowraft.MaxKeysPerPart/2 {
+	if rows*s.rowBytes() > wholeSlotBytes || l.rows.Entries() > 4*wholeSlotRows || rows > wholeSlotRows {
 		return false, nil
 	}
+	s.room = s.room[:0]
+	for done := false; !done && err == nil; {
+		done, err = s.takeSome(l)
+	}
+	if err != nil {
+		return false, err
+	}
+	s.dropBelow(from)
 	n := len(s.room) * s.schema.Dim * s.dtype.Size()
 	s.values = slices.Grow(s.values[:0], n)[:n]
 	return true, s.pull(s.room, s.values, nil)
+}
+
+// takeSome appends the next keys of l to s.room, beside entries that are applied.
+func (s *Scan) takeSome(l *slotListing) (done bool, err error) {
+	s.m.life.RLock()
+	defer s.m.life.RUnlock()
+	v, err := s.view()
+	if err == nil && v.table(s.table) != l.table {
+		err = s.m.notFound(s.table)
+	}
+	if err != nil {
+		return false, err
+	}
+	s.room, done = l.rows.AppendKeys(s.room, listEntries)
+	return done, nil
+}
+
+func (s *Scan) dropBelow(from rowraft.Key) {
+	if from > 0 {
+		s.room = slices.DeleteFunc(s.room, func(k rowraft.Key) bool { return k < from })
+	}
 }
 
 // inOrder appends a segment with what take has read.

@@ -116,7 +116,7 @@ func TestScanOfALargeSlot(t *testing.T) {
 	r.create(table)
 	r.mustOpen(1, 1)
 	var keys []rowraft.Key
-	for i := range rowraft.Key(wholeSlotBytes/(4*rowraft.MaxDim) + 50) {
+	for i := range rowraft.Key(2*slotPieceBytes/(4*rowraft.MaxDim) + 150) {
 		keys = append(keys, rowraft.DenseKey(3, uint64(i)))
 	}
 	for i, k := range keys {
@@ -133,18 +133,87 @@ func TestScanOfALargeSlot(t *testing.T) {
 	if got.calls < 3 {
 		t.Errorf("read in %d calls", got.calls)
 	}
-	// Another scan, as of the next leader, from the middle on: less is left, and it is
-	// read at once.
+	// Another scan, as of the next leader, goes on in the middle.
 	s, err := r.NewScan(table.ID, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}
 	payload, _, done, err := s.Append(nil, slot, keys[100])
-	if err != nil || !done {
+	if err != nil || done {
 		t.Fatal(done, err)
 	}
-	if seg, body, _, err := wire.ParseSegment(payload); err != nil || seg.N != len(keys)-100 || body.Key(0) != keys[100] {
+	if seg, body, _, err := wire.ParseSegment(payload); err != nil || seg.N == 0 || body.Key(0) != keys[100] {
 		t.Errorf("%+v from %d on, %v", seg, body.Key(0), err)
+	}
+}
+
+// TestALargeSlotIsListedBesideEntries: the keys of a large slot are listed in pieces of at most
+// listEntries, for which an entry that is being applied need not end; those that are deleted or
+// created meanwhile may be in or not.
+func TestALargeSlotIsListedBesideEntries(t *testing.T) {
+	table := testTable(1, "t", 1, sgd)
+	table.Kind = rowraft.Dense
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 5*wholeSlotRows)
+	for i := range keys {
+		keys[i] = rowraft.DenseKey(1, uint64(i))
+	}
+	pushed := func(seq rowraft.Seq, op wire.Op, some []rowraft.Key) {
+		p := push(1, seq, payloadOf(rows{schema: table, keys: some}))
+		if op == wire.OpDelete {
+			p = deletion(1, seq, table, some...)
+		}
+		if err := r.parts(p)[0].Err; err != nil {
+			t.Fatal(err)
+		}
+	}
+	pushed(1, wire.OpPush, keys)
+	s, err := r.NewScan(table.ID, rowraft.Float32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0])
+	var l slotListing
+	defer l.end()
+	if whole, err := s.takeWhole(&l, slot, 0); whole || err != nil {
+		t.Fatalf("%d rows are read at one moment, %v", len(keys), err)
+	}
+	s.room = s.room[:0]
+	seq, pieces := rowraft.Seq(2), 0
+	for done := false; !done; pieces++ {
+		before := len(s.room)
+		r.entry.Lock() // as while an entry is applied
+		r.mu.Lock()
+		done, err = s.takeSome(&l)
+		r.mu.Unlock()
+		r.entry.Unlock()
+		if n := len(s.room) - before; err != nil || n > listEntries {
+			t.Fatalf("%d keys in a piece, %v; want at most %d", n, err, listEntries)
+		}
+		if pieces < 3 {
+			at := uint64(len(keys)) + 20_000*uint64(pieces)
+			var fresh []rowraft.Key
+			for i := range uint64(20_000) { // segments are split
+				fresh = append(fresh, rowraft.DenseKey(1, at+i))
+			}
+			pushed(seq, wire.OpPush, fresh)
+			pushed(seq+1, wire.OpDelete, keys[100*pieces:100*pieces+100])
+			pushed(seq+2, wire.OpPush, keys[100*pieces:100*pieces+50])
+			seq += 3
+		}
+	}
+	s.room = append(s.room, s.room[:10]...) // deleted and created again, farther on
+	twice := len(s.room)
+	s.arrange(0)
+	for i, k := range keys {
+		if _, found := slices.BinarySearch(s.room, k); !found && i >= 300 {
+			t.Fatalf("key %d was there all the time and is not listed", i)
+		}
+	}
+	if n := len(slices.Compact(slices.Clone(s.room))); n != len(s.room) || n == twice || pieces < 5 {
+		t.Errorf("%d keys were listed, %d are left, %d of them different, in %d pieces", twice, len(s.room), n, pieces)
 	}
 }
 
@@ -191,7 +260,7 @@ func TestScannedSlotIsOfOneMoment(t *testing.T) {
 	r := newReplica(t, Config{})
 	r.create(table)
 	r.mustOpen(1, 1)
-	keys := make([]rowraft.Key, 5*chunkRows)
+	keys := make([]rowraft.Key, 3*chunkRows+100)
 	for i := range keys {
 		keys[i] = rowraft.DenseKey(1, uint64(i))
 	}

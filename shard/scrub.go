@@ -15,13 +15,15 @@ const (
 // scrubber is where Scrub goes on. The goroutine that calls it owns it.
 type scrubber struct {
 	table  rowraft.TableID
-	slot   rowraft.Slot
-	passes int // over all rows
+	slot   rowraft.Slot // perhaps within it: then the table knows where
+	passes int          // over all rows
+	owed   int          // bytes that were read beyond what was asked for
 }
 
-// Scrub reads about so many bytes of rows, from where it stopped last time, and holds
-// them against the digests that apply keeps: a row at rest may be damaged in memory,
-// and a proof entry would not notice before the row changes next. It stops at the end
+// Scrub reads so many bytes of rows, less what it read too much last time, from where it
+// stopped, and compares them with the digests that apply keeps: a row at rest may be damaged
+// in memory, and a proof entry would not notice before the row changes next. It reads about
+// scrubBytes under one hold of the lock, however large a slot is, and stops at the end
 // of a pass. A replica with damage is fenced.
 //
 // One goroutine calls it, beside Apply and Pull.
@@ -29,6 +31,7 @@ type scrubber struct {
 // Errors: *FencedError if the replica is fenced, now or before; *FatalError;
 // CodeClosing.
 func (m *Machine) Scrub(bytes int) error {
+	bytes -= m.scrub.owed
 	for pass := m.scrub.passes; bytes > 0 && m.scrub.passes == pass; {
 		read, err := m.scrubSome()
 		if err != nil {
@@ -36,6 +39,7 @@ func (m *Machine) Scrub(bytes int) error {
 		}
 		bytes -= max(read, 1)
 	}
+	m.scrub.owed = max(0, -bytes)
 	return nil
 }
 
@@ -80,14 +84,18 @@ func (m *Machine) scrubSlots() (read int, where string, err error) {
 		if t.schema.ID != c.table {
 			c.table, c.slot = t.schema.ID, 0
 		}
-		n, ok := t.rows.CheckSlot(c.slot)
+		n, done, ok := t.rows.CheckSlot(c.slot, scrubBytes-read)
 		if !ok {
 			return read, fmt.Sprintf("slot %d of table %s", c.slot, t.schema.Name), nil
+		}
+		read += n
+		if !done {
+			return read, "", nil
 		}
 		if c.slot++; c.slot == rowraft.NumSlots {
 			c.table, c.slot = c.table+1, 0
 		}
-		if read += n; read >= scrubBytes {
+		if read >= scrubBytes {
 			break
 		}
 	}

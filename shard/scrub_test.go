@@ -37,17 +37,18 @@ func TestScrubGoesThroughEverything(t *testing.T) {
 	pass := r.scrub.passes
 	calls := 0
 	for ; r.scrub.passes < pass+2; calls++ {
-		table, slot := r.scrub.table, r.scrub.slot
+		table, slot, owed := r.scrub.table, r.scrub.slot, r.scrub.owed
 		if err := r.Scrub(100); err != nil {
 			t.Fatal(err)
 		}
-		if r.scrub.passes == pass && r.scrub.table == table && r.scrub.slot <= slot {
+		if r.scrub.passes == pass && r.scrub.table == table && r.scrub.slot <= slot && owed < 100 {
 			t.Fatalf("at slot %d of table %d again", slot, table)
 		}
 	}
 	if calls < 4 {
 		t.Errorf("two passes in %d calls for 100 bytes each: nothing was read", calls)
 	}
+	r.scrub.owed = 0
 	if err := r.Scrub(1 << 30); err != nil {
 		t.Fatal(err)
 	}
@@ -55,4 +56,45 @@ func TestScrubGoesThroughEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCode(t, r.Scrub(1), rowraft.CodeClosing)
+}
+
+// TestScrubKeepsToItsBudget: however large a slot is, one hold of the lock reads scrubBytes and a
+// row at most, and what a call reads too much the next ones read less.
+func TestScrubKeepsToItsBudget(t *testing.T) {
+	table := testTable(1, "t", 64, adagrad)
+	table.Kind = rowraft.Dense
+	r := newReplica(t, Config{})
+	r.create(table)
+	r.mustOpen(1, 1)
+	keys := make([]rowraft.Key, 4000)
+	for i := range keys {
+		keys[i] = rowraft.DenseKey(1, uint64(i))
+	}
+	if err := r.parts(push(1, 1, payloadOf(rows{schema: table, keys: keys})))[0].Err; err != nil {
+		t.Fatal(err)
+	}
+	recordBytes := r.mu.tables[0].rows.RecordBytes()
+	all, holds := len(keys)*recordBytes, 0
+	for read := 0; r.scrub.passes < 1; holds++ {
+		n, where, err := r.scrubSlots()
+		if read += n; err != nil || where != "" || n > scrubBytes+recordBytes {
+			t.Fatalf("%d bytes under one hold of the lock, %q, %v; want %d and a row at most", n, where, err, scrubBytes)
+		}
+		if r.scrub.passes == 1 && read != all {
+			t.Errorf("read %d bytes of %d", read, all)
+		}
+	}
+	if least := all / (scrubBytes + recordBytes); holds < least {
+		t.Errorf("%d holds for %d bytes", holds, all)
+	}
+	const budget = 1000
+	calls := 0
+	for ; r.scrub.passes < 2; calls++ {
+		if err := r.Scrub(budget); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if calls*budget < all-scrubBytes {
+		t.Errorf("%d bytes were read in %d calls for %d each", all, calls, budget)
+	}
 }

@@ -14,13 +14,13 @@ import (
 // flood pushes keys that were chosen by the public hash of keys, and as many ordinary
 // ones, as one entry each to new tables, twice: first they make rows, or candidates,
 // then they find them. The figures are the CPU time of the first and of the second
-// push, in those of an ordinary push: no client may make a shard work for longer than
-// its bytes deserve.
+// push, in those of an ordinary push. A table with a capacity is full before: each row that is
+// made takes another one out, wherever its key is.
 func flood(c config, report func(figure)) error {
 	plain := schema(rowraft.Sparse, 1)
 	counted, full := plain, plain
 	counted.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
-	full.Capacity = rowraft.Capacity{Rows: uint64(c.rows), Evict: rowraft.EvictLFU}
+	full.Capacity = rowraft.Capacity{Rows: 256 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
 	for _, n := range []int{32 << 10, rowraft.MaxKeysPerPart} {
 		for _, table := range []struct {
 			name string
@@ -41,7 +41,7 @@ func flood(c config, report func(figure)) error {
 					}
 					of := ordinary[i]
 					if table.s.Capacity.Rows > 0 {
-						of = ordinary[0]
+						of = ordinary[0] // the second push finds no more rows than the first
 					}
 					report(atMost(name, took[i]/of, "× ordinary", 3))
 				}
@@ -91,6 +91,12 @@ func floodTimes(rounds int, s rowraft.Schema, keys []rowraft.Key) (took [2]float
 		}
 		if err := b.apply(wire.CreateTableEntry(h, &s)); err != nil {
 			return took, err
+		}
+		for i := 0; i < int(s.Capacity.Rows)*5/4; i += rowraft.MaxKeysPerPart {
+			others := floodKind{hash: func(k uint64) uint64 { return clustermap.Mix64(1<<40 + uint64(i) + k) }}
+			if err := b.push(pushEntry(h, s, others.keys(s.ID, rowraft.MaxKeysPerPart))); err != nil {
+				return took, err
+			}
 		}
 		entry := pushEntry(h, s, keys)
 		for i := range all {

@@ -69,6 +69,7 @@ var groups = []struct {
 	{"growth", growth},
 	{"bytes", bytesPerRow},
 	{"machine", machine},
+	{"held", held},
 	{"snapshot", snapshot},
 	{"acked", acked},
 }
@@ -91,7 +92,7 @@ func run(args []string, out io.Writer) (missed int, err error) {
 	c := config{}
 	fl.IntVar(&c.rows, "rows", 10_000_000, "rows of the tables of dim 16; those of dim 64 have a fifth of them")
 	fl.IntVar(&c.rounds, "rounds", 7, "rounds of each figure, whose median counts")
-	only := fl.String("only", "", "regular expression: run only these of gather, apply, create, flood, growth, bytes, machine, snapshot, acked")
+	only := fl.String("only", "", "regular expression: run only these of gather, apply, create, flood, growth, bytes, machine, held, snapshot, acked")
 	asJSON := fl.Bool("json", false, "print JSON lines")
 	profile := fl.String("cpu-profile", "", "write a CPU profile to this file")
 	check := fl.Bool("check", false, "exit with code 3 if a figure misses its bar")

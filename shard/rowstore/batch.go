@@ -143,7 +143,7 @@ func (t *Table) change(keys []rowraft.Key, arg []byte, dt rowraft.DType, assign 
 			w := floats(t.weights(r), t.storage, t.wide)
 			do(w, t.state(r), values)
 			t.store(r, w)
-			t.seal(c.slot[i], r)
+			t.seal(c.slot[i], c.tag[i], r)
 		}
 		base += n
 	}
@@ -162,8 +162,7 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 		if err := t.keep(c.slot[i], c.tag[i], r); err != nil {
 			return r, err
 		}
-		s := &t.slots[c.slot[i]]
-		s.digest = s.digest.Sub(t.rowHash(r))
+		t.subtract(c.slot[i], c.tag[i], r)
 		r.setBusy()
 		return r, nil
 	}
@@ -189,11 +188,24 @@ func (t *Table) store(r record, w []float32) {
 }
 
 // seal ends a change: next version, hash into the digest.
-func (t *Table) seal(slot rowraft.Slot, r record) {
+func (t *Table) seal(slot rowraft.Slot, tag uint32, r record) {
 	s := &t.slots[slot]
 	s.version++
 	r.setVersion(s.version)
-	s.digest = s.digest.Add(t.rowHash(r))
+	h := t.rowHash(r)
+	s.digest = s.digest.Add(h)
+	if t.slotCheck.active && t.slotCheck.slot == slot && t.checked(tag, r) {
+		t.slotCheck.sum = t.slotCheck.sum.Add(h)
+	}
+}
+
+// subtract takes the hash of r, which is about to change or to leave, out of the digest.
+func (t *Table) subtract(slot rowraft.Slot, tag uint32, r record) {
+	s, h := &t.slots[slot], t.rowHash(r)
+	s.digest = s.digest.Sub(h)
+	if t.slotCheck.active && t.slotCheck.slot == slot && t.checked(tag, r) {
+		t.slotCheck.sum = t.slotCheck.sum.Sub(h)
+	}
 }
 
 // Contains reports whether key has a row. The slot of key must be owned.

@@ -155,7 +155,7 @@ func (w *streamWriter) snapshot(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, slot := range streamSlots {
-		if _, ok := w.table.CheckSlot(slot); !ok {
+		if _, _, ok := w.table.CheckSlot(slot, 1<<30); !ok {
 			t.Errorf("slot %d is not what its digest says", slot)
 		}
 	}

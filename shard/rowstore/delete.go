@@ -57,8 +57,8 @@ func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uin
 
 // remove takes the row whose entry with tag is at position at of its segment out
 // of the table. Running snapshots that need it have its image. One that walks an
-// older segment of the slot does not find the place there any more, since it may
-// soon hold a row of another slot, whose versions say nothing here.
+// older segment of the slot, or a check that does, does not find the place there any
+// more, since it may soon hold a row of another slot, whose versions say nothing here.
 func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	s := &t.slots[slot]
 	b := s.bucket(tag)
@@ -69,12 +69,15 @@ func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	if err := t.keep(slot, tag, r); err != nil {
 		return err
 	}
+	t.subtract(slot, tag, r)
 	for _, snap := range t.snaps {
-		if snap.take(slot).walking && len(snap.walk.segs) > 0 && !snap.walk.reads(seg) {
-			snap.walk.segs[snap.walk.of(tag)].bury(e)
+		if snap.take(slot).walking {
+			snap.walk.bury(seg, tag, e)
 		}
 	}
-	s.digest = s.digest.Sub(t.rowHash(r))
+	if t.slotCheck.active && t.slotCheck.slot == slot {
+		t.slotCheck.walk.bury(seg, tag, e)
+	}
 	atomic.StoreUint64(&seg[at], grave)
 	t.retirePlace(p)
 	b.dead++

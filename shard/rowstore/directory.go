@@ -235,6 +235,17 @@ func (w *walk) of(tag uint32) int {
 	return i - 1
 }
 
+// bury removes the entry e with tag from the segment of w that had it, if the slot has
+// outgrown that: seg is where it is now.
+func (w *walk) bury(seg segment, tag uint32, e uint64) {
+	if len(w.segs) == 0 {
+		return
+	}
+	if old := w.segs[w.of(tag)]; &old[0] != &seg[0] {
+		old.bury(e)
+	}
+}
+
 // reads reports whether seg is one of w.
 func (w *walk) reads(seg segment) bool {
 	return slices.ContainsFunc(w.segs, func(s segment) bool { return &s[0] == &seg[0] })

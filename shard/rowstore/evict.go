@@ -56,10 +56,16 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 		return false, nil
 	}
 	k.ranks = k.ranks[:0]
+	period := agingRounds * k.most
+	present := s.version / period * period // the version with which the period began
 	t.each(slot, headerBytes, func(e uint64, r record) {
 		v := *r.version()
 		if k.lfu {
-			k.ranks = append(k.ranks, rank{hi: uint64(k.aged(*r.count(), v, s.version)), lo: v, ref: e})
+			count := *r.count()
+			if v < present { // else it has not aged, and two divisions are spared
+				count = k.aged(count, v, s.version)
+			}
+			k.ranks = append(k.ranks, rank{hi: uint64(count), lo: v, ref: e})
 		} else {
 			k.ranks = append(k.ranks, rank{hi: v, ref: e})
 		}
@@ -90,23 +96,26 @@ func (t *Table) CheckSweep(w *wire.Sweep) error {
 	return nil
 }
 
-// CountSweep returns how many rows and candidates of slot a Sweep would remove,
-// and changes nothing.
+// CountSweep returns how many of the rows among the next most (> 0) index entries of l, a
+// Listing of slot, a Sweep would remove, and with the last of them how many candidates. It
+// changes nothing.
 //
 // REQUIRES: CheckSweep(w) is nil, and the table is not changed meanwhile.
-func (t *Table) CountSweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, candidates int) {
+func (t *Table) CountSweep(l *Listing, slot rowraft.Slot, w *wire.Sweep, tick uint32, most int) (rows, candidates int, done bool) {
 	c := t.condition(slot, w, tick)
-	t.each(slot, c.touched, func(_ uint64, r record) {
-		if c.meets(t, r) {
+	done = l.next(most, c.touched, func(r record) {
+		if *r.version() != gone && c.meets(t, r) {
 			rows++
 		}
 	})
-	t.eachCandidate(slot, func(_ uint32, k candidate) {
-		if c.meetsCandidate(k) {
-			candidates++
-		}
-	})
-	return rows, candidates
+	if done {
+		t.eachCandidate(slot, func(_ uint32, k candidate) {
+			if c.meetsCandidate(k) {
+				candidates++
+			}
+		})
+	}
+	return rows, candidates, done
 }
 
 // Sweep removes the rows and candidates of slot that meet all conditions of w at

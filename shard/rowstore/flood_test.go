@@ -159,6 +159,14 @@ func TestSecretsDiffer(t *testing.T) {
 	}
 }
 
+// listed is the keys of slot.
+func listed(table *Table, slot rowraft.Slot) []rowraft.Key {
+	l := table.List(slot)
+	defer l.End()
+	keys, _ := l.AppendKeys(nil, 1<<30)
+	return keys
+}
+
 // everything is what a table shows of itself. The rows of a slot have no order in a
 // snapshot, so they are sorted.
 func everything(t *testing.T, table *Table) string {
@@ -182,14 +190,14 @@ func everything(t *testing.T, table *Table) string {
 		if c := snap.Slot(slot); c.Version > 0 {
 			out += fmt.Sprintf("slot %d %+v: %x, %x\n", slot, c, records, snap.AppendCandidates(nil, slot))
 		}
-		keys := table.AppendKeys(nil, slot)
+		keys := listed(table, slot)
 		slices.Sort(keys)
 		for i, k := range keys {
 			if got := rowraft.Key(binary.LittleEndian.Uint64(records[i][keyOffset:])); got != k || len(keys) != len(records) {
 				t.Fatalf("slot %d: key %d of %d is %d, record %d of %d is of %d", slot, i, len(keys), k, i, len(records), got)
 			}
 		}
-		if _, ok := table.CheckSlot(slot); !ok {
+		if _, _, ok := table.CheckSlot(slot, 1<<30); !ok {
 			t.Fatalf("slot %d is found damaged", slot)
 		}
 	}
@@ -242,7 +250,9 @@ func TestNothingDependsOnTheSecret(t *testing.T) {
 						mustDelete(t, table, keys[:len(keys)/4]...)
 					case what == 1 && schema.Kind == rowraft.Sparse:
 						for slot := range rowraft.Slot(rowraft.NumSlots) {
-							wouldRows, wouldWait := table.CountSweep(slot, &sweep, uint32(step))
+							l := table.List(slot)
+							wouldRows, wouldWait, _ := table.CountSweep(l, slot, &sweep, uint32(step), 1<<30)
+							l.End()
 							rows, waiting, err := table.Sweep(slot, &sweep, uint32(step))
 							if err != nil || rows != wouldRows || waiting != wouldWait {
 								t.Fatalf("slot %d: swept %d rows and %d candidates, %v; counted %d and %d before", slot, rows, waiting, err, wouldRows, wouldWait)

@@ -1,6 +1,7 @@
 package rowstore
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -28,7 +29,7 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 			t.Fatal(err)
 		}
 		clean := func(s rowraft.Slot) bool {
-			n, ok := tb.CheckSlot(s)
+			n, _, ok := tb.CheckSlot(s, 1<<30)
 			if ok && n != tb.SlotRows(s)*tb.RecordBytes() {
 				t.Fatalf("slot %d: read %d bytes of %d rows", s, n, tb.SlotRows(s))
 			}
@@ -88,7 +89,7 @@ func TestCheckSlotFindsEveryBitOfCandidates(t *testing.T) {
 	tb := mustNew(t, schema)
 	mustUpdate(t, tb, []rowraft.Key{5}, []float32{1})
 	slot, _ := tb.locate(5)
-	if n, ok := tb.CheckSlot(slot); n != CandidateBytes || !ok {
+	if n, _, ok := tb.CheckSlot(slot, 1<<30); n != CandidateBytes || !ok {
 		t.Fatalf("read %d bytes, whole: %v", n, ok)
 	}
 	words := tb.track.slots[slot].words
@@ -101,10 +102,87 @@ func TestCheckSlotFindsEveryBitOfCandidates(t *testing.T) {
 				continue // the key of an empty entry
 			}
 			words[i] ^= 1 << bit
-			if _, ok := tb.CheckSlot(slot); ok {
+			if _, _, ok := tb.CheckSlot(slot, 1<<30); ok {
 				t.Errorf("bit %d of word %d: not found", bit, i)
 			}
 			words[i] ^= 1 << bit
+		}
+	}
+}
+
+// TestCheckSlotInPieces checks a slot with a directory piece by piece while its rows are changed,
+// created and deleted, its segments split, and their places used again. It finds nothing where
+// nothing is damaged, and a damaged row that nothing changes, whenever that happens.
+func TestCheckSlotInPieces(t *testing.T) {
+	for _, admit := range []bool{false, true} {
+		rng := rand.New(rand.NewPCG(16, 64))
+		schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 2)
+		if admit {
+			schema.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
+		}
+		table := mustNew(t, schema)
+		table.longest = 32
+		pool := chosenKeys(schema.ID, 3000, true, false)
+		slot := table.slotOf(pool[0])
+		live := 300
+		change := func() {
+			var keys []rowraft.Key
+			for range rng.IntN(60) {
+				keys = append(keys, pool[rng.IntN(live)])
+			}
+			if live = min(live+rng.IntN(8), len(pool)); rng.IntN(3) == 0 {
+				mustDelete(t, table, keys...)
+				return
+			}
+			mustUpdate(t, table, keys, make([]float32, 2*len(keys)))
+		}
+		for range 20 {
+			change()
+		}
+		checks, pieces := 0, 0
+		for ; checks < 300; checks++ {
+			damagedAt, damaged := -1, (*byte)(nil)
+			if checks%3 == 2 {
+				damagedAt = rng.IntN(4)
+			}
+			for piece, done := 0, false; !done; piece++ {
+				if piece == damagedAt {
+					key := rowraft.Key(0)
+					for _, k := range listed(table, slot) {
+						key = k
+					}
+					_, tag := table.locate(key)
+					r, _ := table.find(slot, tag, key)
+					damaged = &table.weights(r)[0]
+					// Damage in the part that the check has passed is for the next one to find.
+					if table.checked(tag, r) && table.slotCheck.active {
+						damaged = nil
+					} else {
+						*damaged ^= 4
+					}
+				}
+				most := 1 + rng.IntN(4000)
+				size, end, ok := table.CheckSlot(slot, most)
+				if size > most+table.RecordBytes()+CandidateBytes*table.SlotCandidates(slot) {
+					t.Fatalf("%d bytes in a call for %d", size, most)
+				}
+				if done = end; done && ok != (damaged == nil) {
+					t.Fatalf("check %d ends with %v after %d pieces; a row is damaged: %v", checks, ok, piece+1, damaged != nil)
+				}
+				if pieces++; !done && damaged == nil {
+					change()
+				}
+			}
+			if damaged != nil {
+				*damaged ^= 4
+			}
+			change()
+		}
+		if pieces < 3*checks || table.slots[slot].directory.Load() == nil {
+			t.Errorf("%d pieces in %d checks", pieces, checks)
+		}
+		if n := len(table.slotCheck.outgrown); n > 0 {
+			t.Errorf("%d segments are kept for a check that has ended", n)
 		}
 	}
 }

@@ -126,7 +126,7 @@ func (s *Snapshot) End() error {
 		if slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && s.walk.reads(seg) }) {
 			return false
 		}
-		t.retire(seg)
+		t.retireUnchecked(seg)
 		return true
 	})
 	for i := range s.cuts {
@@ -418,13 +418,23 @@ func (s *Snapshot) saved(slot rowraft.Slot) bool {
 }
 
 // outgrow retires a segment that slot, which is claimed, has outgrown, or keeps it
-// until the snapshots that walk it have ended.
+// until the snapshots and the check that walk it have ended.
 func (t *Table) outgrow(slot rowraft.Slot, seg segment) {
 	for _, s := range t.snaps {
 		if s.take(slot).walking && s.walk.reads(seg) {
 			t.outgrown = append(t.outgrown, seg)
 			return
 		}
+	}
+	t.retireUnchecked(seg)
+}
+
+// retireUnchecked retires seg, which the slot has outgrown and no snapshot walks, when the
+// check does not walk it either.
+func (t *Table) retireUnchecked(seg segment) {
+	if t.slotCheck.reads(seg) {
+		t.slotCheck.outgrown = append(t.slotCheck.outgrown, seg)
+		return
 	}
 	t.retire(seg)
 }

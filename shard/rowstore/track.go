@@ -166,7 +166,7 @@ func (t *Table) changeTracked(keys []rowraft.Key, arg []byte, dt rowraft.DType, 
 			w := floats(t.weights(r), t.storage, t.wide)
 			do(w, t.state(r), values)
 			t.store(r, w)
-			t.seal(c.slot[i], r)
+			t.seal(c.slot[i], c.tag[i], r)
 		}
 	}
 	return nil
