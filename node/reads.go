@@ -119,11 +119,20 @@ func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *ticke
 		if last := r.group.LastIndex(); minIndex > last {
 			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
 		}
-		if err := r.group.WaitApplied(ctx, minIndex); err != nil {
-			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
+		if err := r.awaitApplied(ctx, minIndex); err != nil {
+			return got, err
 		}
 	}
 	return r.pullRows(req, t)
+}
+
+// awaitApplied waits until entry index is applied. Errors: CodeTooStale; CodeOverloaded.
+func (r *replica) awaitApplied(ctx context.Context, index rowraft.Index) error {
+	err := r.group.WaitApplied(ctx, index)
+	if err == nil || rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+		return err
+	}
+	return &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: index}
 }
 
 // pullRows reads the rows of a pull that t admitted.

@@ -68,10 +68,7 @@ func (r *replica) readyToScan(ctx context.Context, minIndex rowraft.Index) error
 	if err != nil {
 		return err
 	}
-	if err := r.group.WaitApplied(ctx, minIndex); err != nil {
-		return &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
-	}
-	return nil
+	return r.awaitApplied(ctx, minIndex)
 }
 
 // scanCall is a scan and how far it is.

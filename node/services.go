@@ -227,8 +227,8 @@ func (s *adminService) Digest(ctx context.Context, req *rowraftv1.DigestRequest)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.group.WaitApplied(ctx, rowraft.Index(req.MinIndex)); err != nil {
-		return nil, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: rowraft.Index(req.MinIndex)}
+	if err := r.awaitApplied(ctx, rowraft.Index(req.MinIndex)); err != nil {
+		return nil, err
 	}
 	d, err := r.machine.Digest()
 	if err != nil {

@@ -44,8 +44,8 @@ type fsm struct {
 	// the next one (processLogs, raft 1.7.3); nothing behind such a gap is applied.
 	stopping atomic.Bool
 
-	mu      sync.Mutex
-	waiting chan struct{} // closed when applied moves; nil if nobody waits
+	// moved is called when applied has moved.
+	moved func()
 }
 
 var _ raft.BatchingFSM = (*fsm)(nil)
@@ -67,7 +67,7 @@ func (f *fsm) configured(index uint64, c raft.Configuration) {
 type fsmFailure struct{}
 
 func newFSM(m StateMachine, l *ledger, fatal func(error), restored func(index, term uint64)) *fsm {
-	f := &fsm{machine: m, ledger: l, fatal: fatal, restored: restored}
+	f := &fsm{machine: m, ledger: l, fatal: fatal, restored: restored, moved: func() {}}
 	f.applied.Store(uint64(m.AppliedIndex()))
 	return f
 }
@@ -82,7 +82,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	for i, l := range logs {
 		out[i] = f.applyOne(l)
 	}
-	f.wake()
+	f.moved()
 	return out
 }
 
@@ -233,7 +233,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	if applied > 0 && f.installed != nil { // at 0 the replica starts
 		f.installed(applied, src.meta.Index)
 	}
-	f.wake()
+	f.moved()
 	return nil
 }
 
@@ -248,24 +248,5 @@ func snapshotOf(rc io.ReadCloser) (*snapshotReader, error) {
 		default:
 			return nil, rowraft.Errorf(rowraft.CodeInternal, "restore from a %T, want a snapshot of our store", rc)
 		}
-	}
-}
-
-// changed returns a channel that is closed when applied moves next.
-func (f *fsm) changed() <-chan struct{} {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.waiting == nil {
-		f.waiting = make(chan struct{})
-	}
-	return f.waiting
-}
-
-func (f *fsm) wake() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.waiting != nil {
-		close(f.waiting)
-		f.waiting = nil
 	}
 }

@@ -36,6 +36,8 @@ type Group struct {
 	watch  *snapshotWatch
 	fsm    *fsm
 
+	waiters *waiters
+
 	life     latch
 	closed   bool                     // guarded by life
 	closeErr error                    // guarded by life
@@ -85,6 +87,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		store: s, cfg: cfg, dir: dir,
 		log:         s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
 		ledger:      &ledger{},
+		waiters:     newWaiters(),
 		logRate:     newLogRate(),
 		dead:        make(chan struct{}),
 		life:        make(latch, 1),
@@ -122,7 +125,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		return nil, err
 	}
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
-	g.fsm.yield = g.newYield
+	g.fsm.yield, g.fsm.moved, g.ledger.noticed = g.newYield, g.moved, g.moved
 	g.fsm.installed = func(from, to uint64) {
 		g.installs.Add(1)
 		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
@@ -134,6 +137,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		return nil, err
 	}
 	g.leadership.init()
+	g.wg.Go(g.pollOwn)
 	g.wg.Add(2)
 	go g.supervise()
 	go g.deliverLeadership()

@@ -17,6 +17,8 @@ const entryOverheadBytes = 64
 // group started, and which entries are raft's own. Raft counts entries in all its
 // limits; ours are bytes, and this is where one becomes the other.
 type ledger struct {
+	noticed func() // called when an entry of raft's own is in the log; may be nil
+
 	mu sync.Mutex
 	// own holds, ascending, the indices of entries that never reach the state
 	// machine (no-ops and barriers), above the applied index.
@@ -31,6 +33,9 @@ type ledger struct {
 // already is ignored. One beyond a gap (a snapshot was installed) or below the
 // first (NewRaft reads the last entry, then all of them) starts the count anew.
 func (g *ledger) observe(l *raft.Log) {
+	if g.noticed != nil && !reachesMachine(l.Type) {
+		defer g.noticed() // without mu
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch next := g.base + uint64(len(g.cum)) + 1; {

@@ -163,35 +163,6 @@ func (g *Group) AppliedIndex() rowraft.Index {
 	return rowraft.Index(g.ledger.throughOwn(applied, n.raft.AppliedIndex()))
 }
 
-// WaitApplied returns when the machine has seen the log through index.
-//
-// Errors: CodeClosing when the group stops first; the error of ctx.
-func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
-	var poll <-chan time.Time
-	for {
-		moved := g.fsm.changed() // before the check, or a move between them is missed
-		if g.AppliedIndex() >= index {
-			return nil
-		}
-		// No event tells that raft committed an entry of its own.
-		if poll == nil {
-			t := time.NewTicker(2 * time.Millisecond)
-			defer t.Stop()
-			poll = t.C
-		}
-		select {
-		case <-moved:
-		case <-poll:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-g.stop:
-			return rowraft.Errorf(rowraft.CodeClosing, "group %s is closing", g.cfg.ID)
-		case <-g.dead:
-			return rowraft.Errorf(rowraft.CodeClosing, "the group stopped: %w", g.Err())
-		}
-	}
-}
-
 // Read runs fn, which reads the machine, at a linearizable point: ReadIndex, then
 // WaitApplied, then fn.
 func (g *Group) Read(ctx context.Context, fn func() error) error {

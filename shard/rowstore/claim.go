@@ -20,6 +20,10 @@ import (
 // for the images that were kept under a loose claim: these are written past the
 // caches (putImage), and so are not in order with what the writer stores behind them. A
 // strict claim ends with a barrier of the writer.
+//
+// If the system cannot fence now, the reader asks for strict claims and tries again. The writer
+// makes all claims strict from its next change on, when it holds none, and until no snapshot
+// is left; with that the reader needs no fence.
 
 // looseClaim marks in Table.writing a slot that was claimed by a plain store.
 const looseClaim = int64(1) << 32
@@ -33,7 +37,7 @@ func (t *Table) claim(slot rowraft.Slot) {
 
 func (t *Table) claimNow(slot rowraft.Slot) {
 	t.claimed = int64(slot) + 1
-	if t.loose {
+	if t.loose.Load() {
 		if t.strict {
 			t.writing.Store(t.claimed | looseClaim)
 		} else {
@@ -74,19 +78,44 @@ func (t *Table) done() {
 // comeNear has the writer claim slot, and those of the same page, strictly.
 func (s *Snapshot) comeNear(slot rowraft.Slot) {
 	page := int32(slot/cutsPerPage) + 1
-	if !s.t.loose || s.near.Load() == page {
+	if !s.t.loose.Load() || s.near.Load() == page {
 		return
 	}
 	s.near.Store(page)
 	for {
-		fenceOthers()
+		if !s.t.fence() {
+			return
+		}
 		w := s.t.writing.Load()
 		if w&looseClaim == 0 || int32((w&^looseClaim-1)/cutsPerPage)+1 != page {
 			break
 		}
 		runtime.Gosched()
 	}
-	fenceOthers()
+	s.t.fence()
+}
+
+// fence makes the writer pass a barrier, and returns false if its claims are strict instead.
+func (t *Table) fence() bool {
+	for !fenceOthers() {
+		t.wantStrict.Store(true)
+		if !t.loose.Load() {
+			return false
+		}
+		pauseFence()
+	}
+	return true
+}
+
+// mayLoosen is called where no claim is held: before a snapshot begins, and before a change.
+func (t *Table) mayLoosen() {
+	switch {
+	case len(t.snaps) == 0:
+		t.wantStrict.Store(false)
+		t.loose.Store(canFence())
+	case t.wantStrict.Load() && t.loose.Load():
+		t.loose.Store(false)
+	}
 }
 
 // enter takes the gate of slot when the writer is somewhere else; it is the reader's.

@@ -22,12 +22,17 @@ var canFence = sync.OnceValue(func() bool {
 	return errno == 0
 })
 
-// fenceOthers returns when every thread of the process has passed a full barrier since.
+// fenceOthers returns true when every thread of the process has passed a full barrier since,
+// and false if the system could not do that now: membarrier allocates memory (ENOMEM).
 // REQUIRES: canFence.
-func fenceOthers() {
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierPrivate, 0, 0); errno != 0 {
-		panic("rowstore: membarrier, which worked before: " + errno.Error())
-	}
+var fenceOthers = func() bool {
+	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierPrivate, 0, 0)
+	return errno == 0
+}
+
+// pauseFence waits a little for the system to have memory again.
+func pauseFence() {
+	_ = unix.Nanosleep(&unix.Timespec{Nsec: 100_000}, nil) // a signal may end it early
 }
 
 // storeClaim stores v behind all stores before it that are in order.

@@ -9,6 +9,8 @@ import "sync/atomic"
 
 func canFence() bool { return false }
 
-func fenceOthers() {}
+func fenceOthers() bool { return true }
+
+func pauseFence() {}
 
 func storeClaim(p *atomic.Int64, v int64) { p.Store(v) }

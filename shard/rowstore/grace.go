@@ -76,6 +76,9 @@ func (t *Table) retirePlace(p slab.Place) {
 
 // reclaim frees what no reader holds any more. Every change of rows begins with it.
 func (t *Table) reclaim() {
+	if t.wantStrict.Load() {
+		t.mayLoosen()
+	}
 	if t.retired[0].empty() && t.retired[1].empty() {
 		return
 	}

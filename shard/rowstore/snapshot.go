@@ -103,6 +103,7 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
+	t.mayLoosen()
 	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals}
 	s.aside.images = images
 	if t.track != nil && t.track.slots != nil {

@@ -50,16 +50,17 @@ type Table struct {
 
 	removals bool // a slot has a removed counter
 
-	track     *track       // nil: the table is not tracked
-	snaps     []*Snapshot  // that are running
-	writing   atomic.Int64 // 1 + the slot that the writer is in, while there are snapshots, perhaps with looseClaim; 0: none
-	claimed   int64        // the slot of it, of the writer
-	loose     bool         // claims may be
-	strict    bool         // that of claimed is, though they may be loose
-	outgrown  []segment    // could not be freed because a snapshot walks them
-	slotCheck slotCheck    // that runs: of one slot, against its digest
-	scratch   []float32    // one unpacked gradient or value; used by Update and Assign only
-	wide      []float32    // weights that are not stored as float32, unpacked; likewise
+	track      *track       // nil: the table is not tracked
+	snaps      []*Snapshot  // that are running
+	writing    atomic.Int64 // 1 + the slot that the writer is in, while there are snapshots, perhaps with looseClaim; 0: none
+	claimed    int64        // the slot of it, of the writer
+	loose      atomic.Bool  // claims may be; the writer's
+	wantStrict atomic.Bool  // a reader could not fence
+	strict     bool         // that of claimed is, though they may be loose
+	outgrown   []segment    // could not be freed because a snapshot walks them
+	slotCheck  slotCheck    // that runs: of one slot, against its digest
+	scratch    []float32    // one unpacked gradient or value; used by Update and Assign only
+	wide       []float32    // weights that are not stored as float32, unpacked; likewise
 }
 
 // slotState is one slot of the table.
@@ -105,7 +106,8 @@ func New(o Options) (*Table, error) {
 		scratch:  make([]float32, o.Schema.Dim),
 		wide:     make([]float32, o.Schema.Dim),
 	}
-	t.imageLines, t.loose = t.imageBytes()%lineBytes == 0, canFence()
+	t.imageLines = t.imageBytes()%lineBytes == 0
+	t.mayLoosen()
 	t.rows, err = slab.New(t.slabRecordBytes())
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", o.Schema.Name, err)

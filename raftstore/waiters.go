@@ -1,0 +1,177 @@
+package raftstore
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rowraft/rowraft"
+)
+
+const (
+	// maxWaiters bounds the calls that wait for a group to apply an entry.
+	maxWaiters = 4096
+	// ownPoll is how often the applied index is looked at while an entry of raft's own is all that
+	// the first waiter waits for: no event tells that raft committed one.
+	ownPoll = 2 * time.Millisecond
+)
+
+// waiters are the calls that wait for a group to apply an entry. Apply wakes those whose entry
+// it has reached, and touches no others.
+type waiters struct {
+	// first is the lowest index that is waited for, math.MaxUint64 if there is none. It is stored
+	// before a waiter looks at the applied index, and loaded after that has moved.
+	first atomic.Uint64
+	kick  chan struct{} // capacity 1: the poller is to look whether it is needed
+
+	mu  sync.Mutex
+	all waiterHeap
+}
+
+type waiter struct {
+	index uint64
+	at    int           // in the heap; -1: woken
+	done  chan struct{} // closed when index is applied
+}
+
+func newWaiters() *waiters {
+	w := &waiters{kick: make(chan struct{}, 1)}
+	w.first.Store(math.MaxUint64)
+	return w
+}
+
+// add returns nil if there is no room.
+func (w *waiters) add(index uint64) *waiter {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.all) >= maxWaiters {
+		return nil
+	}
+	one := &waiter{index: index, done: make(chan struct{})}
+	heap.Push(&w.all, one)
+	w.first.Store(w.all[0].index)
+	return one
+}
+
+func (w *waiters) remove(one *waiter) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if one.at >= 0 {
+		heap.Remove(&w.all, one.at)
+		w.storeFirstLocked()
+	}
+}
+
+// wake ends the wait for all entries up to applied.
+func (w *waiters) wake(applied uint64) {
+	if applied < w.first.Load() {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.all) > 0 && w.all[0].index <= applied {
+		close(heap.Pop(&w.all).(*waiter).done)
+	}
+	w.storeFirstLocked()
+}
+
+func (w *waiters) storeFirstLocked() {
+	first := uint64(math.MaxUint64)
+	if len(w.all) > 0 {
+		first = w.all[0].index
+	}
+	w.first.Store(first)
+}
+
+// waiterHeap is a container/heap, the lowest index first.
+type waiterHeap []*waiter
+
+func (h waiterHeap) Len() int           { return len(h) }
+func (h waiterHeap) Less(i, j int) bool { return h[i].index < h[j].index }
+func (h waiterHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].at, h[j].at = i, j
+}
+func (h *waiterHeap) Push(x any) {
+	x.(*waiter).at = len(*h)
+	*h = append(*h, x.(*waiter))
+}
+func (h *waiterHeap) Pop() any {
+	last := len(*h) - 1
+	one := (*h)[last]
+	one.at = -1
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return one
+}
+
+// WaitApplied returns when the machine has seen the log through index.
+//
+// Errors: CodeOverloaded if maxWaiters calls wait already; CodeClosing when the group stops
+// first; the error of ctx.
+func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
+	if g.AppliedIndex() >= index {
+		return nil
+	}
+	w := g.waiters.add(uint64(index))
+	if w == nil {
+		return &rowraft.OverloadedError{What: fmt.Sprintf("group %s: %d calls wait for entries to be applied, as many as can", g.cfg.ID, maxWaiters), RetryAfter: 100 * time.Millisecond}
+	}
+	defer g.waiters.remove(w)
+	g.moved() // what was applied before add woke nobody
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-g.stop:
+		return rowraft.Errorf(rowraft.CodeClosing, "group %s is closing", g.cfg.ID)
+	case <-g.dead:
+		return rowraft.Errorf(rowraft.CodeClosing, "the group stopped: %w", g.Err())
+	}
+}
+
+// moved wakes those who wait for what is applied, and the poller if the first one waits for
+// raft's own entries alone. It is called when the applied index has moved, and when an entry of
+// raft's own is in the log.
+func (g *Group) moved() {
+	if g.waiters.first.Load() == math.MaxUint64 {
+		return
+	}
+	g.waiters.wake(uint64(g.AppliedIndex()))
+	if g.awaitsOwn() {
+		select {
+		case g.waiters.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// awaitsOwn reports whether the machine has seen all up to the first waiter's entry but raft's own.
+func (g *Group) awaitsOwn() bool {
+	first := g.waiters.first.Load()
+	return first != math.MaxUint64 && g.ledger.throughOwn(g.fsm.applied.Load(), first) >= first
+}
+
+// pollOwn wakes those who wait for raft's own entries.
+func (g *Group) pollOwn() {
+	for {
+		select {
+		case <-g.waiters.kick:
+		case <-g.stop:
+			return
+		}
+		for t := time.NewTimer(ownPoll); g.awaitsOwn(); t.Reset(ownPoll) {
+			g.waiters.wake(uint64(g.AppliedIndex()))
+			select {
+			case <-t.C:
+			case <-g.stop:
+				return
+			}
+		}
+	}
+}

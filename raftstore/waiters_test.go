@@ -1,0 +1,118 @@
+package raftstore
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+)
+
+// waitingGroup is a group of which nothing runs but what waits for applied entries.
+func waitingGroup(t *testing.T) *Group {
+	g := &Group{ledger: &ledger{}, waiters: newWaiters(), stop: make(chan struct{}), dead: make(chan struct{})}
+	g.fsm = newFSM(&listMachine{}, g.ledger, g.fail, func(uint64, uint64) {})
+	g.fsm.moved, g.ledger.noticed = g.moved, g.moved
+	g.wg.Go(g.pollOwn)
+	t.Cleanup(func() { close(g.stop); g.wg.Wait() })
+	return g
+}
+
+// TestApplyWakesThoseItHasReached: each of many waiters returns when its entry is applied, not
+// before and without any clock; one that leaves is forgotten; one too many is refused.
+func TestApplyWakesThoseItHasReached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := waitingGroup(t)
+		begin := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var mu sync.Mutex
+		woken := make(map[uint64]int)
+		want := make(map[uint64]int)
+		for range maxWaiters - 1 {
+			index := 1 + rand.Uint64N(100)
+			want[index]++
+			go func() {
+				if err := g.WaitApplied(ctx, rowraft.Index(index)); err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				woken[index]++
+				mu.Unlock()
+			}()
+		}
+		left := make(chan error)
+		leaves, leave := context.WithCancel(ctx)
+		go func() { left <- g.WaitApplied(leaves, 1000) }()
+		synctest.Wait()
+		if err := g.WaitApplied(ctx, 5); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+			t.Errorf("waiter number %d: %v, want CodeOverloaded", maxWaiters+1, err)
+		}
+		leave()
+		if err := <-left; err == nil {
+			t.Error("a waiter that left returned without an error")
+		}
+		for applied := uint64(1); applied <= 100; applied++ {
+			g.fsm.applied.Store(applied)
+			g.fsm.moved()
+			synctest.Wait()
+			mu.Lock()
+			for index, n := range want {
+				if reached := index <= applied; reached && woken[index] != n || !reached && woken[index] != 0 {
+					t.Errorf("at %d, %d of %d waiters for %d have returned", applied, woken[index], n, index)
+				}
+			}
+			mu.Unlock()
+		}
+		if len(g.waiters.all) != 0 || time.Since(begin) != 0 {
+			t.Errorf("%d waiters are left, after %v", len(g.waiters.all), time.Since(begin))
+		}
+	})
+}
+
+// TestNobodyPollsForTheMachine: while waiters wait for entries that reach the machine no timer
+// runs; only if raft's own entries are all that is missing does one look, for all of them.
+func TestNobodyPollsForTheMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := waitingGroup(t)
+		for _, l := range []raft.LogType{raft.LogCommand, raft.LogNoop, raft.LogNoop, raft.LogCommand} {
+			g.ledger.observe(&raft.Log{Index: uint64(len(g.ledger.cum)) + 1, Type: l})
+		}
+		done := make(chan uint64, 4)
+		for _, index := range []uint64{2, 3, 4} {
+			go func() {
+				if err := g.WaitApplied(t.Context(), rowraft.Index(index)); err == nil {
+					done <- index
+				}
+			}()
+		}
+		synctest.Wait()
+		if g.awaitsOwn() || len(g.waiters.kick) > 0 {
+			t.Error("the poller runs although the machine has not seen entry 1")
+		}
+		g.fsm.applied.Store(1)
+		g.fsm.moved()
+		synctest.Wait()
+		if !g.awaitsOwn() {
+			t.Error("the poller does not run although only raft's own entries are missing")
+		}
+		// The run of raft that tells of them is not there; what it would tell:
+		g.waiters.wake(3)
+		time.Sleep(2 * ownPoll) //tidy:allow sleep virtual time
+		synctest.Wait()
+		if len(done) != 2 || g.awaitsOwn() {
+			t.Errorf("%d waiters returned, want those for 2 and 3; the poller runs: %v", len(done), g.awaitsOwn())
+		}
+		g.fsm.applied.Store(4)
+		g.fsm.moved()
+		synctest.Wait()
+		if len(done) != 3 {
+			t.Errorf("%d waiters returned, want 3", len(done))
+		}
+	})
+}

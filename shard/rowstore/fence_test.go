@@ -1,0 +1,70 @@
+//go:build linux && amd64 && !race
+
+package rowstore
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+// TestSnapshotWhileTheSystemCannotFence: where membarrier has no memory a snapshot waits until
+// it has, or until the writer claims strictly; it does not end the process, and is of one moment.
+func TestSnapshotWhileTheSystemCannotFence(t *testing.T) {
+	if !canFence() {
+		t.Skip("this system has no membarrier")
+	}
+	works := fenceOthers
+	defer func() { fenceOthers = works }()
+	for _, fails := range []int64{5, 1 << 40} { // then it works again, or never
+		var left atomic.Int64
+		left.Store(fails)
+		fenceOthers = func() bool { return left.Add(-1) < 0 && works() }
+		table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
+		keys := make([]rowraft.Key, 20_000)
+		for i := range keys {
+			keys[i] = rowraft.Key(i)
+		}
+		ones := make([]float32, len(keys))
+		mustUpdate(t, table, keys, ones)
+		for range 2 {
+			snap, err := table.BeginSnapshot()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := table.Digest()
+			var read atomic.Bool
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				defer read.Store(true)
+				rows, sum := 0, Digest{}
+				var b []byte
+				for slot := range rowraft.Slot(rowraft.NumSlots) {
+					for done := false; !done; {
+						b, done = snap.AppendSlot(b[:0], slot, 64)
+						rows += len(b) / table.RecordBytes()
+					}
+					sum = sum.Add(snap.Slot(slot).Digest)
+				}
+				if rows != len(keys) || sum != want {
+					t.Errorf("%d rows with digest %v, want %d with %v", rows, sum, len(keys), want)
+				}
+			})
+			for n := 0; !read.Load() || n < 3; n++ {
+				mustUpdate(t, table, keys[n%10*1000:][:1000], ones[:1000])
+			}
+			wg.Wait()
+			if left.Load() > 0 && table.loose.Load() {
+				t.Error("claims are loose, and the system cannot fence")
+			}
+			if err := snap.End(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if left.Load() == fails {
+			t.Error("nothing was fenced")
+		}
+	}
+}
