@@ -434,8 +434,8 @@ func (d *diagnosis) policy(p *policy) {
 			"Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", name, n, last, r.GetError())
 	}
 	if r.GetRetentionError() != "" {
-		d.add(warning, "policy-retention-fails", "policy "+name, "see to what it says; its destination fills up meanwhile",
-			"Checkpoint policy %s could not remove an old checkpoint: %s.", name, r.GetRetentionError())
+		d.add(warning, "policy-retention-fails", "policy "+name, "see to what it says, with rowraft checkpoint list "+p.GetPolicy().GetDestination(),
+			"The retention of checkpoint policy %s reports: %s.", name, r.GetRetentionError())
 	}
 }
 

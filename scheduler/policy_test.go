@@ -253,14 +253,16 @@ func lying(t *testing.T, d depot.Depot) (names []string) {
 // Retention removes what the policy made, the oldest, and nothing that it needs.
 func TestRetention(t *testing.T) {
 	for _, tc := range []struct {
-		name   string
-		keep   uint32
-		within time.Duration
-		age    time.Duration // between two
-		deltas int           // so many of the last are deltas, each to the one before
-		spoil  func(dir string)
-		want   string // what lies there afterwards, of a … e and the foreign x
-		made   string
+		name              string
+		keep              uint32
+		within            time.Duration
+		age               time.Duration // between two
+		deltas            int           // so many of the last are deltas, each to the one before
+		verify            bool
+		restored, resumed string // names
+		spoil             func(dir string)
+		want              string // what lies there afterwards, of a … e and the foreign x
+		made              string
 	}{
 		{name: "the oldest go", keep: 2, want: "d e x", made: "d e"},
 		{name: "younger ones stay, too", keep: 1, age: time.Hour, within: 150 * time.Minute, want: "c d e x", made: "c d e"},
@@ -271,6 +273,19 @@ func TestRetention(t *testing.T) {
 		{name: "the newest is damaged: nothing goes", keep: 1, spoil: func(dir string) { _ = os.WriteFile(dir+"/e/MANIFEST", []byte("?"), 0o600) }, want: "a b c d e x", made: "a b c d e"},
 		{name: "a full one stays as long as deltas to it", keep: 2, deltas: 3, want: "b c d e x", made: "b c d e"},
 		{name: "the newest is damaged, as are deltas to nothing", keep: 2, deltas: 3, spoil: func(dir string) { _ = os.RemoveAll(dir + "/b") }, want: "a c d e x", made: "a b c d e"},
+		{name: "damaged: files are missing in two", keep: 2, spoil: func(dir string) { lose(dir+"/d", "rows"); lose(dir+"/c", "sums") }, want: "b c d e x", made: "b c d e"},
+		{name: "damaged: a file was cut short", keep: 2, spoil: func(dir string) { cutShort(dir + "/d") }, want: "c d e x", made: "c d e"},
+		{name: "damaged: all but the oldest", keep: 1, spoil: func(dir string) {
+			for _, n := range []string{"b", "c", "d", "e"} {
+				cutShort(dir + "/" + n)
+			}
+		}, want: "a b c d e x", made: "a b c d e"},
+		{name: "damaged: what the newest stand on", keep: 1, deltas: 3, spoil: func(dir string) { cutShort(dir + "/b") }, want: "a b c d e x", made: "a b c d e"},
+		{name: "damaged, as a verification has found", keep: 2, spoil: func(dir string) { _ = os.WriteFile(dir+"/d/DAMAGED", []byte("a bit is not right\n"), 0o600) }, want: "c d e x", made: "c d e"},
+		{name: "damaged, as the policy's own verification finds", keep: 1, verify: true, spoil: func(dir string) {}, want: "a b c d e x", made: "a b c d e"},
+		{name: "the directory is a disk, with lost+found", keep: 2, spoil: func(dir string) { _ = os.Mkdir(dir+"/lost+found", 0) }, want: "d e x", made: "d e"},
+		{name: "tables come from an old one", keep: 2, restored: "b", want: "b d e x", made: "b d e"},
+		{name: "a run began with an old one", keep: 2, resumed: "a", want: "a d e x", made: "a d e"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s, _ := newLeader(t, 1, 1)
@@ -280,6 +295,7 @@ func TestRetention(t *testing.T) {
 				t.Fatal(err)
 			}
 			spec := nightly(dir, tc.keep)
+			spec.Verify = tc.verify
 			spec.KeepWithinNs = uint64(tc.within)
 			must := func(c *rowraftv1.MetaCommand) {
 				t.Helper()
@@ -295,6 +311,14 @@ func TestRetention(t *testing.T) {
 					last = nil
 				}
 				last = putDelta(t, d, name, last)
+				s.machine.mu.Lock()
+				if name == tc.restored {
+					s.machine.state.restored = []*rowraftv1.MetaRestored{{Id: last.ID}}
+				}
+				if name == tc.resumed {
+					s.machine.state.runs = []*rowraftv1.MetaRun{{Job: "j", Checkpoint: last.ID}}
+				}
+				s.machine.mu.Unlock()
 				must(cmdBeginRun("nightly", name, uint64(time.Now().Add(-tc.age*time.Duration(len(names)-1-i)).UnixNano())))
 				must(cmdEndRun("nightly", name, "", false))
 			}
@@ -313,13 +337,29 @@ func TestRetention(t *testing.T) {
 					t.Errorf("the policy knows of %s, want %s", got, tc.made)
 				}
 			}
-			damaged := strings.Contains(tc.name, "newest is damaged")
+			damaged := strings.Contains(tc.name, "damaged")
 			var found diagnosis
 			found.policy(s.machine.policy("nightly"))
 			if (len(found.out) > 0) != damaged {
 				t.Errorf("problems: %v", found.out)
 			}
 		})
+	}
+}
+
+// lose removes the files of a kind from a checkpoint.
+func lose(dir, kind string) {
+	files, _ := filepath.Glob(dir + "/*." + kind)
+	for _, f := range files {
+		_ = os.Remove(f)
+	}
+}
+
+// cutShort leaves the files of rows empty.
+func cutShort(dir string) {
+	files, _ := filepath.Glob(dir + "/*.rows")
+	for _, f := range files {
+		_ = os.Truncate(f, 0)
 	}
 }
 

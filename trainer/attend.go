@@ -148,18 +148,37 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 	ctx, cancel := context.WithTimeout(ctx, cfg.Patience)
 	defer cancel()
 	from, err := c.Restored(ctx)
-	source := from.Of(cfg.mainTable())
-	if err != nil || source.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
+	if err != nil {
 		return nil, err
+	}
+	source := from.Of(cfg.mainTable())
+	if source.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
+		return nil, cfg.mayBegin(&from)
 	}
 	s, err := ReadSaved(ctx, source.Destination+"/"+source.Name, cfg.Job, cfg.rank())
 	switch {
 	case rowraft.CodeOf(err) == rowraft.CodeNotFound: // of the state; the tables may be from elsewhere
-		return nil, nil
+		return nil, cfg.mayBegin(&from)
 	case err == nil && s.ID != source.ID:
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "checkpoint %s is another one than the cluster's tables come from", s.Path)
 	}
 	return s, err
+}
+
+// mayBegin reports why a run that was told to go on must not begin at step 1: the job's tables
+// hold rows, and no trainer of the job is at work that it could join. Where the scheduler deals
+// out the data a worker goes on where its job is.
+func (c *Config) mayBegin(now *client.Restored) error {
+	if c.parted || slices.ContainsFunc(now.Training, func(t client.Trainer) bool { return t.Job == c.Job }) {
+		return nil
+	}
+	for _, t := range c.schemas() {
+		if n := now.Rows[t.Name]; n > 0 {
+			return rowraft.Errorf(rowraft.CodePrecondition,
+				"resume auto finds no checkpoint to go on from, and table %s holds %d rows: training from step 1 would train half-trained rows. Put the job's newest checkpoint in place first: rowraft checkpoint restore DESTINATION/NAME --table '%s.*' --replace; or go on without resume to train these rows on purpose, or drop the tables", t.Name, n, c.Job)
+		}
+	}
+	return nil
 }
 
 // Attend makes the run take part in the checkpoints of c's cluster, going on from s
@@ -261,6 +280,9 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 	if err := errors.Join(j.setPolicy(ctx, c), j.join(train, members)); err != nil {
 		j.leave(ctx, nil, err)
 		return nil, err
+	}
+	if s == nil && j.cfg.Resume == "auto" {
+		j.note("RESUME AUTO FOUND NO CHECKPOINT TO GO ON FROM: this trainer begins at step 1, or where its running job is")
 	}
 	if s != nil {
 		j.note("going on from checkpoint %s after step %d", s.Path, s.State.Step)

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
@@ -142,7 +143,7 @@ func (d *Dir) List(ctx context.Context, name string) ([]Entry, error) {
 	}
 	var out []Entry
 	for _, e := range entries {
-		if !e.IsDir() {
+		if !e.IsDir() || CheckName(e.Name()) != nil { // lost+found, say
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -150,6 +151,10 @@ func (d *Dir) List(ctx context.Context, name string) ([]Entry, error) {
 		}
 		moved(ctx)
 		found, err := d.list(ctx, e.Name())
+		if errors.Is(err, fs.ErrPermission) {
+			// Another's directory must not hide the checkpoints. It shows as one whose manifest cannot be read.
+			found, err = []Entry{{Name: path.Join(e.Name(), checkpoint.ManifestFile)}}, nil
+		}
 		if err != nil {
 			return nil, err
 		}

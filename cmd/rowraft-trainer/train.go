@@ -114,7 +114,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
-	f.StringVar(&set.Resume, "resume", "", "go on exactly from this checkpoint, DESTINATION/NAME, which was restored; auto: from the one that was, if any")
+	f.StringVar(&set.Resume, "resume", "", "go on exactly from this checkpoint, DESTINATION/NAME, which was restored; auto: from the one that was; without one it begins at step 1 if the job's tables hold no rows, and fails if they do")
 	f.StringVar(&set.Checkpoint.AtEnd, "checkpoint-at-end", "", "make a checkpoint at this destination when all trainers of the job are done")
 	f.BoolVar(&set.Audit, "audit", false, "bump this trainer's dimension of an audit row per shard with each push")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")

@@ -94,10 +94,12 @@ func newCheckpointListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list DESTINATION",
 		Short: "List the checkpoints that lie at a destination, oldest first",
-		Long: `List the checkpoints that lie at a destination, oldest first. It needs no cluster and reads manifests only.
+		Long: `List the checkpoints that lie at a destination, oldest first. It needs no cluster, reads manifests, and compares the
+files that lie there with them.
 
 "incomplete" is what a checkpoint that failed left behind, or one that is being written; it cannot be restored.
-"broken" is a delta without the checkpoint that it is a delta to.
+"broken" cannot be restored either: a file is missing or has another size, ` + "`checkpoint verify`" + ` has found damage, or
+this is so of the checkpoint that it is a delta to, or that is missing. The reason follows the table.
 
 ` + destinationHelp,
 		Example: `  rowraft checkpoint list /mnt/checkpoints
@@ -136,6 +138,11 @@ func newCheckpointListCmd(g *globals) *cobra.Command {
 					t.AppendRow(row)
 				}
 				t.Render()
+				for _, c := range v.Checkpoints {
+					if c.Error != "" {
+						fmt.Fprintf(w, "%s is %s: %s\n", c.Name, c.State, c.Error)
+					}
+				}
 				return nil
 			})
 		},
@@ -149,6 +156,7 @@ func newCheckpointVerifyCmd(g *globals) *cobra.Command {
 		Long: `Read every byte of a checkpoint and check all of it: checksums, the slot of each row, the digest of
 each slot recomputed from its rows and compared with what the shard counted, row counts. It needs no cluster.
 A delta is read with all that it stands on, and its slots are checked as they come out of all of them.
+What came of it is written beside the files, as VERIFIED or DAMAGED, which ` + "`checkpoint list`" + ` and policies read.
 
 Exit code 3 says that the checkpoint is damaged.
 
@@ -185,13 +193,10 @@ Exit code 3 says that the checkpoint is damaged.
 }
 
 func verifyCheckpoint(cmd *cobra.Command, d depot.Depot, name string, bar *meter) (checkpoint.Chain, checkpoint.TableRows, error) {
-	chain, err := depot.Chain(cmd.Context(), d, name)
-	if err != nil {
-		return nil, nil, err
+	if chain, err := depot.Chain(cmd.Context(), d, name); err == nil {
+		bar.set(0, chain.Bytes())
 	}
-	bar.set(0, chain.Bytes())
-	rows, err := chain.Verify(cmd.Context(), bar.add)
-	return chain, rows, err
+	return depot.Verify(cmd.Context(), d, name, bar.add)
 }
 
 func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, chain checkpoint.Chain, rows checkpoint.TableRows, took time.Duration) error {

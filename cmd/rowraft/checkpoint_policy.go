@@ -37,6 +37,7 @@ type policyJSON struct {
 	Job            string   `json:"job"`
 	SkipAbsent     bool     `json:"skip_absent"`
 	FullEvery      uint32   `json:"full_every"`
+	Verify         bool     `json:"verify"`
 	State          string   `json:"state"` // waiting, running, failing, idle
 	Running        string   `json:"running"`
 	LastRun        string   `json:"last_run"`     // when it began; "": never
@@ -52,7 +53,7 @@ func newPolicyJSON(st *rowraftv1.PolicyStatus) policyJSON {
 	p, r := st.GetPolicy(), st.GetRecord()
 	v := policyJSON{
 		Name: p.GetName(), Destination: p.GetDestination(), EverySeconds: time.Duration(p.GetEveryNs()).Seconds(), Keep: p.GetKeep(),
-		KeepWithinSecs: time.Duration(p.GetKeepWithinNs()).Seconds(), Job: p.GetJob(), SkipAbsent: p.GetSkipAbsent(), FullEvery: max(p.GetFullEvery(), 1),
+		KeepWithinSecs: time.Duration(p.GetKeepWithinNs()).Seconds(), Job: p.GetJob(), SkipAbsent: p.GetSkipAbsent(), FullEvery: max(p.GetFullEvery(), 1), Verify: p.GetVerify(),
 		State: st.GetState(), Running: r.GetRunning(), LastRun: moment(r.GetBegunNs()), Next: moment(st.GetNextNs()),
 		Failures: r.GetFailures(), Error: r.GetError(), RetentionError: r.GetRetentionError(), Checkpoints: []string{},
 	}
@@ -146,6 +147,7 @@ After each success the policy removes, of the checkpoints that it made itself, t
 	f.DurationVar(&keepWithin, "keep-within", 0, "keep younger ones, too")
 	f.StringVar(&p.Job, "job", "", "only while this job trains, and with all its trainers")
 	f.BoolVar(&p.SkipAbsent, "skip-absent", false, "go on without trainers that do not answer; their job cannot go on exactly from it")
+	f.BoolVar(&p.Verify, "verify", false, "read every byte of the checkpoints that stay, once each, before one is removed")
 	f.Uint32Var(&p.FullEvery, "full-every", 1, "every so many checkpoints one is full, the others are deltas; 1: all are full")
 	return cmd
 }
@@ -222,7 +224,7 @@ func (g *globals) describePolicy(cmd *cobra.Command, p policyJSON) error {
 		t := newTable(w, []string{"POLICY", p.Name})
 		rows := []table.Row{
 			{"DESTINATION", p.Destination}, {"EVERY", time.Duration(p.EverySeconds * 1e9)}, {"KEEP", p.Keep}, {"KEEP WITHIN", time.Duration(p.KeepWithinSecs * 1e9)},
-			{"JOB", p.Job}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
+			{"JOB", p.Job}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"VERIFY", p.Verify}, {"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
 			{"NEXT", p.Next}, {"FAILURES", p.Failures}, {"ERROR", p.Error}, {"RETENTION ERROR", p.RetentionError},
 		}
 		for _, name := range p.Checkpoints {

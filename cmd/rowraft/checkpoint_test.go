@@ -51,8 +51,8 @@ func TestCheckpointsWithoutACluster(t *testing.T) {
 		{"verify damage", []string{"verify", dir + "/a"}, exitVerdict, []string{"shard-0000.sums", "7 bytes"}},
 		{"verify a damaged manifest", []string{"verify", dir + "/c"}, exitVerdict, []string{"manifest"}},
 		{"verify what is none", []string{"verify", dir + "/b"}, exitFailed, []string{"there is no b/MANIFEST"}},
-		{"delete, dry", []string{"delete", dir + "/a", "--dry-run"}, exitDone, []string{"would delete checkpoint a: 2 files"}},
-		{"delete", []string{"delete", dir + "/a", "--yes"}, exitDone, []string{"deleted checkpoint a: 2 files"}},
+		{"delete, dry", []string{"delete", dir + "/a", "--dry-run"}, exitDone, []string{"would delete checkpoint a: 3 files"}},
+		{"delete", []string{"delete", dir + "/a", "--yes"}, exitDone, []string{"deleted checkpoint a: 3 files"}},
 		{"delete again", []string{"delete", dir + "/a"}, exitFailed, []string{"no checkpoint a"}},
 		{"delete what is none", []string{"delete", dir + "/b", "--yes", "-o", "json"}, exitDone, []string{`"deleted": true`}},
 	} {

@@ -32,6 +32,7 @@ type CheckpointPolicy struct {
 	Job           string                 `protobuf:"bytes,6,opt,name=job,proto3" json:"job,omitempty"`                                          // only while it trains, and with all its trainers; "": always
 	SkipAbsent    bool                   `protobuf:"varint,7,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"`
 	FullEvery     uint32                 `protobuf:"varint,8,opt,name=full_every,json=fullEvery,proto3" json:"full_every,omitempty"` // 1 or 0: all are full; n: after a full one come n-1 deltas
+	Verify        bool                   `protobuf:"varint,9,opt,name=verify,proto3" json:"verify,omitempty"`                        // read every byte of those that stay, once each, before one is removed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -122,6 +123,13 @@ func (x *CheckpointPolicy) GetFullEvery() uint32 {
 	return 0
 }
 
+func (x *CheckpointPolicy) GetVerify() bool {
+	if x != nil {
+		return x.Verify
+	}
+	return false
+}
+
 // PolicyRecord is what a policy has done. Times are Unix nanoseconds by the clock of
 // the server that led then; 0: never.
 type PolicyRecord struct {
@@ -132,7 +140,7 @@ type PolicyRecord struct {
 	Made           []*PolicyCheckpoint    `protobuf:"bytes,4,rep,name=made,proto3" json:"made,omitempty"`                                           // that were not removed, oldest first
 	Error          string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                                         // of the last run; "": it succeeded
 	Failures       uint32                 `protobuf:"varint,6,opt,name=failures,proto3" json:"failures,omitempty"`                                  // in a row
-	RetentionError string                 `protobuf:"bytes,7,opt,name=retention_error,json=retentionError,proto3" json:"retention_error,omitempty"` // why something could not be removed
+	RetentionError string                 `protobuf:"bytes,7,opt,name=retention_error,json=retentionError,proto3" json:"retention_error,omitempty"` // why something could not be removed, or what is broken
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4056,7 +4064,7 @@ var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"\x1browraft/v1/checkpoint.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xef\x01\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\x87\x02\n" +
 	"\x10CheckpointPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x19\n" +
@@ -4067,7 +4075,8 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vskip_absent\x18\a \x01(\bR\n" +
 	"skipAbsent\x12\x1d\n" +
 	"\n" +
-	"full_every\x18\b \x01(\rR\tfullEvery\"\xe7\x01\n" +
+	"full_every\x18\b \x01(\rR\tfullEvery\x12\x16\n" +
+	"\x06verify\x18\t \x01(\bR\x06verify\"\xe7\x01\n" +
 	"\fPolicyRecord\x12\x15\n" +
 	"\x06set_ns\x18\x01 \x01(\x04R\x05setNs\x12\x19\n" +
 	"\bbegun_ns\x18\x02 \x01(\x04R\abegunNs\x12\x18\n" +

@@ -1,0 +1,100 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// retain removes the checkpoints that a policy made and need not keep, and touches no other
+// ones. The newest that are complete always stay, as many as the policy says: all files of
+// their whole chain are there with the sizes that the manifests name, no verification has
+// found damage, and if the policy asks for it every byte was read. One that is not complete
+// counts nowhere and stays, and while it is the newest nothing goes. So do those that tables come from, which jobs resume from.
+func (s *Scheduler) retain(ctx context.Context, name string) error {
+	p := s.machine.policy(name)
+	if p == nil {
+		return nil // deleted meanwhile
+	}
+	d, err := depot.Open(p.GetPolicy().GetDestination())
+	if err != nil {
+		return err
+	}
+	made := p.GetRecord().GetMade()
+	if len(made) == 0 {
+		return nil
+	}
+	there, err := depot.Scan(ctx, d)
+	if err != nil {
+		return s.logForgotten(ctx, name, "", err)
+	}
+	var broken []error
+	whole := uint32(0)
+	for i := len(made) - 1; i >= 0; i-- { // deltas go before what they stand on
+		at := slices.IndexFunc(there, func(f depot.Found) bool { return f.Name == made[i].GetName() })
+		if at < 0 || there[at].Manifest == nil && there[at].Err == nil { // somebody removed it
+			if err := s.logForgotten(ctx, name, made[i].GetName(), nil); err != nil {
+				return err
+			}
+			continue
+		}
+		f := &there[at]
+		young := time.Since(time.Unix(0, int64(made[i].GetBegunNs()))) < time.Duration(p.GetPolicy().GetKeepWithinNs())
+		stays := whole < p.GetPolicy().GetKeep() || young
+		if stays && f.Usable() && p.GetPolicy().GetVerify() && !f.Verified {
+			if _, _, f.Err = depot.Verify(ctx, d, f.Name, nil); ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+		if !f.Usable() {
+			if broken = append(broken, f.Err); whole == 0 {
+				break // nothing goes while the newest is not complete
+			}
+			continue
+		}
+		if whole++; stays || s.resumesFrom(f.Manifest.ID) {
+			continue
+		}
+		_, _, err := depot.Delete(ctx, d, f.Name, false)
+		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
+			continue // a delta needs it
+		}
+		if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
+			return s.logForgotten(ctx, name, "", err)
+		}
+		s.logger.Info("a checkpoint policy removed a checkpoint", "policy", name, "checkpoint", f.Name)
+		if err := s.logForgotten(ctx, name, f.Name, nil); err != nil {
+			return err
+		}
+	}
+	var why error
+	if len(broken) > 0 {
+		why = fmt.Errorf("%d of %d checkpoints cannot be restored: %w", len(broken), len(made), errors.Join(broken...))
+	}
+	if why == nil && s.machine.policy(name).GetRecord().GetRetentionError() == "" {
+		return nil
+	}
+	return s.logForgotten(ctx, name, "", why)
+}
+
+// resumesFrom reports whether tables of the cluster come from the checkpoint with this id,
+// or a run of a job began with it.
+func (s *Scheduler) resumesFrom(id string) bool {
+	sources, _ := s.machine.restored()
+	return slices.ContainsFunc(sources, func(r *rowraftv1.MetaRestored) bool { return r.GetId() == id }) ||
+		slices.ContainsFunc(s.machine.allRuns(), func(r *rowraftv1.MetaRun) bool { return r.GetCheckpoint() == id })
+}
+
+// logForgotten notes that a checkpoint of a policy is gone, if it is named, and what retention
+// has to report.
+func (s *Scheduler) logForgotten(ctx context.Context, name, made string, why error) error {
+	return s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{
+		Name: name, Checkpoint: made, Error: errorText(why),
+	}}})
+}
