@@ -268,12 +268,14 @@ var ErrNoParts = errors.New("no part of the data is left")
 var ErrPartsHeld = errors.New("others have the parts of the data that are left")
 
 // NextPart asks for a part to read: the take-th of this member, from 1. One that was
-// asked for may be asked for again.
+// asked for may be asked for again. ahead is how many parts the member has that it has not begun: near the end of
+// the data the scheduler keeps the last parts for members that have none. It waits for a scheduler that is away
+// until ctx ends.
 //
 // Errors: ErrNoParts; ErrPartsHeld; CodeSessionExpired if it is no member any more.
-func (m *Member) NextPart(ctx context.Context, take int64) (p Part, err error) {
+func (m *Member) NextPart(ctx context.Context, take int64, ahead int) (p Part, err error) {
 	err = m.c.jobsCall(ctx, "next part of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		r, err := stub.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: m.identity, Take: uint64(take)})
+		r, err := stub.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: m.identity, Take: uint64(take), Ahead: uint32(ahead)})
 		p = Part{int64(r.GetEpoch()), int64(r.GetPart()), int64(r.GetFrom()), int64(r.GetTo()), int64(r.GetOffset()), int64(r.GetReading())}
 		if r.GetDone() || r.GetWait() {
 			p.Part = -1

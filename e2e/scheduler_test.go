@@ -89,6 +89,59 @@ model: {dim: 8, sleep: 5ms} # else what they say of so many steps is long to rea
 	c.must("table", "create", "after", "--dim", "4", "--if-not-exists")
 }
 
+// TestTrainingInPartsOutlivesItsScheduler is the default mode of several trainers: the scheduler hands out the data in
+// parts. It is killed for longer than a part takes. The trainers read the parts that they hold ahead, keep their leases,
+// and train every example once; the run ends after the scheduler is back.
+func TestTrainingInPartsOutlivesItsScheduler(t *testing.T) {
+	skipUnderRace(t)
+	c := start(t, localcluster.Options{Schedulers: 1})
+	dir := t.TempDir()
+	config := filepath.Join(dir, "job.yaml")
+	const perPart, examples = 60, 16 * 60 * 64 // 8 parts of 60 batches for each trainer
+	err := os.WriteFile(config, fmt.Appendf(nil, `job: parts
+trainers: 2
+batch: 64
+in_flight: 3
+audit: true
+evaluate: false
+generator: {examples: %d, held: 64, keys: 400, categorical: 4, dense: 3}
+model: {dim: 8, sleep: 5ms}
+`, examples), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheduler := c.Schedulers()[0]
+	tr := &trainers{c: c, dir: dir, config: config, n: 2}
+	tr.start()
+	tr.reached(perPart / 2)
+	if err := scheduler.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	tr.farther(perPart + perPart/2)
+	c.restartScheduler(scheduler)
+	tr.ended()
+	var read int64
+	var pushes []int
+	for rank := range tr.n {
+		e, err := tr.last(rank)
+		if err != nil || e.PushesAcknowledged != e.Step {
+			t.Errorf("trainer %d ends with %d pushes of %d steps acknowledged, %v", rank, e.PushesAcknowledged, e.Step, err)
+		}
+		read, pushes = read+e.Examples, append(pushes, int(e.PushesAcknowledged))
+	}
+	if read != examples {
+		t.Errorf("%d examples were trained, want each of %d once", read, examples)
+	}
+	for shard, n := range auditCounts(c, "parts.audit", 2) {
+		if !slices.Equal(n, pushes) {
+			t.Errorf("shard %d counts %v pushes of the two trainers, want %v", shard, n, pushes)
+		}
+	}
+	if out := c.must("job", "describe", "parts"); !strings.Contains(out, "done") || strings.Contains(out, "lost") {
+		t.Errorf("the job ends as:\n%s", out)
+	}
+}
+
 // Three processes of the scheduler go on without any one of them, and every process of
 // the cluster comes back from its directory.
 func TestThreeSchedulersGoOnWithoutOne(t *testing.T) {

@@ -25,7 +25,7 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	}
 	take := func(m *client.Member, n int64) client.Part {
 		t.Helper()
-		p, err := m.NextPart(t.Context(), n)
+		p, err := m.NextPart(t.Context(), n, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	}
 	left := map[int64]int64{}
 	for n := int64(1); ; n++ {
-		p, err := next.NextPart(t.Context(), n)
+		p, err := next.NextPart(t.Context(), n, 0)
 		if errors.Is(err, client.ErrNoParts) {
 			break
 		} else if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -227,7 +228,8 @@ func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
 	return nil
 }
 
-// mustWait says whether take_part would tell a member to wait.
+// mustWait reports whether a member is told to wait: take_part would do so, or the member asks ahead for one of the
+// last parts, which keep the others busy.
 func (m *machine) mustWait(q *rowraftv1.NextPartRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -235,7 +237,26 @@ func (m *machine) mustWait(q *rowraftv1.NextPartRequest) bool {
 	if err != nil || q.GetTake() != r.GetMembers()[i].GetTaken()+1 {
 		return false
 	}
+	if q.GetAhead() > 0 && !r.GetData().GetByRank() && freeParts(r.GetData()) <= uint64(len(trainingRanks(r))) {
+		return true
+	}
 	r = proto.CloneOf(r)
 	others := slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != q.GetIdentity().GetIncarnation() })
 	return others && freePart(r, q.GetIdentity().GetRank()) == nil
+}
+
+// freeParts counts the parts that nobody has, to the end of the data.
+func freeParts(d *rowraftv1.JobData) (n uint64) {
+	if d.GetEpochs() == 0 {
+		return math.MaxUint64 // without an end
+	}
+	if d.GetEpoch() < d.GetEpochs() {
+		n = min(d.GetEpochs()-d.GetEpoch(), MaxParts)*parts(d) - d.GetPart()
+	}
+	for _, p := range d.GetOpen() {
+		if p.GetIncarnation() == 0 {
+			n++
+		}
+	}
+	return n
 }

@@ -425,3 +425,38 @@ func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
 		t.Errorf("the shards were told and asked %q, want %q", calls, want)
 	}
 }
+
+// Near the end of the data a member that asks ahead waits, so that those who have nothing to read get the last parts;
+// where parts are dealt by rank each has its own.
+func TestTheLastPartsAreNotTakenAhead(t *testing.T) {
+	for _, tc := range []struct {
+		epoch, epochs uint64
+		byRank        bool
+		open          int // parts that somebody left
+		ahead         uint32
+		want          bool
+	}{
+		{0, 1, false, 0, 1, false}, // ten parts are free
+		{0, 0, false, 0, 1, false}, // without an end
+		{1, 1, false, 0, 1, true},
+		{1, 1, false, 2, 1, true},
+		{1, 1, false, 3, 1, false},
+		{1, 1, false, 2, 0, false},
+		{0, 1 << 48, false, 0, 2, false},
+		{1, 1, true, 2, 1, false},
+	} {
+		id := &rowraftv1.JobIdentity{Job: "ctr", Run: []byte("0123456789abcdef"), Incarnation: 5}
+		r := &rowraftv1.MetaRun{Job: "ctr", Run: id.Run, Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING, Data: &rowraftv1.JobData{Examples: 100, PartExamples: 10, Epochs: tc.epochs, Epoch: tc.epoch, ByRank: tc.byRank}}
+		for rank := range uint32(2) {
+			r.Members = append(r.Members, &rowraftv1.RunMember{Rank: rank, Incarnation: 5 + uint64(rank), State: rowraftv1.MemberState_MEMBER_STATE_TRAINING})
+		}
+		for part := range uint64(tc.open) {
+			r.Data.Open = append(r.Data.Open, &rowraftv1.JobPart{Part: part})
+		}
+		m := &machine{state: &state{}}
+		m.state.putRun(r)
+		if got := m.mustWait(&rowraftv1.NextPartRequest{Identity: id, Take: 1, Ahead: tc.ahead}); got != tc.want {
+			t.Errorf("%+v: must wait %v", tc, got)
+		}
+	}
+}

@@ -32,7 +32,7 @@ func (g *geo) sendAndRead(ctx context.Context) error {
 		return err
 	}
 	for _, at := range pieces {
-		if err := g.j.covered(ctx, at); err != nil {
+		if err := g.j.covered(at); err != nil {
 			return err
 		}
 	}

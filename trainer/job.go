@@ -93,7 +93,7 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 		f.OnNote(func(text string) { j.note("%s", text) })
 	}
 	if cfg.parted {
-		j.parts = &dataParts{set: j.set, giver: cfg.member, patience: cfg.Patience, plan: cfg.member.Parts}
+		j.parts = &dataParts{set: j.set, giver: cfg.member, plan: cfg.member.Parts}
 	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
 	if err := j.openModel(); err != nil {
@@ -241,9 +241,13 @@ func (j *Job) train(ctx context.Context) error {
 	if err := j.way.settle(pushes); err != nil || ctx.Err() != nil {
 		return err
 	}
-	return j.way.end(pushes, func() (bool, error) {
+	err = j.way.end(pushes, func() (bool, error) {
 		return j.begin(ctx, func(p *pause) error { return j.boundary(ctx, pushes, p) })
 	})
+	if err != nil {
+		return err
+	}
+	return j.parts.flush(ctx)
 }
 
 func (j *Job) epochs() int {
@@ -283,7 +287,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		if push {
 			err = j.push(pushes, w)
 		} else {
-			err = j.covered(pushes, w.piece)
+			err = j.covered(w.piece)
 		}
 		if err != nil {
 			return err
@@ -316,7 +320,7 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src feed) error {
 			return err
 		}
 		if !push {
-			if err := j.covered(pushes, w.piece); err != nil {
+			if err := j.covered(w.piece); err != nil {
 				return err
 			}
 			free <- w

@@ -72,37 +72,58 @@ func (c *Config) wantsParts(set data.Set, saved savedParts) (bool, error) {
 
 // partGiver is the registry as the data sees it.
 type partGiver interface {
-	NextPart(ctx context.Context, take int64) (client.Part, error)
+	// NextPart asks for a part. ahead is how many the trainer has that it has not begun.
+	NextPart(ctx context.Context, take int64, ahead int) (client.Part, error)
 	EndPart(ctx context.Context, p client.Part) error
 }
 
 const (
-	// partPoll is how long a feed waits for a part that others have before the loop may do
-	// something else.
+	// partsAhead is how many parts a trainer holds that it has not begun, so that it can train on while the scheduler
+	// is away.
+	partsAhead = 2
+	// partPoll is how long a feed waits for a part before the loop may do something else, and how often it asks for one
+	// that others have.
 	partPoll = 200 * time.Millisecond
-	// askAgain is how long a trainer that keeps step does not ask again.
+	// askAgain is how often a trainer that keeps step asks for it.
 	askAgain = 25 * time.Millisecond
+	// aheadAgain is how often a trainer asks that has parts still to begin.
+	aheadAgain = time.Second
 )
 
 // dataParts reads the parts of the data that the scheduler gives to this trainer, and
 // tells it of those that are trained.
+//
+// Goroutines: the loop calls next, any goroutine covered, reached and positions. A goroutine of its own, from the first
+// next to close, makes all calls to the scheduler: it takes parts ahead and ends those that are trained. It waits
+// without limit for a scheduler that is away, and the loop waits for it only when no part is left.
 type dataParts struct {
 	set      data.Set
 	giver    partGiver
 	plan     client.PartPlan
 	ctx      context.Context // of the run
-	patience time.Duration
-	keepStep bool // while others have what is left there are idle batches: somebody waits for this trainer's
+	keepStep bool            // while others have what is left there are idle batches: somebody waits for this trainer's
 
 	// Of the goroutine that reads.
-	src     data.Source // of the last part taken; nil between parts
-	taken   int64
+	src     data.Source // of the part that is read; nil between parts
+	reading *heldPart
 	batches int64
-	told    time.Time // that others have what is left
 	after   position
+	running bool // the goroutine that calls the scheduler
+	end     context.CancelFunc
+	ended   chan struct{}
 
-	mu   sync.Mutex
-	held []*heldPart // in the order they were taken; the last may still be read
+	wake chan struct{} // capacity 1: that goroutine has something to do
+
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next change of what the scheduler has answered
+	ahead   []client.Part // taken and not begun
+	held    []*heldPart   // begun, in the order they were taken
+	toEnd   []*heldPart   // of them, those that are trained and that the scheduler is yet to be told of
+	starved bool          // the loop waits for a part
+	told    time.Time     // when the scheduler answered last that there is none now; zero: it has answered otherwise since
+	none    bool          // that was for want of any: others have what is left
+	done    bool          // no part is left
+	err     error         // of a call; there are no more
 }
 
 // heldPart is a part that is not trained to its end. Offsets are of its examples.
@@ -126,31 +147,52 @@ func (d *dataParts) close() {
 		d.src.Close()
 		d.src = nil
 	}
+	if d.running {
+		d.end()
+		<-d.ended
+	}
 }
 
+// start begins to call the scheduler.
+func (d *dataParts) start() {
+	if d.running {
+		return
+	}
+	d.running, d.wake, d.changed, d.ended = true, make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	var ctx context.Context
+	ctx, d.end = context.WithCancel(d.ctx)
+	go func() {
+		defer close(d.ended)
+		d.call(ctx)
+	}()
+}
+
+// next implements feed.
 func (d *dataParts) next(w *work) error {
+	d.start()
 	for {
 		for d.src == nil {
-			err := d.take()
-			if err == errNotYet && d.keepStep && d.ctx.Err() == nil {
+			idle, err := d.begin()
+			if err != nil {
+				return err
+			}
+			if idle {
 				d.batches++
 				w.idle, w.piece, w.step, w.after = true, piece{}, d.batches, d.after
 				return nil
 			}
-			if err != nil {
-				return err
-			}
 		}
 		err := d.src.Next(w.data)
 		if err == io.EOF {
-			d.close()
+			d.src.Close()
+			d.src = nil
 			continue
 		} else if err != nil {
 			return err
 		}
 		d.batches++
 		d.mu.Lock()
-		p := d.held[len(d.held)-1]
+		p := d.reading
 		w.piece = piece{p, p.read, p.read + int64(w.data.N)}
 		p.read = w.piece.to
 		d.mu.Unlock()
@@ -160,75 +202,186 @@ func (d *dataParts) next(w *work) error {
 	}
 }
 
-// take asks for a part and opens it, unless nothing is left of it.
-func (d *dataParts) take() error {
-	if d.keepStep && time.Since(d.told) < askAgain {
-		return errNotYet
-	}
-	ctx, cancel := context.WithTimeout(d.ctx, d.patience)
-	defer cancel()
-	p, err := d.giver.NextPart(ctx, d.taken+1)
-	switch {
-	case errors.Is(err, client.ErrNoParts):
-		return io.EOF
-	case errors.Is(err, client.ErrPartsHeld) && d.keepStep:
-		d.told = time.Now()
-		return errNotYet
-	case errors.Is(err, client.ErrPartsHeld):
+// begin opens the next part. It returns errNotYet if there is none yet, io.EOF if none is left, and that the trainer is
+// to take part in a step without one.
+func (d *dataParts) begin() (idle bool, err error) {
+	poll := time.NewTimer(partPoll)
+	defer poll.Stop()
+	asked := time.Now()
+	for {
+		d.mu.Lock()
+		if len(d.ahead) > 0 {
+			err := d.openLocked()
+			d.mu.Unlock()
+			d.rouse()
+			return false, err
+		}
+		done, err, held, changed := d.done, d.err, d.none && d.told.After(asked.Add(-askAgain)), d.changed
+		d.starved = true
+		d.mu.Unlock()
+		switch {
+		case d.ctx.Err() != nil:
+			return false, errNotYet // the loop ends
+		case err != nil:
+			return false, err
+		case done:
+			return false, io.EOF
+		case d.keepStep && held:
+			return true, nil
+		}
+		d.rouse()
 		select {
-		case <-time.After(partPoll):
+		case <-changed:
+		case <-poll.C:
+			return false, errNotYet
 		case <-d.ctx.Done():
 		}
-		return errNotYet
-	case err != nil && d.ctx.Err() != nil:
-		return errNotYet // the loop ends
-	case err != nil:
-		return err
 	}
-	if p.From+p.Offset >= p.To { // who had it died before it could say so
-		d.taken++
-		return d.giver.EndPart(ctx, p)
-	}
-	if d.src, err = d.set.(data.Ranger).Range(p.From+p.Offset, p.To); err != nil {
-		return err
-	}
-	d.taken++
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.held = append(d.held, &heldPart{Part: p, read: p.Offset, acked: p.Offset, ahead: make(map[int64]int64)})
-	return nil
 }
 
-// covered notes that a batch is trained and acknowledged, or was skipped for good, and
-// tells the scheduler of a part that is trained to its end. Any goroutine may call it.
-func (d *dataParts) covered(ctx context.Context, at piece) error {
-	if at.part == nil {
+// openLocked begins to read the part that was taken first.
+// REQUIRES: d.mu is held, and a part was taken.
+func (d *dataParts) openLocked() (err error) {
+	p := d.ahead[0]
+	d.ahead, d.starved = d.ahead[1:], false
+	h := &heldPart{Part: p, read: p.Offset, acked: p.Offset, ahead: make(map[int64]int64)}
+	d.held = append(d.held, h)
+	if p.From+p.Offset >= p.To { // its last reader ended before it could tell the scheduler
+		d.toEnd = append(d.toEnd, h)
 		return nil
 	}
+	d.reading = h
+	d.src, err = d.set.(data.Ranger).Range(p.From+p.Offset, p.To)
+	return err
+}
+
+// rouse has the goroutine that calls the scheduler look for something to do.
+func (d *dataParts) rouse() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// call makes the calls to the scheduler, one at a time, until one is refused for good or ctx ends.
+func (d *dataParts) call(ctx context.Context) {
+	for taken := int64(0); ctx.Err() == nil; {
+		d.mu.Lock()
+		var end *heldPart
+		if len(d.toEnd) > 0 {
+			end = d.toEnd[0]
+		}
+		ahead := len(d.ahead)
+		wait := d.untilAskLocked(time.Now())
+		d.mu.Unlock()
+		var err error
+		switch {
+		case end != nil:
+			err = d.giver.EndPart(ctx, end.Part)
+		case wait > 0:
+			timer := time.NewTimer(wait)
+			select {
+			case <-timer.C:
+			case <-d.wake:
+			case <-ctx.Done():
+			}
+			timer.Stop()
+			continue
+		}
+		var p client.Part
+		if end == nil {
+			p, err = d.giver.NextPart(ctx, taken+1, ahead)
+		}
+		if ctx.Err() != nil && err != nil {
+			return
+		}
+		d.mu.Lock()
+		switch {
+		case end != nil && err == nil:
+			d.toEnd = d.toEnd[1:]
+			d.held = slices.DeleteFunc(d.held, func(q *heldPart) bool { return q == end })
+		case end != nil:
+			d.err = fmt.Errorf("end part %d of epoch %d of the data: %w", end.Part.Part, end.Epoch, err)
+		case err == nil:
+			taken++
+			d.ahead, d.told, d.none = append(d.ahead, p), time.Time{}, false
+		case errors.Is(err, client.ErrNoParts):
+			d.done = true
+		case errors.Is(err, client.ErrPartsHeld):
+			d.told, d.none = time.Now(), ahead == 0
+		default:
+			d.err = err
+		}
+		over := d.err != nil
+		close(d.changed)
+		d.changed = make(chan struct{})
+		d.mu.Unlock()
+		if over {
+			return
+		}
+	}
+}
+
+// untilAskLocked returns how long to wait before the next part is asked for.
+// REQUIRES: d.mu is held.
+func (d *dataParts) untilAskLocked(now time.Time) time.Duration {
+	const never = time.Hour
+	every := aheadAgain
+	switch {
+	case d.done || len(d.ahead) >= partsAhead:
+		return never
+	case d.told.IsZero():
+		return 0
+	case d.starved && d.keepStep:
+		every = askAgain
+	case d.starved:
+		every = partPoll
+	}
+	return every - now.Sub(d.told)
+}
+
+// covered notes that a batch is trained and acknowledged, or was skipped for good. The scheduler is told later of a
+// part that is trained to its end. Any goroutine may call it.
+func (d *dataParts) covered(at piece) error {
 	d.mu.Lock()
+	defer d.mu.Unlock()
+	if at.part == nil {
+		return d.err
+	}
 	p := at.part
 	p.ahead[at.from] = at.to
 	for to, ok := p.ahead[p.acked]; ok; to, ok = p.ahead[p.acked] {
 		delete(p.ahead, p.acked)
 		p.acked = to
 	}
-	ended := p.acked == p.To-p.From
-	d.mu.Unlock()
-	if !ended {
-		return nil
+	if p.acked == p.To-p.From {
+		d.toEnd = append(d.toEnd, p)
+		d.rouse()
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.patience)
-	defer cancel()
-	if err := d.giver.EndPart(ctx, p.Part); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.held = slices.DeleteFunc(d.held, func(q *heldPart) bool { return q == p })
-	return nil
+	return d.err
 }
 
-// reached is how far this trainer is in the parts that it has.
+// flush returns when the scheduler knows all parts that are trained, or ctx ends. It waits without limit for a
+// scheduler that is away.
+func (d *dataParts) flush(ctx context.Context) error {
+	if d == nil || !d.running {
+		return nil
+	}
+	for {
+		d.mu.Lock()
+		left, err, changed := len(d.toEnd), d.err, d.changed
+		d.mu.Unlock()
+		if left == 0 || err != nil || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// reached is how far this trainer is in the parts that it has, those included that it has not begun.
 func (d *dataParts) reached() (out []client.PartReached) {
 	if d == nil {
 		return nil
@@ -237,6 +390,9 @@ func (d *dataParts) reached() (out []client.PartReached) {
 	defer d.mu.Unlock()
 	for _, p := range d.held {
 		out = append(out, client.PartReached{Epoch: p.Epoch, Part: p.Part.Part, Acknowledged: p.acked, Read: p.read})
+	}
+	for _, p := range d.ahead {
+		out = append(out, client.PartReached{Epoch: p.Epoch, Part: p.Part, Acknowledged: p.Offset, Read: p.Offset})
 	}
 	return out
 }
@@ -252,12 +408,12 @@ func (j *Job) feed(ctx context.Context) feed {
 
 // covered notes that a batch is trained and acknowledged, or will never be: it was skipped,
 // or its step was closed without it.
-func (j *Job) covered(ctx context.Context, at piece) error {
+func (j *Job) covered(at piece) error {
 	if j.parts == nil {
 		return nil
 	}
-	if err := j.parts.covered(ctx, at); err != nil {
-		return j.fail(fmt.Errorf("end a part of the data: %w", err))
+	if err := j.parts.covered(at); err != nil {
+		return j.fail(err)
 	}
 	return nil
 }

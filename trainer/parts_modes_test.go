@@ -41,7 +41,7 @@ type hand struct {
 	rank int
 }
 
-func (h hand) NextPart(_ context.Context, _ int64) (p client.Part, err error) {
+func (h hand) NextPart(_ context.Context, _ int64, _ int) (p client.Part, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	at, by := &h.next[0], int64(1)

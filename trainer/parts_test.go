@@ -25,7 +25,7 @@ type giver struct {
 	ended  []int64
 }
 
-func (g *giver) NextPart(_ context.Context, take int64) (client.Part, error) {
+func (g *giver) NextPart(_ context.Context, take int64, _ int) (client.Part, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	parts := (g.plan.Examples + g.plan.PartExamples - 1) / g.plan.PartExamples
@@ -67,7 +67,7 @@ func testGenerator(t *testing.T, examples int64) *data.Generator {
 func TestPartsAreReadAndEnded(t *testing.T) {
 	set := testGenerator(t, 250)
 	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 40, held: true}
-	d := &dataParts{set: set, giver: g, ctx: t.Context(), patience: DefaultConfig().Patience}
+	d := &dataParts{set: set, giver: g, ctx: t.Context()}
 	defer d.close()
 	var list []piece
 	var first []int64
@@ -86,7 +86,7 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	}
 	ack := func(i int) {
 		t.Helper()
-		if err := d.covered(t.Context(), list[i]); err != nil {
+		if err := d.covered(list[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -101,11 +101,23 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 		t.Errorf("with three of its batches acknowledged, the part is at %v", got[1])
 	}
 	ack(4)
+	if err := d.flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if !slices.Equal(g.ended, []int64{1}) {
 		t.Errorf("ended: %v, want part 1", g.ended)
 	}
+	if err := d.flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.mu.Lock()
 	g.held = false
-	if err := d.next(w); err != nil || w.data.First != 200 || w.step != 7 {
+	g.mu.Unlock()
+	err := d.next(w)
+	for err == errNotYet {
+		err = d.next(w)
+	}
+	if err != nil || w.data.First != 200 || w.step != 7 {
 		t.Fatalf("the last part: step %d from %d, %v", w.step, w.data.First, err)
 	}
 	list = append(list, w.piece)
@@ -119,6 +131,9 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	for _, i := range []int{7, 6, 0} {
 		ack(i)
 	}
+	if err := d.flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if !slices.Equal(g.ended, []int64{1, 2, 0}) || len(d.reached()) != 0 {
 		t.Errorf("ended: %v, still held: %v", g.ended, d.reached())
 	}
@@ -128,10 +143,10 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 func TestAPartThatIsReadIsEnded(t *testing.T) {
 	set := testGenerator(t, 250)
 	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 100}
-	d := &dataParts{set: set, giver: g, ctx: t.Context(), patience: DefaultConfig().Patience}
+	d := &dataParts{set: set, giver: g, ctx: t.Context()}
 	defer d.close()
 	w := &work{data: data.NewBatch(32, set.Shape())}
-	if err := d.next(w); err != nil || w.data.First != 100 || !slices.Equal(g.ended, []int64{0}) {
+	if err := errors.Join(d.next(w), d.flush(t.Context())); err != nil || w.data.First != 100 || !slices.Equal(g.ended, []int64{0}) {
 		t.Errorf("the first batch begins at %d, ended are %v, %v", w.data.First, g.ended, err)
 	}
 }
@@ -155,7 +170,7 @@ func TestARunInParts(t *testing.T) {
 		j.steps = 0
 		plan := cfg.partPlan(1000)
 		g := &giver{plan: plan}
-		j.parts = &dataParts{set: j.set, giver: g, patience: cfg.Patience}
+		j.parts = &dataParts{set: j.set, giver: g}
 		r, err := j.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)

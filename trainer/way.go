@@ -82,7 +82,7 @@ func (d *direct) push(ctx context.Context, w *work) error {
 	if err := d.j.answered(sent, 1, err); err != nil {
 		return err
 	}
-	return d.j.covered(ctx, w.piece)
+	return d.j.covered(w.piece)
 }
 
 func (d *direct) rest(context.Context) error { return nil }

@@ -96,7 +96,7 @@ func (s *inStep) pushOnce(ctx context.Context, w *work, sent time.Time) (again b
 		if !s.strict() {
 			s.j.gate.did(0)
 			s.j.late(w, fmt.Sprintf("it is for step %d, and the job stands still behind step %d for a checkpoint", step, p.limit))
-			return false, s.j.covered(ctx, w.piece)
+			return false, s.j.covered(w.piece)
 		}
 		s.j.gate.refuse(p, fmt.Errorf("%w: steps up to %d were closed without it", client.ErrNotNow, step-1))
 	}
@@ -114,7 +114,7 @@ func (s *inStep) pushOnce(ctx context.Context, w *work, sent time.Time) (again b
 	default:
 		_ = s.j.answered(sent, 1, nil)
 	}
-	return false, s.j.covered(ctx, w.piece)
+	return false, s.j.covered(w.piece)
 }
 
 // again says that what the shards did not take of a batch goes to the next step.
@@ -298,7 +298,7 @@ func (b *bounded) push(ctx context.Context, w *work) (err error) {
 		if err := b.fail(w, b.tables.PushClock(ctx, b.clock(w.step), b.j.parts.positions(w.piece), nil)); err != nil {
 			return err
 		}
-		return b.j.covered(ctx, w.piece)
+		return b.j.covered(w.piece)
 	}
 	sent := b.j.sending(1)
 	err = b.tables.PushClock(ctx, b.clock(w.step), b.j.parts.positions(w.piece), w.segs)
@@ -308,7 +308,7 @@ func (b *bounded) push(ctx context.Context, w *work) (err error) {
 	if err := b.j.answered(sent, 1, err); err != nil {
 		return err
 	}
-	return b.j.covered(ctx, w.piece)
+	return b.j.covered(w.piece)
 }
 
 func (b *bounded) fail(w *work, err error) error {

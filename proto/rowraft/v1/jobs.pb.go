@@ -1163,7 +1163,8 @@ func (x *PartReached) GetExact() bool {
 type NextPartRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"` // 1 + the parts that it was given; the last one may be asked for again
+	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"`   // 1 + the parts that it was given; the last one may be asked for again
+	Ahead         uint32                 `protobuf:"varint,3,opt,name=ahead,proto3" json:"ahead,omitempty"` // of them, those that it has not begun: it is told to wait where the last parts are for others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1208,6 +1209,13 @@ func (x *NextPartRequest) GetIdentity() *JobIdentity {
 func (x *NextPartRequest) GetTake() uint64 {
 	if x != nil {
 		return x.Take
+	}
+	return 0
+}
+
+func (x *NextPartRequest) GetAhead() uint32 {
+	if x != nil {
+		return x.Ahead
 	}
 	return 0
 }
@@ -2090,10 +2098,11 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x04part\x18\x02 \x01(\x04R\x04part\x12\"\n" +
 	"\facknowledged\x18\x03 \x01(\x04R\facknowledged\x12\x12\n" +
 	"\x04read\x18\x04 \x01(\x04R\x04read\x12\x14\n" +
-	"\x05exact\x18\x05 \x01(\bR\x05exact\"Z\n" +
+	"\x05exact\x18\x05 \x01(\bR\x05exact\"p\n" +
 	"\x0fNextPartRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
-	"\x04take\x18\x02 \x01(\x04R\x04take\"\xb7\x01\n" +
+	"\x04take\x18\x02 \x01(\x04R\x04take\x12\x14\n" +
+	"\x05ahead\x18\x03 \x01(\rR\x05ahead\"\xb7\x01\n" +
 	"\rNextPartReply\x12\x12\n" +
 	"\x04wait\x18\x01 \x01(\bR\x04wait\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x14\n" +
