@@ -61,6 +61,7 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 		s.trainers = slices.Insert(s.trainers, i, nil)
 	}
 	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables()}
+	s.noteAttended(t)
 	return nil
 }
 

@@ -55,7 +55,7 @@ func versionOf(m proto.Message) uint32 {
 		case *rowraftv1.MetaCommand_CreateToken, *rowraftv1.MetaCommand_UseToken, *rowraftv1.MetaCommand_DeleteToken:
 			return tokenFrame
 		}
-		if m.GetTakePart().GetNumbered() || m.GetEnterJob().GetRequest().GetRevision() >= lateRevision {
+		if m.GetForgetJob() != nil || m.GetTakePart().GetNumbered() || m.GetEnterJob().GetRequest().GetRevision() >= lateRevision {
 			return readingFrame
 		}
 		if m.GetEnterJob().GetRequest().GetBaseStep() > 0 {

@@ -41,6 +41,9 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
+	if err := j.s.machine.roomForJob(q); err != nil {
+		return nil, err
+	}
 	if q.GetInShards() {
 		if err := j.s.mayApply("job "+q.GetJob(), wire.JobVersion); err != nil {
 			return nil, err
@@ -93,7 +96,7 @@ func (j *Jobs) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraftv1
 
 func (s *Scheduler) leave(ctx context.Context, id *rowraftv1.JobIdentity, st rowraftv1.MemberState, reason string, reached []*rowraftv1.PartReached) error {
 	err := s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
-		Identity: id, State: st, Reason: reason, Parts: reached,
+		Identity: id, State: st, Reason: reason, Parts: reached, AtNs: uint64(time.Now().UnixNano()),
 	}}})
 	if err != nil {
 		return err

@@ -11,6 +11,9 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
+// unattendedLease bounds the lease of a worker whose job has had no call of Attend: it renews it every second.
+const unattendedLease = time.Minute
+
 // jobTick is how often leases are looked at.
 const jobTick = 200 * time.Millisecond
 
@@ -79,6 +82,7 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 		}
 	}
 	s.restRuns(ctx)
+	s.forgetIdleJobs(ctx)
 	s.attendance.mu.Lock()
 	s.attendance.changeLocked() // each call looks whether it has to tell its trainer
 	s.attendance.mu.Unlock()
@@ -87,6 +91,9 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 // checkLease takes a member out of the job whose lease has run out.
 func (s *Scheduler) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *rowraftv1.RunMember) error {
 	lease := time.Duration(r.GetLeaseNs())
+	if !r.GetAttended() {
+		lease = min(lease, unattendedLease)
+	}
 	s.feelPulse()
 	silence, beat := s.workers.silent(m.GetIncarnation())
 	if silence < lease {

@@ -141,6 +141,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.settleParts(c.SettleParts)
 	case *rowraftv1.MetaCommand_StopJob:
 		return nil, s.stopJob(c.StopJob)
+	case *rowraftv1.MetaCommand_ForgetJob:
+		return nil, s.forgetJob(c.ForgetJob)
 	case *rowraftv1.MetaCommand_StartGeneration:
 		return s.startGeneration(c.StartGeneration)
 	case *rowraftv1.MetaCommand_RaiseVersions:

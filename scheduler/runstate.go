@@ -96,8 +96,8 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 	begins := s.beginsRun(old, q)
 	r := proto.CloneOf(old)
 	if begins {
-		if old == nil && len(s.runs) >= MaxJobs {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the cluster has %d jobs already, the most there can be", q.GetJob(), MaxJobs)
+		if err := s.roomForJob(q); err != nil {
+			return nil, err
 		}
 		r = s.newRun(c)
 	} else if err := agrees(r, q); err != nil {
@@ -118,7 +118,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 			r.Gathering = true
 		}
 		r.Members[at] = m
-		r.State, r.Reason, r.Stopping = rowraftv1.JobState_JOB_STATE_RUNNING, "", false
+		r.State, r.Reason, r.Stopping, r.IdleSinceNs = rowraftv1.JobState_JOB_STATE_RUNNING, "", false, 0
 		nextGeneration(r)
 	}
 	if begins {
@@ -390,6 +390,7 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	nextGeneration(r)
 	if len(trainingRanks(r)) == 0 {
 		settle(r)
+		r.IdleSinceNs = l.GetAtNs()
 	}
 	if r.GetState() == rowraftv1.JobState_JOB_STATE_DONE {
 		s.endRun(r)

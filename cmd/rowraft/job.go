@@ -22,7 +22,7 @@ func newJobCmd(g *globals) *cobra.Command {
 		Use:   "job",
 		Short: "Training jobs: who trains in them, how far they are, how to stop them",
 	}
-	cmd.AddCommand(newJobListCmd(g), newJobDescribeCmd(g), newJobWatchCmd(g), newJobStopCmd(g))
+	cmd.AddCommand(newJobListCmd(g), newJobDescribeCmd(g), newJobWatchCmd(g), newJobStopCmd(g), newJobDeleteCmd(g))
 	return cmd
 }
 

@@ -26,6 +26,8 @@ type fakeJobs struct {
 	looks  atomic.Int64
 	points [][]*rowraftv1.JobInfo // the last one stays
 	stops  atomic.Int64
+
+	deletes atomic.Int64
 }
 
 func (f *fakeJobs) now() []*rowraftv1.JobInfo {
@@ -49,6 +51,14 @@ func (f *fakeJobs) StopJob(_ context.Context, q *rowraftv1.StopJobRequest) (*row
 	f.stops.Add(1)
 	reply, err := f.DescribeJob(context.Background(), &rowraftv1.DescribeJobRequest{Job: q.Job})
 	return &rowraftv1.StopJobReply{Job: reply.GetJob()}, err
+}
+
+func (f *fakeJobs) DeleteJob(_ context.Context, q *rowraftv1.DeleteJobRequest) (*rowraftv1.DeleteJobReply, error) {
+	if reply, err := f.DescribeJob(context.Background(), &rowraftv1.DescribeJobRequest{Job: q.Job}); err != nil || !bytes.Equal(reply.GetJob().GetRun(), q.Run) {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no such run of job %s", q.Job)
+	}
+	f.deletes.Add(1)
+	return &rowraftv1.DeleteJobReply{}, nil
 }
 
 // startJobs is a cluster with jobs.
@@ -113,6 +123,8 @@ func TestGoldenOutputOfJobs(t *testing.T) {
 		"job-describe-yaml": {[]string{"describe", "steady", "-o", "yaml"}, [][]*rowraftv1.JobInfo{all}},
 		"job-describe-json": {[]string{"describe", "steady", "-o", "json"}, [][]*rowraftv1.JobInfo{all}},
 		"job-stop":          {[]string{"stop", "ctr"}, [][]*rowraftv1.JobInfo{all, all, stopped}},
+		"job-delete":        {[]string{"delete", "ctr", "--yes"}, [][]*rowraftv1.JobInfo{stopped}},
+		"job-delete-json":   {[]string{"delete", "ctr", "--yes", "-o", "json"}, [][]*rowraftv1.JobInfo{stopped}},
 		"job-stop-json":     {[]string{"stop", "ctr", "-o", "json"}, [][]*rowraftv1.JobInfo{all, stopped}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -247,5 +259,21 @@ func golden(t *testing.T, name, got string) {
 	}
 	if got != string(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// A job is deleted when its name was typed, and not while it trains.
+func TestDeletingAJobAsks(t *testing.T) {
+	stopped := []*rowraftv1.JobInfo{ended(rowraftv1.JobState_JOB_STATE_STOPPED, "")}
+	addr, f := startJobs(t, stopped)
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--insecure", "--endpoints", addr); got.code != exitUsage || !strings.Contains(got.errout, "nothing was deleted") || f.deletes.Load() != 0 {
+		t.Errorf("without an answer: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
+	}
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code != exitDone || f.deletes.Load() != 1 {
+		t.Errorf("with --yes: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
+	}
+	addr, f = startJobs(t, []*rowraftv1.JobInfo{runOfTwo()})
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code == exitDone || !strings.Contains(got.errout, "rowraft job stop ctr") || f.deletes.Load() != 0 {
+		t.Errorf("a job that trains: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}
 }

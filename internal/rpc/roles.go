@@ -94,6 +94,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Jobs/ListJobs":    anybody,
 	"/rowraft.v1.Jobs/DescribeJob": anybody,
 	"/rowraft.v1.Jobs/StopJob":     runs,
+	"/rowraft.v1.Jobs/DeleteJob":   runs,
 
 	"/rowraft.v1.Entrance/Join":                 entrants, // the only call of strangers
 	"/rowraft.v1.Certificates/CreateToken":      admins,

@@ -134,6 +134,94 @@ func (MemberState) EnumDescriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{1}
 }
 
+type DeleteJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"` // 16 bytes: the run that is meant
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteJobRequest) Reset() {
+	*x = DeleteJobRequest{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteJobRequest) ProtoMessage() {}
+
+func (x *DeleteJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteJobRequest.ProtoReflect.Descriptor instead.
+func (*DeleteJobRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *DeleteJobRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *DeleteJobRequest) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+type DeleteJobReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteJobReply) Reset() {
+	*x = DeleteJobReply{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteJobReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteJobReply) ProtoMessage() {}
+
+func (x *DeleteJobReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteJobReply.ProtoReflect.Descriptor instead.
+func (*DeleteJobReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{1}
+}
+
 // JobSetting is something on which all workers of a job must agree.
 type JobSetting struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -145,7 +233,7 @@ type JobSetting struct {
 
 func (x *JobSetting) Reset() {
 	*x = JobSetting{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[0]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -157,7 +245,7 @@ func (x *JobSetting) String() string {
 func (*JobSetting) ProtoMessage() {}
 
 func (x *JobSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[0]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -170,7 +258,7 @@ func (x *JobSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSetting.ProtoReflect.Descriptor instead.
 func (*JobSetting) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *JobSetting) GetName() string {
@@ -203,7 +291,7 @@ type RunMember struct {
 
 func (x *RunMember) Reset() {
 	*x = RunMember{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[1]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -215,7 +303,7 @@ func (x *RunMember) String() string {
 func (*RunMember) ProtoMessage() {}
 
 func (x *RunMember) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[1]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -228,7 +316,7 @@ func (x *RunMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunMember.ProtoReflect.Descriptor instead.
 func (*RunMember) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RunMember) GetRank() uint32 {
@@ -304,7 +392,7 @@ type JobData struct {
 
 func (x *JobData) Reset() {
 	*x = JobData{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[2]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -316,7 +404,7 @@ func (x *JobData) String() string {
 func (*JobData) ProtoMessage() {}
 
 func (x *JobData) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[2]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -329,7 +417,7 @@ func (x *JobData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobData.ProtoReflect.Descriptor instead.
 func (*JobData) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *JobData) GetExamples() uint64 {
@@ -418,7 +506,7 @@ type JobPart struct {
 
 func (x *JobPart) Reset() {
 	*x = JobPart{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[3]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +518,7 @@ func (x *JobPart) String() string {
 func (*JobPart) ProtoMessage() {}
 
 func (x *JobPart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[3]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +531,7 @@ func (x *JobPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobPart.ProtoReflect.Descriptor instead.
 func (*JobPart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *JobPart) GetEpoch() uint64 {
@@ -510,7 +598,7 @@ type PartSettled struct {
 
 func (x *PartSettled) Reset() {
 	*x = PartSettled{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +610,7 @@ func (x *PartSettled) String() string {
 func (*PartSettled) ProtoMessage() {}
 
 func (x *PartSettled) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[4]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +623,7 @@ func (x *PartSettled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartSettled.ProtoReflect.Descriptor instead.
 func (*PartSettled) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PartSettled) GetEpoch() uint64 {
@@ -593,7 +681,7 @@ type JobIdentity struct {
 
 func (x *JobIdentity) Reset() {
 	*x = JobIdentity{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +693,7 @@ func (x *JobIdentity) String() string {
 func (*JobIdentity) ProtoMessage() {}
 
 func (x *JobIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +706,7 @@ func (x *JobIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobIdentity.ProtoReflect.Descriptor instead.
 func (*JobIdentity) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *JobIdentity) GetJob() string {
@@ -675,7 +763,7 @@ type EnterRequest struct {
 
 func (x *EnterRequest) Reset() {
 	*x = EnterRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +775,7 @@ func (x *EnterRequest) String() string {
 func (*EnterRequest) ProtoMessage() {}
 
 func (x *EnterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +788,7 @@ func (x *EnterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnterRequest.ProtoReflect.Descriptor instead.
 func (*EnterRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EnterRequest) GetJob() string {
@@ -829,7 +917,7 @@ type EnterReply struct {
 
 func (x *EnterReply) Reset() {
 	*x = EnterReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +929,7 @@ func (x *EnterReply) String() string {
 func (*EnterReply) ProtoMessage() {}
 
 func (x *EnterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[7]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +942,7 @@ func (x *EnterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnterReply.ProtoReflect.Descriptor instead.
 func (*EnterReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EnterReply) GetIdentity() *JobIdentity {
@@ -911,7 +999,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1011,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[8]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1024,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LeaveRequest) GetIdentity() *JobIdentity {
@@ -975,7 +1063,7 @@ type LeaveReply struct {
 
 func (x *LeaveReply) Reset() {
 	*x = LeaveReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1075,7 @@ func (x *LeaveReply) String() string {
 func (*LeaveReply) ProtoMessage() {}
 
 func (x *LeaveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[9]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1088,7 @@ func (x *LeaveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveReply.ProtoReflect.Descriptor instead.
 func (*LeaveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{11}
 }
 
 type RenewRequest struct {
@@ -1012,7 +1100,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1112,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[10]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1125,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RenewRequest) GetIdentity() *JobIdentity {
@@ -1055,7 +1143,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1155,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[11]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1168,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{13}
 }
 
 // PartReached is how far a worker is in a part that it has.
@@ -1097,7 +1185,7 @@ type PartReached struct {
 
 func (x *PartReached) Reset() {
 	*x = PartReached{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1197,7 @@ func (x *PartReached) String() string {
 func (*PartReached) ProtoMessage() {}
 
 func (x *PartReached) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[12]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1210,7 @@ func (x *PartReached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartReached.ProtoReflect.Descriptor instead.
 func (*PartReached) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PartReached) GetEpoch() uint64 {
@@ -1171,7 +1259,7 @@ type NextPartRequest struct {
 
 func (x *NextPartRequest) Reset() {
 	*x = NextPartRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1271,7 @@ func (x *NextPartRequest) String() string {
 func (*NextPartRequest) ProtoMessage() {}
 
 func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[13]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1284,7 @@ func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextPartRequest.ProtoReflect.Descriptor instead.
 func (*NextPartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NextPartRequest) GetIdentity() *JobIdentity {
@@ -1236,7 +1324,7 @@ type NextPartReply struct {
 
 func (x *NextPartReply) Reset() {
 	*x = NextPartReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1336,7 @@ func (x *NextPartReply) String() string {
 func (*NextPartReply) ProtoMessage() {}
 
 func (x *NextPartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1349,7 @@ func (x *NextPartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextPartReply.ProtoReflect.Descriptor instead.
 func (*NextPartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NextPartReply) GetWait() bool {
@@ -1331,7 +1419,7 @@ type EndPartRequest struct {
 
 func (x *EndPartRequest) Reset() {
 	*x = EndPartRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1431,7 @@ func (x *EndPartRequest) String() string {
 func (*EndPartRequest) ProtoMessage() {}
 
 func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1444,7 @@ func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndPartRequest.ProtoReflect.Descriptor instead.
 func (*EndPartRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EndPartRequest) GetIdentity() *JobIdentity {
@@ -1388,7 +1476,7 @@ type EndPartReply struct {
 
 func (x *EndPartReply) Reset() {
 	*x = EndPartReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1488,7 @@ func (x *EndPartReply) String() string {
 func (*EndPartReply) ProtoMessage() {}
 
 func (x *EndPartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1501,7 @@ func (x *EndPartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndPartReply.ProtoReflect.Descriptor instead.
 func (*EndPartReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{18}
 }
 
 // WorkerBeat is what a worker says of itself, about once a second. Numbers that it
@@ -1437,7 +1525,7 @@ type WorkerBeat struct {
 
 func (x *WorkerBeat) Reset() {
 	*x = WorkerBeat{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1537,7 @@ func (x *WorkerBeat) String() string {
 func (*WorkerBeat) ProtoMessage() {}
 
 func (x *WorkerBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1550,7 @@ func (x *WorkerBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerBeat.ProtoReflect.Descriptor instead.
 func (*WorkerBeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WorkerBeat) GetStep() uint64 {
@@ -1550,7 +1638,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1650,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1663,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{20}
 }
 
 type ListJobsReply struct {
@@ -1587,7 +1675,7 @@ type ListJobsReply struct {
 
 func (x *ListJobsReply) Reset() {
 	*x = ListJobsReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1687,7 @@ func (x *ListJobsReply) String() string {
 func (*ListJobsReply) ProtoMessage() {}
 
 func (x *ListJobsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[19]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1700,7 @@ func (x *ListJobsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsReply.ProtoReflect.Descriptor instead.
 func (*ListJobsReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListJobsReply) GetJobs() []*JobInfo {
@@ -1631,7 +1719,7 @@ type DescribeJobRequest struct {
 
 func (x *DescribeJobRequest) Reset() {
 	*x = DescribeJobRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1731,7 @@ func (x *DescribeJobRequest) String() string {
 func (*DescribeJobRequest) ProtoMessage() {}
 
 func (x *DescribeJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[20]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1744,7 @@ func (x *DescribeJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeJobRequest.ProtoReflect.Descriptor instead.
 func (*DescribeJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeJobRequest) GetJob() string {
@@ -1675,7 +1763,7 @@ type DescribeJobReply struct {
 
 func (x *DescribeJobReply) Reset() {
 	*x = DescribeJobReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1775,7 @@ func (x *DescribeJobReply) String() string {
 func (*DescribeJobReply) ProtoMessage() {}
 
 func (x *DescribeJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[21]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1788,7 @@ func (x *DescribeJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeJobReply.ProtoReflect.Descriptor instead.
 func (*DescribeJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DescribeJobReply) GetJob() *JobInfo {
@@ -1731,7 +1819,7 @@ type JobInfo struct {
 
 func (x *JobInfo) Reset() {
 	*x = JobInfo{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1831,7 @@ func (x *JobInfo) String() string {
 func (*JobInfo) ProtoMessage() {}
 
 func (x *JobInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[22]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1844,7 @@ func (x *JobInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobInfo.ProtoReflect.Descriptor instead.
 func (*JobInfo) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *JobInfo) GetJob() string {
@@ -1855,7 +1943,7 @@ type MemberInfo struct {
 
 func (x *MemberInfo) Reset() {
 	*x = MemberInfo{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1867,7 +1955,7 @@ func (x *MemberInfo) String() string {
 func (*MemberInfo) ProtoMessage() {}
 
 func (x *MemberInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[23]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1880,7 +1968,7 @@ func (x *MemberInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberInfo.ProtoReflect.Descriptor instead.
 func (*MemberInfo) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MemberInfo) GetMember() *RunMember {
@@ -1920,7 +2008,7 @@ type StopJobRequest struct {
 
 func (x *StopJobRequest) Reset() {
 	*x = StopJobRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2020,7 @@ func (x *StopJobRequest) String() string {
 func (*StopJobRequest) ProtoMessage() {}
 
 func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[24]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2033,7 @@ func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobRequest.ProtoReflect.Descriptor instead.
 func (*StopJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StopJobRequest) GetJob() string {
@@ -1964,7 +2052,7 @@ type StopJobReply struct {
 
 func (x *StopJobReply) Reset() {
 	*x = StopJobReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2064,7 @@ func (x *StopJobReply) String() string {
 func (*StopJobReply) ProtoMessage() {}
 
 func (x *StopJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2077,7 @@ func (x *StopJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobReply.ProtoReflect.Descriptor instead.
 func (*StopJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StopJobReply) GetJob() *JobInfo {
@@ -2005,6 +2093,10 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/jobs.proto\x12\n" +
 	"rowraft.v1\"6\n" +
+	"\x10DeleteJobRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\x10\n" +
+	"\x0eDeleteJobReply\"6\n" +
 	"\n" +
 	"JobSetting\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -2176,7 +2268,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x12MEMBER_STATE_ENDED\x10\x02\x12\x18\n" +
 	"\x14MEMBER_STATE_STOPPED\x10\x03\x12\x15\n" +
 	"\x11MEMBER_STATE_LOST\x10\x04\x12\x17\n" +
-	"\x13MEMBER_STATE_FAILED\x10\x052\x8e\x04\n" +
+	"\x13MEMBER_STATE_FAILED\x10\x052\xd5\x04\n" +
 	"\x04Jobs\x129\n" +
 	"\x05Enter\x12\x18.rowraft.v1.EnterRequest\x1a\x16.rowraft.v1.EnterReply\x129\n" +
 	"\x05Leave\x12\x18.rowraft.v1.LeaveRequest\x1a\x16.rowraft.v1.LeaveReply\x129\n" +
@@ -2185,7 +2277,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\aEndPart\x12\x1a.rowraft.v1.EndPartRequest\x1a\x18.rowraft.v1.EndPartReply\x12B\n" +
 	"\bListJobs\x12\x1b.rowraft.v1.ListJobsRequest\x1a\x19.rowraft.v1.ListJobsReply\x12K\n" +
 	"\vDescribeJob\x12\x1e.rowraft.v1.DescribeJobRequest\x1a\x1c.rowraft.v1.DescribeJobReply\x12?\n" +
-	"\aStopJob\x12\x1a.rowraft.v1.StopJobRequest\x1a\x18.rowraft.v1.StopJobReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\aStopJob\x12\x1a.rowraft.v1.StopJobRequest\x1a\x18.rowraft.v1.StopJobReply\x12E\n" +
+	"\tDeleteJob\x12\x1c.rowraft.v1.DeleteJobRequest\x1a\x1a.rowraft.v1.DeleteJobReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_jobs_proto_rawDescOnce sync.Once
@@ -2200,78 +2293,82 @@ func file_rowraft_v1_jobs_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_jobs_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(JobState)(0),              // 0: rowraft.v1.JobState
 	(MemberState)(0),           // 1: rowraft.v1.MemberState
-	(*JobSetting)(nil),         // 2: rowraft.v1.JobSetting
-	(*RunMember)(nil),          // 3: rowraft.v1.RunMember
-	(*JobData)(nil),            // 4: rowraft.v1.JobData
-	(*JobPart)(nil),            // 5: rowraft.v1.JobPart
-	(*PartSettled)(nil),        // 6: rowraft.v1.PartSettled
-	(*JobIdentity)(nil),        // 7: rowraft.v1.JobIdentity
-	(*EnterRequest)(nil),       // 8: rowraft.v1.EnterRequest
-	(*EnterReply)(nil),         // 9: rowraft.v1.EnterReply
-	(*LeaveRequest)(nil),       // 10: rowraft.v1.LeaveRequest
-	(*LeaveReply)(nil),         // 11: rowraft.v1.LeaveReply
-	(*RenewRequest)(nil),       // 12: rowraft.v1.RenewRequest
-	(*RenewReply)(nil),         // 13: rowraft.v1.RenewReply
-	(*PartReached)(nil),        // 14: rowraft.v1.PartReached
-	(*NextPartRequest)(nil),    // 15: rowraft.v1.NextPartRequest
-	(*NextPartReply)(nil),      // 16: rowraft.v1.NextPartReply
-	(*EndPartRequest)(nil),     // 17: rowraft.v1.EndPartRequest
-	(*EndPartReply)(nil),       // 18: rowraft.v1.EndPartReply
-	(*WorkerBeat)(nil),         // 19: rowraft.v1.WorkerBeat
-	(*ListJobsRequest)(nil),    // 20: rowraft.v1.ListJobsRequest
-	(*ListJobsReply)(nil),      // 21: rowraft.v1.ListJobsReply
-	(*DescribeJobRequest)(nil), // 22: rowraft.v1.DescribeJobRequest
-	(*DescribeJobReply)(nil),   // 23: rowraft.v1.DescribeJobReply
-	(*JobInfo)(nil),            // 24: rowraft.v1.JobInfo
-	(*MemberInfo)(nil),         // 25: rowraft.v1.MemberInfo
-	(*StopJobRequest)(nil),     // 26: rowraft.v1.StopJobRequest
-	(*StopJobReply)(nil),       // 27: rowraft.v1.StopJobReply
+	(*DeleteJobRequest)(nil),   // 2: rowraft.v1.DeleteJobRequest
+	(*DeleteJobReply)(nil),     // 3: rowraft.v1.DeleteJobReply
+	(*JobSetting)(nil),         // 4: rowraft.v1.JobSetting
+	(*RunMember)(nil),          // 5: rowraft.v1.RunMember
+	(*JobData)(nil),            // 6: rowraft.v1.JobData
+	(*JobPart)(nil),            // 7: rowraft.v1.JobPart
+	(*PartSettled)(nil),        // 8: rowraft.v1.PartSettled
+	(*JobIdentity)(nil),        // 9: rowraft.v1.JobIdentity
+	(*EnterRequest)(nil),       // 10: rowraft.v1.EnterRequest
+	(*EnterReply)(nil),         // 11: rowraft.v1.EnterReply
+	(*LeaveRequest)(nil),       // 12: rowraft.v1.LeaveRequest
+	(*LeaveReply)(nil),         // 13: rowraft.v1.LeaveReply
+	(*RenewRequest)(nil),       // 14: rowraft.v1.RenewRequest
+	(*RenewReply)(nil),         // 15: rowraft.v1.RenewReply
+	(*PartReached)(nil),        // 16: rowraft.v1.PartReached
+	(*NextPartRequest)(nil),    // 17: rowraft.v1.NextPartRequest
+	(*NextPartReply)(nil),      // 18: rowraft.v1.NextPartReply
+	(*EndPartRequest)(nil),     // 19: rowraft.v1.EndPartRequest
+	(*EndPartReply)(nil),       // 20: rowraft.v1.EndPartReply
+	(*WorkerBeat)(nil),         // 21: rowraft.v1.WorkerBeat
+	(*ListJobsRequest)(nil),    // 22: rowraft.v1.ListJobsRequest
+	(*ListJobsReply)(nil),      // 23: rowraft.v1.ListJobsReply
+	(*DescribeJobRequest)(nil), // 24: rowraft.v1.DescribeJobRequest
+	(*DescribeJobReply)(nil),   // 25: rowraft.v1.DescribeJobReply
+	(*JobInfo)(nil),            // 26: rowraft.v1.JobInfo
+	(*MemberInfo)(nil),         // 27: rowraft.v1.MemberInfo
+	(*StopJobRequest)(nil),     // 28: rowraft.v1.StopJobRequest
+	(*StopJobReply)(nil),       // 29: rowraft.v1.StopJobReply
 }
 var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.RunMember.state:type_name -> rowraft.v1.MemberState
-	5,  // 1: rowraft.v1.JobData.open:type_name -> rowraft.v1.JobPart
-	2,  // 2: rowraft.v1.EnterRequest.settings:type_name -> rowraft.v1.JobSetting
-	4,  // 3: rowraft.v1.EnterRequest.data:type_name -> rowraft.v1.JobData
-	7,  // 4: rowraft.v1.EnterReply.identity:type_name -> rowraft.v1.JobIdentity
-	4,  // 5: rowraft.v1.EnterReply.data:type_name -> rowraft.v1.JobData
-	7,  // 6: rowraft.v1.LeaveRequest.identity:type_name -> rowraft.v1.JobIdentity
+	7,  // 1: rowraft.v1.JobData.open:type_name -> rowraft.v1.JobPart
+	4,  // 2: rowraft.v1.EnterRequest.settings:type_name -> rowraft.v1.JobSetting
+	6,  // 3: rowraft.v1.EnterRequest.data:type_name -> rowraft.v1.JobData
+	9,  // 4: rowraft.v1.EnterReply.identity:type_name -> rowraft.v1.JobIdentity
+	6,  // 5: rowraft.v1.EnterReply.data:type_name -> rowraft.v1.JobData
+	9,  // 6: rowraft.v1.LeaveRequest.identity:type_name -> rowraft.v1.JobIdentity
 	1,  // 7: rowraft.v1.LeaveRequest.state:type_name -> rowraft.v1.MemberState
-	14, // 8: rowraft.v1.LeaveRequest.parts:type_name -> rowraft.v1.PartReached
-	7,  // 9: rowraft.v1.RenewRequest.identity:type_name -> rowraft.v1.JobIdentity
-	7,  // 10: rowraft.v1.NextPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	7,  // 11: rowraft.v1.EndPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	14, // 12: rowraft.v1.WorkerBeat.parts:type_name -> rowraft.v1.PartReached
-	24, // 13: rowraft.v1.ListJobsReply.jobs:type_name -> rowraft.v1.JobInfo
-	24, // 14: rowraft.v1.DescribeJobReply.job:type_name -> rowraft.v1.JobInfo
+	16, // 8: rowraft.v1.LeaveRequest.parts:type_name -> rowraft.v1.PartReached
+	9,  // 9: rowraft.v1.RenewRequest.identity:type_name -> rowraft.v1.JobIdentity
+	9,  // 10: rowraft.v1.NextPartRequest.identity:type_name -> rowraft.v1.JobIdentity
+	9,  // 11: rowraft.v1.EndPartRequest.identity:type_name -> rowraft.v1.JobIdentity
+	16, // 12: rowraft.v1.WorkerBeat.parts:type_name -> rowraft.v1.PartReached
+	26, // 13: rowraft.v1.ListJobsReply.jobs:type_name -> rowraft.v1.JobInfo
+	26, // 14: rowraft.v1.DescribeJobReply.job:type_name -> rowraft.v1.JobInfo
 	0,  // 15: rowraft.v1.JobInfo.state:type_name -> rowraft.v1.JobState
-	2,  // 16: rowraft.v1.JobInfo.settings:type_name -> rowraft.v1.JobSetting
-	4,  // 17: rowraft.v1.JobInfo.data:type_name -> rowraft.v1.JobData
-	25, // 18: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
-	3,  // 19: rowraft.v1.MemberInfo.member:type_name -> rowraft.v1.RunMember
-	19, // 20: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
-	24, // 21: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
-	8,  // 22: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
-	10, // 23: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
-	12, // 24: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
-	15, // 25: rowraft.v1.Jobs.NextPart:input_type -> rowraft.v1.NextPartRequest
-	17, // 26: rowraft.v1.Jobs.EndPart:input_type -> rowraft.v1.EndPartRequest
-	20, // 27: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
-	22, // 28: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
-	26, // 29: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
-	9,  // 30: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
-	11, // 31: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
-	13, // 32: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
-	16, // 33: rowraft.v1.Jobs.NextPart:output_type -> rowraft.v1.NextPartReply
-	18, // 34: rowraft.v1.Jobs.EndPart:output_type -> rowraft.v1.EndPartReply
-	21, // 35: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
-	23, // 36: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
-	27, // 37: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
-	30, // [30:38] is the sub-list for method output_type
-	22, // [22:30] is the sub-list for method input_type
+	4,  // 16: rowraft.v1.JobInfo.settings:type_name -> rowraft.v1.JobSetting
+	6,  // 17: rowraft.v1.JobInfo.data:type_name -> rowraft.v1.JobData
+	27, // 18: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
+	5,  // 19: rowraft.v1.MemberInfo.member:type_name -> rowraft.v1.RunMember
+	21, // 20: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
+	26, // 21: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
+	10, // 22: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
+	12, // 23: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
+	14, // 24: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
+	17, // 25: rowraft.v1.Jobs.NextPart:input_type -> rowraft.v1.NextPartRequest
+	19, // 26: rowraft.v1.Jobs.EndPart:input_type -> rowraft.v1.EndPartRequest
+	22, // 27: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
+	24, // 28: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
+	28, // 29: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
+	2,  // 30: rowraft.v1.Jobs.DeleteJob:input_type -> rowraft.v1.DeleteJobRequest
+	11, // 31: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
+	13, // 32: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
+	15, // 33: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
+	18, // 34: rowraft.v1.Jobs.NextPart:output_type -> rowraft.v1.NextPartReply
+	20, // 35: rowraft.v1.Jobs.EndPart:output_type -> rowraft.v1.EndPartReply
+	23, // 36: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
+	25, // 37: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
+	29, // 38: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
+	3,  // 39: rowraft.v1.Jobs.DeleteJob:output_type -> rowraft.v1.DeleteJobReply
+	31, // [31:40] is the sub-list for method output_type
+	22, // [22:31] is the sub-list for method input_type
 	22, // [22:22] is the sub-list for extension type_name
 	22, // [22:22] is the sub-list for extension extendee
 	0,  // [0:22] is the sub-list for field type_name
@@ -2288,7 +2385,7 @@ func file_rowraft_v1_jobs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_jobs_proto_rawDesc), len(file_rowraft_v1_jobs_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   26,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

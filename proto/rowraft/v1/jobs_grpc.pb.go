@@ -27,6 +27,7 @@ const (
 	Jobs_ListJobs_FullMethodName    = "/rowraft.v1.Jobs/ListJobs"
 	Jobs_DescribeJob_FullMethodName = "/rowraft.v1.Jobs/DescribeJob"
 	Jobs_StopJob_FullMethodName     = "/rowraft.v1.Jobs/StopJob"
+	Jobs_DeleteJob_FullMethodName   = "/rowraft.v1.Jobs/DeleteJob"
 )
 
 // JobsClient is the client API for Jobs service.
@@ -53,6 +54,8 @@ type JobsClient interface {
 	DescribeJob(ctx context.Context, in *DescribeJobRequest, opts ...grpc.CallOption) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
 	StopJob(ctx context.Context, in *StopJobRequest, opts ...grpc.CallOption) (*StopJobReply, error)
+	// DeleteJob takes a job in which nobody trains out of the registry.
+	DeleteJob(ctx context.Context, in *DeleteJobRequest, opts ...grpc.CallOption) (*DeleteJobReply, error)
 }
 
 type jobsClient struct {
@@ -143,6 +146,16 @@ func (c *jobsClient) StopJob(ctx context.Context, in *StopJobRequest, opts ...gr
 	return out, nil
 }
 
+func (c *jobsClient) DeleteJob(ctx context.Context, in *DeleteJobRequest, opts ...grpc.CallOption) (*DeleteJobReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteJobReply)
+	err := c.cc.Invoke(ctx, Jobs_DeleteJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // JobsServer is the server API for Jobs service.
 // All implementations must embed UnimplementedJobsServer
 // for forward compatibility.
@@ -167,6 +180,8 @@ type JobsServer interface {
 	DescribeJob(context.Context, *DescribeJobRequest) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
 	StopJob(context.Context, *StopJobRequest) (*StopJobReply, error)
+	// DeleteJob takes a job in which nobody trains out of the registry.
+	DeleteJob(context.Context, *DeleteJobRequest) (*DeleteJobReply, error)
 	mustEmbedUnimplementedJobsServer()
 }
 
@@ -200,6 +215,9 @@ func (UnimplementedJobsServer) DescribeJob(context.Context, *DescribeJobRequest)
 }
 func (UnimplementedJobsServer) StopJob(context.Context, *StopJobRequest) (*StopJobReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method StopJob not implemented")
+}
+func (UnimplementedJobsServer) DeleteJob(context.Context, *DeleteJobRequest) (*DeleteJobReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteJob not implemented")
 }
 func (UnimplementedJobsServer) mustEmbedUnimplementedJobsServer() {}
 func (UnimplementedJobsServer) testEmbeddedByValue()              {}
@@ -366,6 +384,24 @@ func _Jobs_StopJob_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Jobs_DeleteJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).DeleteJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_DeleteJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).DeleteJob(ctx, req.(*DeleteJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Jobs_ServiceDesc is the grpc.ServiceDesc for Jobs service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -404,6 +440,10 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "StopJob",
 			Handler:    _Jobs_StopJob_Handler,
+		},
+		{
+			MethodName: "DeleteJob",
+			Handler:    _Jobs_DeleteJob_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

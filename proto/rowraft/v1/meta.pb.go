@@ -54,6 +54,7 @@ type MetaCommand struct {
 	//	*MetaCommand_StartGeneration
 	//	*MetaCommand_ForgetRun
 	//	*MetaCommand_SettleParts
+	//	*MetaCommand_ForgetJob
 	//	*MetaCommand_RaiseVersions
 	//	*MetaCommand_SetIntent
 	//	*MetaCommand_EndOperation
@@ -355,6 +356,15 @@ func (x *MetaCommand) GetSettleParts() *MetaSettleParts {
 	return nil
 }
 
+func (x *MetaCommand) GetForgetJob() *MetaForgetJob {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_ForgetJob); ok {
+			return x.ForgetJob
+		}
+	}
+	return nil
+}
+
 func (x *MetaCommand) GetRaiseVersions() *MetaRaiseVersions {
 	if x != nil {
 		if x, ok := x.Command.(*MetaCommand_RaiseVersions); ok {
@@ -534,6 +544,10 @@ type MetaCommand_SettleParts struct {
 	SettleParts *MetaSettleParts `protobuf:"bytes,57,opt,name=settle_parts,json=settleParts,proto3,oneof"` // since version 9
 }
 
+type MetaCommand_ForgetJob struct {
+	ForgetJob *MetaForgetJob `protobuf:"bytes,58,opt,name=forget_job,json=forgetJob,proto3,oneof"` // since version 13
+}
+
 type MetaCommand_RaiseVersions struct {
 	RaiseVersions *MetaRaiseVersions `protobuf:"bytes,80,opt,name=raise_versions,json=raiseVersions,proto3,oneof"` // since version 8
 }
@@ -617,6 +631,8 @@ func (*MetaCommand_StartGeneration) isMetaCommand_Command() {}
 func (*MetaCommand_ForgetRun) isMetaCommand_Command() {}
 
 func (*MetaCommand_SettleParts) isMetaCommand_Command() {}
+
+func (*MetaCommand_ForgetJob) isMetaCommand_Command() {}
 
 func (*MetaCommand_RaiseVersions) isMetaCommand_Command() {}
 
@@ -1716,6 +1732,7 @@ type MetaLeaveJob struct {
 	State         MemberState            `protobuf:"varint,2,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"`
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	AtNs          uint64                 `protobuf:"varint,5,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1778,6 +1795,82 @@ func (x *MetaLeaveJob) GetParts() []*PartReached {
 	return nil
 }
 
+func (x *MetaLeaveJob) GetAtNs() uint64 {
+	if x != nil {
+		return x.AtNs
+	}
+	return 0
+}
+
+// MetaForgetJob takes the run of a job out of the registry, in which nobody trains.
+type MetaForgetJob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`                // 16 bytes; another run changes nothing
+	AtNs          uint64                 `protobuf:"varint,3,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader
+	Asked         bool                   `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"`           // by a person: at any age
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaForgetJob) Reset() {
+	*x = MetaForgetJob{}
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaForgetJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaForgetJob) ProtoMessage() {}
+
+func (x *MetaForgetJob) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaForgetJob.ProtoReflect.Descriptor instead.
+func (*MetaForgetJob) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *MetaForgetJob) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *MetaForgetJob) GetRun() []byte {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *MetaForgetJob) GetAtNs() uint64 {
+	if x != nil {
+		return x.AtNs
+	}
+	return 0
+}
+
+func (x *MetaForgetJob) GetAsked() bool {
+	if x != nil {
+		return x.Asked
+	}
+	return false
+}
+
 type MetaTakePart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
@@ -1789,7 +1882,7 @@ type MetaTakePart struct {
 
 func (x *MetaTakePart) Reset() {
 	*x = MetaTakePart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1894,7 @@ func (x *MetaTakePart) String() string {
 func (*MetaTakePart) ProtoMessage() {}
 
 func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +1907,7 @@ func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTakePart.ProtoReflect.Descriptor instead.
 func (*MetaTakePart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaTakePart) GetIdentity() *JobIdentity {
@@ -1849,7 +1942,7 @@ type MetaEndPart struct {
 
 func (x *MetaEndPart) Reset() {
 	*x = MetaEndPart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1954,7 @@ func (x *MetaEndPart) String() string {
 func (*MetaEndPart) ProtoMessage() {}
 
 func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1967,7 @@ func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPart.ProtoReflect.Descriptor instead.
 func (*MetaEndPart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaEndPart) GetIdentity() *JobIdentity {
@@ -1908,7 +2001,7 @@ type MetaStopJob struct {
 
 func (x *MetaStopJob) Reset() {
 	*x = MetaStopJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +2013,7 @@ func (x *MetaStopJob) String() string {
 func (*MetaStopJob) ProtoMessage() {}
 
 func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2026,7 @@ func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStopJob.ProtoReflect.Descriptor instead.
 func (*MetaStopJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaStopJob) GetJob() string {
@@ -1964,7 +2057,7 @@ type MetaStartGeneration struct {
 
 func (x *MetaStartGeneration) Reset() {
 	*x = MetaStartGeneration{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2069,7 @@ func (x *MetaStartGeneration) String() string {
 func (*MetaStartGeneration) ProtoMessage() {}
 
 func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2082,7 @@ func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartGeneration.ProtoReflect.Descriptor instead.
 func (*MetaStartGeneration) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaStartGeneration) GetJob() string {
@@ -2030,7 +2123,7 @@ type MetaForgetRun struct {
 
 func (x *MetaForgetRun) Reset() {
 	*x = MetaForgetRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2135,7 @@ func (x *MetaForgetRun) String() string {
 func (*MetaForgetRun) ProtoMessage() {}
 
 func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2148,7 @@ func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetRun.ProtoReflect.Descriptor instead.
 func (*MetaForgetRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaForgetRun) GetRun() []byte {
@@ -2077,7 +2170,7 @@ type MetaSettleParts struct {
 
 func (x *MetaSettleParts) Reset() {
 	*x = MetaSettleParts{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2182,7 @@ func (x *MetaSettleParts) String() string {
 func (*MetaSettleParts) ProtoMessage() {}
 
 func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2195,7 @@ func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSettleParts.ProtoReflect.Descriptor instead.
 func (*MetaSettleParts) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaSettleParts) GetJob() string {
@@ -2147,17 +2240,19 @@ type MetaRun struct {
 	InShards      bool                   `protobuf:"varint,15,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`
 	Quorum        float64                `protobuf:"fixed64,16,opt,name=quorum,proto3" json:"quorum,omitempty"`
 	DeadlineNs    uint64                 `protobuf:"varint,17,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
-	Started       uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                      // newest generation that has a first step
-	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"` // its
-	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                  // it was stopped, and the next generation wants all workers; since version 9
-	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`    // steps of the job before it; since version 11
+	Started       uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                              // newest generation that has a first step
+	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`         // its
+	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                          // it was stopped, and the next generation wants all workers; since version 9
+	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`            // steps of the job before it; since version 11
+	IdleSinceNs   uint64                 `protobuf:"varint,22,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"` // Unix time at which its last member left; 0: somebody trains
+	Attended      bool                   `protobuf:"varint,23,opt,name=attended,proto3" json:"attended,omitempty"`                            // a member has had a call of Attend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRun) Reset() {
 	*x = MetaRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2264,7 @@ func (x *MetaRun) String() string {
 func (*MetaRun) ProtoMessage() {}
 
 func (x *MetaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2277,7 @@ func (x *MetaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
 func (*MetaRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaRun) GetJob() string {
@@ -2332,6 +2427,20 @@ func (x *MetaRun) GetBaseStep() uint64 {
 	return 0
 }
 
+func (x *MetaRun) GetIdleSinceNs() uint64 {
+	if x != nil {
+		return x.IdleSinceNs
+	}
+	return 0
+}
+
+func (x *MetaRun) GetAttended() bool {
+	if x != nil {
+		return x.Attended
+	}
+	return false
+}
+
 // MetaJob is a job whose trainers only ask for a rank.
 type MetaJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2344,7 +2453,7 @@ type MetaJob struct {
 
 func (x *MetaJob) Reset() {
 	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2465,7 @@ func (x *MetaJob) String() string {
 func (*MetaJob) ProtoMessage() {}
 
 func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2478,7 @@ func (x *MetaJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
 func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaJob) GetName() string {
@@ -2403,7 +2512,7 @@ type MetaWorker struct {
 
 func (x *MetaWorker) Reset() {
 	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2524,7 @@ func (x *MetaWorker) String() string {
 func (*MetaWorker) ProtoMessage() {}
 
 func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2537,7 @@ func (x *MetaWorker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
 func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaWorker) GetName() string {
@@ -2473,7 +2582,7 @@ type MetaState struct {
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2485,7 +2594,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2498,7 +2607,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -2645,7 +2754,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2657,7 +2766,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2670,7 +2779,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -2696,7 +2805,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2708,7 +2817,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2721,7 +2830,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -2772,7 +2881,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2893,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2906,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -2843,7 +2952,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +2964,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +2977,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -2926,7 +3035,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3047,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3060,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -2987,7 +3096,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2999,7 +3108,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3012,7 +3121,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -3049,7 +3158,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3170,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3183,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -3117,7 +3226,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3238,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3251,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -3170,7 +3279,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3291,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3304,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -3224,7 +3333,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3236,7 +3345,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3249,7 +3358,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -3275,7 +3384,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +3396,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3300,7 +3409,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -3323,7 +3432,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3444,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3457,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -3385,7 +3494,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +3506,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +3519,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -3454,7 +3563,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3575,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3588,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -3508,7 +3617,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb0\x11\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xec\x11\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3542,7 +3651,9 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x10start_generation\x187 \x01(\v2\x1f.rowraft.v1.MetaStartGenerationH\x00R\x0fstartGeneration\x12:\n" +
 	"\n" +
 	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12@\n" +
-	"\fsettle_parts\x189 \x01(\v2\x1b.rowraft.v1.MetaSettlePartsH\x00R\vsettleParts\x12F\n" +
+	"\fsettle_parts\x189 \x01(\v2\x1b.rowraft.v1.MetaSettlePartsH\x00R\vsettleParts\x12:\n" +
+	"\n" +
+	"forget_job\x18: \x01(\v2\x19.rowraft.v1.MetaForgetJobH\x00R\tforgetJob\x12F\n" +
 	"\x0eraise_versions\x18P \x01(\v2\x1d.rowraft.v1.MetaRaiseVersionsH\x00R\rraiseVersions\x12:\n" +
 	"\n" +
 	"set_intent\x18C \x01(\v2\x19.rowraft.v1.MetaSetIntentH\x00R\tsetIntent\x12C\n" +
@@ -3618,12 +3729,18 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\"T\n" +
 	"\fMetaEnterJob\x122\n" +
 	"\arequest\x18\x01 \x01(\v2\x18.rowraft.v1.EnterRequestR\arequest\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\"\xb9\x01\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\xce\x01\n" +
 	"\fMetaLeaveJob\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12-\n" +
-	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"s\n" +
+	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\x12\x13\n" +
+	"\x05at_ns\x18\x05 \x01(\x04R\x04atNs\"^\n" +
+	"\rMetaForgetJob\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\x12\x13\n" +
+	"\x05at_ns\x18\x03 \x01(\x04R\x04atNs\x12\x14\n" +
+	"\x05asked\x18\x04 \x01(\bR\x05asked\"s\n" +
 	"\fMetaTakePart\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
 	"\x04take\x18\x02 \x01(\x04R\x04take\x12\x1a\n" +
@@ -3648,7 +3765,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x0fMetaSettleParts\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12-\n" +
-	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\x93\x05\n" +
+	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\xd3\x05\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -3678,7 +3795,9 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"first_step\x18\x13 \x01(\x04R\tfirstStep\x12\x1c\n" +
 	"\tgathering\x18\x14 \x01(\bR\tgathering\x12\x1b\n" +
-	"\tbase_step\x18\x15 \x01(\x04R\bbaseStep\"i\n" +
+	"\tbase_step\x18\x15 \x01(\x04R\bbaseStep\x12\"\n" +
+	"\ridle_since_ns\x18\x16 \x01(\x04R\vidleSinceNs\x12\x1a\n" +
+	"\battended\x18\x17 \x01(\bR\battended\"i\n" +
 	"\aMetaJob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x120\n" +
@@ -3792,7 +3911,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -3816,54 +3935,55 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaForgetReplica)(nil),    // 19: rowraft.v1.MetaForgetReplica
 	(*MetaEnterJob)(nil),         // 20: rowraft.v1.MetaEnterJob
 	(*MetaLeaveJob)(nil),         // 21: rowraft.v1.MetaLeaveJob
-	(*MetaTakePart)(nil),         // 22: rowraft.v1.MetaTakePart
-	(*MetaEndPart)(nil),          // 23: rowraft.v1.MetaEndPart
-	(*MetaStopJob)(nil),          // 24: rowraft.v1.MetaStopJob
-	(*MetaStartGeneration)(nil),  // 25: rowraft.v1.MetaStartGeneration
-	(*MetaForgetRun)(nil),        // 26: rowraft.v1.MetaForgetRun
-	(*MetaSettleParts)(nil),      // 27: rowraft.v1.MetaSettleParts
-	(*MetaRun)(nil),              // 28: rowraft.v1.MetaRun
-	(*MetaJob)(nil),              // 29: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 30: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 31: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 32: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 33: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 34: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 35: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 36: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 37: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 38: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 39: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 40: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 41: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 42: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 43: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 44: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 45: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 46: rowraft.v1.Node
-	(*Shard)(nil),                // 47: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 48: rowraft.v1.TableSchema
-	(*JobIdentity)(nil),          // 49: rowraft.v1.JobIdentity
-	(*Replica)(nil),              // 50: rowraft.v1.Replica
-	(MoveReason)(0),              // 51: rowraft.v1.MoveReason
-	(NodeIntent)(0),              // 52: rowraft.v1.NodeIntent
-	(OperationKind)(0),           // 53: rowraft.v1.OperationKind
-	(*JoinToken)(nil),            // 54: rowraft.v1.JoinToken
-	(*JoinUse)(nil),              // 55: rowraft.v1.JoinUse
-	(MovePhase)(0),               // 56: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 57: rowraft.v1.EnterRequest
-	(MemberState)(0),             // 58: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 59: rowraft.v1.PartReached
-	(*PartSettled)(nil),          // 60: rowraft.v1.PartSettled
-	(*JobSetting)(nil),           // 61: rowraft.v1.JobSetting
-	(JobState)(0),                // 62: rowraft.v1.JobState
-	(*RunMember)(nil),            // 63: rowraft.v1.RunMember
-	(*JobData)(nil),              // 64: rowraft.v1.JobData
-	(*Map)(nil),                  // 65: rowraft.v1.Map
-	(*Move)(nil),                 // 66: rowraft.v1.Move
-	(*Operation)(nil),            // 67: rowraft.v1.Operation
-	(*CheckpointPolicy)(nil),     // 68: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 69: rowraft.v1.PolicyRecord
+	(*MetaForgetJob)(nil),        // 22: rowraft.v1.MetaForgetJob
+	(*MetaTakePart)(nil),         // 23: rowraft.v1.MetaTakePart
+	(*MetaEndPart)(nil),          // 24: rowraft.v1.MetaEndPart
+	(*MetaStopJob)(nil),          // 25: rowraft.v1.MetaStopJob
+	(*MetaStartGeneration)(nil),  // 26: rowraft.v1.MetaStartGeneration
+	(*MetaForgetRun)(nil),        // 27: rowraft.v1.MetaForgetRun
+	(*MetaSettleParts)(nil),      // 28: rowraft.v1.MetaSettleParts
+	(*MetaRun)(nil),              // 29: rowraft.v1.MetaRun
+	(*MetaJob)(nil),              // 30: rowraft.v1.MetaJob
+	(*MetaWorker)(nil),           // 31: rowraft.v1.MetaWorker
+	(*MetaState)(nil),            // 32: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 33: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 34: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 35: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 36: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 37: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 38: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 39: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 40: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 41: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 42: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 43: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 44: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 45: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 46: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 47: rowraft.v1.Node
+	(*Shard)(nil),                // 48: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 49: rowraft.v1.TableSchema
+	(*JobIdentity)(nil),          // 50: rowraft.v1.JobIdentity
+	(*Replica)(nil),              // 51: rowraft.v1.Replica
+	(MoveReason)(0),              // 52: rowraft.v1.MoveReason
+	(NodeIntent)(0),              // 53: rowraft.v1.NodeIntent
+	(OperationKind)(0),           // 54: rowraft.v1.OperationKind
+	(*JoinToken)(nil),            // 55: rowraft.v1.JoinToken
+	(*JoinUse)(nil),              // 56: rowraft.v1.JoinUse
+	(MovePhase)(0),               // 57: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 58: rowraft.v1.EnterRequest
+	(MemberState)(0),             // 59: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 60: rowraft.v1.PartReached
+	(*PartSettled)(nil),          // 61: rowraft.v1.PartSettled
+	(*JobSetting)(nil),           // 62: rowraft.v1.JobSetting
+	(JobState)(0),                // 63: rowraft.v1.JobState
+	(*RunMember)(nil),            // 64: rowraft.v1.RunMember
+	(*JobData)(nil),              // 65: rowraft.v1.JobData
+	(*Map)(nil),                  // 66: rowraft.v1.Map
+	(*Move)(nil),                 // 67: rowraft.v1.Move
+	(*Operation)(nil),            // 68: rowraft.v1.Operation
+	(*CheckpointPolicy)(nil),     // 69: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 70: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3875,82 +3995,83 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	10, // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
 	18, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
 	19, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	33, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	39, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	32, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	36, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	37, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	34, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	40, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	33, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	37, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	38, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
 	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	41, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	42, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	43, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	44, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	45, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	42, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	43, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	44, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	45, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	46, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
 	20, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
 	21, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
-	22, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
-	23, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
-	24, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
-	25, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
-	26, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
-	27, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
-	8,  // 28: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
-	11, // 29: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
-	12, // 30: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
-	13, // 31: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
-	15, // 32: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
-	16, // 33: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
-	17, // 34: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
-	46, // 35: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	47, // 36: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	48, // 37: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	49, // 38: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
-	50, // 39: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	51, // 40: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
-	52, // 41: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
-	52, // 42: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
-	53, // 43: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
-	54, // 44: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
-	14, // 45: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
-	55, // 46: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
-	56, // 47: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	56, // 48: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	57, // 49: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	49, // 50: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	58, // 51: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	59, // 52: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	49, // 53: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	49, // 54: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	60, // 55: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
-	61, // 56: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	62, // 57: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	63, // 58: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	64, // 59: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	30, // 60: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	65, // 61: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	29, // 62: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	66, // 63: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	66, // 64: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	33, // 65: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	34, // 66: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	35, // 67: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	40, // 68: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 69: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	28, // 70: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	67, // 71: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	14, // 72: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
-	48, // 73: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	38, // 74: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	34, // 75: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	35, // 76: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	68, // 77: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	69, // 78: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	68, // 79: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	80, // [80:80] is the sub-list for method output_type
-	80, // [80:80] is the sub-list for method input_type
-	80, // [80:80] is the sub-list for extension type_name
-	80, // [80:80] is the sub-list for extension extendee
-	0,  // [0:80] is the sub-list for field type_name
+	23, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
+	24, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
+	25, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
+	26, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
+	27, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
+	28, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
+	22, // 28: rowraft.v1.MetaCommand.forget_job:type_name -> rowraft.v1.MetaForgetJob
+	8,  // 29: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
+	11, // 30: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
+	12, // 31: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
+	13, // 32: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
+	15, // 33: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
+	16, // 34: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
+	17, // 35: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
+	47, // 36: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	48, // 37: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	49, // 38: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	50, // 39: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
+	51, // 40: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	52, // 41: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
+	53, // 42: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
+	53, // 43: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
+	54, // 44: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
+	55, // 45: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
+	14, // 46: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
+	56, // 47: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
+	57, // 48: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	57, // 49: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	58, // 50: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	50, // 51: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	59, // 52: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	60, // 53: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	50, // 54: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	50, // 55: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	61, // 56: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	62, // 57: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	63, // 58: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	64, // 59: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	65, // 60: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	31, // 61: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
+	66, // 62: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	30, // 63: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
+	67, // 64: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	67, // 65: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	34, // 66: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	35, // 67: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	36, // 68: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	41, // 69: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 70: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	29, // 71: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	68, // 72: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	14, // 73: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	49, // 74: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	39, // 75: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	35, // 76: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	36, // 77: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	69, // 78: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	70, // 79: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	69, // 80: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	81, // [81:81] is the sub-list for method output_type
+	81, // [81:81] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -3991,6 +4112,7 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_StartGeneration)(nil),
 		(*MetaCommand_ForgetRun)(nil),
 		(*MetaCommand_SettleParts)(nil),
+		(*MetaCommand_ForgetJob)(nil),
 		(*MetaCommand_RaiseVersions)(nil),
 		(*MetaCommand_SetIntent)(nil),
 		(*MetaCommand_EndOperation)(nil),
@@ -4005,7 +4127,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
