@@ -130,7 +130,7 @@ func (s *Scheduler) forgetIdleJobs(ctx context.Context) {
 		if err != nil {
 			return // the next turn tries again
 		}
-		s.logger.Info("a job in which nobody has trained for long is forgotten", "job", r.GetJob(), "attended", r.GetAttended(), "kept", keptFor(r).String())
+		s.logger.Info("a job in which nobody has trained for long is forgotten", "job", r.GetJob(), "state", r.GetState().String())
 	}
 }
 

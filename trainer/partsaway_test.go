@@ -2,7 +2,6 @@ package trainer
 
 import (
 	"context"
-	"errors"
 	"io"
 	"slices"
 	"testing"
@@ -157,7 +156,11 @@ func TestARefusedEndOfAPartEndsTheRun(t *testing.T) {
 		d := &dataParts{set: set, giver: &refusingGiver{giver: giver{plan: client.PartPlan{Examples: 100, PartExamples: 20, Epochs: 1}}}, ctx: t.Context()}
 		defer d.close()
 		w := &work{data: data.NewBatch(20, set.Shape())}
-		if err := errors.Join(d.next(w), d.covered(w.piece)); err != nil {
+		if err := d.next(w); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // it has taken parts ahead
+		if err := d.covered(w.piece); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
