@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/flagenv"
+	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 // version is set by `make build`.
@@ -24,7 +25,7 @@ func main() {
 	context.AfterFunc(ctx, stop)
 	err := newRoot().ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "rowraft-trainer:", err)
+		fmt.Fprintln(os.Stderr, "rowraft-trainer:", rpc.CleanLines(err.Error()))
 	}
 	os.Exit(exitCode(err))
 }

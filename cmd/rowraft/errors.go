@@ -130,7 +130,7 @@ type errorJSON struct {
 func printError(w io.Writer, err error, asJSON bool) {
 	hint := hintOf(err)
 	if !asJSON {
-		fmt.Fprintf(w, "rowraft: %v\n", err)
+		fmt.Fprintf(w, "rowraft: %s\n", rpc.CleanLines(err.Error())) // part of it may come from another machine
 		if hint != "" {
 			fmt.Fprintf(w, "  hint: %s\n", hint)
 		}

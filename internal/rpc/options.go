@@ -63,8 +63,8 @@ func ServerOptions(source *certs.Source) []grpc.ServerOption {
 		grpc.WriteBufferSize(bufferBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: maxConnAge, MaxConnectionAgeGrace: connAgeGrace}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.ChainUnaryInterceptor(unaryStatus, unaryRoles),
-		grpc.ChainStreamInterceptor(streamStatus, streamRoles),
+		grpc.ChainUnaryInterceptor(unaryStatus, unaryRoles, unaryTexts),
+		grpc.ChainStreamInterceptor(streamStatus, streamRoles, streamTexts),
 	}
 }
 
@@ -88,7 +88,8 @@ func Dial(addr string, source *certs.Source, dial DialFunc) (*grpc.ClientConn, e
 		grpc.WithWriteBufferSize(bufferBytes),
 		grpc.WithConnectParams(connectParams),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
-		grpc.WithUnaryInterceptor(clientStatus),
+		grpc.WithChainUnaryInterceptor(clientStatus, unaryReplyTexts),
+		grpc.WithStreamInterceptor(streamReplyTexts),
 	}
 	if dial != nil {
 		opts = append(opts, grpc.WithContextDialer(dial))

@@ -1,0 +1,180 @@
+package rpc
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/rowraft/rowraft"
+)
+
+// maxTextBytes bounds each string that a caller sends. Names have tighter limits of their own.
+const maxTextBytes = 4096
+
+// freeText are the fields that hold sentences, such as the error that a trainer failed with. A caller may send any
+// text in them; it is cleaned. Every other string is a name, an address or a path, and is refused if it cannot be
+// printed.
+var freeText = map[protoreflect.Name]bool{
+	"reason": true, "error": true, "text": true, "fenced": true, "held_back": true, "waiting_for": true, "message": true, "what": true, "retention_error": true,
+}
+
+// CheckText refuses text that a log line or a terminal must not show as it is: control and format characters, line
+// separators, and bytes that are not UTF-8. Letters, digits, marks, punctuation, symbols and the space are allowed.
+func CheckText(s string) error {
+	if len(s) > maxTextBytes {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q… has %d bytes, at most %d are possible", s[:32], len(s), maxTextBytes)
+	}
+	if !utf8.ValidString(s) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q is not UTF-8", s)
+	}
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q has the character %q, which cannot be printed; use letters, digits, punctuation and spaces", s, r)
+		}
+	}
+	return nil
+}
+
+// CleanText returns s with all that CheckText refuses written as Go escapes, and its end cut off beyond the limit.
+func CleanText(s string) string { return clean(s, "") }
+
+// CleanLines is CleanText of several lines.
+func CleanLines(s string) string { return clean(s, "\n\t") }
+
+func clean(s, keep string) string {
+	s = s[:min(len(s), maxTextBytes)]
+	if CheckText(s) == nil {
+		return s
+	}
+	var b strings.Builder
+	for i, r := range s {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(s[i:], string(utf8.RuneError)):
+			b.WriteString(`\x` + strconv.FormatUint(uint64(s[i])|0x100, 16)[1:])
+		case unicode.IsPrint(r) || strings.ContainsRune(keep, r):
+			b.WriteRune(r)
+		default:
+			q := strconv.QuoteRune(r)
+			b.WriteString(q[1 : len(q)-1])
+		}
+	}
+	return b.String()
+}
+
+// texts calls f with each string of a message, and puts what it returns in its place.
+func texts(m protoreflect.Message, f func(protoreflect.FieldDescriptor, string) (string, error)) (err error) {
+	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		isText, isMessage := fd.Kind() == protoreflect.StringKind, fd.Kind() == protoreflect.MessageKind
+		var s string
+		switch {
+		case fd.IsMap() || !isText && !isMessage: // no message of ours has a map
+		case fd.IsList():
+			for i := 0; i < v.List().Len() && err == nil; i++ {
+				if isMessage {
+					err = texts(v.List().Get(i).Message(), f)
+				} else if s, err = f(fd, v.List().Get(i).String()); err == nil && s != v.List().Get(i).String() {
+					v.List().Set(i, protoreflect.ValueOfString(s))
+				}
+			}
+		case isMessage:
+			err = texts(v.Message(), f)
+		default:
+			if s, err = f(fd, v.String()); err == nil && s != v.String() {
+				m.Set(fd, protoreflect.ValueOfString(s))
+			}
+		}
+		return err == nil
+	})
+	return err
+}
+
+// checkTexts refuses a request with a name that cannot be printed, and cleans its sentences.
+func checkTexts(m any) error {
+	p, ok := m.(proto.Message)
+	if !ok {
+		return nil
+	}
+	return texts(p.ProtoReflect(), func(fd protoreflect.FieldDescriptor, s string) (string, error) {
+		if freeText[fd.Name()] {
+			return CleanText(s), nil
+		}
+		if err := CheckText(s); err != nil {
+			return "", rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %w", fd.FullName(), err)
+		}
+		return s, nil
+	})
+}
+
+// cleanTexts cleans a reply: the caller prints it.
+func cleanTexts(m any) {
+	if p, ok := m.(proto.Message); ok {
+		_ = texts(p.ProtoReflect(), func(_ protoreflect.FieldDescriptor, s string) (string, error) {
+			if CheckText(s) != nil && len(s) <= maxTextBytes {
+				return CleanText(s), nil
+			}
+			return s, nil
+		})
+	}
+}
+
+// bare reports whether the messages of a call have no strings: those of the data plane, which are not looked through.
+func bare(method string) bool { return strings.HasPrefix(method, "/rowraft.v1.Table/") }
+
+func unaryTexts(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	if !bare(info.FullMethod) {
+		if err := checkTexts(req); err != nil {
+			return nil, err
+		}
+	}
+	return h(ctx, req)
+}
+
+// textStream checks what a stream receives.
+type textStream struct{ grpc.ServerStream }
+
+func (s textStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return checkTexts(m)
+}
+
+func streamTexts(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	if bare(info.FullMethod) {
+		return h(srv, stream)
+	}
+	return h(srv, textStream{stream})
+}
+
+func unaryReplyTexts(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	err := invoke(ctx, method, req, reply, conn, opts...)
+	if err == nil && !bare(method) {
+		cleanTexts(reply)
+	}
+	return err
+}
+
+// replyStream cleans what a stream receives.
+type replyStream struct{ grpc.ClientStream }
+
+func (s replyStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err == nil {
+		cleanTexts(m)
+	}
+	return err
+}
+
+func streamReplyTexts(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := open(ctx, desc, conn, method, opts...)
+	if err != nil || bare(method) {
+		return s, err
+	}
+	return replyStream{s}, nil
+}
