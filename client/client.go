@@ -84,6 +84,8 @@ type Client struct {
 	refresh chan struct{} // asks the watcher for a new map; capacity 1
 
 	leaders [clustermap.MaxShards]atomic.Pointer[leaderHint]
+	relays  [clustermap.MaxShards]atomic.Pointer[relay]
+	probing [clustermap.MaxShards]atomic.Bool   // one goroutine looks for a relay
 	asking  [clustermap.MaxShards]atomic.Bool   // one goroutine asks replicas who leads
 	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged part
 

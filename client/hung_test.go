@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -65,6 +66,8 @@ type leadServer struct {
 	id      string
 	hung    atomic.Bool // takes calls and answers none
 	elected *atomic.Bool
+
+	pushed, forwarded atomic.Int64
 }
 
 func (s *leadServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
@@ -92,11 +95,57 @@ func (s *leadServer) Push(ctx context.Context, _ *rowraftv1.PushRequest) (*rowra
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	if leads := s.elected.Load() == (s.id == "new"); !leads {
+	forward := len(metadata.ValueFromIncomingContext(ctx, "rowraft-forward")) > 0
+	if forward {
+		s.forwarded.Add(1)
+	}
+	if leads := s.elected.Load() == (s.id == "new"); !leads && !forward {
 		return nil, &rowraft.NotLeaderError{Leader: "old", Term: 1}
 	}
+	s.pushed.Add(1)
 	time.Sleep(time.Millisecond)
 	return &rowraftv1.PushReply{AppliedIndex: 1}, nil
+}
+
+// leadServers serves a table of one shard that "old" leads until elected is true, and dials "old".
+func leadServers(t *testing.T, ctx context.Context) (table *Table, old *leadServer, elected *atomic.Bool) {
+	t.Helper()
+	m, err := clustermap.New(clustermap.Map{
+		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
+		Tables: []rowraft.Schema{{
+			ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		}},
+		Nodes:  []clustermap.Node{{ID: "old", Name: "old", Addr: "old:1", Scheduler: true}, {ID: "new", Name: "new", Addr: "new:1"}},
+		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r0", Node: "old"}, {ID: "r1", Node: "new"}}}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	elected = new(atomic.Bool)
+	network := pipes{}
+	old = &leadServer{m: m, id: "old", elected: elected}
+	for _, s := range []*leadServer{old, {m: m, id: "new", elected: elected}} {
+		server := grpc.NewServer(rpc.ServerOptions(nil)...)
+		rowraftv1.RegisterClusterServer(server, s)
+		rowraftv1.RegisterTableServer(server, s)
+		served := make(chan error, 1)
+		l := network.listen(s.id + ":1")
+		go func() { served <- server.Serve(l) }()
+		t.Cleanup(func() { server.Stop(); <-served })
+	}
+	c, err := Dial(ctx, Options{Endpoints: []string{"old:1"}, Dial: network.dial})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if table, err = c.Table(ctx, "t"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Push(ctx, []rowraft.Key{1}, []float32{1, 1}); err != nil {
+		t.Fatal(err)
+	}
+	return table, old, elected
 }
 
 // A leader hangs with many pushes in flight, the last of them sent when it has long hung. The
@@ -110,42 +159,7 @@ func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		m, err := clustermap.New(clustermap.Map{
-			Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
-			Tables: []rowraft.Schema{{
-				ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
-				Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-			}},
-			Nodes:  []clustermap.Node{{ID: "old", Name: "old", Addr: "old:1", Scheduler: true}, {ID: "new", Name: "new", Addr: "new:1"}},
-			Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r0", Node: "old"}, {ID: "r1", Node: "new"}}}},
-		}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var elected atomic.Bool
-		network := pipes{}
-		old := &leadServer{m: m, id: "old", elected: &elected}
-		for _, s := range []*leadServer{old, {m: m, id: "new", elected: &elected}} {
-			server := grpc.NewServer(rpc.ServerOptions(nil)...)
-			rowraftv1.RegisterClusterServer(server, s)
-			rowraftv1.RegisterTableServer(server, s)
-			served := make(chan error, 1)
-			l := network.listen(s.id + ":1")
-			go func() { served <- server.Serve(l) }()
-			defer func() { server.Stop(); <-served }()
-		}
-		c, err := Dial(ctx, Options{Endpoints: []string{"old:1"}, Dial: network.dial})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		table, err := c.Table(ctx, "t")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := table.Push(ctx, []rowraft.Key{1}, []float32{1, 1}); err != nil {
-			t.Fatal(err)
-		}
+		table, old, elected := leadServers(t, ctx)
 		time.AfterFunc(time.Second, func() { old.hung.Store(true) })
 		time.AfterFunc(time.Second+election, func() { elected.Store(true) })
 		end := time.Now().Add(3 * time.Second)
@@ -176,6 +190,50 @@ func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
 		}
 		if longest[writers-1] > bar {
 			t.Errorf("a push waited %v, want at most %v", longest[writers-1], bar)
+		}
+	})
+}
+
+// Only the network between the client and the leader is cut. A follower that names the leader
+// forwards, the lead does not move, and calls go to the leader again when it answers.
+func TestAFollowerForwardsToALeaderThatCannotBeReached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		table, old, _ := leadServers(t, ctx)
+		const cutAt, healAt, end = time.Second, 20 * time.Second, 25 * time.Second
+		start := time.Now()
+		time.AfterFunc(cutAt, func() { old.hung.Store(true) })
+		time.AfterFunc(healAt, func() { old.hung.Store(false); old.pushed.Store(0) })
+		var pushing sync.WaitGroup
+		var mu sync.Mutex
+		var longest time.Duration
+		slow := 0
+		const writers = 16
+		for i := range writers {
+			pushing.Go(func() {
+				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Since(start) < end; time.Sleep(20 * time.Millisecond) {
+					begin := time.Now()
+					if _, err := table.Push(ctx, []rowraft.Key{rowraft.Key(i)}, []float32{1, 1}); err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					took := time.Since(begin)
+					if longest = max(longest, took); took > 100*time.Millisecond {
+						slow++
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		pushing.Wait()
+		t.Logf("a cut of %v: the longest wait %v, %d pushes waited", healAt-cutAt, longest, slow)
+		if longest < 500*time.Millisecond || longest > 1500*time.Millisecond || slow > 2*writers {
+			t.Errorf("a cut of %v: the longest wait is %v, and %d pushes waited; want at most 1.5s, once a writer", healAt-cutAt, longest, slow)
+		}
+		if old.pushed.Load() == 0 {
+			t.Error("after the cut the leader was not asked directly")
 		}
 	})
 }

@@ -164,7 +164,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 
 // pullLeader asks the leader of a shard; tries is how often.
 func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
-	_, err = c.onLeader(ctx, home, shard, c.opts.FailWhenOverloaded, func(at server) error {
+	_, err = c.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
 		return c.try(ctx, shard, at, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
 			tries++
 			reply, err = stub.Pull(ctx, req)

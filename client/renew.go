@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -136,7 +137,10 @@ func (c *Client) issueIncarnation(ctx context.Context) (inc rowraft.Incarnation,
 	if id := c.session.member.Load(); id != nil {
 		q.Job, q.Run, q.Rank, q.Incarnation = id.GetJob(), id.GetRun(), id.GetRank(), id.GetIncarnation()
 	}
-	err = c.schedulerCall(ctx, "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+	// The scheduler's leader may be one that only other servers reach.
+	err = c.schedulerCall(rpc.AskForward(ctx), "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+		ctx, cancel := context.WithTimeout(ctx, c.opts.AttemptTimeout)
+		defer cancel()
 		reply, err := stub.IssueIncarnation(ctx, q)
 		inc = rowraft.Incarnation(reply.GetIncarnation())
 		return err
@@ -171,12 +175,15 @@ func (c *Client) closeSession(ctx context.Context, shard rowraft.ShardID, ss *sh
 	q := &rowraftv1.CloseSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: inc}
 	var to server
 	for hint, tries := true, 0; tries < 4 && ctx.Err() == nil; tries++ {
-		to = c.target(shard, to.node, hint)
+		to = c.target(shard, to.node, hint, true)
 		conn, cerr := c.conns.get(to.addr)
 		if cerr != nil {
 			return fmt.Errorf("server %s: %w", to.addr, cerr)
 		}
-		attempt, cancel := context.WithTimeout(ctx, closeWithin/2) // it may hang
+		attempt, cancel := context.WithTimeout(rpc.WithCluster(ctx, ss.cluster), closeWithin/2) // it may hang
+		if to.forwards() {
+			attempt = rpc.AskForward(attempt)
+		}
 		_, err = rowraftv1.NewTableClient(conn).CloseSession(attempt, q)
 		cancel()
 		if err == nil || !rowraft.CodeOf(err).Retryable() {

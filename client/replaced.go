@@ -74,6 +74,7 @@ func (c *Client) leaveLocked() {
 	clear(c.endpoints.foreign)
 	for i := range c.leaders {
 		c.leaders[i].Store(nil)
+		c.relays[i].Store(nil)
 		c.acked[i].Store(0)
 		if ss := c.session.shards[i].Swap(nil); ss != nil {
 			c.session.left = append(c.session.left, ss)

@@ -17,39 +17,52 @@ type attempt func(context.Context, rowraftv1.TableClient) error
 
 // server is where a try goes.
 type server struct {
-	node rowraft.NodeID
-	addr string
-	home rowraft.ClusterID // of the call; a server of another cluster refuses it
+	node   rowraft.NodeID
+	addr   string
+	leader rowraft.NodeID    // for which the try is: node itself, unless node is to forward
+	home   rowraft.ClusterID // of the call; a server of another cluster refuses it
 	// before is the hint when the server was chosen: a later one that names another server
 	// is news for the try, whenever it is looked at.
-	before *leaderHint
+	before   *leaderHint
+	mayRelay bool // if the leader cannot be reached
 }
+
+// forwards reports that the server is to forward to the leader.
+func (at *server) forwards() bool { return at.node != at.leader }
 
 // shardCall runs call on the leader of shard of cluster home, following hints and trying the
 // other replicas, until it succeeds, fails for good, ctx ends, or the client is
 // closed (errClosed). The error is the last answer; maybe says whether any try may have taken effect.
 func (c *Client) shardCall(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
-	return c.onLeader(ctx, home, shard, false, func(at server) error { return c.try(ctx, shard, at, call) })
+	return c.onLeader(ctx, home, shard, callKind{}, func(at server) error { return c.try(ctx, shard, at, call) })
 }
 
-// onLeader is shardCall of any way to try; failFast says that it ends when the retry
-// budget is spent.
-func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, failFast bool, try func(at server) error) (maybe bool, err error) {
-	b, retries, useHint := backoff{}, c.newRetries(failFast), true
+// callKind is what onLeader is told of a call.
+type callKind struct {
+	failFast bool // it ends when the retry budget is spent
+	direct   bool // servers do not forward it
+}
+
+// onLeader is shardCall of any way to try.
+func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind, try func(at server) error) (maybe bool, err error) {
+	b, retries, useHint := backoff{}, c.newRetries(kind.failFast), true
 	var last rowraft.NodeID // that answered, or did not
 	var gone rowraft.NodeID // that did not
+	mayRelay := !kind.direct
 	for c.ctx.Err() == nil {
 		if err := c.replaced(home); err != nil {
 			return maybe, err
 		}
-		at := c.target(shard, last, useHint)
-		at.home = home
+		at := c.target(shard, last, useHint, mayRelay)
+		at.home, at.mayRelay = home, mayRelay
 		node := at.node
 		last = node
 		begin := time.Now()
 		err = try(at)
 		if err == nil {
-			c.inCluster(home, func() { c.confirmLeader(shard, node) })
+			if !at.forwards() {
+				c.inCluster(home, func() { c.confirmLeader(shard, node) })
+			}
 			retries.succeeded()
 			return false, nil
 		}
@@ -63,8 +76,12 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			break
 		}
 		useHint = false
+		if at.forwards() && code != rowraft.CodeOverloaded && code != rowraft.CodeTooStale {
+			mayRelay = false // until the next call
+			c.endRelay(shard, at)
+		}
 		if !answers(code) {
-			gone = node
+			gone = at.leader
 		} else if gone == node {
 			gone = ""
 		}
@@ -73,7 +90,18 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			c.inCluster(home, func() { c.learnLeader(shard, nl.Leader, nl.Term) })
 			// A leader that is known already may have been asked before it could serve.
 			hint := c.leaders[shard].Load()
-			useHint = nl.Leader != "" && hint != nil && hint.node != node && hint.node != gone
+			useHint = nl.Leader != "" && hint != nil && hint.node != at.leader && hint.node != gone
+			if mayRelay && gone != "" && nl.Leader == gone && hint != nil && hint.node == gone {
+				c.relayBy(shard, gone, node)
+			}
+			if mayRelay && hint != nil && c.relayOf(shard, hint) != nil {
+				useHint = true
+				continue
+			}
+		}
+		if errors.Is(err, errCut) && mayRelay {
+			useHint = true
+			continue
 		}
 		if c.leaderMoved(shard, at) {
 			useHint = true
@@ -142,6 +170,10 @@ func (c *Client) named(id rowraft.TableID) bool {
 // another leader.
 var errSilent = errors.New("no answer, and another server leads the shard now")
 
+// errCut ends a try on a leader that does not answer here while another server, which can
+// forward, names it as the leader.
+var errCut = errors.New("no answer, and another server reaches the leader")
+
 func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call attempt) error {
 	if at.addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
@@ -155,9 +187,12 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call
 	ctx, cancel := context.WithCancelCause(rpc.WithCluster(ctx, at.home))
 	defer cancel(nil)
 	defer c.whenSlow(ctx, cancel, shard, at).Stop()
+	if at.forwards() {
+		ctx = rpc.AskForward(ctx)
+	}
 	err = call(ctx, rowraftv1.NewTableClient(conn))
-	if err != nil && context.Cause(ctx) == errSilent {
-		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", at.addr, errSilent)
+	if cause := context.Cause(ctx); err != nil && (cause == errSilent || cause == errCut) {
+		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", at.addr, cause)
 	}
 	if err != nil {
 		return fmt.Errorf("server %s: %w", at.addr, err)
@@ -190,12 +225,19 @@ func (c *Client) whenSlow(ctx context.Context, cancel context.CancelCauseFunc, s
 func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) {
 	t := time.NewTicker(leaderPoll)
 	defer t.Stop()
+	if at.mayRelay && !at.forwards() {
+		_ = c.spawn(func() { c.findRelay(shard, at.node) })
+	}
 	for ctx.Err() == nil {
 		if c.leaderMoved(shard, at) {
 			cancel(errSilent)
 			return
 		}
-		c.askReplicas(ctx, shard, at.node)
+		if r := c.relays[shard].Load(); at.mayRelay && r != nil && r.leader == at.node {
+			cancel(errCut)
+			return
+		}
+		c.askReplicas(ctx, shard, at.leader)
 		if c.leaderMoved(shard, at) {
 			continue
 		}
@@ -234,7 +276,7 @@ func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node ro
 // server leads the shard.
 func (c *Client) leaderMoved(shard rowraft.ShardID, at server) bool {
 	after := c.leaders[shard].Load()
-	return after != nil && after != at.before && after.node != at.node
+	return after != nil && after != at.before && after.node != at.leader
 }
 
 // hintedAddr is the address of the shard's leader, "" if none is known.
@@ -247,13 +289,18 @@ func (c *Client) hintedAddr(shard rowraft.ShardID) string {
 
 // target picks the server for the next try: the leader hint if wanted and known,
 // else the replica after the one that was tried last, so that a server that hangs
-// is not asked twice running.
-func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool) server {
+// is not asked twice running. Instead of a leader that only a follower reaches it is the
+// follower, if mayRelay.
+func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, mayRelay bool) server {
 	hint := c.leaders[shard].Load()
 	m := c.cluster.Load()
 	if useHint && hint != nil {
-		if n, ok := m.Node(hint.node); ok {
-			return server{node: n.ID, addr: n.Addr, before: hint}
+		to := hint.node
+		if r := c.relayOf(shard, hint); r != nil && mayRelay {
+			to = r.node
+		}
+		if n, ok := m.Node(to); ok {
+			return server{node: n.ID, addr: n.Addr, leader: hint.node, before: hint}
 		}
 	}
 	if int(shard) >= len(m.Shards) || len(m.Shards[shard].Replicas) == 0 {
@@ -267,7 +314,7 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint bool
 		}
 	}
 	n, _ := m.Node(replicas[next].Node)
-	return server{node: n.ID, addr: n.Addr, before: hint}
+	return server{node: n.ID, addr: n.Addr, leader: n.ID, before: hint}
 }
 
 // confirmLeader remembers who answered as the leader; an answer does not tell its term.

@@ -64,7 +64,7 @@ func (s *scan) run(ctx context.Context) error {
 		return err
 	}
 	shard, last := runOf(m, s.slot)
-	_, err := c.onLeader(ctx, m.Cluster, shard, false, func(at server) error {
+	_, err := c.onLeader(ctx, m.Cluster, shard, callKind{direct: true}, func(at server) error {
 		err := s.try(ctx, m, shard, last, at)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound && c.named(s.t.schema.ID) {
 			return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)

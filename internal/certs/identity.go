@@ -94,6 +94,9 @@ func (id *Identity) uri() *url.URL {
 	return &url.URL{Scheme: scheme, Host: id.Cluster, Path: "/" + string(id.Role) + "/" + id.Name, RawQuery: url.Values{"table": id.Tables}.Encode()}
 }
 
+// Text is the identity as it stands in a certificate; ParseIdentity reads it.
+func (id *Identity) Text() string { return id.uri().String() }
+
 // ParseIdentity reads an identity as it stands in a certificate.
 //
 // Errors: CodeInvalidArgument.

@@ -90,9 +90,9 @@ func BeforeBodies(desc *grpc.ServiceDesc, refuse map[string]func(context.Context
 		}
 		full, handle := "/"+desc.ServiceName+"/"+m.MethodName, m.Handler
 		m.Handler = func(srv any, ctx context.Context, read func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
-			err := authorize(ctx, full)
+			known, err := authorize(ctx, full)
 			if err == nil {
-				err = check(ctx)
+				err = check(known)
 			}
 			if err != nil {
 				return nil, ToStatus(err)

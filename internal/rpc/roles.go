@@ -120,8 +120,17 @@ type Caller struct {
 	expires time.Time
 }
 
-// CallerOf returns who makes the call of ctx.
+// CallerOf returns who makes the call of ctx: of a forwarded one the client, not the server
+// that forwards it.
 func CallerOf(ctx context.Context) *Caller {
+	if c, ok := ctx.Value(callerKey{}).(*Caller); ok {
+		return c
+	}
+	return connectedCaller(ctx)
+}
+
+// connectedCaller is whose connection the call of ctx came by.
+func connectedCaller(ctx context.Context) *Caller {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return nil
@@ -142,6 +151,9 @@ func ClientOf(ctx context.Context) (client, conn any) {
 		return nil, nil
 	}
 	conn = ConnKey(p.Addr)
+	if c, ok := ctx.Value(callerKey{}).(*Caller); ok {
+		return c.Tag(), conn
+	}
 	if info, ok := p.AuthInfo.(*authInfo); ok {
 		return info.client, conn
 	}
@@ -192,35 +204,41 @@ func (c *Caller) CheckClient(id rowraft.ClientID) error {
 	return nil
 }
 
-// authorize refuses a call that the caller's role does not have.
-func authorize(ctx context.Context, method string) error {
-	c := CallerOf(ctx)
-	if c == nil {
-		return nil
-	}
-	may := roles[method]
-	switch {
-	case !slices.Contains(may, c.Role):
-		need := certs.Join(may)
-		if len(may) == 0 {
-			need = "of nobody"
-		}
-		return &rowraft.DeniedError{What: strings.TrimPrefix(method, "/rowraft.v1."), Need: need, Have: c.String()}
-	case time.Now().After(c.expires): // since the handshake
+// current refuses a caller whose certificate has ended since the handshake.
+func (c *Caller) current() error {
+	if c != nil && time.Now().After(c.expires) {
 		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s expired at %s", c.String(), c.expires.Format(time.RFC3339))
 	}
 	return nil
 }
 
+// authorize refuses a call that the caller's role does not have. The context that it returns
+// knows the caller of a forwarded call.
+func authorize(ctx context.Context, method string) (context.Context, error) {
+	ctx, c, err := represented(ctx, connectedCaller(ctx), method)
+	if err != nil || c == nil {
+		return ctx, err
+	}
+	if may := roles[method]; !slices.Contains(may, c.Role) {
+		need := certs.Join(may)
+		if len(may) == 0 {
+			need = "of nobody"
+		}
+		return ctx, &rowraft.DeniedError{What: strings.TrimPrefix(method, "/rowraft.v1."), Need: need, Have: c.String()}
+	}
+	return ctx, c.current()
+}
+
 func unaryRoles(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-	if err := authorize(ctx, info.FullMethod); err != nil {
+	ctx, err := authorize(ctx, info.FullMethod)
+	if err != nil {
 		return nil, err
 	}
 	return h(ctx, req)
 }
 
 func streamRoles(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-	if err := authorize(s.Context(), info.FullMethod); err != nil {
+	if _, err := authorize(s.Context(), info.FullMethod); err != nil {
 		return err
 	}
 	return h(srv, s)

@@ -1,0 +1,114 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// forward makes a call of the table service on the leader of its shard, if the caller asks for
+// that because it cannot reach the leader, and this server can name it. Everything else goes to
+// this server's own replica. Leadership does not move.
+//
+// The caller is charged twice for what is in memory here: by this server's admission, from the
+// arrival of the request and for the reply, and by the leader's.
+func (n *Node) forward(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	reply := rpc.ForwardReply(ctx, info.FullMethod)
+	if reply == nil {
+		return h(ctx, req)
+	}
+	shard, ok := req.(interface{ GetShard() uint32 })
+	if !ok {
+		return n.forwardToScheduler(ctx, req, reply, info, h)
+	}
+	if p, ok := req.(*rowraftv1.PullRequest); ok && p.Mode == rowraftv1.ReadMode_READ_MODE_BOUNDED {
+		return h(ctx, req)
+	}
+	r := n.replica(rowraft.ShardID(shard.GetShard()))
+	if r == nil || r.maySpeak() != nil {
+		return h(ctx, req)
+	}
+	conn, leader, err := n.leaderConn(r.group)
+	if err != nil {
+		return nil, err
+	}
+	if conn == nil {
+		return h(ctx, req)
+	}
+	size := 0
+	if p, ok := req.(interface{ GetPayload() []byte }); ok {
+		size = len(p.GetPayload())
+	}
+	t, err := n.admission.admit(ctx, r.shard, admitPush, wire.PartHeaderSize+size)
+	if err != nil {
+		return nil, err
+	}
+	defer t.release()
+	out, cancel := context.WithCancel(n.onBehalf(ctx))
+	defer cancel()
+	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(out, cancel, leader) })
+	defer watch.Stop()
+	if err := conn.Invoke(out, info.FullMethod, req, reply); err != nil {
+		return nil, err
+	}
+	pulled, ok := reply.(*rowraftv1.PullReply)
+	if !ok {
+		return reply, nil
+	}
+	held, err := n.admission.admit(ctx, r.shard, admitPull, len(pulled.Payload))
+	if err != nil {
+		rpc.Pool.Release(pulled.Payload)
+		return nil, err
+	}
+	keepTicket(ctx, held)
+	return reply, nil
+}
+
+// forwardToScheduler is forward for a call to the leader of the metadata group.
+func (n *Node) forwardToScheduler(ctx context.Context, req, reply any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	n.mu.RLock()
+	g := n.meta
+	n.mu.RUnlock()
+	if g == nil {
+		return h(ctx, req)
+	}
+	conn, _, err := n.leaderConn(g)
+	if err != nil {
+		return nil, err
+	}
+	if conn == nil {
+		return h(ctx, req)
+	}
+	if err := conn.Invoke(n.onBehalf(ctx), info.FullMethod, req, reply); err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+// onBehalf is ctx for a call on behalf of its caller.
+func (n *Node) onBehalf(ctx context.Context) context.Context {
+	return rpc.OnBehalf(rpc.WithCluster(ctx, n.cluster.Load().Cluster))
+}
+
+// leaderConn returns a connection to the leader of a group; nil if that is this server, or
+// is not known.
+func (n *Node) leaderConn(g *raftstore.Group) (*grpc.ClientConn, rowraft.NodeID, error) {
+	m := n.cluster.Load()
+	leader, _, me := g.Leader()
+	if m == nil || me {
+		return nil, "", nil
+	}
+	node, ok := m.Node(leader)
+	if !ok {
+		return nil, "", nil
+	}
+	conn, err := n.control.conn(node.Addr)
+	return conn, leader, err
+}
