@@ -21,7 +21,7 @@ func TestTimersChangeWhileGroupsRun(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		last = c.propose("while they change")
+		c.propose("while they change")
 		eventually(t, "all replicas have the timers and the leases of the profile", func() bool {
 			for _, n := range c.nodes {
 				run := n.group.run.Load()
