@@ -142,7 +142,7 @@ func (c *attendCall) upload(ctx context.Context, p *pausing) {
 	if err != nil {
 		return
 	}
-	w := &stateWriter{stream: stream, head: &rowraftv1.TrainerState{Id: p.id, Job: c.t.a.Job, Rank: uint32(c.t.a.Rank), Instance: c.t.instance[:]}}
+	w := &stateWriter{stream: stream, head: &rowraftv1.SendStateRequest{Id: p.id, Job: c.t.a.Job, Rank: uint32(c.t.a.Rank), Instance: c.t.instance[:]}}
 	if p.at.Write(w) == nil && w.flush(true) == nil {
 		_, _ = stream.CloseAndRecv()
 	}
@@ -150,8 +150,8 @@ func (c *attendCall) upload(ctx context.Context, p *pausing) {
 
 // stateWriter cuts a state into messages.
 type stateWriter struct {
-	stream grpc.ClientStreamingClient[rowraftv1.TrainerState, rowraftv1.SendStateReply]
-	head   *rowraftv1.TrainerState // names the state in the first message; nil afterwards
+	stream grpc.ClientStreamingClient[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]
+	head   *rowraftv1.SendStateRequest // names the state in the first message; nil afterwards
 	buf    []byte
 }
 
@@ -171,7 +171,7 @@ func (w *stateWriter) Write(b []byte) (n int, err error) {
 func (w *stateWriter) flush(last bool) error {
 	m := w.head
 	if m == nil {
-		m = &rowraftv1.TrainerState{}
+		m = &rowraftv1.SendStateRequest{}
 	}
 	m.Content, m.Last = w.buf, last
 	w.head, w.buf = nil, nil // gRPC may still read both

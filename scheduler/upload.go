@@ -26,12 +26,12 @@ const (
 
 // upload is a piece of a trainer's state, or the error that ended the call that brought it.
 type upload struct {
-	piece *rowraftv1.TrainerState
+	piece *rowraftv1.SendStateRequest
 	err   error
 }
 
 // SendState passes the state of a trainer on to the checkpoint that wants it.
-func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.TrainerState, rowraftv1.SendStateReply]) error {
+func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (p *paused) receive(ctx context.Context, w io.Writer, patience time.Duratio
 }
 
 // nextPiece waits for the next piece of a state.
-func (p *paused) nextPiece(ctx context.Context, patience time.Duration) (*rowraftv1.TrainerState, error) {
+func (p *paused) nextPiece(ctx context.Context, patience time.Duration) (*rowraftv1.SendStateRequest, error) {
 	quiet := time.NewTimer(patience)
 	defer quiet.Stop()
 	var why error

@@ -1221,8 +1221,8 @@ func (x *AttendReleased) GetPausedNs() uint64 {
 	return 0
 }
 
-// TrainerState is one piece of a trainer's state. Only the first piece of a call needs job, rank, instance and id.
-type TrainerState struct {
+// SendStateRequest is one piece of a trainer's state. Only the first piece of a call needs job, rank, instance and id.
+type SendStateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
 	Content       []byte                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
@@ -1234,20 +1234,20 @@ type TrainerState struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TrainerState) Reset() {
-	*x = TrainerState{}
+func (x *SendStateRequest) Reset() {
+	*x = SendStateRequest{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TrainerState) String() string {
+func (x *SendStateRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TrainerState) ProtoMessage() {}
+func (*SendStateRequest) ProtoMessage() {}
 
-func (x *TrainerState) ProtoReflect() protoreflect.Message {
+func (x *SendStateRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1259,47 +1259,47 @@ func (x *TrainerState) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TrainerState.ProtoReflect.Descriptor instead.
-func (*TrainerState) Descriptor() ([]byte, []int) {
+// Deprecated: Use SendStateRequest.ProtoReflect.Descriptor instead.
+func (*SendStateRequest) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
-func (x *TrainerState) GetId() uint64 {
+func (x *SendStateRequest) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *TrainerState) GetContent() []byte {
+func (x *SendStateRequest) GetContent() []byte {
 	if x != nil {
 		return x.Content
 	}
 	return nil
 }
 
-func (x *TrainerState) GetLast() bool {
+func (x *SendStateRequest) GetLast() bool {
 	if x != nil {
 		return x.Last
 	}
 	return false
 }
 
-func (x *TrainerState) GetJob() string {
+func (x *SendStateRequest) GetJob() string {
 	if x != nil {
 		return x.Job
 	}
 	return ""
 }
 
-func (x *TrainerState) GetRank() uint32 {
+func (x *SendStateRequest) GetRank() uint32 {
 	if x != nil {
 		return x.Rank
 	}
 	return 0
 }
 
-func (x *TrainerState) GetInstance() []byte {
+func (x *SendStateRequest) GetInstance() []byte {
 	if x != nil {
 		return x.Instance
 	}
@@ -4147,8 +4147,8 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x0eAttendReleased\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\bR\x04held\x12\x1b\n" +
-	"\tpaused_ns\x18\x03 \x01(\x04R\bpausedNs\"\x8e\x01\n" +
-	"\fTrainerState\x12\x0e\n" +
+	"\tpaused_ns\x18\x03 \x01(\x04R\bpausedNs\"\x92\x01\n" +
+	"\x10SendStateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
 	"\x04last\x18\x03 \x01(\bR\x04last\x12\x10\n" +
@@ -4355,12 +4355,12 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vfree_memory\x18\t \x01(\x04R\n" +
 	"freeMemory\x12.\n" +
 	"\x06tables\x18\n" +
-	" \x03(\v2\x16.rowraft.v1.ShardTableR\x06tables2\x81\x05\n" +
+	" \x03(\v2\x16.rowraft.v1.ShardTableR\x06tables2\x85\x05\n" +
 	"\vCheckpoints\x12\\\n" +
 	"\x10CreateCheckpoint\x12#.rowraft.v1.CreateCheckpointRequest\x1a!.rowraft.v1.CreateCheckpointReply0\x01\x12_\n" +
 	"\x11RestoreCheckpoint\x12$.rowraft.v1.RestoreCheckpointRequest\x1a\".rowraft.v1.RestoreCheckpointReply0\x01\x12@\n" +
-	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x01\x12C\n" +
-	"\tSendState\x12\x18.rowraft.v1.TrainerState\x1a\x1a.rowraft.v1.SendStateReply(\x01\x12E\n" +
+	"\x06Attend\x12\x19.rowraft.v1.AttendRequest\x1a\x17.rowraft.v1.AttendReply(\x010\x01\x12G\n" +
+	"\tSendState\x12\x1c.rowraft.v1.SendStateRequest\x1a\x1a.rowraft.v1.SendStateReply(\x01\x12E\n" +
 	"\tSetPolicy\x12\x1c.rowraft.v1.SetPolicyRequest\x1a\x1a.rowraft.v1.SetPolicyReply\x12N\n" +
 	"\fListPolicies\x12\x1f.rowraft.v1.ListPoliciesRequest\x1a\x1d.rowraft.v1.ListPoliciesReply\x12N\n" +
 	"\fDeletePolicy\x12\x1f.rowraft.v1.DeletePolicyRequest\x1a\x1d.rowraft.v1.DeletePolicyReply\x12E\n" +
@@ -4401,7 +4401,7 @@ var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*AttendAnnounced)(nil),          // 15: rowraft.v1.AttendAnnounced
 	(*AttendFailed)(nil),             // 16: rowraft.v1.AttendFailed
 	(*AttendReleased)(nil),           // 17: rowraft.v1.AttendReleased
-	(*TrainerState)(nil),             // 18: rowraft.v1.TrainerState
+	(*SendStateRequest)(nil),         // 18: rowraft.v1.SendStateRequest
 	(*SendStateReply)(nil),           // 19: rowraft.v1.SendStateReply
 	(*AttendPark)(nil),               // 20: rowraft.v1.AttendPark
 	(*AttendReply)(nil),              // 21: rowraft.v1.AttendReply
@@ -4500,7 +4500,7 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	31, // 49: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
 	46, // 50: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
 	12, // 51: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
-	18, // 52: rowraft.v1.Checkpoints.SendState:input_type -> rowraft.v1.TrainerState
+	18, // 52: rowraft.v1.Checkpoints.SendState:input_type -> rowraft.v1.SendStateRequest
 	4,  // 53: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
 	5,  // 54: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
 	7,  // 55: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest

@@ -58,7 +58,7 @@ type CheckpointsClient interface {
 	// SendState takes the state of a trainer that was told to go on and to send it. It is a call of its own, so
 	// that a destination that takes nothing delays no message of Attend, above all no beat. It fails when the
 	// checkpoint does.
-	SendState(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[TrainerState, SendStateReply], error)
+	SendState(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendStateRequest, SendStateReply], error)
 	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
 	// checkpoint at a time.
 	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyReply, error)
@@ -128,18 +128,18 @@ func (c *checkpointsClient) Attend(ctx context.Context, opts ...grpc.CallOption)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Checkpoints_AttendClient = grpc.BidiStreamingClient[AttendRequest, AttendReply]
 
-func (c *checkpointsClient) SendState(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[TrainerState, SendStateReply], error) {
+func (c *checkpointsClient) SendState(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendStateRequest, SendStateReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Checkpoints_ServiceDesc.Streams[3], Checkpoints_SendState_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[TrainerState, SendStateReply]{ClientStream: stream}
+	x := &grpc.GenericClientStream[SendStateRequest, SendStateReply]{ClientStream: stream}
 	return x, nil
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Checkpoints_SendStateClient = grpc.ClientStreamingClient[TrainerState, SendStateReply]
+type Checkpoints_SendStateClient = grpc.ClientStreamingClient[SendStateRequest, SendStateReply]
 
 func (c *checkpointsClient) SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -210,7 +210,7 @@ type CheckpointsServer interface {
 	// SendState takes the state of a trainer that was told to go on and to send it. It is a call of its own, so
 	// that a destination that takes nothing delays no message of Attend, above all no beat. It fails when the
 	// checkpoint does.
-	SendState(grpc.ClientStreamingServer[TrainerState, SendStateReply]) error
+	SendState(grpc.ClientStreamingServer[SendStateRequest, SendStateReply]) error
 	// SetPolicy makes a policy, or changes it. The scheduler's leader runs policies, one
 	// checkpoint at a time.
 	SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyReply, error)
@@ -238,7 +238,7 @@ func (UnimplementedCheckpointsServer) RestoreCheckpoint(*RestoreCheckpointReques
 func (UnimplementedCheckpointsServer) Attend(grpc.BidiStreamingServer[AttendRequest, AttendReply]) error {
 	return status.Error(codes.Unimplemented, "method Attend not implemented")
 }
-func (UnimplementedCheckpointsServer) SendState(grpc.ClientStreamingServer[TrainerState, SendStateReply]) error {
+func (UnimplementedCheckpointsServer) SendState(grpc.ClientStreamingServer[SendStateRequest, SendStateReply]) error {
 	return status.Error(codes.Unimplemented, "method SendState not implemented")
 }
 func (UnimplementedCheckpointsServer) SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyReply, error) {
@@ -304,11 +304,11 @@ func _Checkpoints_Attend_Handler(srv interface{}, stream grpc.ServerStream) erro
 type Checkpoints_AttendServer = grpc.BidiStreamingServer[AttendRequest, AttendReply]
 
 func _Checkpoints_SendState_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(CheckpointsServer).SendState(&grpc.GenericServerStream[TrainerState, SendStateReply]{ServerStream: stream})
+	return srv.(CheckpointsServer).SendState(&grpc.GenericServerStream[SendStateRequest, SendStateReply]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Checkpoints_SendStateServer = grpc.ClientStreamingServer[TrainerState, SendStateReply]
+type Checkpoints_SendStateServer = grpc.ClientStreamingServer[SendStateRequest, SendStateReply]
 
 func _Checkpoints_SetPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetPolicyRequest)
