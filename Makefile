@@ -72,9 +72,13 @@ arm64: ## what must have the same bits on every processor, on arm64 under qemu-u
 # -race also checks pointers, and GoMLX's matrix product of v0.1.6 fails that check.
 RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 
+# Tests of one goroutine that compute for long: the detector has nothing to find in them, and they
+# would take minutes under it.
+RACE_SKIP := TestAWeekOfRetraining|TestSessionsAgainstReference
+
 .PHONY: race
 race: ## all tests under the race detector
-	GOEXPERIMENT=$(SIMD) $(GOTEST) -race $(RACE_FLAGS) $(PKG)
+	GOEXPERIMENT=$(SIMD) $(GOTEST) -race $(RACE_FLAGS) -skip '$(RACE_SKIP)' $(PKG)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME=10s each
