@@ -145,10 +145,9 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 
 // Restored is where a cluster's tables come from.
 type Restored struct {
-	Sources  []Source          // the last restore first
-	Trained  []Trainer         // that have trained since, or do
-	Training []Trainer         // that do now
-	Rows     map[string]uint64 // of each table, by the last heartbeats; a table without rows may be missing
+	Sources  []Source  // the last restore first
+	Trained  []Trainer // that have trained since, or do
+	Training []Trainer // that do now
 }
 
 // Source is a checkpoint that tables come from.
@@ -187,35 +186,9 @@ func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
 				r.Training = append(r.Training, Trainer{t.GetJob(), int(t.GetRank())})
 			}
 		}
-		r.Rows = rowsOf(reply)
 		return err
 	})
 	return r, err
-}
-
-// rowsOf counts the rows of each table: of each shard by the replica that knows most of them.
-func rowsOf(reply *rowraftv1.StatusReply) map[string]uint64 {
-	names := make(map[uint64]string)
-	for _, t := range reply.GetMap().GetTables() {
-		names[t.GetId()] = t.GetName()
-	}
-	type place struct {
-		shard uint32
-		table uint64
-	}
-	most, rows := make(map[place]uint64), make(map[string]uint64)
-	for _, n := range reply.GetNodes() {
-		for _, r := range n.GetReplicas() {
-			for _, t := range r.GetTables() {
-				at := place{r.GetShard(), t.GetTable()}
-				if more := t.GetRows(); more > most[at] {
-					rows[names[t.GetTable()]] += more - most[at]
-					most[at] = more
-				}
-			}
-		}
-	}
-	return rows
 }
 
 // DropTable removes the table with all of its rows and returns once no shard has it.

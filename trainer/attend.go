@@ -153,12 +153,12 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 	}
 	source := from.Of(cfg.mainTable())
 	if source.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
-		return nil, cfg.mayBegin(&from)
+		return nil, cfg.mayBegin(&from, holdsRows(ctx, c))
 	}
 	s, err := ReadSaved(ctx, source.Destination+"/"+source.Name, cfg.Job, cfg.rank())
 	switch {
 	case rowraft.CodeOf(err) == rowraft.CodeNotFound: // of the state; the tables may be from elsewhere
-		return nil, cfg.mayBegin(&from)
+		return nil, cfg.mayBegin(&from, holdsRows(ctx, c))
 	case err == nil && s.ID != source.ID:
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "checkpoint %s is another one than the cluster's tables come from", s.Path)
 	}
@@ -168,17 +168,40 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 // mayBegin reports why a run that was told to go on must not begin at step 1: the job's tables
 // hold rows, and no trainer of the job is at work that it could join. Where the scheduler deals
 // out the data a worker goes on where its job is.
-func (c *Config) mayBegin(now *client.Restored) error {
+func (c *Config) mayBegin(now *client.Restored, holds func(table string) (bool, error)) error {
 	if c.parted || slices.ContainsFunc(now.Training, func(t client.Trainer) bool { return t.Job == c.Job }) {
 		return nil
 	}
 	for _, t := range c.schemas() {
-		if n := now.Rows[t.Name]; n > 0 {
+		some, err := holds(t.Name)
+		if err != nil {
+			return fmt.Errorf("resume auto: %w", err)
+		}
+		if some {
 			return rowraft.Errorf(rowraft.CodePrecondition,
-				"resume auto finds no checkpoint to go on from, and table %s holds %d rows: training from step 1 would train half-trained rows. Put the job's newest checkpoint in place first: rowraft checkpoint restore DESTINATION/NAME --table '%s.*' --replace; or go on without resume to train these rows on purpose, or drop the tables", t.Name, n, c.Job)
+				"resume auto finds no checkpoint to go on from, and table %s holds rows: training from step 1 would train half-trained rows. Put the job's newest checkpoint in place first: rowraft checkpoint restore DESTINATION/NAME --table '%s.*' --replace; or go on without resume to train these rows on purpose, or drop the tables", t.Name, c.Job)
 		}
 	}
 	return nil
+}
+
+// holdsRows returns what asks the shards whether a table holds any row. The counts of the
+// cluster's status come with heartbeats, and those are too old to decide by.
+func holdsRows(ctx context.Context, c *client.Client) func(string) (bool, error) {
+	return func(table string) (bool, error) {
+		t, err := c.Table(ctx, table)
+		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
+		some := errors.New("a row")
+		err = t.Scan(ctx, func([]rowraft.Key, []float32) error { return some })
+		if errors.Is(err, some) {
+			return true, nil
+		}
+		return false, err
+	}
 }
 
 // Attend makes the run take part in the checkpoints of c's cluster, going on from s
