@@ -106,6 +106,7 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 					t.Fatal(err)
 				}
 				for round := range 2 {
+					eventually(t, "the honest job goes on", func() bool { return !honest.isStill() })
 					left := make(map[string]error)
 					var m *muster
 					for attempt := 1; ; attempt++ { // as creation.run
