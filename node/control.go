@@ -204,7 +204,7 @@ func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().C
 func (c *control) heartbeat(ctx context.Context) error {
 	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus(),
 		ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata, Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
-		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), Slowness: c.n.slowness(), MetadataReplica: c.n.self.Scheduler}
+		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), Slowness: c.n.slowness(), MetadataReplica: c.n.self.Scheduler, MetadataRolledBack: c.n.metaRolledBack()}
 	if m := c.n.cluster.Load(); m != nil {
 		req.MapVersion = uint64(m.Version)
 	}
@@ -376,7 +376,7 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 		}
 	}
 	st.ProvedIndex, st.DividedIndex = uint64(r.machine.Proved()), uint64(r.machine.Divided())
-	if e := r.machine.Fenced(); e != nil {
+	if e := r.whyFenced(); e != nil {
 		st.Fenced, st.Error = e.Error(), e.Error()
 	}
 	r.reportMembers(st)

@@ -15,10 +15,11 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 )
 
-// A replica that is found to have other rows than the majority, or whose rows are not
-// those that it wrote, is fenced: it is as
+// A replica that is found to have other rows than the majority, whose rows are not
+// those that it wrote, or whose disk was rolled back, is fenced: it is as
 // good as dead for its shard. Its Raft group is closed, so it neither leads, votes,
 // takes entries nor gives snapshots, and what it has on disk stays for people to
 // look at. A file says so over restarts (docs/formats/fenced.md); it goes when the
@@ -71,9 +72,13 @@ func (n *Node) watch(r *replica) {
 
 // fence stops a replica for good and keeps its data.
 func (n *Node) fence(r *replica) {
-	e := r.machine.Fenced()
-	r.log.Error("replica hash mismatch (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "index", uint64(e.AppliedTo), "why", e.Error())
-	f := fencedReplica{shard: r.shard, id: r.id, why: e.Error()}
+	why := r.whyFenced().Error()
+	what := "replica hash mismatch (critical)"
+	if r.machine.Fenced() == nil {
+		what = raftstore.RolledBack + " (critical)"
+	}
+	r.log.Error(what+": the replica is fenced", "metric", "rowraft_replica_fenced", "index", uint64(r.machine.AppliedIndex()), "why", why)
+	f := fencedReplica{shard: r.shard, id: r.id, why: why}
 	if err := n.keepFence(&f); err != nil {
 		r.log.Error("a restart may forget that the replica is fenced", "err", err)
 	}
@@ -93,6 +98,16 @@ func (n *Node) fence(r *replica) {
 	if err := r.close(); err != nil {
 		r.log.Error("closing a fenced replica", "err", err)
 	}
+}
+
+// fenceUnopened is fence for a replica that raftstore does not start.
+func (n *Node) fenceUnopened(s rowraft.ShardID, id rowraft.ReplicaID, why error) error {
+	n.log.Error(raftstore.RolledBack+" (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "shard", uint32(s), "replica", string(id), "why", why)
+	f := fencedReplica{shard: s, id: id, why: why.Error()}
+	n.mu.Lock()
+	n.fenced[s] = f
+	n.mu.Unlock()
+	return n.keepFence(&f)
 }
 
 func (n *Node) fenceDir() string { return filepath.Join(n.cfg.DataDir, "fenced") }
@@ -132,7 +147,7 @@ func (n *Node) staysFenced(s rowraft.ShardID, id rowraft.ReplicaID) (bool, error
 	n.mu.Lock()
 	n.fenced[s] = f
 	n.mu.Unlock()
-	n.log.Error("replica hash mismatch (critical): the replica stays fenced", "metric", "rowraft_replica_fenced", "shard", uint32(s), "replica", string(id), "why", f.why)
+	n.log.Error("a fenced replica stays fenced (critical)", "metric", "rowraft_replica_fenced", "shard", uint32(s), "replica", string(id), "why", f.why)
 	return true, nil
 }
 
@@ -148,6 +163,15 @@ func (n *Node) forgetFence(s rowraft.ShardID, id rowraft.ReplicaID) error {
 		return nil
 	}
 	return err
+}
+
+// metaRolledBack is why this server's member of the metadata group has found that its disk was
+// rolled back, "" if it has not. It has no vote then; its seat goes to a standby.
+func (n *Node) metaRolledBack() string {
+	if why := n.metaLost.Load(); why != nil {
+		return (*why).Error()
+	}
+	return ""
 }
 
 // fencedStatus describes the fenced replicas.

@@ -53,6 +53,9 @@ func (n *Node) startReplicas(m *clustermap.Map, g *errgroup.Group) error {
 				return err
 			}
 			rep, err := n.openReplica(m, s, r, segment)
+			if rowraft.CodeOf(err) == rowraft.CodeFenced { // its disk was rolled back
+				return n.fenceUnopened(s.ID, r.ID, err)
+			}
 			if err != nil {
 				return err
 			}

@@ -62,6 +62,8 @@ type Node struct {
 
 	watchers sync.WaitGroup // one a replica that runs
 
+	metaLost atomic.Pointer[error] // why meta found that its disk was rolled back; nil: it did not
+
 	leaving atomic.Bool             // it was told to stop
 	meta    *raftstore.Group        // under mu; nil if this server has no member of the metadata group
 	talk    atomic.Pointer[control] // with the scheduler; nil before
@@ -297,11 +299,17 @@ const metaSegmentBytes = 1 << 20
 // startMeta starts this server's replica of the metadata group. One that is not a founder's
 // is empty until the group's leader gives it a seat.
 func (n *Node) startMeta(id identity.Identity) error {
-	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes, UsesReserve: true}
+	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes, UsesReserve: true,
+		OnRolledBack: func(err error) { n.metaLost.Store(&err) }} // raftstore has logged it
 	if id.Founder() {
 		cfg.Bootstrap = scheduler.MetaMembers(id)
 	}
 	g, err := n.store.StartGroup(cfg)
+	if rowraft.CodeOf(err) == rowraft.CodeFenced { // its disk was rolled back: this server goes on without
+		n.metaLost.Store(&err)
+		n.log.Error(raftstore.RolledBack+" (critical): this member of the scheduler does not start", "why", err)
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("metadata group: %w", err)
 	}

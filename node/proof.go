@@ -128,11 +128,22 @@ func (r *replica) applied(entry []byte, a *shard.Applied) {
 	r.noticeFence()
 }
 
-// noticeFence wakes Node.watch if the machine is fenced.
+// noticeFence wakes Node.watch if the replica is to be fenced.
 func (r *replica) noticeFence() {
-	if r.machine.Fenced() != nil {
+	if r.whyFenced() != nil {
 		r.fence.Do(func() { close(r.fenced) })
 	}
+}
+
+// whyFenced is nil for a replica that is not to be fenced.
+func (r *replica) whyFenced() error {
+	if e := r.machine.Fenced(); e != nil {
+		return e
+	}
+	if why := r.rolledBack.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // mustServe reports why this replica may not answer for the rows of its shard.
@@ -348,7 +359,7 @@ func (s *adminService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDige
 		return nil, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: mark}
 	}
 	reply := &rowraftv1.NotedDigestReply{ReplicaId: string(r.id)}
-	if e := r.machine.Fenced(); e != nil {
+	if e := r.whyFenced(); e != nil {
 		reply.Fenced = e.Error()
 	}
 	if d, ok := r.machine.Noted(mark); ok {

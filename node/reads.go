@@ -217,7 +217,7 @@ func (r *replica) tooStale(p proof, b bound, minIndex rowraft.Index) error {
 func (r *replica) maySpeak() error {
 	select {
 	case <-r.fenced:
-		return r.machine.Fenced()
+		return r.whyFenced()
 	default:
 		return r.undivided()
 	}

@@ -51,6 +51,8 @@ type replica struct {
 	tamper  func(r *replica, index rowraft.Index, entry []byte) []byte // nil but in tests and canaries
 	proof   prover
 	fenced  chan struct{} // closed by noticeFence
+	// rolledBack is why the group has found that its disk was rolled back, nil: it was not.
+	rolledBack atomic.Pointer[error]
 	// notClosed is the table epoch in which a restore could not be closed; 0: none. Apply's.
 	notClosed rowraft.TableEpoch
 	fence     sync.Once
@@ -123,6 +125,10 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		Machine:   stateMachine{machine, r},
 		Bootstrap: founders,
 		OnLeader:  r.onLeader,
+		OnRolledBack: func(err error) {
+			r.rolledBack.Store(&err)
+			r.noticeFence()
+		},
 
 		SegmentSizeBytes: segmentBytes,
 	})
@@ -198,7 +204,7 @@ func (r *replica) header() wire.EntryHeader {
 func (r *replica) mustLead() error {
 	select {
 	case <-r.fenced:
-		return r.machine.Fenced()
+		return r.whyFenced()
 	default:
 	}
 	node, term, me := r.group.Leader()

@@ -169,6 +169,7 @@ func TestCrashAtEachStepOfAGroup(t *testing.T) {
 		"raftstore.(*snapshotSink)":               "TestCrashAtEachStepOfSnapshots has it",
 		"raftstore.openSnapshotStore":             "TestCrashAtEachStepOfSnapshots has it",
 		"raftstore.(*Store).claimLocked: syncdir": twice,
+		"raftstore.Open: syncdir raft":            twice,
 		"raftstore.(*groupLife)":                  "Open syncs it too",
 		"raftstore.Open: syncdir /":               "the data directory is durable before; it comes with MkdirAll",
 	})

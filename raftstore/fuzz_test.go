@@ -58,16 +58,63 @@ func FuzzReply(f *testing.F) {
 	for s := peerOK; s <= peerBusy+1; s++ {
 		f.Add(marshalReply(s, "why"))
 	}
-	f.Add(marshalReply(peerOK, ""))
+	good, _ := hex.DecodeString(goldenReply)
+	f.Add(good)
+	f.Add(marshalStatement(peerStale, &goldenStatement))
 	f.Add([]byte{0, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
+		if n := len(b); n >= 7 { // so that what is behind the checksum is tested too
+			b = bytes.Clone(b)
+			end := min(3+int(binary.LittleEndian.Uint16(b[1:])), n)
+			binary.LittleEndian.PutUint32(b[3:], crc32.Checksum(b[min(7, end):end], castagnoli))
+		}
 		frugal(t, b, func() {
-			err := readReply(bytes.NewReader(b))
-			if ok := len(b) >= 3 && b[0] == 0 && int(binary.LittleEndian.Uint16(b[1:])) <= min(maxReplyText, len(b)-3); ok != (err == nil) {
-				t.Errorf("%x was read as %v", b, err)
+			says, status, err := readReply(bytes.NewReader(b))
+			if err == nil && !bytes.HasPrefix(b, marshalStatement(status, &says)) {
+				t.Errorf("%x was read as %v, %+v, which is written as %x", b, status, says, marshalStatement(status, &says))
 			}
 			if err != nil && rowraft.CodeOf(err) == rowraft.CodeUnknown && len(b) >= 3+maxReplyText {
 				t.Errorf("%v has no code", err)
+			}
+		})
+	})
+}
+
+func FuzzMarks(f *testing.F) {
+	good, _ := hex.DecodeString(goldenMarks)
+	f.Add(good)
+	f.Add(good[snapHeader : len(good)-4])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		b = sealed(b, marksMagic)
+		frugal(t, b, func() {
+			m, err := decodeMarks(b)
+			if err != nil {
+				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
+					t.Errorf("%v has code %v", err, c)
+				}
+				return
+			}
+			if again, err := decodeMarks(m.encode()); err != nil || !reflect.DeepEqual(again, m) {
+				t.Errorf("%+v is written and read as %+v, %v", m, again, err)
+			}
+		})
+	})
+}
+
+func FuzzTold(f *testing.F) {
+	good, _ := hex.DecodeString(goldenTold)
+	f.Add(good[4:])
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		b = sealTold(b)
+		frugal(t, b, func() {
+			list, err := decodeTold(b)
+			var again []byte
+			for _, one := range list {
+				again = appendTold(again, one)
+			}
+			if err == nil && !bytes.Equal(sealTold(again), b) {
+				t.Errorf("%x was read as %+v, which is written as %x", b, list, sealTold(again))
 			}
 		})
 	})

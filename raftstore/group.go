@@ -49,6 +49,8 @@ type Group struct {
 	stop     chan struct{}         // closed by Close
 	wg       sync.WaitGroup        // supervisor, leadership
 
+	asked chan struct{} // closed by askPeers: from then on this replica may vote
+
 	timers        groupTimers
 	leadership    leadership
 	snapshotAt    atomic.Uint64 // raft index of the last snapshot of this replica
@@ -90,6 +92,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		waiters:     newWaiters(),
 		logRate:     newLogRate(),
 		dead:        make(chan struct{}),
+		asked:       make(chan struct{}),
 		life:        make(latch, 1),
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
@@ -125,6 +128,9 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		return nil, err
 	}
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
+	g.glog.committed = func() uint64 {
+		return max(g.fsm.applied.Load(), s.marks.of(cfg.ID, cfg.Replica).index)
+	}
 	g.fsm.yield, g.fsm.moved, g.ledger.noticed = g.newYield, g.moved, g.moved
 	g.fsm.installed = func(from, to uint64) {
 		g.installs.Add(1)
@@ -138,6 +144,8 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	}
 	g.leadership.init()
 	g.wg.Go(g.pollOwn)
+	n := g.run.Load()
+	g.wg.Go(func() { g.askPeers(n) })
 	g.wg.Add(2)
 	go g.supervise()
 	go g.deliverLeadership()
@@ -348,13 +356,16 @@ func (g *Group) requestRestart(reason string) {
 
 // fail stops the group for good. It may be called on any goroutine of raft, so
 // the stopping itself is left to the supervisor.
-func (g *Group) fail(err error) {
+func (g *Group) fail(err error) { g.failWith(err, g.store.opts.Fatal) }
+
+// failWith is fail with another function than Options.Fatal to tell.
+func (g *Group) failWith(err error, tell func(error)) {
 	g.failOnce.Do(func() {
 		err = fmt.Errorf("group %s, replica %s: %w", g.cfg.ID, g.cfg.Replica, err)
 		g.failure.Store(&err)
 		close(g.dead)
 		g.log.Error("the group stops for good", "err", err)
-		g.store.opts.Fatal(err)
+		tell(err)
 	})
 }
 

@@ -34,6 +34,9 @@ type guardedLog struct {
 	log         *slog.Logger
 	writing     *atomic.Int32 // logs of the store that are being written now
 
+	// committed is how far this log is known to be committed: no leader may replace that. May be nil.
+	committed func() uint64
+
 	slow     *slowness // of the store
 	stall    func() time.Duration
 	isLeader func() bool
@@ -168,6 +171,9 @@ func (g *guardedLog) DeleteRange(min, max uint64) error {
 			return nil
 		}
 	}
+	if err := g.contradiction(min, max); err != nil {
+		return g.check("truncate", err)
+	}
 	stop := g.watch("truncate")
 	err := g.inner.DeleteRange(min, max)
 	stop()
@@ -178,6 +184,23 @@ func (g *guardedLog) DeleteRange(min, max uint64) error {
 	g.ledger.removed(min, max)
 	g.checkPhantom(max)
 	return nil
+}
+
+// contradiction refuses to drop the end of the log if entries there are committed: a leader that
+// wants this was elected with the vote of a replica whose disk was rolled back, and the log here may
+// be the last one that has them. What a snapshot replaces is none of that.
+func (g *guardedLog) contradiction(min, max uint64) error {
+	if g.committed == nil || !g.started.Load() {
+		return nil
+	}
+	committed := g.committed()
+	if b := g.boundary.Load(); min > committed || b != nil && min <= b.index {
+		return nil
+	}
+	if last, err := g.inner.LastIndex(); err != nil || max < last {
+		return err
+	}
+	return rowraft.Errorf(rowraft.CodeCorrupt, "the leader has other entries from %d on than this replica, where they are committed up to %d: the disk of another replica was rolled back; keep this directory, it may be the only one that has them (runbook rolled-back-disk)", min, committed)
 }
 
 // checkPhantom restarts raft when it cleared a log that went beyond the snapshot

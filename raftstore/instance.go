@@ -63,7 +63,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	}
 	o := &g.store.opts
 	n.heartbeat.Store(int64(heartbeat))
-	n.trans = newTransport(g.store.port.layer(g.cfg.ID), o, &g.store.pace, g.cfg.ID, g.log, receiver{
+	n.trans = newTransport(g.store.port.layer(g.cfg.ID, g), o, &g.store.pace, g.cfg.ID, g.log, receiver{
 		replica:     raft.ServerID(g.cfg.Replica),
 		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
 		applied:     g.fsm.applied.Load,
@@ -71,6 +71,11 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		term:        n.currentTerm,
 		timers:      &g.timers, timeout: max(rpcTimeout, heartbeat),
 		leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
+		recall: &recall{
+			asked: g.asked,
+			ended: func() bool { return g.failure.Load() != nil },
+			voted: g.voted, tell: n.tellMarks, learn: g.learn,
+		},
 	})
 	return n
 }

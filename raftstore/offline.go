@@ -91,7 +91,7 @@ func readRegistry(disk vfs.FS, path string) (registryFile, error) {
 	if err := json.Unmarshal(body, &f); err != nil {
 		return f, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
 	}
-	return f, nil
+	return f, f.check(path)
 }
 
 // Close gives the directory back.

@@ -257,4 +257,9 @@ type GroupConfig struct {
 	// true, or the same true twice. What it is told may be over by then: Leader says
 	// what holds. The last call before Close returns has leader false.
 	OnLeader func(term rowraft.Term, leader bool)
+
+	// OnRolledBack, if set, is called in the place of Options.Fatal when this replica finds
+	// its disk older than what other replicas remember of it. The group has stopped; its
+	// files stay as they are. It must not wait for Close.
+	OnRolledBack func(err error)
 }

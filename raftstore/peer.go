@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -36,15 +37,28 @@ type peerPort struct {
 	handshakes *quota.Conns
 	refusals   *logRate // of each status
 
+	marks *marks
+	begun time.Time // heardFrom.at counts from here
+
 	mu     sync.Mutex
 	groups map[string]*streamLayer
+	heard  map[rowraft.NodeID]*heardFrom
 	early  map[net.Conn]bool // in handshake
 	closed bool
 }
 
-func newPeerPort(o *Options) *peerPort {
+// heardFrom is the newest process of a server that this one spoke with.
+type heardFrom struct {
+	process process
+	at      atomic.Int64 // when it last sent something
+}
+
+// answersFor is how long after its last bytes a process still counts as one that answers.
+const answersFor = 500 * time.Millisecond
+
+func newPeerPort(o *Options, m *marks) *peerPort {
 	p := &peerPort{
-		opts:       o,
+		opts: o, marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{},
 		handshakes: quota.NewConns(maxHandshakes, maxHandshakesPerHost),
 		refusals:   newLogRate(),
 		groups:     map[string]*streamLayer{},
@@ -126,7 +140,11 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 		return
 	}
 	place.Leave() // no other handshake closes it from here on
-	if _, err := c.Write(marshalReply(peerOK, "")); err != nil {
+	reply, peer, err := p.greet(layer, &pre)
+	if err != nil {
+		p.logRefusal(c.RemoteAddr(), &pre, peerStatus(reply[0]), err)
+	}
+	if _, werr := c.Write(reply); werr != nil || err != nil {
 		c.Close()
 		layer.perPeer.Give(pre.from)
 		return
@@ -135,7 +153,83 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 	if s, ok := c.(*tls.Conn); ok {
 		c = certs.EndWithCertificate(s, s.ConnectionState().PeerCertificates[0])
 	}
-	layer.deliver(c, &pre)
+	layer.deliver(c, &pre, peer)
+}
+
+// greet compares what the two ends of an accepted connection remember of each other and returns the
+// answer to pre. With an error the connection is refused.
+func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer *heardFrom, err error) {
+	if layer.member == nil {
+		return marshalStatement(peerOK, &statement{}), nil, nil
+	}
+	refuse := func(err error) ([]byte, *heardFrom, error) {
+		status := peerBusy
+		switch rowraft.CodeOf(err) {
+		case rowraft.CodeFenced:
+			status = peerRolledBack
+		case rowraft.CodeStarting:
+			status = peerUnknownGroup
+		case rowraft.CodeIdentity:
+			status = peerDenied
+		}
+		return marshalReply(status, err.Error()), nil, err
+	}
+	if err := layer.member.recall(pre.from, &pre.says); err != nil {
+		return refuse(err)
+	}
+	says, err := layer.member.statementFor(pre.from)
+	if err != nil {
+		return refuse(err)
+	}
+	peer, err = p.meet(pre.from, pre.says.self)
+	if rowraft.CodeOf(err) == rowraft.CodeIdentity { // its own comparison tells it more
+		return marshalStatement(peerStale, &says), nil, err
+	}
+	if err != nil {
+		return refuse(err)
+	}
+	return marshalStatement(peerOK, &says), peer, nil
+}
+
+// meet notes which process of node speaks, and ends the connections of earlier ones.
+//
+// Errors: CodeIdentity if it is not the last one; CodeOverloaded while an earlier one still answers.
+func (p *peerPort) meet(node rowraft.NodeID, now process) (*heardFrom, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known := p.marks.process(node)
+	if now.start < known.start || now.start == known.start && now != known {
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s comes after its start %d: this process runs on an older copy of the data directory, or beside another one", now.start, node, known.start)
+	}
+	h := p.heard[node]
+	if h != nil && h.process != now {
+		if ago := p.since(h); ago < answersFor {
+			return nil, rowraft.Errorf(rowraft.CodeOverloaded, "start %d of node %s answered %v ago: start %d must wait until it does not", h.process.start, node, ago.Round(time.Millisecond), now.start)
+		}
+		for _, l := range p.groups {
+			l.cutPeer(h)
+		}
+		h = nil
+	}
+	if h == nil {
+		h = &heardFrom{process: now}
+		p.heard[node] = h
+		p.marks.see(node, now)
+	}
+	h.at.Store(int64(time.Since(p.begun)))
+	return h, nil
+}
+
+func (p *peerPort) since(h *heardFrom) time.Duration {
+	return time.Since(p.begun) - time.Duration(h.at.Load())
+}
+
+// answers reports whether a process of node sent something a moment ago.
+func (p *peerPort) answers(node rowraft.NodeID, which process) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.heard[node]
+	return h != nil && h.process == which && p.since(h) < answersFor
 }
 
 // logRefusal tells of each status once per logPause: a peer with an old map, or whose other end has
@@ -177,10 +271,10 @@ func (p *peerPort) admit(c net.Conn, pre *preamble) (*streamLayer, peerStatus, e
 	return layer, peerOK, nil
 }
 
-// layer opens the stream layer of a group.
-func (p *peerPort) layer(group string) *streamLayer {
+// layer opens the stream layer of a group. m may be nil in tests.
+func (p *peerPort) layer(group string, m member) *streamLayer {
 	l := &streamLayer{
-		port: p, group: group,
+		port: p, group: group, member: m,
 		incoming: make(chan net.Conn),
 		entries:  make(chan net.Conn),
 		conns:    map[*trackedConn]bool{},
@@ -197,8 +291,9 @@ func (p *peerPort) layer(group string) *streamLayer {
 // connections, so that closing it ends every goroutine that waits on one: raft's
 // own transport forgets them.
 type streamLayer struct {
-	port  *peerPort
-	group string
+	port   *peerPort
+	group  string
+	member member // nil: what the ends remember of each other is not compared
 
 	ctx      context.Context
 	stop     context.CancelFunc
@@ -214,11 +309,14 @@ type streamLayer struct {
 
 var _ raft.StreamLayer = (*streamLayer)(nil)
 
-func (l *streamLayer) deliver(c net.Conn, pre *preamble) {
+func (l *streamLayer) deliver(c net.Conn, pre *preamble, peer *heardFrom) {
 	t := l.track(c, func() {
 		l.perPeer.Give(pre.from)
 		l.open.Done()
 	}, true)
+	if t != nil {
+		l.from(t, peer)
+	}
 	if t == nil {
 		l.perPeer.Give(pre.from)
 		return
@@ -248,6 +346,24 @@ func (l *streamLayer) track(c net.Conn, done func(), accepted bool) *trackedConn
 	t := &trackedConn{Conn: c, layer: l, done: done}
 	l.conns[t] = true
 	return t
+}
+
+// from notes which process is at the other end of t.
+func (l *streamLayer) from(t *trackedConn, peer *heardFrom) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t.peer = peer
+}
+
+// cutPeer ends the connections of a process.
+func (l *streamLayer) cutPeer(peer *heardFrom) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		if c.peer == peer {
+			c.cutLocked()
+		}
+	}
 }
 
 // Accept is called by raft's transport.
@@ -292,6 +408,10 @@ func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (n
 }
 
 func (l *streamLayer) dial(address raft.ServerAddress, timeout time.Duration, speak channel) (net.Conn, error) {
+	return l.dialContext(l.ctx, address, timeout, speak)
+}
+
+func (l *streamLayer) dialContext(ctx context.Context, address raft.ServerAddress, timeout time.Duration, speak channel) (net.Conn, error) {
 	o := l.port.opts
 	to := rowraft.NodeID(address)
 	host, err := o.Resolve(to)
@@ -299,7 +419,7 @@ func (l *streamLayer) dial(address raft.ServerAddress, timeout time.Duration, sp
 		return nil, fmt.Errorf("resolve node %s: %w", to, err)
 	}
 	timeout = min(timeout, o.DialTimeout)
-	ctx, cancel := context.WithTimeout(l.ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c, err := o.Dial(ctx, host)
 	if err != nil {
@@ -339,18 +459,47 @@ func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string
 		l.mu.Unlock()
 	}
 	pre := preamble{cluster: o.Cluster, from: o.Node, to: to, group: l.group, channel: speak}
+	if l.member != nil {
+		var err error
+		if pre.says, err = l.member.statementFor(to); err != nil {
+			return err
+		}
+	}
 	if _, err := t.Write(pre.marshal()); err != nil {
 		return err
 	}
-	return readReply(t)
+	says, status, err := readReply(t)
+	if err != nil || l.member == nil {
+		return err
+	}
+	if err := l.member.recall(to, &says); err != nil {
+		return err
+	}
+	if status == peerStale {
+		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", says.about.start, pre.says.self.start)
+	}
+	peer, err := l.port.meet(to, says.self)
+	if err == nil {
+		l.from(t, peer)
+	}
+	return err
 }
 
 // trackedConn leaves its layer when raft closes it.
 type trackedConn struct {
 	net.Conn
 	layer *streamLayer
+	peer  *heardFrom // nil: not known yet
 	once  sync.Once
 	done  func()
+}
+
+func (t *trackedConn) Read(b []byte) (int, error) {
+	n, err := t.Conn.Read(b)
+	if n > 0 && t.peer != nil {
+		t.peer.at.Store(int64(time.Since(t.layer.port.begun)))
+	}
+	return n, err
 }
 
 // cutLocked closes the connection below TLS, whose farewell could wait for a peer

@@ -23,16 +23,53 @@ import (
 )
 
 // goldenPreamble is built by hand from docs/formats/peer.md: cluster "c1", from
-// "a", to "b", group "meta". The checksum was computed with another program
+// "a", to "b", group "meta", and goldenStatement. The checksum was computed with another program
 // (Python, bit by bit).
-const goldenPreamble = "52575052" + "0100" + "0c00" + "026331" + "0161" + "0162" + "046d657461" + "cd8ed3ba"
+const goldenPreamble = "52575052" + "0100" + "4100" + "026331" + "0161" + "0162" + "046d657461" +
+	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "01" + "03722d62" + "e803000000000000" + "0c00000000000000" + "75610c95"
+
+// goldenReply carries the same statement, but for the byte that says that the process answers.
+const goldenReply = "00" + "3900" + "a420ca63" +
+	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "00" + "03722d62" + "e803000000000000" + "0c00000000000000"
+
+var goldenStatement = statement{
+	self: process{7, 0x1122334455667788}, about: process{3, 0x99aabbccddeeff00}, answers: true,
+	replica: "r-b", mark: mark{index: 1000, term: 12},
+}
+
+func replyErr(r io.Reader) error {
+	_, _, err := readReply(r)
+	return err
+}
+
+func TestReplyGoldenBytes(t *testing.T) {
+	want, err := hex.DecodeString(goldenReply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	says := goldenStatement
+	says.answers = false
+	if got := marshalStatement(peerOK, &says); !bytes.Equal(got, want) {
+		t.Errorf("marshalStatement(%+v)\n got %x\nwant %x", says, got, want)
+	}
+	if got, status, err := readReply(bytes.NewReader(want)); got != says || status != peerOK || err != nil {
+		t.Errorf("readReply = %+v, %v, %v", got, status, err)
+	}
+	for i := range want {
+		bad := bytes.Clone(want)
+		bad[i] ^= 1
+		if got, status, err := readReply(bytes.NewReader(bad)); err == nil && status == peerOK {
+			t.Errorf("byte %d changed: read %+v", i, got)
+		}
+	}
+}
 
 func TestPreambleGoldenBytes(t *testing.T) {
 	want, err := hex.DecodeString(goldenPreamble)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := preamble{cluster: "c1", from: "a", to: "b", group: "meta"}
+	p := preamble{cluster: "c1", from: "a", to: "b", group: "meta", says: goldenStatement}
 	if got := p.marshal(); !bytes.Equal(got, want) {
 		t.Errorf("marshal(%+v)\n got %x\nwant %x", p, got, want)
 	}
@@ -74,15 +111,15 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 		want rowraft.Code
 		text string
 	}{
-		{"other cluster", preamble{"c2", "x", n.id, "g", raftChannel}, rowraft.CodeIdentity, "cluster c1"},
-		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel}, rowraft.CodeIdentity, "this is node node-0"},
-		{"unknown group", preamble{"c1", "x", n.id, "g", raftChannel}, rowraft.CodeStarting, "no group g"},
-		{"denied", preamble{"c1", "evil", n.id, "g", raftChannel}, rowraft.CodeIdentity, "not on the list"},
+		{"other cluster", preamble{"c2", "x", n.id, "g", raftChannel, statement{}}, rowraft.CodeIdentity, "cluster c1"},
+		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel, statement{}}, rowraft.CodeIdentity, "this is node node-0"},
+		{"unknown group", preamble{"c1", "x", n.id, "g", raftChannel, statement{}}, rowraft.CodeStarting, "no group g"},
+		{"denied", preamble{"c1", "evil", n.id, "g", raftChannel, statement{}}, rowraft.CodeIdentity, "not on the list"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			conn := dialRaw(t, addr)
 			conn.Write(tc.pre.marshal())
-			err := readReply(conn)
+			err := replyErr(conn)
 			if rowraft.CodeOf(err) != tc.want || !strings.Contains(err.Error(), tc.text) {
 				t.Errorf("answer %v, want %v with %q", err, tc.want, tc.text)
 			}
@@ -93,17 +130,17 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 	}
 	t.Run("version too new", func(t *testing.T) {
 		conn := dialRaw(t, addr)
-		b := (&preamble{"c1", "x", n.id, "g", raftChannel}).marshal()
+		b := (&preamble{"c1", "x", n.id, "g", raftChannel, statement{}}).marshal()
 		b[4] = 3
 		conn.Write(b)
-		if err := readReply(conn); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
+		if err := replyErr(conn); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
 			t.Errorf("answer %v, want CodeVersionTooNew", err)
 		}
 	})
 	t.Run("garbage", func(t *testing.T) {
 		conn := dialRaw(t, addr)
 		conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
-		if err := readReply(conn); err == nil {
+		if err := replyErr(conn); err == nil {
 			t.Error("garbage was accepted")
 		}
 	})
@@ -114,7 +151,7 @@ func TestRefusalsDoNotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		p := &peerPort{opts: &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(), refusals: newLogRate()}
-		pre := &preamble{"c1", "x", "node-9", "g", raftChannel}
+		pre := &preamble{"c1", "x", "node-9", "g", raftChannel, statement{}}
 		for range 100 {
 			p.logRefusal(&net.TCPAddr{}, pre, peerWrongNode, errors.New("this is another node"))
 			p.logRefusal(&net.TCPAddr{}, pre, peerDenied, errors.New("not on the list"))
@@ -164,12 +201,12 @@ func TestConnectionsPerPeerAreBounded(t *testing.T) {
 	c.open(n)
 	c.transport(n)
 	addr, _ := c.resolve(n.id)
-	pre := preamble{"c1", "x", n.id, "g", raftChannel}
+	pre := preamble{"c1", "x", n.id, "g", raftChannel, statement{}}
 	var first net.Conn
 	for i := range maxConnsPerPeer + 1 {
 		conn := dialRaw(t, addr)
 		conn.Write(pre.marshal())
-		err := readReply(conn)
+		err := replyErr(conn)
 		if i == 0 {
 			first = conn
 		}
@@ -181,7 +218,7 @@ func TestConnectionsPerPeerAreBounded(t *testing.T) {
 	eventually(t, "a place is free again", func() bool {
 		conn := dialRaw(t, addr)
 		conn.Write(pre.marshal())
-		return readReply(conn) == nil
+		return replyErr(conn) == nil
 	})
 }
 
@@ -254,8 +291,8 @@ func TestClusterOverTLS(t *testing.T) {
 	c.converged(c.propose("secret"))
 	addr, _ := c.resolve(c.nodes[0].id)
 	conn := dialRaw(t, addr)
-	conn.Write((&preamble{"c1", "x", c.nodes[0].id, "shard-0", raftChannel}).marshal())
-	if err := readReply(conn); err == nil {
+	conn.Write((&preamble{"c1", "x", c.nodes[0].id, "shard-0", raftChannel, statement{}}).marshal())
+	if err := replyErr(conn); err == nil {
 		t.Error("a plaintext connection was accepted")
 	}
 }
@@ -291,7 +328,7 @@ func TestBacklogHoldsEntriesNotHeartbeats(t *testing.T) {
 		c.open(n)
 	}
 	a := c.transport(c.nodes[0])
-	b := newTransport(c.nodes[1].store.port.layer("g"), &c.nodes[1].store.opts, &c.nodes[1].store.pace, "g", c.nodes[1].store.opts.Logger, strangerReceiver(true))
+	b := newTransport(c.nodes[1].store.port.layer("g", nil), &c.nodes[1].store.opts, &c.nodes[1].store.pace, "g", c.nodes[1].store.opts.Logger, strangerReceiver(true))
 	t.Cleanup(func() { b.Close() })
 	to := raft.ServerAddress(c.nodes[1].id)
 	header := raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}

@@ -18,7 +18,8 @@ const (
 	entriesVersion  = 2 // behind it requests of readAppend
 	preambleFixed   = 8
 	maxNameBytes    = 64
-	maxPreambleBody = 4 * (1 + maxNameBytes)
+	statementBytes  = 2*16 + 1 + 1 + 16 // and the name in it
+	maxPreambleBody = 5*(1+maxNameBytes) + statementBytes
 	maxReplyText    = 512
 )
 
@@ -28,6 +29,7 @@ type preamble struct {
 	from, to rowraft.NodeID
 	group    string
 	channel  channel
+	says     statement
 }
 
 // channel is what is spoken behind a preamble.
@@ -50,6 +52,8 @@ const (
 	peerMalformed     peerStatus = 5
 	peerDenied        peerStatus = 6
 	peerBusy          peerStatus = 7
+	peerStale         peerStatus = 8 // the process that dials is not the last one; its statement follows
+	peerRolledBack    peerStatus = 9 // the replica that is dialled is stopped: its disk was rolled back
 )
 
 func (s peerStatus) code() rowraft.Code {
@@ -62,6 +66,10 @@ func (s peerStatus) code() rowraft.Code {
 		return rowraft.CodeVersionTooNew
 	case peerBusy:
 		return rowraft.CodeOverloaded
+	case peerStale:
+		return rowraft.CodeIdentity
+	case peerRolledBack:
+		return rowraft.CodeFenced
 	}
 	return rowraft.CodeInternal
 }
@@ -74,6 +82,7 @@ func (p *preamble) marshal() []byte {
 		b = append(b, byte(len(s)))
 		b = append(b, s...)
 	}
+	b = p.says.append(b)
 	binary.LittleEndian.PutUint16(b[6:], uint16(len(b)-preambleFixed))
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
@@ -103,7 +112,10 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 	if got, want := crc32.Checksum(b[:preambleFixed+n], castagnoli), binary.LittleEndian.Uint32(sum); got != want {
 		return p, peerMalformed, fmt.Errorf("preamble checksum is %08x, want %08x", got, want)
 	}
-	var names [4]string
+	var (
+		names [4]string
+		says  statement
+	)
 	body := b[preambleFixed : preambleFixed+n]
 	for i := range names {
 		if len(body) == 0 || int(body[0]) > len(body)-1 || body[0] == 0 || body[0] > maxNameBytes {
@@ -112,10 +124,27 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 		names[i] = string(body[1 : 1+body[0]])
 		body = body[1+body[0]:]
 	}
-	if len(body) > 0 {
-		return p, peerMalformed, fmt.Errorf("%d bytes follow the names", len(body))
+	if says, err = readStatement(body); err != nil {
+		return p, peerMalformed, err
 	}
-	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], channel(v - preambleVersion)}, peerOK, nil
+	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], channel(v - preambleVersion), says}, peerOK, nil
+}
+
+// readStatement takes all of b.
+func readStatement(b []byte) (statement, error) {
+	r := metaReader{b: b, ok: true}
+	s := r.statement()
+	if !r.ok || len(r.b) > 0 {
+		return statement{}, errors.New("what the peer remembers does not add up")
+	}
+	return s, nil
+}
+
+// marshalStatement is a reply of status OK or stale: a statement under a checksum in the place of the text.
+func marshalStatement(status peerStatus, s *statement) []byte {
+	b := s.append(make([]byte, 4, 4+statementBytes+maxNameBytes))
+	binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
+	return marshalReply(status, string(b))
 }
 
 func marshalReply(s peerStatus, text string) []byte {
@@ -126,22 +155,31 @@ func marshalReply(s peerStatus, text string) []byte {
 	return append(b, text...)
 }
 
-// readReply reads the answer to a preamble; nil means that raft may speak now.
-func readReply(r io.Reader) error {
+// readReply reads the answer to a preamble. Raft may speak if status is OK and err is nil; with
+// status stale, err is nil too.
+func readReply(r io.Reader) (says statement, status peerStatus, err error) {
 	var h [3]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
-		return fmt.Errorf("read the answer to the preamble: %w", err)
+		return says, peerMalformed, fmt.Errorf("read the answer to the preamble: %w", err)
 	}
+	status = peerStatus(h[0])
 	n := binary.LittleEndian.Uint16(h[1:])
 	if n > maxReplyText {
-		return rowraft.Errorf(rowraft.CodeInternal, "answer to the preamble has %d bytes of text, at most %d", n, maxReplyText)
+		return says, status, rowraft.Errorf(rowraft.CodeInternal, "answer to the preamble has %d bytes of text, at most %d", n, maxReplyText)
 	}
 	text := make([]byte, n)
 	if _, err := io.ReadFull(r, text); err != nil {
-		return fmt.Errorf("read the answer to the preamble: %w", err)
+		return says, status, fmt.Errorf("read the answer to the preamble: %w", err)
 	}
-	if s := peerStatus(h[0]); s != peerOK {
-		return rowraft.Errorf(s.code(), "peer refused the connection: %q", text)
+	if status != peerOK && status != peerStale {
+		return says, status, rowraft.Errorf(status.code(), "peer refused the connection: %q", text)
 	}
-	return nil
+	if len(text) < 4 || crc32.Checksum(text[4:], castagnoli) != binary.LittleEndian.Uint32(text) {
+		return says, status, rowraft.Errorf(rowraft.CodeInternal, "the statement of the peer is damaged: %x", text)
+	}
+	says, err = readStatement(text[4:])
+	if err != nil {
+		err = rowraft.Errorf(rowraft.CodeInternal, "the statement of the peer: %w", err)
+	}
+	return says, status, err
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"math/rand/v2"
 	"path/filepath"
 	"slices"
 
@@ -39,6 +41,8 @@ type groupRecord struct {
 	Founded bool `json:"founded"`
 	// Removed lists the replicas of the group that left this node for good.
 	Removed []rowraft.ReplicaID `json:"removed,omitempty"`
+	// RolledBack is why the replica must not run any more: its disk is older than it was once.
+	RolledBack string `json:"rolled_back,omitempty"`
 }
 
 func (r *groupRecord) removed(id rowraft.ReplicaID) bool {
@@ -57,6 +61,74 @@ type registryFile struct {
 	Cluster rowraft.ClusterID      `json:"cluster"`
 	Node    rowraft.NodeID         `json:"node"`
 	Groups  map[string]groupRecord `json:"groups"`
+	// Start counts the processes that opened the store; Nonces are those of the last ones, the
+	// present one at the end.
+	Start  uint64   `json:"start"`
+	Nonces []uint64 `json:"nonces"`
+}
+
+// check refuses a file whose numbers do not fit together.
+func (f *registryFile) check(path string) error {
+	if n := uint64(len(f.Nonces)); n > min(f.Start, keptNonces) || n == 0 && f.Start > 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%s has %d nonces of %d starts", path, len(f.Nonces), f.Start)
+	}
+	return nil
+}
+
+// keptNonces is how many starts a registry remembers: a peer that saw none of so many is no
+// witness of a copy that was started instead.
+const keptNonces = 64
+
+// begin counts a start, durably.
+func (r *registry) begin() error {
+	r.file.Start++
+	r.file.Nonces = append(r.file.Nonces, rand.Uint64())
+	r.file.Nonces = r.file.Nonces[max(0, len(r.file.Nonces)-keptNonces):]
+	return r.write()
+}
+
+// beginAfter begins a line of starts of its own, after a start of another copy of the directory,
+// and gives up all replicas that both copies may have. Durable when it returns.
+func (r *registry) beginAfter(other process, why string) error {
+	groups := maps.Clone(r.file.Groups)
+	for id, rec := range groups {
+		if rec.State != stateRemoved {
+			rec.RolledBack = why
+			groups[id] = rec
+		}
+	}
+	old := r.file
+	r.file.Groups, r.file.Start, r.file.Nonces = groups, other.start+1, []uint64{rand.Uint64()}
+	err := r.write()
+	if err != nil {
+		r.file = old
+	}
+	return err
+}
+
+// starts are those that a registry remembers: of the processes of its directory, up to the present
+// one. Immutable.
+type starts struct {
+	last   uint64
+	nonces []uint64 // the last of them is that of last
+}
+
+func (r *registry) starts() *starts { return &starts{r.file.Start, slices.Clone(r.file.Nonces)} }
+
+// process is the present one.
+func (s *starts) process() process { return process{s.last, s.nonces[len(s.nonces)-1]} }
+
+// contradicts says why a process that another server remembers of this node cannot have run on this
+// directory before, or ""; about the starts that are older than its list it does not know.
+func (s *starts) contradicts(p process) string {
+	now := s.last
+	switch first := now - uint64(len(s.nonces)) + 1; {
+	case p.start > now:
+		return fmt.Sprintf("this is start %d of the data directory, and there was start %d", now, p.start)
+	case p.start >= max(first, 1) && s.nonces[p.start-first] != p.nonce:
+		return fmt.Sprintf("this is start %d of the data directory, and start %d was on another copy of it", now, p.start)
+	}
+	return ""
 }
 
 // openRegistry reads the registry of dir, whose entries are durable, or writes the first one when dir holds
@@ -74,7 +146,7 @@ func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowra
 			return nil, err
 		}
 		if len(groups) > 0 {
-			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but %d groups have directories beside it: part of the data was lost; restore the file, or give the node a new identity and an empty directory", r.path, len(groups))
+			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but %d groups have directories beside it: part of the data was lost; start the server with an empty data directory, it comes back as a new node", r.path, len(groups))
 		}
 		return r, r.write()
 	}
@@ -94,6 +166,9 @@ func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowra
 	}
 	if f.Groups == nil {
 		f.Groups = map[string]groupRecord{}
+	}
+	if err := f.check(r.path); err != nil {
+		return nil, err
 	}
 	r.file = f
 	return r, nil

@@ -25,6 +25,10 @@ type Store struct {
 
 	logWrites durations // of all groups
 
+	starts    atomic.Pointer[starts] // of the data directory
+	marks     *marks
+	marksKept chan struct{} // closed when keepMarks has ended
+
 	profile    atomic.Pointer[Profile] // while nothing is slow
 	slowness   *slowness
 	heartbeat  atomic.Int64  // time.Duration that this server needs by its profile and its slowness
@@ -74,8 +78,17 @@ func Open(opts Options) (*Store, error) {
 		lock.Close()
 		return nil, err
 	}
+	if err := reg.begin(); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	known, err := openMarks(opts.FS, opts.Dir, opts.Logger)
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
 	s := &Store{
-		opts: opts, lock: lock,
+		opts: opts, lock: lock, marks: known, marksKept: make(chan struct{}),
 		cache:     newEntryCache(opts.EntryCacheBytes),
 		snapshots: make(chan struct{}, 2),
 		pace:      pace{perSecond: opts.SnapshotSendBytesPerSecond},
@@ -85,13 +98,15 @@ func Open(opts Options) (*Store, error) {
 	s.profile.Store(&opts.Profile)
 	s.fitHeartbeat()
 	s.mu.registry = reg
+	s.starts.Store(reg.starts())
 	s.mu.groups = map[string]*Group{}
 	s.freeDisk.Store(-1)
 	s.checkDisk()
-	s.port = newPeerPort(&s.opts)
+	s.port = newPeerPort(&s.opts, s.marks)
 	s.wg.Add(2)
 	go s.watchDisk()
 	go s.watchSlowness()
+	go s.keepMarks()
 	return s, nil
 }
 
@@ -101,7 +116,8 @@ var groupName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,63}$`)
 // Several groups may be started beside each other.
 //
 // Errors: CodeInvalidArgument; CodeAlreadyExists if it runs already; CodeIdentity
-// if its directory does not belong to cfg.Replica or was lost; CodeCorrupt if log
+// if its directory does not belong to cfg.Replica or was lost; CodeFenced if it was rolled
+// back; CodeCorrupt if log
 // and snapshots do not fit together; CodeClosing.
 func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 	if cfg.Backend == "" {
@@ -123,7 +139,10 @@ func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 		delete(s.mu.groups, cfg.ID)
 		return nil, fmt.Errorf("group %s: %w", cfg.ID, err)
 	}
-	s.mu.groups[cfg.ID] = g // if the store closes, it waits for this
+	s.mu.groups[cfg.ID] = g                                             // if the store closes, it waits for this
+	if why := s.mu.registry.file.Groups[cfg.ID].RolledBack; why != "" { // found while it was opened
+		g.rolledBack("%s; %s", why, copied)
+	}
 	return g, nil
 }
 
@@ -190,6 +209,8 @@ func (s *Store) claimLocked(cfg *GroupConfig) (rec groupRecord, fresh bool, err 
 	disk, reg := s.opts.FS, s.mu.registry
 	rec, known := reg.file.Groups[cfg.ID]
 	switch {
+	case known && rec.RolledBack != "" && rec.Replica == cfg.Replica && rec.State != stateRemoved:
+		return rec, false, rowraft.Errorf(rowraft.CodeFenced, RolledBack+": %s; %s", rec.RolledBack, copied)
 	case known && rec.State == stateActive && !rec.removed(cfg.Replica):
 		return rec, false, checkActive(disk, &rec, cfg, dir)
 	case rec.removed(cfg.Replica):
@@ -278,6 +299,7 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	if !mine {
 		return nil
 	}
+	s.marks.drop(id)
 	return vfs.RemoveAll(s.opts.FS, filepath.Join(s.opts.Dir, "groups", id))
 }
 
@@ -343,6 +365,7 @@ func (s *Store) Close() error {
 	errs[len(groups)] = s.port.Close()
 	s.wg.Wait()
 	s.endProbe()
+	waitFor(s.marksKept, shutdownLimit/5) // longer only if the disk hangs
 	errs[len(groups)+1] = s.lock.Close()
 	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
 )
 
@@ -55,6 +57,13 @@ type transport struct {
 
 	mu    sync.Mutex
 	peers map[raft.ServerID]*peerProgress
+	told  map[raft.ServerID]toldMarks
+}
+
+// toldMarks are the marks that a follower was told last, and when.
+type toldMarks struct {
+	marks []byte
+	at    time.Time
 }
 
 // receiver is what the transport must know of this replica.
@@ -67,6 +76,16 @@ type receiver struct {
 	timers      *groupTimers
 	timeout     time.Duration // of an RPC
 	leads       func(term uint64) bool
+	recall      *recall // nil in tests of the transport alone
+}
+
+// recall is what the transport does for the marks of replicas.
+type recall struct {
+	asked <-chan struct{}                           // closed once this replica may vote and ask for votes
+	ended func() bool                               // it has stopped for good
+	voted func(id raft.ServerID, term uint64)       // a replica has voted in term
+	tell  func(term uint64) []byte                  // what a heartbeat carries; nil: this replica does not lead
+	learn func(from rowraft.NodeID, payload []byte) // what a heartbeat carried
 }
 
 // peerProgress is what a leader learned about one follower from its answers.
@@ -107,6 +126,7 @@ func newTransport(layer *streamLayer, o *Options, p *pace, group string, log *sl
 		consume: make(chan raft.RPC),
 		stop:    make(chan struct{}),
 		peers:   map[raft.ServerID]*peerProgress{},
+		told:    map[raft.ServerID]toldMarks{},
 	}
 	if o.hooks.wrapTransport != nil {
 		t.Transport = o.hooks.wrapTransport(group, n)
@@ -135,24 +155,50 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, to raft.ServerAddres
 
 // RequestPreVote is not part of raft.Transport.
 func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	if err := t.mayAskForVotes(); err != nil {
+		return err
+	}
 	sent := *args
-	sent.RPCHeader = t.addressed(args.RPCHeader, id)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id, nil)
 	err := t.Transport.(raft.WithPreVote).RequestPreVote(id, target, &sent, resp)
 	t.heard(id, resp.RPCHeader, err)
 	return err
 }
 
 func (t *transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+	if err := t.mayAskForVotes(); err != nil {
+		return err
+	}
 	sent := *args // raft shares args between the calls to all voters
-	sent.RPCHeader = t.addressed(args.RPCHeader, id)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id, nil)
 	err := t.Transport.RequestVote(id, target, &sent, resp)
 	t.heard(id, resp.RPCHeader, err)
+	if r := t.receiver.recall; r != nil && err == nil && resp.Granted {
+		r.voted(id, args.Term)
+	}
 	return err
+}
+
+// mayAskForVotes waits until this replica has asked its peers what they remember of it.
+func (t *transport) mayAskForVotes() error {
+	r := t.receiver.recall
+	if r == nil {
+		return nil
+	}
+	select {
+	case <-r.asked:
+	case <-t.stop:
+		return errClosing
+	}
+	if r.ended() {
+		return errFailed
+	}
+	return nil
 }
 
 func (t *transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse) error {
 	sent := *args
-	sent.RPCHeader = t.addressed(args.RPCHeader, id)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id, nil)
 	return t.Transport.TimeoutNow(id, target, &sent, resp)
 }
 
@@ -164,9 +210,18 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		t.note(id, args.Term, func(p *peerProgress) { p.attempt = time.Now() })
 	}
 	msg := *args
-	msg.RPCHeader = t.addressed(args.RPCHeader, id)
 	sent := time.Now()
+	var marks []byte
+	if !replicates {
+		marks = t.newMarks(id, args.Term, sent)
+	}
+	msg.RPCHeader = t.addressed(args.RPCHeader, id, marks)
 	err := t.Transport.AppendEntries(id, target, &msg, resp)
+	if err == nil && marks != nil {
+		t.mu.Lock()
+		t.told[id] = toldMarks{marks, sent}
+		t.mu.Unlock()
+	}
 	if err != nil && replicates && t.awaitContact(id, args.Term) {
 		*resp = raft.AppendEntriesResponse{}
 		sent = time.Now()
@@ -207,6 +262,22 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		}
 	})
 	return nil
+}
+
+// newMarks returns the marks of the members if follower id does not know them, else nil. One that
+// has restarted since may have lost them, so they are repeated.
+func (t *transport) newMarks(id raft.ServerID, term uint64, now time.Time) []byte {
+	r := t.receiver.recall
+	if r == nil {
+		return nil
+	}
+	marks := r.tell(term)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if old := t.told[id]; bytes.Equal(marks, old.marks) && now.Sub(old.at) < marksEvery {
+		return nil
+	}
+	return marks
 }
 
 // maxAwait bounds awaitContact, so that raft's own back-off takes over for a
@@ -256,7 +327,7 @@ func (t *transport) limit(args *raft.AppendEntriesRequest) {
 func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
 	t.note(id, args.Term, func(p *peerProgress) { p.installing, p.recovering, p.attempt = true, args.LastLogIndex, time.Now() })
 	sent := *args
-	sent.RPCHeader = t.addressed(args.RPCHeader, id)
+	sent.RPCHeader = t.addressed(args.RPCHeader, id, nil)
 	err := t.Transport.InstallSnapshot(id, target, &sent, resp, &pacedReader{data, t.pace, t.stop})
 	now := time.Now()
 	t.note(id, args.Term, func(p *peerProgress) {
@@ -325,14 +396,32 @@ func (t *transport) forward() {
 // while the machine lags too far behind. After half the sender's timeout they pass
 // anyway, so that a lag never looks like a dead follower.
 func (t *transport) pass(rpc raft.RPC) bool {
-	header, to, said := open(rpc.Command)
-	if to != t.receiver.replica {
+	header, to, said, marks := open(rpc.Command)
+	r := t.receiver.recall
+	if to != t.receiver.replica || r != nil && r.ended() {
 		t.wg.Add(1)
 		go t.refuse(rpc, to)
 		return true
 	}
 	if header != nil {
 		t.receiver.timers.hear(raft.ServerID(header.ID), said, time.Now())
+	}
+	if r != nil {
+		if len(marks) > 0 {
+			r.learn(rowraft.NodeID(header.Addr), marks)
+		}
+		if isVote(rpc.Command) {
+			select {
+			case <-r.asked:
+			default:
+				t.wg.Add(1)
+				go t.holdVote(rpc, r)
+				return true
+			}
+		}
+		if cmd, ok := rpc.Command.(*raft.RequestVoteRequest); ok {
+			r.voted(raft.ServerID(cmd.ID), cmd.Term) // its term was durable before it asked
+		}
 	}
 	switch cmd := rpc.Command.(type) {
 	case *raft.AppendEntriesRequest:
@@ -357,11 +446,37 @@ func (t *transport) pass(rpc raft.RPC) bool {
 	}
 }
 
-// addressed returns h with the replica that the message is for, and the timers of this one, behind the address
-// of its sender: raft's messages name their sender only.
-func (t *transport) addressed(h raft.RPCHeader, to raft.ServerID) raft.RPCHeader {
+func isVote(cmd any) bool {
+	switch cmd.(type) {
+	case *raft.RequestVoteRequest, *raft.RequestPreVoteRequest:
+		return true
+	}
+	return false
+}
+
+// holdVote passes a request for a vote on once this replica may vote.
+func (t *transport) holdVote(rpc raft.RPC, r *recall) {
+	defer t.wg.Done()
+	select {
+	case <-r.asked:
+	case <-t.stop:
+		return
+	}
+	if r.ended() {
+		rpc.Respond(nil, errFailed)
+		return
+	}
+	select {
+	case t.consume <- rpc:
+	case <-t.stop:
+	}
+}
+
+// addressed returns h with the replica that the message is for, the timers of this one, and the marks of a
+// heartbeat, behind the address of its sender: raft's messages name their sender only.
+func (t *transport) addressed(h raft.RPCHeader, to raft.ServerID, marks []byte) raft.RPCHeader {
 	node, _, _ := splitSender(h.Addr)
-	h.Addr = joinSender(node, to, t.receiver.timers.say(to))
+	h.Addr = append(joinSender(node, to, t.receiver.timers.say(to)), marks...)
 	return h
 }
 
@@ -379,8 +494,8 @@ func (t *transport) heard(id raft.ServerID, h raft.RPCHeader, err error) {
 }
 
 // open takes what addressed wrote off the header of cmd; nil if it has none. It returns the replica that the
-// message is for, and the timers of its sender.
-func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, said []byte) {
+// message is for, the timers of its sender, and the marks.
+func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, said, marks []byte) {
 	switch cmd := cmd.(type) {
 	case *raft.AppendEntriesRequest:
 		h = &cmd.RPCHeader
@@ -393,10 +508,11 @@ func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, said []byte) {
 	case *raft.TimeoutNowRequest:
 		h = &cmd.RPCHeader
 	default:
-		return nil, "", nil
+		return nil, "", nil, nil
 	}
 	h.Addr, to, said = splitSender(h.Addr)
-	return h, to, said
+	n := min(len(said), timersBytes)
+	return h, to, said[:n], said[n:]
 }
 
 // refuse answers a message to another replica.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 )
 
 // How bad a problem is.
@@ -164,6 +165,12 @@ func (d *diagnosis) schedulers() {
 	all, up, standby := 0, 0, ""
 	var down, lost []string
 	for _, n := range d.st.GetNodes() {
+		if why, name := n.GetMetadataRolledBack(), nodeLabel(n.GetNode()); why != "" && n.GetState() == stateUp {
+			d.add(critical, "scheduler-member-rolled-back", "server "+name, "a standby takes its seat, if there is one; else start "+name+" with an empty data directory (runbook rolled-back-disk)",
+				"The scheduler's member on %s returned with an older disk and has no vote: %s.", name, strings.TrimSuffix(why, "."))
+		}
+	}
+	for _, n := range d.st.GetNodes() {
 		switch name := nodeLabel(n.GetNode()); {
 		case n.GetMetadataStandby():
 			if n.GetState() == stateUp {
@@ -172,6 +179,7 @@ func (d *diagnosis) schedulers() {
 			continue
 		case !n.GetNode().GetScheduler():
 			continue
+		case n.GetMetadataRolledBack() != "":
 		case n.GetState() == stateUp:
 			up++
 		case n.GetNode().GetIntent() == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION:
@@ -252,6 +260,9 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 		switch {
 		case st == nil:
 			add(warning, "replica-silent", "it starts, or the server's log says why not", "the replica on %s has not reported yet.", name)
+		case strings.Contains(st.Fenced, raftstore.RolledBack):
+			add(critical, "replica-rolled-back", "it is rebuilt like one whose disk was lost; if its whole data directory came from a copy, start "+name+" with an empty one (runbook rolled-back-disk)",
+				"the replica on %s returned with an older disk, it serves nothing and has no vote: %s.", name, strings.TrimSuffix(st.Fenced, "."))
 		case st.Fenced != "":
 			add(critical, "replica-fenced", "keep its disk; it is rebuilt elsewhere where a server has room (runbook fenced-replica)",
 				"replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", name, strings.TrimSuffix(st.Fenced, "."))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 )
 
 // TestJobsThatDoNotGoOn: what is said of a training job, and of those that are well nothing.
@@ -140,5 +141,51 @@ func TestSessionsThatRunOut(t *testing.T) {
 		if got != tc.want {
 			t.Errorf("%d in use, %d of one owner: %q, want %q", tc.used, tc.owner, got, tc.want)
 		}
+	}
+}
+
+// TestARolledBackDiskIsNamed: a replica, and a member of the scheduler, whose disk was rolled back are
+// findings of their own, which name the server.
+func TestARolledBackDiskIsNamed(t *testing.T) {
+	const why = "group shard-0, replica r1: " + raftstore.RolledBack + ": its log ends at entry 3"
+	nodes := []*rowraftv1.NodeStatus{
+		{Node: &rowraftv1.Node{Id: "a", Name: "n1", Scheduler: true}, State: stateUp, MetadataRolledBack: why,
+			Replicas: []*rowraftv1.ReplicaStatus{{Shard: 0, ReplicaId: "r1", Role: "fenced", Fenced: why}}},
+		{Node: &rowraftv1.Node{Id: "b", Name: "n2", Scheduler: true}, State: stateUp,
+			Replicas: []*rowraftv1.ReplicaStatus{{Shard: 0, ReplicaId: "r2", Role: "leader", Term: 2, LeaderNode: "b"}}},
+	}
+	st := &rowraftv1.StatusReply{Nodes: nodes, Map: &rowraftv1.Map{Shards: []*rowraftv1.Shard{{Replicas: []*rowraftv1.Replica{{Id: "r1", Node: "a"}, {Id: "r2", Node: "b"}}}}}}
+	got := map[string]string{}
+	for _, p := range Diagnose(st, time.Now()) {
+		got[p.Kind] = p.Text
+		if strings.Contains(p.Kind, "rolled-back") && (p.Severity != critical || !strings.Contains(p.Text, "n1") || !strings.Contains(p.Next, "runbook rolled-back-disk")) {
+			t.Errorf("found %v", p)
+		}
+	}
+	if got["replica-rolled-back"] == "" || got["scheduler-member-rolled-back"] == "" || got["replica-fenced"] != "" {
+		t.Errorf("found %v", got)
+	}
+}
+
+// The seat of a member whose disk was rolled back is lost while its server is up, and it is no standby.
+func TestTheSeatOfARolledBackMemberIsLost(t *testing.T) {
+	s, _ := leaderOfShards(t, 1, "127.0.0.1:1")
+	m := s.view.Map()
+	id := m.Nodes[0].ID
+	if id == s.opts.Self.ID {
+		t.Fatalf("node %s is this one", id)
+	}
+	say := func(why string) {
+		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true, MetadataRolledBack: why})
+	}
+	if say(""); s.lostSeat(id) {
+		t.Error("the seat of a member that is well is lost")
+	}
+	if say("rolled back"); !s.lostSeat(id) {
+		t.Error("the seat of a member whose disk was rolled back is not lost")
+	}
+	l := s.liveness(id)
+	if n, _ := m.Node(id); s.standby(&raftstore.Membership{}, &n, &l) {
+		t.Error("it is a standby")
 	}
 }

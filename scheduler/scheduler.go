@@ -162,7 +162,8 @@ type beat struct {
 	profile    string              // of Raft timers
 	slowness   *rowraftv1.Slowness // nil: unknown
 
-	metaReplica bool // it has a replica of the metadata group, with a seat or without
+	metaReplica    bool   // it has a replica of the metadata group, with a seat or without
+	metaRolledBack string // why that one found that its disk was rolled back; "": it did not
 }
 
 // now is what heartbeats are timed by.

@@ -27,7 +27,8 @@ import (
 //     directory in the place and under the name of the one that is down. It can not come
 //     back afterwards (retire_node), and so neither can the votes that its disk forgot. A
 //     founder that never registered cannot be decommissioned: its seat is lost when another
-//     server has its address.
+//     server has its address. It is lost too when the server says that the disk of its replica
+//     was rolled back: raftstore has proof of that, and the replica has stopped.
 //   - A standby becomes a learner, when it has caught up a voter, and then the lost one
 //     leaves. With one of three away the group has no vote to spare before, between and
 //     after these steps, but the last.
@@ -108,7 +109,12 @@ func (s *Scheduler) keepSeats(ctx context.Context) error {
 // lostSeat reports whether the member on a node is to be replaced.
 func (s *Scheduler) lostSeat(id rowraft.NodeID) bool {
 	m, l := s.view.Map(), s.liveness(id)
-	if id == s.opts.Self.ID || l.state != stateDown {
+	switch {
+	case id == s.opts.Self.ID:
+		return false
+	case l.seen && l.state == stateUp && l.beat.metaRolledBack != "":
+		return true
+	case l.state != stateDown:
 		return false
 	}
 	if n, known := m.Node(id); known {
@@ -131,7 +137,7 @@ func (s *Scheduler) standbys(m *clustermap.Map, now *raftstore.Membership) (out 
 
 // standby reports whether a server waits for a seat.
 func (s *Scheduler) standby(now *raftstore.Membership, n *clustermap.Node, l *liveness) bool {
-	return l.seen && l.beat.metaReplica && !now.HasVoter(n.ID)
+	return l.seen && l.beat.metaReplica && l.beat.metaRolledBack == "" && !now.HasVoter(n.ID)
 }
 
 // markSeats corrects the map's marks of who is a scheduler.

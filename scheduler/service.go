@@ -142,6 +142,7 @@ func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
 		at: s.now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas(),
 		stopping: req.GetStopping(), version: req.GetVersion(), uptime: time.Duration(req.GetUptimeNs()),
 		disk: req.GetDisk(), certEnds: req.GetCertificateEnds(), profile: req.GetProfile(), slowness: req.GetSlowness(), metaReplica: req.GetMetadataReplica(),
+		metaRolledBack: req.GetMetadataRolledBack(),
 	}
 	b.since = b.at
 	if last, ok := s.beats[id]; ok && b.at.Sub(last.at) < SuspectAfter {

@@ -377,7 +377,7 @@ func newLogVerifyCmd(g *globals) *cobra.Command {
 of one group are one log: entries of one index and term are equal, so are all before them, and
 what a snapshot covers does not differ at all. Later entries may differ: nobody acknowledged
 them. The servers must not run; nothing is changed. Exit code 3 if something is wrong.`,
-		Example: "  rowraft log verify /backup/n1 /backup/n2 /backup/n3",
+		Example: "  rowraft log verify /evidence/n1 /evidence/n2 /evidence/n3",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("%s: want the data directories of servers", cmd.CommandPath())

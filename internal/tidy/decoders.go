@@ -46,6 +46,8 @@ var decoders = map[string]string{
 	"raftstore.checkPlace":                "raftstore.FuzzSeal",
 	"raftstore.fsm.Restore":               "raftstore.FuzzMachineSnapshot",
 	"raftstore.newTransport":              "raftstore.FuzzPeerStream", // raft's own messages
+	"raftstore.decodeMarks":               "raftstore.FuzzMarks",
+	"raftstore.decodeTold":                "raftstore.FuzzTold",
 	"raftstore.decodeMeta":                "raftstore.FuzzMetaDecode",
 	"raftstore.readRegistry":              "raftstore.FuzzRegistry",
 	"raftstore.readTimers":                "raftstore.FuzzTimers",
@@ -62,6 +64,7 @@ var decoders = map[string]string{
 	"raftstore.openRegistry":              "raftstore.FuzzRegistry",
 	"raftstore.readPreamble":              "raftstore.FuzzPreamble",
 	"raftstore.readReply":                 "raftstore.FuzzReply",
+	"raftstore.readStatement":             "raftstore.FuzzReply",
 	"raftstore.readSnapMeta":              "raftstore.FuzzSnapshotMeta",
 	"raftstore.snapshotReader.readChunk":  "raftstore.FuzzSnapshotData",
 	"raftstore.snapshotReader.readHeader": "raftstore.FuzzSnapshotData",

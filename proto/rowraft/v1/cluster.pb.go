@@ -2071,23 +2071,24 @@ func (x *TableStats) GetCandidates() uint64 {
 }
 
 type HeartbeatRequest struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId       string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	NodeId          string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	MapVersion      uint64                 `protobuf:"varint,3,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
-	Replicas        []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	ApplyVersion    uint32                 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"` // as in RegisterNodeRequest
-	MetadataVersion uint32                 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
-	Stopping        bool                   `protobuf:"varint,5,opt,name=stopping,proto3" json:"stopping,omitempty"` // it hands over its leads and ends
-	Version         string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`    // of the binary
-	UptimeNs        uint64                 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
-	Disk            *Disk                  `protobuf:"bytes,8,opt,name=disk,proto3" json:"disk,omitempty"`                                                // unset: unknown
-	CertificateEnds uint64                 `protobuf:"varint,9,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"`  // of the server, in Unix seconds; 0: it has none
-	Profile         string                 `protobuf:"bytes,10,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense
-	MetadataReplica bool                   `protobuf:"varint,11,opt,name=metadata_replica,json=metadataReplica,proto3" json:"metadata_replica,omitempty"` // it has a replica of the metadata group: a seat in it, or it waits for one
-	Slowness        *Slowness              `protobuf:"bytes,12,opt,name=slowness,proto3" json:"slowness,omitempty"`                                       // unset: unknown
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId          string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	NodeId             string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	MapVersion         uint64                 `protobuf:"varint,3,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Replicas           []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	ApplyVersion       uint32                 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"` // as in RegisterNodeRequest
+	MetadataVersion    uint32                 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
+	Stopping           bool                   `protobuf:"varint,5,opt,name=stopping,proto3" json:"stopping,omitempty"` // it hands over its leads and ends
+	Version            string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`    // of the binary
+	UptimeNs           uint64                 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
+	Disk               *Disk                  `protobuf:"bytes,8,opt,name=disk,proto3" json:"disk,omitempty"`                                                          // unset: unknown
+	CertificateEnds    uint64                 `protobuf:"varint,9,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"`            // of the server, in Unix seconds; 0: it has none
+	Profile            string                 `protobuf:"bytes,10,opt,name=profile,proto3" json:"profile,omitempty"`                                                   // of its Raft timers: fast, default, dense
+	MetadataReplica    bool                   `protobuf:"varint,11,opt,name=metadata_replica,json=metadataReplica,proto3" json:"metadata_replica,omitempty"`           // it has a replica of the metadata group: a seat in it, or it waits for one
+	Slowness           *Slowness              `protobuf:"bytes,12,opt,name=slowness,proto3" json:"slowness,omitempty"`                                                 // unset: unknown
+	MetadataRolledBack string                 `protobuf:"bytes,13,opt,name=metadata_rolled_back,json=metadataRolledBack,proto3" json:"metadata_rolled_back,omitempty"` // why that replica found that its disk was rolled back; "": it did not
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
@@ -2216,6 +2217,13 @@ func (x *HeartbeatRequest) GetSlowness() *Slowness {
 		return x.Slowness
 	}
 	return nil
+}
+
+func (x *HeartbeatRequest) GetMetadataRolledBack() string {
+	if x != nil {
+		return x.MetadataRolledBack
+	}
+	return ""
 }
 
 // Slowness is what a server measured of its disk and its timers over the last two minutes. Each limit is what its
@@ -2880,23 +2888,24 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 }
 
 type NodeStatus struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	Node             *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	State            string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // up, suspect, down
-	SinceHeartbeatNs uint64                 `protobuf:"varint,3,opt,name=since_heartbeat_ns,json=sinceHeartbeatNs,proto3" json:"since_heartbeat_ns,omitempty"`
-	Replicas         []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	MetadataLeader   bool                   `protobuf:"varint,5,opt,name=metadata_leader,json=metadataLeader,proto3" json:"metadata_leader,omitempty"`
-	InStateNs        uint64                 `protobuf:"varint,6,opt,name=in_state_ns,json=inStateNs,proto3" json:"in_state_ns,omitempty"` // how long the leader of the metadata group has seen it so
-	Stopping         bool                   `protobuf:"varint,7,opt,name=stopping,proto3" json:"stopping,omitempty"`
-	Version          string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
-	UptimeNs         uint64                 `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"` // as last told
-	Disk             *Disk                  `protobuf:"bytes,10,opt,name=disk,proto3" json:"disk,omitempty"`
-	CertificateEnds  uint64                 `protobuf:"varint,11,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none, or has not said
-	Profile          string                 `protobuf:"bytes,12,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense; "": it has not said
-	MetadataStandby  bool                   `protobuf:"varint,13,opt,name=metadata_standby,json=metadataStandby,proto3" json:"metadata_standby,omitempty"` // it waits for a seat in the metadata group
-	Slowness         *Slowness              `protobuf:"bytes,14,opt,name=slowness,proto3" json:"slowness,omitempty"`                                       // unset: unknown
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Node               *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	State              string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // up, suspect, down
+	SinceHeartbeatNs   uint64                 `protobuf:"varint,3,opt,name=since_heartbeat_ns,json=sinceHeartbeatNs,proto3" json:"since_heartbeat_ns,omitempty"`
+	Replicas           []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	MetadataLeader     bool                   `protobuf:"varint,5,opt,name=metadata_leader,json=metadataLeader,proto3" json:"metadata_leader,omitempty"`
+	InStateNs          uint64                 `protobuf:"varint,6,opt,name=in_state_ns,json=inStateNs,proto3" json:"in_state_ns,omitempty"` // how long the leader of the metadata group has seen it so
+	Stopping           bool                   `protobuf:"varint,7,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	Version            string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	UptimeNs           uint64                 `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"` // as last told
+	Disk               *Disk                  `protobuf:"bytes,10,opt,name=disk,proto3" json:"disk,omitempty"`
+	CertificateEnds    uint64                 `protobuf:"varint,11,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"`           // in Unix seconds; 0: it has none, or has not said
+	Profile            string                 `protobuf:"bytes,12,opt,name=profile,proto3" json:"profile,omitempty"`                                                   // of its Raft timers: fast, default, dense; "": it has not said
+	MetadataStandby    bool                   `protobuf:"varint,13,opt,name=metadata_standby,json=metadataStandby,proto3" json:"metadata_standby,omitempty"`           // it waits for a seat in the metadata group
+	Slowness           *Slowness              `protobuf:"bytes,14,opt,name=slowness,proto3" json:"slowness,omitempty"`                                                 // unset: unknown
+	MetadataRolledBack string                 `protobuf:"bytes,15,opt,name=metadata_rolled_back,json=metadataRolledBack,proto3" json:"metadata_rolled_back,omitempty"` // why its replica of the metadata group found that its disk was rolled back; "": it did not
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *NodeStatus) Reset() {
@@ -3025,6 +3034,13 @@ func (x *NodeStatus) GetSlowness() *Slowness {
 		return x.Slowness
 	}
 	return nil
+}
+
+func (x *NodeStatus) GetMetadataRolledBack() string {
+	if x != nil {
+		return x.MetadataRolledBack
+	}
+	return ""
 }
 
 // Problem is one thing that is wrong, or that somebody who looks should know.
@@ -4254,7 +4270,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\x8d\x04\n" +
+	"candidates\"\xbf\x04\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -4272,7 +4288,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aprofile\x18\n" +
 	" \x01(\tR\aprofile\x12)\n" +
 	"\x10metadata_replica\x18\v \x01(\bR\x0fmetadataReplica\x120\n" +
-	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\"\xbb\x01\n" +
+	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\x120\n" +
+	"\x14metadata_rolled_back\x18\r \x01(\tR\x12metadataRolledBack\"\xbb\x01\n" +
 	"\bSlowness\x12\x19\n" +
 	"\bfsync_ns\x18\x01 \x01(\x04R\afsyncNs\x12$\n" +
 	"\x0efsync_limit_ns\x18\x02 \x01(\x04R\ffsyncLimitNs\x12\x1f\n" +
@@ -4317,7 +4334,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\fJoinJobReply\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x0f\n" +
-	"\rStatusRequest\"\x91\x04\n" +
+	"\rStatusRequest\"\xc3\x04\n" +
 	"\n" +
 	"NodeStatus\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12\x14\n" +
@@ -4334,7 +4351,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x10certificate_ends\x18\v \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
 	"\aprofile\x18\f \x01(\tR\aprofile\x12)\n" +
 	"\x10metadata_standby\x18\r \x01(\bR\x0fmetadataStandby\x120\n" +
-	"\bslowness\x18\x0e \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\"\x91\x01\n" +
+	"\bslowness\x18\x0e \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\x120\n" +
+	"\x14metadata_rolled_back\x18\x0f \x01(\tR\x12metadataRolledBack\"\x91\x01\n" +
 	"\aProblem\x120\n" +
 	"\bseverity\x18\x01 \x01(\x0e2\x14.rowraft.v1.SeverityR\bseverity\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +

@@ -1,0 +1,214 @@
+package raftstore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+)
+
+// How a replica whose disk was rolled back is found: DESIGN.md, "Rolled back disks".
+
+// RolledBack begins the error of a replica that found its disk older than what other replicas
+// remember of it.
+const RolledBack = "rolled back disk"
+
+// member is the replica behind a streamLayer, as its connections see it.
+type member interface {
+	// statementFor says what to tell the replica on node. CodeStarting while raft does not run.
+	statementFor(node rowraft.NodeID) (statement, error)
+	// recall compares what another server remembers of this replica with what it has. An error
+	// ends the replica.
+	recall(from rowraft.NodeID, s *statement) error
+}
+
+const copied = "a copy of a data directory is no backup"
+
+// lineage returns why g must stop because the directory is a copy, or "". Once that is found, no
+// replica of the directory may run, and the store counts its starts on from those of the other copy:
+// so replicas that this node gets in their place, under new IDs, are accepted by the peers. If the
+// other copy still runs, twin is set and nothing is changed.
+func (s *Store) lineage(g *Group, from rowraft.NodeID, says *statement) (why string, twin bool) {
+	if why = s.starts.Load().contradicts(says.about); why == "" { // s.mu may be held for long
+		return "", false
+	}
+	why = fmt.Sprintf("%s, as node %s says", why, from)
+	if says.answers {
+		return why, true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reg := s.mu.registry
+	if reg.starts().contradicts(says.about) == "" { // another group was first
+		return reg.file.Groups[g.cfg.ID].RolledBack, false
+	}
+	if err := reg.beginAfter(says.about, why); err != nil {
+		s.opts.Logger.Error("that the data directory is a copy could not be noted", "err", err)
+		return why, false
+	}
+	s.starts.Store(reg.starts())
+	for _, other := range s.mu.groups {
+		if other != nil && other != g {
+			other.rolledBack("%s; %s", why, copied)
+		}
+	}
+	return why, false
+}
+
+func (g *Group) statementFor(node rowraft.NodeID) (statement, error) {
+	s := statement{self: g.store.starts.Load().process(), about: g.store.marks.process(node)}
+	s.answers = g.store.port.answers(node, s.about)
+	n := g.run.Load()
+	if n == nil {
+		return s, rowraft.Errorf(rowraft.CodeStarting, "group %s does not run yet", g.cfg.ID)
+	}
+	for _, srv := range n.raft.GetConfiguration().Configuration().Servers {
+		if rowraft.NodeID(srv.Address) == node {
+			s.replica = rowraft.ReplicaID(srv.ID)
+			s.mark = g.store.marks.of(g.cfg.ID, s.replica)
+		}
+	}
+	return s, nil
+}
+
+// recall is sound without a lock: the other end took its mark before this replica looks at what it
+// has, and what was confirmed and committed, a term and a start never go back on an honest disk.
+func (g *Group) recall(from rowraft.NodeID, s *statement) error {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	if why, twin := g.store.lineage(g, from, s); why != "" {
+		if twin {
+			err := rowraft.Errorf(rowraft.CodeIdentity, "two processes run as node %s, on copies of one data directory: %s; stop one of them (%s)", g.store.opts.Node, why, copied)
+			g.fail(err)
+			return err
+		}
+		return g.rolledBack("%s; %s", why, copied)
+	}
+	if s.replica != g.cfg.Replica {
+		return nil
+	}
+	n := g.run.Load()
+	if n == nil {
+		return rowraft.Errorf(rowraft.CodeStarting, "group %s does not run yet", g.cfg.ID)
+	}
+	switch last, term := n.raft.LastIndex(), n.raft.CurrentTerm(); {
+	case last < s.mark.index:
+		return g.rolledBack("its log ends at entry %d, and node %s remembers that it confirmed entry %d, which is committed; %s", last, from, s.mark.index, copied)
+	case term < s.mark.term:
+		return g.rolledBack("it is in term %d, and node %s remembers that it voted in term %d; %s", term, from, s.mark.term, copied)
+	}
+	return nil
+}
+
+// rolledBack stops the group for good: it neither votes nor answers from here on.
+func (g *Group) rolledBack(format string, args ...any) error {
+	err := rowraft.Errorf(rowraft.CodeFenced, RolledBack+": "+format, args...)
+	g.glog.failed.Store(true) // no vote is stored any more
+	g.failWith(err, func(err error) {
+		if g.cfg.OnRolledBack != nil {
+			g.cfg.OnRolledBack(err)
+		} else {
+			g.store.opts.Fatal(err)
+		}
+	})
+	return err
+}
+
+// askRetry is the pause before a peer that did not answer is asked again.
+const askRetry = 50 * time.Millisecond
+
+// askPeers connects to every other member, so that each of them compares its mark with this replica
+// and learns which process runs now. It closes g.asked when all have answered, or after two
+// heartbeats: a peer that is down blocks nothing. Until then this replica neither votes nor asks
+// for votes.
+func (g *Group) askPeers(n *instance) {
+	defer close(g.asked)
+	ctx, cancel := context.WithTimeout(n.trans.layer.ctx, 2*time.Duration(n.heartbeat.Load()))
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, srv := range n.raft.GetConfiguration().Configuration().Servers {
+		if srv.ID != raft.ServerID(g.cfg.Replica) {
+			wg.Go(func() { g.askPeer(ctx, n.trans.layer, srv.Address) })
+		}
+	}
+	wg.Wait()
+}
+
+func (g *Group) askPeer(ctx context.Context, layer *streamLayer, peer raft.ServerAddress) {
+	for ctx.Err() == nil && g.failure.Load() == nil {
+		c, err := layer.dialContext(ctx, peer, rpcTimeout, raftChannel)
+		if err == nil {
+			if err := c.Close(); err != nil {
+				g.log.Debug("close the connection of a question", "peer", peer, "err", err)
+			}
+			return
+		}
+		select {
+		case <-time.After(askRetry):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// tellMarks notes what this leader knows of each member and returns it, for a heartbeat; nil if this
+// replica does not lead in term any more. What a follower confirmed in this term and what this
+// leader has committed belong together only while it leads: so it looks at both before it looks
+// whether it still does.
+func (n *instance) tellMarks(term uint64) []byte {
+	if n.g.run.Load() != n {
+		return nil
+	}
+	g, s := n.g, n.g.store
+	commit := n.raft.CommitIndex()
+	servers := n.raft.GetConfiguration().Configuration().Servers
+	match := make([]uint64, len(servers))
+	for i, srv := range servers {
+		if p, ok := n.trans.progress(srv.ID, term); ok {
+			match[i] = p.match
+		}
+	}
+	if n.raft.State() != raft.Leader || n.raft.CurrentTerm() != term {
+		return nil
+	}
+	var out []byte
+	for i, srv := range servers {
+		id, node := rowraft.ReplicaID(srv.ID), rowraft.NodeID(srv.Address)
+		m, p := mark{index: min(match[i], commit)}, s.marks.process(node)
+		if id == g.cfg.Replica {
+			m, p = mark{commit, term}, s.starts.Load().process() // it stored what it sent, and has voted for itself
+		}
+		s.marks.raise(g.cfg.ID, id, m)
+		out = appendTold(out, told{id, node, s.marks.of(g.cfg.ID, id), p})
+	}
+	return sealTold(out)
+}
+
+// learn takes over what a leader told.
+func (g *Group) learn(from rowraft.NodeID, payload []byte) {
+	list, err := decodeTold(payload)
+	if err != nil {
+		g.log.Warn("marks that a leader sent are ignored", "from", from, "err", err)
+		return
+	}
+	for _, t := range list {
+		if t.replica == g.cfg.Replica {
+			// Its own mark stays here too: it says how much of its log is committed.
+			if g.recall(from, &statement{replica: t.replica, mark: t.mark}) != nil {
+				return
+			}
+		} else if t.node != g.store.opts.Node {
+			g.store.marks.see(t.node, t.process)
+		}
+		g.store.marks.raise(g.cfg.ID, t.replica, t.mark)
+	}
+}
+
+// voted notes that a replica is known to have voted in term.
+func (g *Group) voted(id raft.ServerID, term uint64) {
+	g.store.marks.raise(g.cfg.ID, rowraft.ReplicaID(id), mark{term: term})
+}

@@ -1,0 +1,443 @@
+package raftstore
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
+)
+
+// diskCluster is a testCluster of three on simulated disks, whose states can be kept and put back.
+type diskCluster struct {
+	*testCluster
+	disks map[rowraft.NodeID]*vfs.Mem
+}
+
+func newDiskCluster(t *testing.T) *diskCluster {
+	c := &diskCluster{disks: map[rowraft.NodeID]*vfs.Mem{}}
+	c.testCluster = newTestCluster(t, 3, func(o *Options) {
+		o.FS, o.Dir, o.SegmentSizeBytes = c.disks[o.Node], "/raft", minSegment
+	})
+	for _, n := range c.nodes {
+		c.disks[n.id] = vfs.NewMem()
+		c.start(n)
+	}
+	return c
+}
+
+// copyDisk returns the disk of n, which does not run, as it is; n goes on with another copy.
+func (c *diskCluster) copyDisk(n *testNode) *vfs.Mem {
+	kept := c.disks[n.id]
+	c.disks[n.id] = kept.Kill()
+	return kept
+}
+
+// rollBack puts a copy back in the place of the disk of n, which does not run.
+func (c *diskCluster) rollBack(n *testNode, kept *vfs.Mem) { c.disks[n.id] = kept.Kill() }
+
+// rollBackGroup puts the files of the group back, and nothing else.
+func (c *diskCluster) rollBackGroup(n *testNode, kept *vfs.Mem) {
+	c.t.Helper()
+	old, now := kept.Kill(), c.disks[n.id].Kill()
+	dir := "/raft/groups/shard-0"
+	if err := vfs.RemoveAll(now, dir); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := copyTree(now, old, dir); err != nil {
+		c.t.Fatal(err)
+	}
+	c.disks[n.id] = now
+}
+
+func copyTree(to, from vfs.FS, dir string) error {
+	if err := vfs.MkdirAll(to, dir); err != nil {
+		return err
+	}
+	entries, err := from.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := filepath.Join(dir, e.Name())
+		if e.IsDir() {
+			if err := copyTree(to, from, name); err != nil {
+				return err
+			}
+			continue
+		}
+		b, err := vfs.ReadFile(from, name)
+		if err == nil {
+			err = vfs.WriteFile(to, name, b)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return to.SyncDir(dir)
+}
+
+// told waits until every other running node remembers that n confirmed index.
+func (c *diskCluster) told(n *testNode, index rowraft.Index) {
+	c.t.Helper()
+	for _, other := range c.nodes {
+		if other != n && other.store != nil {
+			eventually(c.t, fmt.Sprintf("node %s knows what node %s confirmed", other.id, n.id), func() bool {
+				return other.store.marks.of("shard-0", replicaOf(n.id)).index >= uint64(index)
+			})
+		}
+	}
+}
+
+// refused waits until n has stopped because of its disk, and says why.
+func (c *diskCluster) refused(n *testNode) string {
+	c.t.Helper()
+	eventually(c.t, fmt.Sprintf("node %s finds that its disk was rolled back", n.id), func() bool { return n.group.Err() != nil })
+	err := n.group.Err()
+	if rowraft.CodeOf(err) != rowraft.CodeFenced || !strings.Contains(err.Error(), RolledBack) {
+		c.t.Fatalf("node %s stopped with %v", n.id, err)
+	}
+	return err.Error()
+}
+
+// others are all nodes but n.
+func (c *diskCluster) others(n *testNode) (a, b *testNode) {
+	var out []*testNode
+	for _, o := range c.nodes {
+		if o != n {
+			out = append(out, o)
+		}
+	}
+	return out[0], out[1]
+}
+
+// A replica that returns with an older disk is refused, however much of the disk is old, and the
+// others go on with all that was acknowledged.
+func TestARolledBackReplicaIsRefused(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		back func(*diskCluster, *testNode, *vfs.Mem)
+		why  string
+	}{
+		{"the whole directory", (*diskCluster).rollBack, "another copy"},
+		{"the files of the group", (*diskCluster).rollBackGroup, "its log ends at entry"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newDiskCluster(t)
+			c.converged(c.propose("before"))
+			r := c.followers()[0]
+			c.stop(r)
+			kept := c.copyDisk(r)
+			c.start(r)
+			last := c.propose("after")
+			c.converged(last)
+			c.told(r, last)
+			c.stop(r)
+			//tidy:allow sleep a process that ended a moment ago would be taken for one that still runs
+			time.Sleep(2 * answersFor)
+			tc.back(c, r, kept)
+			c.start(r)
+			if why := c.refused(r); !strings.Contains(why, tc.why) {
+				t.Errorf("refused because of %q, want %q", why, tc.why)
+			}
+			for range 3 {
+				c.propose("the others go on")
+			}
+			if l := c.leader(); l == r {
+				t.Error("it leads")
+			}
+			c.stop(r)
+			c.open(r) // another start changes nothing
+			cfg := GroupConfig{ID: "shard-0", Replica: replicaOf(r.id), Machine: r.machine, Bootstrap: c.members()}
+			g, err := r.store.StartGroup(cfg)
+			if r.group = g; err == nil {
+				c.refused(r)
+			} else if rowraft.CodeOf(err) != rowraft.CodeFenced {
+				t.Errorf("started again: %v", err)
+			}
+		})
+	}
+}
+
+// The worst order: the replica with the newest log is down, and the one that was rolled back and
+// one that lags are up. They must not elect a leader that lacks what was acknowledged. All were
+// down in between, so that only the files of the marks know.
+func TestARolledBackReplicaElectsNobody(t *testing.T) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("before"))
+	l := c.leader()
+	r, f := c.others(l)
+	c.stop(r)
+	kept := c.copyDisk(r)
+	c.start(r)
+	first := c.propose("seen by all")
+	c.converged(first)
+	c.told(r, first)
+	c.stop(f)
+	c.propose("acknowledged without the one that lags")
+	for _, n := range []*testNode{l, r} {
+		c.stop(n)
+	}
+	c.rollBackGroup(r, kept)
+	c.start(r)
+	c.start(f)
+	c.refused(r)
+	if n, _ := f.machine.state(); n > 2 {
+		t.Errorf("the replica that lags applied %d entries alone", n)
+	}
+	if _, _, me := f.group.Leader(); me {
+		t.Error("the replica that lags leads")
+	}
+	c.start(l)
+	last := c.propose("the two honest ones go on")
+	for _, n := range []*testNode{l, f} {
+		if err := n.group.WaitApplied(testContext(t), last); err != nil {
+			t.Fatal(err)
+		}
+		list := strings.Join(n.machine.list(), "; ")
+		if !strings.Contains(list, "acknowledged without the one that lags") {
+			t.Errorf("node %s lost an acknowledged entry: %s", n.id, list)
+		}
+	}
+}
+
+// A vote is remembered like an entry: who voted in a term does not return to an earlier one.
+func TestAForgottenVoteIsRefused(t *testing.T) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("x"))
+	r := c.followers()[0]
+	l := c.leader()
+	if m := l.store.marks.of("shard-0", replicaOf(l.id)); m.term == 0 {
+		t.Errorf("the leader does not remember its own vote: %+v", m)
+	}
+	_, term, _ := l.group.Leader()
+	voted := false
+	for _, n := range c.nodes {
+		voted = voted || n != l && l.store.marks.of("shard-0", replicaOf(n.id)).term == uint64(term)
+	}
+	if !voted {
+		t.Errorf("the leader of term %d remembers no vote in it", term)
+	}
+	c.stop(r)
+	l.store.marks.raise("shard-0", replicaOf(r.id), mark{term: uint64(term) + 100})
+	c.start(r)
+	if why := c.refused(r); !strings.Contains(why, "voted in term") {
+		t.Error(why)
+	}
+}
+
+// What a replica did not confirm, or was not committed, may go.
+func TestAnUnconfirmedSuffixMayGo(t *testing.T) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("x"))
+	l := c.leader()
+	a, b := c.others(l)
+	c.stop(a)
+	c.stop(b)
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	for i := range 3 {
+		if _, _, err := l.group.Propose([]byte(fmt.Sprint("alone ", i))).Wait(ctx); err == nil {
+			t.Fatal("a leader without followers committed an entry")
+		}
+	}
+	long := l.group.Status().LastIndex
+	c.stop(l)
+	c.start(a)
+	c.start(b)
+	c.propose("y")
+	c.start(l)
+	c.converged(c.propose("z"))
+	for _, n := range c.nodes {
+		if err := n.group.Err(); err != nil {
+			t.Errorf("node %s: %v", n.id, err)
+		}
+	}
+	if list := l.machine.list(); strings.Contains(strings.Join(list, "; "), "alone") {
+		t.Skipf("the entries of the old leader, up to %d, were committed after all: %q", long, list)
+	}
+	c.stop(l)
+	c.start(l)
+	c.converged(c.propose("and after another start"))
+}
+
+// Marks that are gone block nothing, and neither does a peer that is down.
+func TestMissingMarksBlockNothing(t *testing.T) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("x"))
+	for _, n := range c.nodes {
+		c.stop(n)
+		if err := c.disks[n.id].Remove("/raft/" + marksName); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range c.nodes[:2] {
+		c.start(n)
+	}
+	c.converged(c.propose("two of three, nobody remembers anything"))
+	c.start(c.nodes[2])
+	c.converged(c.propose("all"))
+}
+
+// A replica that was refused is removed and comes back under a new ID, which has no mark, in the
+// same process; with the whole directory its starts are older ones, too.
+func TestARefusedReplicaIsReplaced(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		back func(*diskCluster, *testNode, *vfs.Mem)
+	}{
+		{"the whole directory", (*diskCluster).rollBack},
+		{"the files of the group", (*diskCluster).rollBackGroup},
+	} {
+		t.Run(tc.name, func(t *testing.T) { replaceRefused(t, tc.back) })
+	}
+}
+
+func replaceRefused(t *testing.T, back func(*diskCluster, *testNode, *vfs.Mem)) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("x"))
+	r := c.followers()[0]
+	c.stop(r)
+	kept := c.copyDisk(r)
+	c.start(r)
+	last := c.propose("y")
+	c.converged(last)
+	c.told(r, last)
+	c.stop(r)
+	//tidy:allow sleep a process that ended a moment ago would be taken for one that still runs
+	time.Sleep(2 * answersFor)
+	back(c, r, kept)
+	c.start(r)
+	c.refused(r)
+	change := func(what string, f func(*Group, Membership) error) {
+		t.Helper()
+		eventually(t, what, func() bool {
+			g := c.leader().group
+			now, err := g.Members()
+			return err == nil && f(g, now) == nil
+		})
+	}
+	change("it is removed", func(g *Group, m Membership) error {
+		_, err := g.Remove(testContext(t), replicaOf(r.id), m.Index)
+		return err
+	})
+	if err := r.store.RemoveReplica("shard-0", replicaOf(r.id)); err != nil {
+		t.Fatal(err)
+	}
+	r.machine = &listMachine{}
+	var err error
+	if r.group, err = r.store.StartGroup(GroupConfig{ID: "shard-0", Replica: "new", Machine: r.machine}); err != nil {
+		t.Fatal(err)
+	}
+	change("the new one learns", func(g *Group, m Membership) error {
+		_, err := g.AddLearner(testContext(t), Member{"new", r.id}, m.Index)
+		return err
+	})
+	change("the new one votes", func(g *Group, m Membership) error {
+		_, err := g.Promote(testContext(t), "new", m.Index)
+		return err
+	})
+	c.converged(c.propose("z"))
+	eventually(t, "the old mark is dropped", func() bool {
+		return c.leader().store.marks.of("shard-0", replicaOf(r.id)) == mark{}
+	})
+}
+
+// Of two processes on copies of one directory the second one ends, and the first one goes on.
+func TestTwoProcessesOfOneNode(t *testing.T) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("x"))
+	r := c.followers()[0]
+	c.stop(r)
+	kept := c.copyDisk(r)
+	c.start(r)
+	c.converged(c.propose("y"))
+	fatal := make(chan error, 16)
+	o := testOptions(t, "", r.id, fatal)
+	o.FS, o.Dir, o.SegmentSizeBytes, o.Resolve = kept.Kill(), "/raft", minSegment, c.resolve
+	twin, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer twin.Close()
+	if _, err := twin.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(r.id), Machine: &listMachine{}, Bootstrap: c.members()}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-fatal: // by which of the two the process ends depends on which peer it asked first
+		if code := rowraft.CodeOf(err); code != rowraft.CodeIdentity && code != rowraft.CodeFenced {
+			t.Errorf("the second process ends with %v", err)
+		}
+	case <-testContext(t).Done():
+		t.Fatal("the second process goes on")
+	}
+	c.converged(c.propose("z"))
+	if err := r.group.Err(); err != nil {
+		t.Errorf("the first process: %v", err)
+	}
+}
+
+// A start that is not above the last one is refused; a higher one waits until the earlier process
+// has fallen silent.
+func TestStartsAreAcceptedInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := openMarks(vfs.NewMem(), "/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &peerPort{marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{}}
+		meet := func(start, nonce uint64, want rowraft.Code) *heardFrom {
+			t.Helper()
+			h, err := p.meet("n", process{start, nonce})
+			if rowraft.CodeOf(err) != want && (want != 0 || err != nil) {
+				t.Errorf("start %d with nonce %d: %v, want code %v", start, nonce, err, want)
+			}
+			return h
+		}
+		first := meet(5, 1, 0)
+		meet(5, 1, 0)
+		meet(5, 2, rowraft.CodeIdentity)
+		meet(4, 3, rowraft.CodeIdentity)
+		meet(6, 4, rowraft.CodeOverloaded)
+		time.Sleep(answersFor - time.Millisecond) //tidy:allow sleep virtual time
+		meet(6, 4, rowraft.CodeOverloaded)
+		first.at.Store(int64(time.Since(p.begun))) // it sends something
+		time.Sleep(answersFor - time.Millisecond)  //tidy:allow sleep virtual time
+		meet(6, 4, rowraft.CodeOverloaded)
+		time.Sleep(2 * time.Millisecond) //tidy:allow sleep virtual time
+		meet(6, 4, 0)
+		meet(5, 1, rowraft.CodeIdentity)
+		again := &peerPort{marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{}}
+		if _, err := again.meet("n", process{7, 9}); err != nil {
+			t.Errorf("a peer that has just started itself heard nobody: %v", err)
+		}
+	})
+}
+
+// A replica does not drop what it knows to be committed, whatever a leader wants.
+func TestCommittedEntriesAreNotReplaced(t *testing.T) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("x"))
+	f := c.followers()[0]
+	last, err := f.group.inner.LastIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.group.glog.DeleteRange(last, last) // as raft does for the entries of another leader
+	}()
+	<-done
+	if err := f.group.Err(); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("dropped committed entry %d: %v", last, err)
+	}
+	if again, err := f.group.inner.LastIndex(); err != nil || again != last {
+		t.Errorf("the log ends at %d, %v; it ended at %d", again, err, last)
+	}
+}
