@@ -144,6 +144,9 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	}
 	g.leadership.init()
 	g.wg.Go(g.pollOwn)
+	if err := g.recall(s.opts.Node, &statement{replica: cfg.Replica, mark: s.marks.of(cfg.ID, cfg.Replica)}); err != nil {
+		g.log.Warn("this server itself remembers more than the replica has", "err", err)
+	}
 	n := g.run.Load()
 	g.wg.Go(func() { g.askPeers(n) })
 	g.wg.Add(2)

@@ -41,7 +41,7 @@ func (c *diskCluster) copyDisk(n *testNode) *vfs.Mem {
 // rollBack puts a copy back in the place of the disk of n, which does not run.
 func (c *diskCluster) rollBack(n *testNode, kept *vfs.Mem) { c.disks[n.id] = kept.Kill() }
 
-// rollBackGroup puts the files of the group back, and nothing else.
+// rollBackGroup puts the files of the group back, and what the server remembers.
 func (c *diskCluster) rollBackGroup(n *testNode, kept *vfs.Mem) {
 	c.t.Helper()
 	old, now := kept.Kill(), c.disks[n.id].Kill()
@@ -52,7 +52,43 @@ func (c *diskCluster) rollBackGroup(n *testNode, kept *vfs.Mem) {
 	if err := copyTree(now, old, dir); err != nil {
 		c.t.Fatal(err)
 	}
+	marks, err := vfs.ReadFile(old, "/raft/"+marksName)
+	if err == nil {
+		err = vfs.WriteFile(now, "/raft/"+marksName, marks)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
 	c.disks[n.id] = now
+}
+
+// A server whose other files are whole finds by itself that those of a group are older.
+func TestARolledBackGroupIsFoundAlone(t *testing.T) {
+	c := newDiskCluster(t)
+	c.converged(c.propose("before"))
+	r := c.followers()[0]
+	c.stop(r)
+	kept := c.copyDisk(r)
+	c.start(r)
+	last := c.propose("after")
+	c.converged(last)
+	c.told(r, last)
+	eventually(t, "it knows what it confirmed", func() bool {
+		return r.store.marks.of("shard-0", replicaOf(r.id)).index >= uint64(last)
+	})
+	for _, n := range c.nodes {
+		c.stop(n)
+	}
+	marks, err := vfs.ReadFile(c.disks[r.id], "/raft/"+marksName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.rollBackGroup(r, kept)
+	if err := vfs.WriteFile(c.disks[r.id], "/raft/"+marksName, marks); err != nil {
+		t.Fatal(err)
+	}
+	c.start(r)
+	c.refused(r)
 }
 
 func copyTree(to, from vfs.FS, dir string) error {

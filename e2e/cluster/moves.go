@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 )
 
 // Move is how far a replica has moved. Servers are named.
@@ -90,6 +92,8 @@ type Placement struct {
 	Scheduler string                       // that leads the metadata group
 	Replicas  map[rowraft.ShardID][]string // servers of the replicas with a vote
 	Moves     []Move                       // those that ended, then those that run
+	// RolledBack are the shards whose replica on a server was refused: its disk was rolled back.
+	RolledBack map[string][]rowraft.ShardID
 }
 
 // Placement asks the scheduler.
@@ -102,12 +106,17 @@ func (a Admins) Placement(ctx context.Context) (*Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Placement{Replicas: make(map[rowraft.ShardID][]string)}
+	p := &Placement{Replicas: make(map[rowraft.ShardID][]string), RolledBack: make(map[string][]rowraft.ShardID)}
 	names := make(map[string]string)
 	for _, n := range st.Nodes {
 		names[n.Node.Id] = n.Node.Name
 		if n.MetadataLeader {
 			p.Scheduler = n.Node.Name
+		}
+		for _, r := range n.Replicas {
+			if strings.Contains(r.Fenced, raftstore.RolledBack) {
+				p.RolledBack[n.Node.Name] = append(p.RolledBack[n.Node.Name], rowraft.ShardID(r.Shard))
+			}
 		}
 	}
 	for _, sh := range st.Map.Shards {
@@ -118,7 +127,7 @@ func (a Admins) Placement(ctx context.Context) (*Placement, error) {
 	add := func(m *rowraftv1.Move, waitingFor string) {
 		ended := m.Phase == rowraftv1.MovePhase_MOVE_PHASE_DONE || m.Phase == rowraftv1.MovePhase_MOVE_PHASE_CANCELLED
 		p.Moves = append(p.Moves, Move{
-			ID: m.Id, Shard: rowraft.ShardID(m.Shard), From: names[m.From.Node], To: names[m.To.Node], Phase: m.Phase.String(), Ended: ended, WaitingFor: waitingFor,
+			ID: m.Id, Shard: rowraft.ShardID(m.Shard), From: names[m.GetFrom().GetNode()], To: names[m.GetTo().GetNode()], Phase: m.Phase.String(), Ended: ended, WaitingFor: waitingFor,
 		})
 	}
 	for _, m := range st.FinishedMoves {
@@ -128,6 +137,27 @@ func (a Admins) Placement(ctx context.Context) (*Placement, error) {
 		add(m.Move, m.WaitingFor)
 	}
 	return p, nil
+}
+
+// whole reports whether no replica moves or waits for its replacement, and each shard has as many as it should.
+func (p *Placement) whole(replicas int) bool {
+	for _, has := range p.Replicas {
+		if len(has) < replicas {
+			return false
+		}
+	}
+	return len(p.RolledBack) == 0 && !slices.ContainsFunc(p.Moves, func(m Move) bool { return !m.Ended })
+}
+
+// AwaitWhole waits until no replica moves or waits for its replacement, and each shard has so many.
+func (a Admins) AwaitWhole(ctx context.Context, replicas int) error {
+	return Poll(ctx, func() error {
+		p, err := a.Placement(ctx)
+		if err == nil && !p.whole(replicas) {
+			err = fmt.Errorf("the replicas are not all in their places: %+v", *p)
+		}
+		return err
+	})
 }
 
 // AwaitMove waits until a move has ended.

@@ -57,6 +57,7 @@ func init() {
 		{"disk-slow-follower", "syncs of a follower's log take 20 to 120 ms", disk(slow, false), passes},
 		{"slow-disks", "writes to the logs of all servers take 200 to 400 ms", slowDisks, stands},
 		{"session-flood", "throw-away clients open as many sessions as a shard remembers", sessionFlood, passes},
+		{"rolled-back", "the shards of a server return to an older state of its disk", rolledBack, passes},
 		{"foreign-log", "a server finds the log of another of its groups in the place of a log", foreignLog, passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}

@@ -237,6 +237,9 @@ func (c *Cluster) Dead() []string {
 	return out
 }
 
+// replaceAfter is longer than a fault keeps a server silent: what is replaced is a replica that was refused.
+const replaceAfter = 15 * time.Second
+
 // config of a server's next life.
 func (c *Cluster) config(s *server, life *life) (node.Config, error) {
 	h := life.host
@@ -253,7 +256,8 @@ func (c *Cluster) config(s *server, life *life) (node.Config, error) {
 		FS: life.disk, DataDir: dataDir, Name: s.name, Version: "sim",
 		Listener: l, PeerListener: p, Dial: h.Dial,
 		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards, NoRebalance: true, // faults move replicas themselves
-		LogBackend: o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, ProofEvery: proofEvery, SweepEvery: time.Second, SnapshotEveryBytes: o.SnapshotEveryBytes,
+		ReplaceAfter: replaceAfter,
+		LogBackend:   o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, ProofEvery: proofEvery, SweepEvery: time.Second, SnapshotEveryBytes: o.SnapshotEveryBytes,
 		TrailingLogBytes: o.TrailingLogBytes, LogSegmentBytes: o.LogSegmentBytes,
 		Insecure: true,
 	}, nil

@@ -308,6 +308,9 @@ func (r *runner) final(ctx context.Context) {
 	for _, d := range f.Details {
 		r.wrong("%s", d)
 	}
+	if err := r.cluster.AwaitWhole(ctx, min(3, r.cfg.Servers)); err != nil {
+		r.wrong("%v", err)
+	}
 	fenced, err := r.cluster.Proved(ctx)
 	if err != nil {
 		r.wrong("proof: %v", err)
