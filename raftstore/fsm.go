@@ -227,9 +227,9 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		return err
 	}
 	f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
+	f.restored(src.meta.Index, src.meta.Term) // before applied: from then on another snapshot of this index is declined
 	f.applied.Store(src.meta.Index)
 	f.passed = max(f.passed, src.meta.Index)
-	f.restored(src.meta.Index, src.meta.Term)
 	if applied > 0 && f.installed != nil { // at 0 the replica starts
 		f.installed(applied, src.meta.Index)
 	}

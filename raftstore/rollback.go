@@ -96,7 +96,11 @@ func (g *Group) recall(from rowraft.NodeID, s *statement) error {
 	if n == nil {
 		return rowraft.Errorf(rowraft.CodeStarting, "group %s does not run yet", g.cfg.ID)
 	}
-	switch last, term := n.raft.LastIndex(), n.raft.CurrentTerm(); {
+	last, term := n.raft.LastIndex(), n.raft.CurrentTerm()
+	if b := g.glog.boundary.Load(); b != nil {
+		last = max(last, b.index) // raft learns of a snapshot that it installs, and that is on disk, a moment later
+	}
+	switch {
 	case last < s.mark.index:
 		return g.rolledBack("its log ends at entry %d, and node %s remembers that it confirmed entry %d, which is committed; %s", last, from, s.mark.index, copied)
 	case term < s.mark.term:

@@ -277,6 +277,13 @@ func (r *chaos) final(ctx context.Context) error {
 	if least, most := r.load.Rows(); rows < uint64(least) || rows > uint64(most) {
 		r.wrong("the shards hold %d rows, want %d to %d", rows, least, most)
 	}
+	refused, err := r.cluster.WronglyRefused()
+	if err != nil {
+		r.wrong("%v", err)
+	}
+	for _, p := range refused {
+		r.wrong("%s", p)
+	}
 	for _, p := range r.cluster.Dead() {
 		r.wrong("server %s has ended by itself; its log: %s", p, r.cluster.Server(p).LogFile)
 	}

@@ -30,6 +30,8 @@ type Cluster struct {
 	killed  map[string]int         // server → pid of a life that a fault has ended
 	refused map[string]bool        // servers that must not start
 	paused  map[string]bool
+
+	rolledBack []string // replicas whose disk a fault has rolled back
 }
 
 // Start starts the servers and returns when all serve. opts.Front is set here.

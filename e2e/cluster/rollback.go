@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore"
 )
 
 // KeepShards copies the shards of a server that does not run, as they are on its disk. putBack
@@ -18,7 +22,49 @@ func (c *Cluster) KeepShards(name string) (putBack func() (int, error), err erro
 	if err != nil {
 		return nil, err
 	}
-	return func() (int, error) { return k.PutBack(vfs.OS, c.Server(name).DataDir) }, nil
+	return func() (int, error) {
+		back, err := k.PutBack(vfs.OS, c.Server(name).DataDir)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.rolledBack = append(c.rolledBack, back...)
+		return len(back), err
+	}, nil
+}
+
+// WronglyRefused lists the replicas that were refused because of their disk though no fault rolled it
+// back, by the logs of the servers.
+func (c *Cluster) WronglyRefused() (out []string, err error) {
+	c.mu.Lock()
+	rolledBack := slices.Clone(c.rolledBack)
+	c.mu.Unlock()
+	for _, s := range c.list() {
+		lines, err := WronglyRefused(s.LogFile, rolledBack)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, lines...)
+	}
+	return out, nil
+}
+
+// refusal matches what a server logs of a replica that it refuses because of its disk.
+var refusal = regexp.MustCompile(`group (\S+), replica (\S+): (` + raftstore.RolledBack + `|two processes run as node|.*the disk of another replica was rolled back)`)
+
+// WronglyRefused returns what the log of a server says about refused replicas that are not in rolledBack,
+// once for each replica.
+func WronglyRefused(logFile string, rolledBack []string) (out []string, err error) {
+	b, err := os.ReadFile(logFile)
+	if err != nil {
+		return nil, err
+	}
+	seen := make(map[string]bool)
+	for _, m := range refusal.FindAllSubmatch(b, -1) {
+		if replica := string(m[2]); !seen[replica] && (string(m[3]) != raftstore.RolledBack || !slices.Contains(rolledBack, replica)) {
+			seen[replica] = true
+			out = append(out, fmt.Sprintf("no fault rolled back the disk of replica %s, and %s has: %s", replica, logFile, m[0]))
+		}
+	}
+	return out, nil
 }
 
 // KeptShards are the replicas of the shards of a server at one moment.
@@ -44,19 +90,20 @@ func KeepShards(disk vfs.FS, dataDir string) (*KeptShards, error) {
 	return k, nil
 }
 
-// PutBack replaces the files of the replicas that are still there.
-func (k *KeptShards) PutBack(disk vfs.FS, dataDir string) (n int, err error) {
+// PutBack replaces the files of the replicas that are still there, and returns which these are.
+func (k *KeptShards) PutBack(disk vfs.FS, dataDir string) (replicas []string, err error) {
 	now, err := shardReplicas(disk, dataDir)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	for group, replica := range now {
 		if k.replicas[group] != replica {
 			continue
 		}
+		replicas = append(replicas, replica)
 		dir := groupDir(dataDir, group)
 		if err := vfs.RemoveAll(disk, dir); err != nil {
-			return n, err
+			return replicas, err
 		}
 		for name, b := range k.files[group] {
 			path := filepath.Join(dir, name)
@@ -66,12 +113,11 @@ func (k *KeptShards) PutBack(disk vfs.FS, dataDir string) (n int, err error) {
 				err = vfs.WriteFile(disk, path, b)
 			}
 			if err != nil {
-				return n, err
+				return replicas, err
 			}
 		}
-		n++
 	}
-	return n, nil
+	return replicas, nil
 }
 
 func groupDir(dataDir, group string) string { return filepath.Join(dataDir, "raft", "groups", group) }

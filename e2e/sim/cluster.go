@@ -56,6 +56,8 @@ type Cluster struct {
 
 	mu     sync.Mutex
 	frozen map[string]func() // by name: lifts a pause
+
+	rolledBack []string // replicas whose disk a fault has rolled back
 }
 
 // Start starts the servers and returns when all serve.

@@ -175,6 +175,13 @@ func (r *runner) withCluster(ctx context.Context) (err error) {
 		if cerr := r.cluster.Close(); cerr != nil {
 			r.wrong("the cluster does not stop: %v", cerr)
 		}
+		refused, rerr := r.cluster.WronglyRefused()
+		if rerr != nil {
+			r.wrong("%v", rerr)
+		}
+		for _, p := range refused {
+			r.wrong("%s", p)
+		}
 		r.sum()
 		err = errors.Join(err, writeJSON(filepath.Join(r.cfg.Dir, seenFile), r.cluster.Watch.Seen()))
 	}()
