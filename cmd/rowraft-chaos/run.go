@@ -43,8 +43,7 @@ const (
 	logSegment    = 256 << 10
 	shortLog      = 2*snapshotEvery + trailingLog + 2*logSegment
 
-	minAcksPerSecond   = 10
-	minFaultsPerMinute = 10
+	minAcksPerSecond = 10
 )
 
 // chaos is a run in progress.

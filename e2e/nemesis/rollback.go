@@ -24,6 +24,14 @@ const (
 	rebuiltLimit = 90 * time.Second // and for the scheduler to replace it, which it puts off a while
 )
 
+// MinPerMinute returns how many faults a minute must have an effect in a run of the kinds that list names.
+func MinPerMinute(list string) float64 {
+	if list == "rolled-back" {
+		return 2 // each waits until its replicas are rebuilt
+	}
+	return 10
+}
+
 // rolledBack copies the shards of a server while it is down, lets it run on, and puts the
 // copy back. Each replica that has confirmed something since must be refused, named and
 // replaced. That no acknowledged push is lost is for the checkers to say.

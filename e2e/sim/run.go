@@ -110,8 +110,7 @@ const (
 	finalLimit     = time.Minute
 	pushPatience   = 90 * time.Second // longer than any fault: then a push is stuck
 
-	minAcksPerSecond   = 5
-	minFaultsPerMinute = 10
+	minAcksPerSecond = 5
 )
 
 // runner is a run in progress.
@@ -385,7 +384,7 @@ func (r *runner) sum() {
 	if least := int64(minAcksPerSecond * r.cfg.For.Seconds()); c.Acks < least {
 		r.wrong("too little happened: %d pushes acknowledged, want %d", c.Acks, least)
 	}
-	if least := int(minFaultsPerMinute * r.cfg.For.Minutes()); observed < least {
+	if least := int(nemesis.MinPerMinute(r.cfg.Faults) * r.cfg.For.Minutes()); observed < least {
 		r.wrong("too little happened: %d faults observed, want %d", observed, least)
 	}
 	if c.Unknown > 0 {
