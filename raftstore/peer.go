@@ -199,7 +199,7 @@ func (p *peerPort) meet(node rowraft.NodeID, now process) (*heardFrom, error) {
 	defer p.mu.Unlock()
 	known := p.marks.process(node)
 	if now.start < known.start || now.start == known.start && now != known {
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s comes after its start %d: this process runs on an older copy of the data directory, or beside another one", now.start, node, known.start)
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s comes after its start %d: this process runs on an older copy of the data directory, or another process runs on a copy", now.start, node, known.start)
 	}
 	h := p.heard[node]
 	if h != nil && h.process != now {

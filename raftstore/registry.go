@@ -146,7 +146,7 @@ func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowra
 			return nil, err
 		}
 		if len(groups) > 0 {
-			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but %d groups have directories beside it: part of the data was lost; start the server with an empty data directory, it comes back as a new node", r.path, len(groups))
+			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but %d groups have directories: part of the data was lost; start the server with an empty data directory, it comes back as a new node", r.path, len(groups))
 		}
 		return r, r.write()
 	}

@@ -203,7 +203,7 @@ func TestARolledBackReplicaIsRefused(t *testing.T) {
 // The worst order: the replica with the newest log is down, and the one that was rolled back and
 // one that lags are up. They must not elect a leader that lacks what was acknowledged. All were
 // down in between, so that only the files of the marks know.
-func TestARolledBackReplicaElectsNobody(t *testing.T) {
+func TestARolledBackReplicaElectsNoLeader(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("before"))
 	l := c.leader()
@@ -315,7 +315,7 @@ func TestMissingMarksBlockNothing(t *testing.T) {
 	for _, n := range c.nodes[:2] {
 		c.start(n)
 	}
-	c.converged(c.propose("two of three, nobody remembers anything"))
+	c.converged(c.propose("two of three, without marks"))
 	c.start(c.nodes[2])
 	c.converged(c.propose("all"))
 }
@@ -450,7 +450,7 @@ func TestStartsAreAcceptedInOrder(t *testing.T) {
 		meet(5, 1, rowraft.CodeIdentity)
 		again := &peerPort{marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{}}
 		if _, err := again.meet("n", process{7, 9}); err != nil {
-			t.Errorf("a peer that has just started itself heard nobody: %v", err)
+			t.Errorf("a peer that has just started itself has heard no process: %v", err)
 		}
 	})
 }
