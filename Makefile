@@ -41,7 +41,7 @@ demo: build ## train on a cluster on this machine, kill a leader, check everythi
 
 .PHONY: mnist
 mnist: build ## a LeNet on handwritten digits, all weights on three servers: ≥ 0.98 in 3 epochs, 2 minutes (needs ../shared/data/mnist)
-	GOEXPERIMENT=$(SIMD) go run ./bench/mnist $(ARGS)
+	$(BIN)/rowraft-bench mnist $(ARGS)
 
 ##@ Test
 
@@ -113,34 +113,34 @@ bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
 	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
 
 .PHONY: bench-rowstore
-bench-rowstore: ## the row store by itself, beside Go's map and against its bars (ARGS="--json --only gather", 3 GiB)
-	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check $(ARGS)
+bench-rowstore: build ## the row store by itself, beside Go's map and against its bars (ARGS="--json --only gather", 3 GiB)
+	$(BIN)/rowraft-bench rowstore --check $(ARGS)
 
 .PHONY: bench-snapshot
-bench-snapshot: ## what a shard's snapshot costs those who push, against its bars (ARGS="--json", 3 GiB)
-	GOEXPERIMENT=$(SIMD) go run ./bench/rowstore --check --only 'snapshot|acked' $(ARGS)
+bench-snapshot: build ## what a shard's snapshot costs those who push, against its bars (ARGS="--json", 3 GiB)
+	$(BIN)/rowraft-bench rowstore --check --only 'snapshot|acked' $(ARGS)
 
 .PHONY: bench-stragglers
 bench-stragglers: build ## steps per second with one slow worker and without it, in modes sync, quorum and async (ARGS="--json", 1 minute)
-	$(BIN)/rowraft bench stragglers --shards 4 $(ARGS)
+	$(BIN)/rowraft-bench stragglers --shards 4 $(ARGS)
 
 N ?= 40
 
 .PHONY: bench-failover
 bench-failover: build-faults ## how long pushes wait for a new leader, against the bars: N=40 kills −9, transfers, moves, restarts, disk stalls, 6 minutes (ARGS="--json")
-	$(BIN)/rowraft-faults bench failover --check --kills $(N) $(ARGS)
+	$(BIN)/rowraft-bench failover --check --kills $(N) $(ARGS)
 
 .PHONY: bench-gaps
 bench-gaps: build ## how long pushes wait for planned changes: N=40 transfers, moves and restarts each, 6 minutes (ARGS="--json")
-	$(BIN)/rowraft bench failover --check --kills 0 --stalls 0 --nodes 0 --transfers $(N) --moves $(N) --restarts $(N) $(ARGS)
+	$(BIN)/rowraft-bench failover --check --kills 0 --stalls 0 --nodes 0 --transfers $(N) --moves $(N) --restarts $(N) $(ARGS)
 
 .PHONY: bench-failover-smoke
 bench-failover-smoke: build-faults ## a few of each, held against no bar: shows that pushes and reads go on after all of them
-	$(BIN)/rowraft-faults bench failover --kills 2 --transfers 1 --moves 1 --restarts 1 --stalls 1 --nodes 1 --stall-limit 10s
+	$(BIN)/rowraft-bench failover --kills 2 --transfers 1 --moves 1 --restarts 1 --stalls 1 --nodes 1 --stall-limit 10s
 
 .PHONY: bench-overload
 bench-overload: build ## a minute of ten times what the limits of three servers let through, against the bars (ARGS="--json")
-	$(BIN)/rowraft bench overload --check --seconds 60 $(ARGS)
+	$(BIN)/rowraft-bench overload --check --seconds 60 $(ARGS)
 
 .PHONY: bench-peers
 bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)

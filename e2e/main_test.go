@@ -68,7 +68,7 @@ func build(dir string) error {
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	cmd := exec.Command("go", append(args, "./cmd/rowraft", "./cmd/rowraft-trainer")...)
+	cmd := exec.Command("go", append(args, "./cmd/rowraft", "./cmd/rowraft-trainer", "./cmd/rowraft-bench")...)
 	cmd.Dir = root
 	experiment := ""
 	if strings.Contains(runtime.Version(), "X:simd") {

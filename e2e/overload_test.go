@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestTenTimesTheLimits is a short `rowraft bench overload`: servers that are offered ten
+// TestTenTimesTheLimits is a short `rowraft-bench overload`: servers that are offered ten
 // times what their limits let through lose no push and apply none twice, stay within
 // their memory, serve clients that ask for little, and recover.
 //
@@ -32,7 +32,7 @@ func TestTenTimesTheLimits(t *testing.T) {
 		} `json:"modest_clients"`
 	}
 	for try := 1; ; try++ {
-		cmd := exec.CommandContext(deadline(t, 10*time.Minute), filepath.Join(bin, "rowraft"), "bench", "overload", "--seconds", "2", "--profile", "dense", "--json")
+		cmd := exec.CommandContext(deadline(t, 10*time.Minute), filepath.Join(bin, "rowraft-bench"), "overload", "--seconds", "2", "--profile", "dense", "--json")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
 		if err != nil {

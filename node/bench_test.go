@@ -13,7 +13,7 @@ import (
 )
 
 // BenchmarkCall is the whole path in one process: client, servers, log and rows
-// share the cores. `rowraft bench` measures processes.
+// share the cores. `rowraft-bench` measures processes.
 func BenchmarkCall(b *testing.B) {
 	const batch, dim, rows = 8192, 16, 200_000
 	for _, op := range []string{"pull", "push"} {

@@ -4,7 +4,7 @@
 #
 # Environment: ROUNDS (3; quote 5 or more) SECONDS_EACH (10) ROWS (1000000)
 # BATCH (8192) CONNS (4) BACKEND (rowlog) OUT (a file that the rounds are appended
-# to, as JSON lines) ROWRAFT (bin/rowraft).
+# to, as JSON lines) ROWRAFT_BENCH (bin/rowraft-bench).
 #
 # --gate exits 1 unless pull reaches 6 M rows/s or 6 times Redis's MGET, and
 # push with 3 replicas and fsync 1.2 M rows/s or 5 times Redis's MSET with
@@ -19,15 +19,13 @@ case "${1:-}" in
 *) sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit $([ "$1" = --help ] && echo 0 || echo 2) ;;
 esac
 
-rowraft=${ROWRAFT:-bin/rowraft} rounds=${ROUNDS:-3} backend=${BACKEND:-rowlog} out=${OUT:-}
+bench=${ROWRAFT_BENCH:-bin/rowraft-bench} rounds=${ROUNDS:-3} backend=${BACKEND:-rowlog} out=${OUT:-}
 export SECONDS_EACH=${SECONDS_EACH:-10} ROWS=${ROWS:-1000000} BATCH=${BATCH:-8192} CONNS=${CONNS:-4} VALUE=64
 
-[ -x "$rowraft" ] || { echo "compare.sh: no $rowraft: make build" >&2; exit 1; }
+[ -x "$bench" ] || { echo "compare.sh: no $bench: make build" >&2; exit 1; }
 [ -z "$out" ] || mkdir -p "$(dirname "$out")"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-go build -o "$tmp/redisload" ./bench/peers/redisload
-export REDISLOAD=$tmp/redisload
 
 # number FIELD prints the field of the one-line JSON object on standard input.
 number() { { tr -d '\n '; echo; } | sed -n "s/.*\"$1\":\([0-9.eE+-]*\).*/\1/p"; }
@@ -37,7 +35,7 @@ median() { sort -g | awk '{v[NR] = $1} END {if (NR == 0) exit 1; print NR % 2 ? 
 ours() { # what ARG…
 	local what=$1
 	shift
-	"$rowraft" bench "$what" --rows "$ROWS" --dim 16 --batch "$BATCH" --conns "$CONNS" --keys uniform \
+	"$bench" "$what" --rows "$ROWS" --dim 16 --batch "$BATCH" --conns "$CONNS" --keys uniform \
 		--seconds "$SECONDS_EACH" --json "$@"
 }
 

@@ -6,7 +6,7 @@
 #
 # Environment: ROUNDS (1; quote 3 or more) SECONDS_EACH (5) ROWS (1000000)
 # BATCH (8192) CONNS (4) OUT (a file that the rounds are appended to, as JSON
-# lines) ROWRAFT (bin/rowraft) ONLY (a regular expression of shapes to measure)
+# lines) ROWRAFT_BENCH (bin/rowraft-bench) ONLY (a regular expression of shapes to measure)
 # PROFILES (a directory for CPU profiles of one server of each shape, last round).
 #
 # A round of all shapes takes about 6 minutes.
@@ -15,15 +15,13 @@ cd "$(dirname "$0")/../.."
 
 case "${1:-}" in '') ;; *) sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit $([ "$1" = --help ] && echo 0 || echo 2) ;; esac
 
-rowraft=${ROWRAFT:-bin/rowraft} rounds=${ROUNDS:-1} out=${OUT:-} only=${ONLY:-.} profiles=${PROFILES:-}
+bench=${ROWRAFT_BENCH:-bin/rowraft-bench} rounds=${ROUNDS:-1} out=${OUT:-} only=${ONLY:-.} profiles=${PROFILES:-}
 export SECONDS_EACH=${SECONDS_EACH:-5} ROWS=${ROWS:-1000000} BATCH=${BATCH:-8192} CONNS=${CONNS:-4}
 
-[ -x "$rowraft" ] || { echo "matrix.sh: no $rowraft: make build" >&2; exit 1; }
+[ -x "$bench" ] || { echo "matrix.sh: no $bench: make build" >&2; exit 1; }
 for dir in "$profiles" "${out:+$(dirname "$out")}"; do [ -z "$dir" ] || mkdir -p "$dir"; done
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-go build -o "$tmp/redisload" ./bench/peers/redisload
-export REDISLOAD=$tmp/redisload
 
 # NAME, the dim of Redis's rows, whether MGET or MSET is its peer, and the shape.
 shapes() {
@@ -65,7 +63,7 @@ for ((round = 1; round <= rounds; round++)); do
 		args=(--rows "$ROWS" --batch "$BATCH" --conns "$CONNS" --seconds "$SECONDS_EACH" --optimizer adagrad)
 		[ -z "$profiles" ] || args+=(--server-cpu-profile "$profiles/$name.pprof")
 		# shellcheck disable=SC2086 # the shape is several words
-		result=$("$rowraft" bench $shape "${args[@]}" --json 2>"$tmp/err" </dev/null) || { cat "$tmp/err" >&2; exit 1; }
+		result=$("$bench" $shape "${args[@]}" --json 2>"$tmp/err" </dev/null) || { cat "$tmp/err" >&2; exit 1; }
 		keep "$name" "$result"
 		for field in rows_per_second p50_ms p99_ms server_cpu_seconds_per_million_rows; do
 			number "$field" <<<"$result" >>"$tmp/$name.$field"

@@ -7,7 +7,7 @@
 #   mget_p50_ms …                times of one call
 #
 # Environment: ROWS (1000000) BATCH (8192) VALUE (64 bytes) CONNS (4) DEPTH (2
-# calls in flight per connection) SECONDS_EACH (10) REDISLOAD (a built binary).
+# calls in flight per connection) SECONDS_EACH (10) ROWRAFT_BENCH (bin/rowraft-bench).
 #
 # The replicas fsync as the master does: without it, what WAIT has counted is in
 # the replica's memory only, while an acknowledged push of rowraft is on the
@@ -38,11 +38,8 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-load=${REDISLOAD:-}
-if [ -z "$load" ]; then
-	load=$tmp/redisload
-	go build -o "$load" ./bench/peers/redisload
-fi
+bench=${ROWRAFT_BENCH:-bin/rowraft-bench}
+[ -x "$bench" ] || { echo "redis.sh: no $bench: make build" >&2; exit 1; }
 
 # start NAME ARG… runs a server on a free port and leaves it in $port. The port
 # may be taken between choosing and binding; then another is tried.
@@ -51,11 +48,11 @@ start() {
 	shift
 	mkdir -p "$tmp/$name"
 	for try in 1 2 3 4 5; do
-		port=$("$load" freeport)
+		port=$("$bench" redis freeport)
 		redis-server --port "$port" --bind 127.0.0.1 --dir "$tmp/$name" --save "" --daemonize no \
 			--logfile "$tmp/$name/log" "$@" &
 		pids+=($!)
-		if "$load" ready --addr "127.0.0.1:$port" --pid "${pids[-1]}" 2>/dev/null; then return; fi
+		if "$bench" redis ready --addr "127.0.0.1:$port" --pid "${pids[-1]}" 2>/dev/null; then return; fi
 		kill -9 "${pids[-1]}" 2>/dev/null || true
 		wait "${pids[-1]}" || true
 		unset 'pids[-1]'
@@ -77,8 +74,8 @@ number() { sed -n "s/.*\"$1\":\([0-9.e+-]*\).*/\1/p" <<<"$2"; }
 common=(--rows "$rows" --batch "$batch" --value "$value" --conns "$conns" --depth "$depth" --seconds "$seconds")
 
 start plain --appendonly no
-"$load" fill --addr "127.0.0.1:$port" "${common[@]}"
-mget=$("$load" mget --addr "127.0.0.1:$port" "${common[@]}")
+"$bench" redis fill --addr "127.0.0.1:$port" "${common[@]}"
+mget=$("$bench" redis mget --addr "127.0.0.1:$port" "${common[@]}")
 stop
 
 durable=(--appendonly yes --appendfsync always --auto-aof-rewrite-percentage 0 --repl-diskless-sync yes
@@ -87,10 +84,10 @@ start master "${durable[@]}"
 master=$port
 start replica1 "${durable[@]}" --replicaof 127.0.0.1 "$master"
 start replica2 "${durable[@]}" --replicaof 127.0.0.1 "$master"
-"$load" ready --addr "127.0.0.1:$master" --replicas 2
-"$load" fill --addr "127.0.0.1:$master" "${common[@]}"
-"$load" ready --addr "127.0.0.1:$master" --replicas 2
-mset=$("$load" mset --addr "127.0.0.1:$master" "${common[@]}" --wait 1)
+"$bench" redis ready --addr "127.0.0.1:$master" --replicas 2
+"$bench" redis fill --addr "127.0.0.1:$master" "${common[@]}"
+"$bench" redis ready --addr "127.0.0.1:$master" --replicas 2
+mset=$("$bench" redis mset --addr "127.0.0.1:$master" "${common[@]}" --wait 1)
 stop
 
 cat <<EOF

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/replay"
 	"github.com/rowraft/rowraft/e2e/verdict"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func newCheckCmd() *cobra.Command {
@@ -22,7 +23,7 @@ func newCheckCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			raw, err := os.ReadFile(filepath.Join(args[0], configFile))
 			if err != nil {
-				return usagef("not the directory of a run: %w", err)
+				return cli.Usagef("not the directory of a run: %w", err)
 			}
 			var cfg config
 			if err := json.Unmarshal(raw, &cfg); err != nil {

@@ -12,12 +12,13 @@ import (
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var o, e bytes.Buffer
-	code = run(t.Context(), args, &o, &e)
+	code = cli.Run(t.Context(), newRoot(), args, &o, &e)
 	return code, o.String(), e.String()
 }
 
@@ -43,15 +44,15 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"check", t.TempDir()}, "not the directory of a run"},
 	} {
 		code, _, stderr := command(t, tc.args...)
-		if code != exitUsage || !strings.Contains(stderr, tc.want) {
-			t.Errorf("%v: exit code %d, %q; want %d and %q", tc.args, code, stderr, exitUsage, tc.want)
+		if code != cli.ExitUsage || !strings.Contains(stderr, tc.want) {
+			t.Errorf("%v: exit code %d, %q; want %d and %q", tc.args, code, stderr, cli.ExitUsage, tc.want)
 		}
 	}
 }
 
 func TestFaultsAreListed(t *testing.T) {
 	code, stdout, _ := command(t, "faults")
-	if code != exitDone || strings.Count(stdout, "\n") != len(nemesis.Kinds()) || !strings.Contains(stdout, "kill-leader") {
+	if code != cli.ExitDone || strings.Count(stdout, "\n") != len(nemesis.Kinds()) || !strings.Contains(stdout, "kill-leader") {
 		t.Errorf("exit code %d:\n%s", code, stdout)
 	}
 }
@@ -106,14 +107,14 @@ func TestCheckAgain(t *testing.T) {
 		code  int
 		want  string
 	}{
-		{"all pushes found", 3, 3, good, exitDone, "leaders    ok "},
-		{"one push lost", 2, 3, good, exitVerdict, "1 additions lost, 0 doubled"},
-		{"one push doubled", 4, 3, good, exitVerdict, "0 additions lost, 1 doubled"},
-		{"the search finds it too", 2, 3, good, exitVerdict, "porcupine  1 VIOLATIONS"},
-		{"an index behind an acknowledged one", 3, 2, good, exitVerdict, "indices    1 VIOLATIONS"},
-		{"two leaders of a term", 3, 3, cluster.Sights{Leads: []check.Leading{lead("a"), lead("b")}, Digests: good.Digests}, exitVerdict, "leaders    1 VIOLATIONS"},
-		{"replicas that differ", 3, 3, cluster.Sights{Leads: good.Leads, Digests: []check.DigestAt{digest("a", "d"), digest("b", "e")}}, exitVerdict, "digests    1 VIOLATIONS"},
-		{"nothing to look at", 3, 3, cluster.Sights{}, exitVerdict, "no two replicas were seen"},
+		{"all pushes found", 3, 3, good, cli.ExitDone, "leaders    ok "},
+		{"one push lost", 2, 3, good, cli.ExitVerdict, "1 additions lost, 0 doubled"},
+		{"one push doubled", 4, 3, good, cli.ExitVerdict, "0 additions lost, 1 doubled"},
+		{"the search finds it too", 2, 3, good, cli.ExitVerdict, "porcupine  1 VIOLATIONS"},
+		{"an index behind an acknowledged one", 3, 2, good, cli.ExitVerdict, "indices    1 VIOLATIONS"},
+		{"two leaders of a term", 3, 3, cluster.Sights{Leads: []check.Leading{lead("a"), lead("b")}, Digests: good.Digests}, cli.ExitVerdict, "leaders    1 VIOLATIONS"},
+		{"replicas that differ", 3, 3, cluster.Sights{Leads: good.Leads, Digests: []check.DigestAt{digest("a", "d"), digest("b", "e")}}, cli.ExitVerdict, "digests    1 VIOLATIONS"},
+		{"nothing to look at", 3, 3, cluster.Sights{}, cli.ExitVerdict, "no two replicas were seen"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			code, stdout, _ := command(t, "check", record(t, 3, tc.read, tc.index, tc.seen))

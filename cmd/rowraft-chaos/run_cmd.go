@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/cluster"
 	"github.com/rowraft/rowraft/e2e/nemesis"
 	"github.com/rowraft/rowraft/e2e/verdict"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // config is what a run is made from; it is kept beside its history.
@@ -114,26 +115,26 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 func (c *config) check() error {
 	switch {
 	case c.Tier != "A" && c.Tier != "B":
-		return usagef("--tier %q: want A or B", c.Tier)
+		return cli.Usagef("--tier %q: want A or B", c.Tier)
 	case c.For < 5*time.Second:
-		return usagef("--for %v: want 5s or more", c.For)
+		return cli.Usagef("--for %v: want 5s or more", c.For)
 	case c.Clients < 1 || c.Clients > 64:
-		return usagef("--clients %d: want 1 to 64", c.Clients)
+		return cli.Usagef("--clients %d: want 1 to 64", c.Clients)
 	case c.Rows < c.Shards || c.Rows > 4096:
-		return usagef("--rows %d: want one for each shard at least, and 4096 at most", c.Rows)
+		return cli.Usagef("--rows %d: want one for each shard at least, and 4096 at most", c.Rows)
 	case c.Servers < 3 || c.Servers > 5:
-		return usagef("--servers %d: want 3 to 5", c.Servers)
+		return cli.Usagef("--servers %d: want 3 to 5", c.Servers)
 	case c.Shards < 1 || c.Shards > 16:
-		return usagef("--shards %d: want 1 to 16", c.Shards)
+		return cli.Usagef("--shards %d: want 1 to 16", c.Shards)
 	case c.Rate < 0:
-		return usagef("--rate %d: want 0 or more", c.Rate)
+		return cli.Usagef("--rate %d: want 0 or more", c.Rate)
 	}
 	if _, err := nemesis.Pick(c.Faults, c.Tier == "A"); err != nil {
 		return err
 	}
 	if c.ledger != "" {
 		if _, err := os.Stat(c.ledger); err != nil {
-			return usagef("--ledger: %w", err)
+			return cli.Usagef("--ledger: %w", err)
 		}
 	}
 	if c.Seed == 0 {
@@ -141,7 +142,7 @@ func (c *config) check() error {
 	}
 	if c.Tier == "A" {
 		if c.Backend == "bolt" {
-			return usagef("--log-backend bolt: the disks of tier A are in memory, and bolt maps its file")
+			return cli.Usagef("--log-backend bolt: the disks of tier A are in memory, and bolt maps its file")
 		}
 		c.Backend = cmp.Or(c.Backend, "rowlog")
 	}
@@ -202,7 +203,7 @@ func (c *config) findBinary() error {
 		}
 	}
 	if _, err := os.Stat(c.binary); err != nil {
-		return usagef("no rowraft binary: %w: run `make build`, or give --binary", err)
+		return cli.Usagef("no rowraft binary: %w: run `make build`, or give --binary", err)
 	}
 	return nil
 }
@@ -219,7 +220,7 @@ func makeEmpty(dir string) error {
 	}
 	entries, err := os.ReadDir(dir)
 	if err == nil && len(entries) > 0 {
-		return usagef("--dir %s is not empty", dir)
+		return cli.Usagef("--dir %s is not empty", dir)
 	}
 	return err
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // asMain makes the test binary the program itself: virtual time outside `go test`
@@ -33,7 +35,7 @@ func TestTierA(t *testing.T) {
 		}
 	}
 	code, stdout, _ := command(t, "check", dir)
-	if code != exitDone || !strings.Contains(stdout, "exact      ok") {
+	if code != cli.ExitDone || !strings.Contains(stdout, "exact      ok") {
 		t.Errorf("check again: exit code %d\n%s", code, stdout)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func newSumCmd() *cobra.Command {
@@ -25,11 +26,11 @@ func newSumCmd() *cobra.Command {
 			for _, path := range paths {
 				raw, err := os.ReadFile(path)
 				if err != nil {
-					return usagef("%w", err)
+					return cli.Usagef("%w", err)
 				}
 				var r result
 				if err := json.Unmarshal(raw, &r); err != nil {
-					return usagef("%s is not the result of a run: %w", path, err)
+					return cli.Usagef("%s is not the result of a run: %w", path, err)
 				}
 				t.add(&r)
 			}

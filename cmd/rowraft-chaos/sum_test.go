@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func TestSum(t *testing.T) {
@@ -27,14 +28,14 @@ func TestSum(t *testing.T) {
 		code int
 		want string
 	}{
-		{"two runs", []string{a, b}, exitDone, "2 runs, 90 s, 300 virtual: 4 faults of 2 kinds, 3,000 pushes acknowledged; 0 updates lost, 0 doubled, 0 shards diverged, 0 violations"},
-		{"a violation", []string{a, bad}, exitVerdict, "1 updates lost, 0 doubled, 0 shards diverged, 1 violations\nWRONG: tier B, seed 7: one lost\nagain: rowraft-chaos run --seed 7"},
-		{"a fault that does nothing", []string{idle, idle}, exitVerdict, "WRONG: fault y was tried 6 times and never had an effect"},
-		{"a fault that may have done nothing", []string{idle}, exitDone, "0 violations"},
-		{"too few faults", []string{"--min-faults", "5", a, b}, exitVerdict, "too little happened"},
-		{"too few kinds", []string{"--min-kinds", "3", a, b}, exitVerdict, "too little happened"},
-		{"enough", []string{"--min-kinds", "2", "--min-faults", "4", a, b}, exitDone, "x                         4         3"},
-		{"no such file", []string{filepath.Join(dir, "none")}, exitUsage, ""},
+		{"two runs", []string{a, b}, cli.ExitDone, "2 runs, 90 s, 300 virtual: 4 faults of 2 kinds, 3,000 pushes acknowledged; 0 updates lost, 0 doubled, 0 shards diverged, 0 violations"},
+		{"a violation", []string{a, bad}, cli.ExitVerdict, "1 updates lost, 0 doubled, 0 shards diverged, 1 violations\nWRONG: tier B, seed 7: one lost\nagain: rowraft-chaos run --seed 7"},
+		{"a fault that does nothing", []string{idle, idle}, cli.ExitVerdict, "WRONG: fault y was tried 6 times and never had an effect"},
+		{"a fault that may have done nothing", []string{idle}, cli.ExitDone, "0 violations"},
+		{"too few faults", []string{"--min-faults", "5", a, b}, cli.ExitVerdict, "too little happened"},
+		{"too few kinds", []string{"--min-kinds", "3", a, b}, cli.ExitVerdict, "too little happened"},
+		{"enough", []string{"--min-kinds", "2", "--min-faults", "4", a, b}, cli.ExitDone, "x                         4         3"},
+		{"no such file", []string{filepath.Join(dir, "none")}, cli.ExitUsage, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			code, stdout, stderr := command(t, append([]string{"sum"}, tc.args...)...)

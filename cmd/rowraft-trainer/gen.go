@@ -2,13 +2,13 @@ package main
 
 import (
 	"compress/gzip"
-	"fmt"
 	"io"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
@@ -24,7 +24,7 @@ give the same file. A name that ends in .gz is compressed.`,
 			"  rowraft-trainer train --data clicks.csv.gz --schema clicks.yaml --endpoints 127.0.0.1:7070 --insecure",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.Examples < 1 {
-				return usageError{fmt.Errorf("examples %d: want ≥ 1", cfg.Examples)}
+				return cli.Usagef("examples %d: want ≥ 1", cfg.Examples)
 			}
 			g, err := data.NewGenerator(cfg)
 			if err != nil {

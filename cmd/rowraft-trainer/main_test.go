@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer"
 )
 
@@ -21,7 +22,7 @@ func command(t *testing.T, args ...string) (stdout string, code int, err error) 
 	root.SetErr(&out)
 	root.SetArgs(args)
 	err = root.ExecuteContext(context.Background())
-	return out.String(), exitCode(err), err
+	return out.String(), cli.ExitCode(t.Context(), err), err
 }
 
 func file(t *testing.T, name, text string) string {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/tls"
-	"fmt"
 	"net"
 	"net/http"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
 )
@@ -74,13 +74,13 @@ func listenMetrics(addr string, files *rpc.TLSFiles) (*metrics, error) {
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--metrics-listen %s: %w", addr, err)}
+		return nil, cli.Usagef("--metrics-listen %s: %w", addr, err)
 	}
 	if source != nil {
 		l = tls.NewListener(l, source.Server())
 	} else if err := rpc.CheckInsecure(l.Addr()); err != nil {
 		l.Close()
-		return nil, usageError{fmt.Errorf("--metrics-listen %s: without certificates it serves loopback addresses only: give --cert, --key and --cacert", addr)}
+		return nil, cli.Usagef("--metrics-listen %s: without certificates it serves loopback addresses only: give --cert, --key and --cacert", addr)
 	}
 	m := &metrics{addr: l.Addr(), done: make(chan struct{})}
 	reg := prometheus.NewRegistry()

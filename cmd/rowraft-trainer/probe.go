@@ -8,6 +8,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/models"
 )
@@ -32,7 +33,7 @@ found. Without a usable GPU the reason is printed and the CPU is used, as in tra
 		Example: "  rowraft-trainer probe\n  ROWRAFT_PJRT_PLUGIN=/path/xla_cuda_plugin.so rowraft-trainer probe --accelerator cuda -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
-				return usageError{fmt.Errorf("output %q: want table or json", output)}
+				return cli.Usagef("output %q: want table or json", output)
 			}
 			r, err := probe(choice)
 			if err != nil {

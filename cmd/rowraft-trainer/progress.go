@@ -12,6 +12,7 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer"
 )
 
@@ -29,7 +30,7 @@ func newProgress(kind, file string) (*progress, error) {
 	if file != "" {
 		f, err := openProgressFile(file, progressFileBytes)
 		if err != nil {
-			return nil, usageError{fmt.Errorf("--progress-file: %w", err)}
+			return nil, cli.Usagef("--progress-file: %w", err)
 		}
 		out, closeFile, terminal = f, f.Close, term.IsTerminal(int(f.file.Fd()))
 	}
@@ -52,7 +53,7 @@ func newProgress(kind, file string) (*progress, error) {
 		p = &progress{observe: func(trainer.Event) {}, close: func() {}}
 	default:
 		closeFile()
-		return nil, usageError{fmt.Errorf("progress %q: want auto, plain, steps, json or none", kind)}
+		return nil, cli.Usagef("progress %q: want auto, plain, steps, json or none", kind)
 	}
 	inner := p.close
 	p.close = func() { inner(); closeFile() }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/launch"
 	"github.com/rowraft/rowraft/trainer"
 )
@@ -63,10 +64,10 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
 			return err
 		}
 		if f.timeout <= 0 {
-			return usageError{fmt.Errorf("--start-timeout %v: want > 0", f.timeout)}
+			return cli.Usagef("--start-timeout %v: want > 0", f.timeout)
 		}
 		if o.insecure != o.tls.IsZero() {
-			return usageError{fmt.Errorf("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")}
+			return cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")
 		}
 		if o.config != "" { // better now than after a wait
 			if _, err := trainer.LoadConfig(o.config); err != nil {
@@ -116,7 +117,7 @@ func (f *startFlags) await(ctx context.Context, o *options) error {
 // interruptedOr is err, unless it is only that a signal ended ctx.
 func interruptedOr(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return errInterrupted
+		return cli.ErrInterrupted
 	}
 	return err
 }
@@ -125,7 +126,7 @@ func interruptedOr(ctx context.Context, err error) error {
 func (f *startFlags) read(flags *pflag.FlagSet) error {
 	env, err := launch.Read(os.LookupEnv)
 	if err != nil {
-		return usageError{err}
+		return cli.Usagef("%w", err)
 	}
 	for _, w := range env.Warnings {
 		fmt.Fprintln(os.Stderr, "rowraft-trainer: warning:", w)
@@ -138,17 +139,17 @@ func (f *startFlags) read(flags *pflag.FlagSet) error {
 		}
 		f.values.Variables[s.Flag] = s.Variable
 		if err := flags.Set(s.Flag, s.Value); err != nil {
-			return usageError{fmt.Errorf("%s: %w", s.Variable, err)}
+			return cli.Usagef("%s: %w", s.Variable, err)
 		}
 	}
 	if rank := flags.Lookup(launch.FlagRank); rank.Changed {
 		f.values.Rank, _ = strconv.Atoi(rank.Value.String())
 	}
 	if f.plan, err = f.values.Plan(); err != nil {
-		return usageError{err}
+		return cli.Usagef("%w", err)
 	}
 	if f.plan.Role != launch.Worker {
-		return usageError{fmt.Errorf("this process is a %s: `rowraft-trainer start` runs workers; start servers and the scheduler with `rowraft start`", f.plan.Role)}
+		return cli.Usagef("this process is a %s: `rowraft-trainer start` runs workers; start servers and the scheduler with `rowraft start`", f.plan.Role)
 	}
 	follows := map[string]string{
 		"endpoints": strings.Join(f.endpoints(), ","),
@@ -163,7 +164,7 @@ func (f *startFlags) read(flags *pflag.FlagSet) error {
 			continue
 		}
 		if err := flags.Set(name, value); err != nil {
-			return usageError{fmt.Errorf("--%s: %w", name, err)}
+			return cli.Usagef("--%s: %w", name, err)
 		}
 	}
 	fmt.Fprintf(os.Stderr, "Bind to role=worker, ip=%s, workers=%d\n", launch.HostTowards(f.endpoints()[0]), f.plan.Workers)

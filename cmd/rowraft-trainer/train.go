@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
@@ -163,7 +164,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("window"), &cfg.Data.Window, set.Data.Window)
 	if o.generate && cfg.Generator == nil {
 		if given("data") {
-			return cfg, usageError{fmt.Errorf("--data and --generate: want one of them")}
+			return cfg, cli.Usagef("--data and --generate: want one of them")
 		}
 		g := data.DefaultGenerator()
 		cfg.Generator, cfg.Data.File = &g, ""
@@ -173,19 +174,19 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 		cfg.Evaluate = &no
 	}
 	if o.local && o.mustExist {
-		return cfg, usageError{fmt.Errorf("--local: tables in this process are new, there is nothing to score; train --local scores at its end")}
+		return cfg, cli.Usagef("--local: tables in this process are new, there is nothing to score; train --local scores at its end")
 	}
 	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // better now than after the run
-		return cfg, usageError{fmt.Errorf("--json %s: %w", o.json, err)}
+		return cfg, cli.Usagef("--json %s: %w", o.json, err)
 	}
 	if o.local && (cfg.Resume != "" || cfg.Checkpoint != trainer.CheckpointConfig{}) {
-		return cfg, usageError{fmt.Errorf("--local: tables in this process have no checkpoints")}
+		return cfg, cli.Usagef("--local: tables in this process have no checkpoints")
 	}
 	if !o.local && len(cfg.Endpoints) == 0 {
-		return cfg, usageError{fmt.Errorf("no cluster: give --endpoints host:port, or --local to train without one")}
+		return cfg, cli.Usagef("no cluster: give --endpoints host:port, or --local to train without one")
 	}
 	if !o.local && o.insecure != o.tls.IsZero() {
-		return cfg, usageError{fmt.Errorf("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")}
+		return cfg, cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")
 	}
 	cfg.Average.TLS = o.tls
 	return cfg, cfg.Validate()
@@ -244,7 +245,7 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 		printResult(os.Stdout, result)
 	}
 	if err == nil && (result.Interrupted && !result.Stopped || ctx.Err() != nil) {
-		err = errInterrupted
+		err = cli.ErrInterrupted
 	}
 	return err
 }
@@ -269,7 +270,7 @@ func (o *options) do(ctx context.Context, job *trainer.Job, cfg *trainer.Config,
 func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tables, *client.Client, error) {
 	if o.local {
 		if cfg.Trainers > 1 {
-			return nil, nil, usageError{fmt.Errorf("--local with %d trainers: they would not share anything", cfg.Trainers)}
+			return nil, nil, cli.Usagef("--local with %d trainers: they would not share anything", cfg.Trainers)
 		}
 		t, err := trainer.NewLocal(o.localShards, nil)
 		return t, nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
@@ -51,7 +52,7 @@ func (f *certFlags) flags(cmd *cobra.Command, days int) {
 
 func (f *certFlags) check() error {
 	if f.days < 1 || f.days > 36500 {
-		return usagef("--days %d: want 1 to 36500", f.days)
+		return cli.Usagef("--days %d: want 1 to 36500", f.days)
 	}
 	return nil
 }
@@ -64,7 +65,7 @@ func newCertLabCmd(g *globals) *cobra.Command {
 		Long: `Make a CA, one certificate for all servers on this machine (node.pem) and one of an admin (client.pem), where
 --certs DIR of servers, trainers and commands finds them.`,
 		Example: `  rowraft cert lab --dir certs && rowraft server --certs certs --data-dir data --with-scheduler`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
 				return err
@@ -88,7 +89,7 @@ func newCertLabCmd(g *globals) *cobra.Command {
 				}
 				made = append(made, v)
 			}
-			return show(cmd.OutOrStdout(), g.output, made, func(w io.Writer, _ bool) error { return printCerts(w, made) })
+			return cli.Show(cmd.OutOrStdout(), g.output, made, func(w io.Writer, _ bool) error { return printCerts(w, made) })
 		},
 	}
 	f.flags(cmd, 90)
@@ -103,7 +104,7 @@ func newCertCACmd(g *globals) *cobra.Command {
 		Use:     "ca",
 		Short:   "Make the CA of a cluster: ca.pem and ca.key",
 		Example: `  rowraft cert ca --dir certs --cluster ads-prod`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
 				return err
@@ -113,7 +114,7 @@ func newCertCACmd(g *globals) *cobra.Command {
 				return err
 			}
 			v := viewOf(ca.Cert, filepath.Join(f.dir, "ca.pem"))
-			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error { return printCerts(w, []certView{v}) })
+			return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error { return printCerts(w, []certView{v}) })
 		},
 	}
 	f.flags(cmd, caDays)
@@ -128,7 +129,7 @@ func (f *certFlags) make(cmd *cobra.Command, g *globals) error {
 	}
 	ca, err := certs.OpenCA(f.dir)
 	if err != nil {
-		return &hintedError{err, "`rowraft cert ca --dir " + f.dir + "` makes a CA"}
+		return cli.Hint(err, "`rowraft cert ca --dir "+f.dir+"` makes a CA")
 	}
 	if f.out == "" {
 		f.out = filepath.Join(f.dir, f.req.Name)
@@ -138,7 +139,7 @@ func (f *certFlags) make(cmd *cobra.Command, g *globals) error {
 	if err != nil {
 		return err
 	}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error { return printCerts(w, []certView{v}) })
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error { return printCerts(w, []certView{v}) })
 }
 
 func issue(ca *certs.CA, base string, r certs.Request) (certView, error) {
@@ -159,7 +160,7 @@ func newCertNodeCmd(g *globals) *cobra.Command {
 		Use:     "node",
 		Short:   "Make the certificate of a server",
 		Example: `  rowraft cert node --dir certs --name n1 --host 10.0.0.5,n1.example.net --out certs/n1`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.make(cmd, g) },
 	}
 	f.flags(cmd, 365)
@@ -182,11 +183,11 @@ operator  nodes, moves, checkpoints; no rows
 trainer   reads and changes the rows of --tables, takes part in training jobs
 reader    reads the rows of --tables`,
 		Example: `  rowraft cert client --dir certs --role trainer --name alice --tables user,item --out certs/alice`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.req.Role = certs.Role(role)
 			if f.req.Role == certs.Node {
-				return usagef("--role node: `rowraft cert node` makes certificates of servers")
+				return cli.Usagef("--role node: `rowraft cert node` makes certificates of servers")
 			}
 			return f.make(cmd, g)
 		},
@@ -208,7 +209,7 @@ func newCertInspectCmd(g *globals) *cobra.Command {
 		Example: `  rowraft cert inspect certs/*.pem`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("cert inspect: want at least one PEM file")
+				return cli.Usagef("cert inspect: want at least one PEM file")
 			}
 			var all []certView
 			expired := ""
@@ -222,11 +223,11 @@ func newCertInspectCmd(g *globals) *cobra.Command {
 					expired = path
 				}
 			}
-			if err := show(cmd.OutOrStdout(), g.output, all, func(w io.Writer, _ bool) error { return printCerts(w, all) }); err != nil {
+			if err := cli.Show(cmd.OutOrStdout(), g.output, all, func(w io.Writer, _ bool) error { return printCerts(w, all) }); err != nil {
 				return err
 			}
 			if expired != "" {
-				return verdictError{fmt.Errorf("%s has expired", expired)}
+				return cli.Verdict(fmt.Errorf("%s has expired", expired))
 			}
 			return nil
 		},
@@ -251,11 +252,11 @@ func (g *globals) certsOf(name string) error {
 	}
 	files := rpc.TLSFiles{Cert: filepath.Join(g.certs, name+".pem"), Key: filepath.Join(g.certs, name+".key"), CA: filepath.Join(g.certs, "ca.pem")}
 	if !g.tls.IsZero() && g.tls != files || g.insecure {
-		return usagef("--certs together with --cert, --key, --cacert or --insecure: want one of them")
+		return cli.Usagef("--certs together with --cert, --key, --cacert or --insecure: want one of them")
 	}
 	g.tls = files
 	if _, err := os.Stat(g.tls.Cert); err != nil && name != "node" { // a server may be about to get it
-		return &hintedError{usagef("--certs: %w", err), "`rowraft cert lab --dir " + g.certs + "` makes the certificates for a cluster on this machine"}
+		return cli.Hint(cli.Usagef("--certs: %w", err), "`rowraft cert lab --dir "+g.certs+"` makes the certificates for a cluster on this machine")
 	}
 	return nil
 }

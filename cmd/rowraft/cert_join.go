@@ -20,6 +20,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -38,11 +39,11 @@ func (f *tokenFlags) read() (*certs.Token, error) {
 	text := f.token
 	if f.file != "" {
 		if f.token != "" {
-			return nil, usagef("--token together with --token-file: want one of them")
+			return nil, cli.Usagef("--token together with --token-file: want one of them")
 		}
 		raw, err := os.ReadFile(f.file)
 		if err != nil {
-			return nil, usagef("--token-file: %w", err)
+			return nil, cli.Usagef("--token-file: %w", err)
 		}
 		text = string(raw)
 	}
@@ -54,7 +55,7 @@ func (f *tokenFlags) join(ctx context.Context, addrs []string, files rpc.TLSFile
 	if _, err := os.Stat(files.Cert); err == nil {
 		return false, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return false, usagef("certificate: %w", err)
+		return false, cli.Usagef("certificate: %w", err)
 	}
 	token, err := f.read()
 	if err != nil {
@@ -76,11 +77,11 @@ the CA whose fingerprint is in the token, else it is told nothing.
 
 Servers do this by themselves: ` + "`rowraft server --token …`" + `.`,
 		Example: `  rowraft cert join --token-file token --endpoints 10.0.0.1:7070,10.0.0.2:7070 --certs certs --host 10.0.0.9`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out = cmp.Or(out, filepath.Join(cmp.Or(g.certs, "certs"), "client"))
 			if !f.given() {
-				return usagef("cert join: give --token or --token-file; an admin makes one with `rowraft token create`")
+				return cli.Usagef("cert join: give --token or --token-file; an admin makes one with `rowraft token create`")
 			}
 			files := rpc.TLSFiles{Cert: out + ".pem", Key: out + ".key", CA: filepath.Join(filepath.Dir(out), "ca.pem")}
 			ctx, cancel := g.withTimeout(cmd)
@@ -90,7 +91,7 @@ Servers do this by themselves: ` + "`rowraft server --token …`" + `.`,
 				return err
 			}
 			if !did {
-				return usagef("%s is there already: `rowraft cert renew` renews it", files.Cert)
+				return cli.Usagef("%s is there already: `rowraft cert renew` renews it", files.Cert)
 			}
 			return g.showCert(cmd, files.Cert)
 		},
@@ -112,7 +113,7 @@ same key and owner, valid for as long as the old one was. Before two thirds of i
 timer can run it every day. Processes read it again by themselves; servers started with --token or --renew-cert do all of this
 by themselves. One that has expired is not renewed: join again.`,
 		Example: `  rowraft cert renew --certs certs --endpoints 10.0.0.1:7070`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := g.certsOf("client"); err != nil {
 				return err
@@ -146,23 +147,23 @@ func (g *globals) showCert(cmd *cobra.Command, path string) error {
 		return err
 	}
 	v := viewOf(cert, path)
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error { return printCerts(w, []certView{v}) })
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error { return printCerts(w, []certView{v}) })
 }
 
 // joinCluster gets this server its certificate, if it has none and was given a token.
 func (f *serverFlags) joinCluster(ctx context.Context, g *globals, logger *slog.Logger, addrs ...net.Addr) error {
 	if !f.tokens.given() {
 		if _, err := os.Stat(g.tls.Cert); g.certs != "" && err != nil {
-			return &hintedError{usagef("--certs: %w", err), "`rowraft cert lab --dir " + g.certs + "` makes the certificates for a cluster on this machine; a machine that joins another one gets its own with --token"}
+			return cli.Hint(cli.Usagef("--certs: %w", err), "`rowraft cert lab --dir "+g.certs+"` makes the certificates for a cluster on this machine; a machine that joins another one gets its own with --token")
 		}
 		return nil
 	}
 	if g.insecure {
-		return usagef("--token together with --insecure: a cluster in plaintext lets in everybody")
+		return cli.Usagef("--token together with --insecure: a cluster in plaintext lets in everybody")
 	}
 	f.renewCert = true
 	if g.tls.IsZero() {
-		return usagef("--token: say with --certs DIR where the certificate is to be kept")
+		return cli.Usagef("--token: say with --certs DIR where the certificate is to be kept")
 	}
 	var hosts []string
 	note := func(addr string) {
@@ -180,7 +181,7 @@ func (f *serverFlags) joinCluster(ctx context.Context, g *globals, logger *slog.
 		name, _ = os.Hostname()
 	}
 	if len(f.join) == 0 {
-		return usagef("--token: say with --join whom to ask: servers with a scheduler and --ca-key")
+		return cli.Usagef("--token: say with --join whom to ask: servers with a scheduler and --ca-key")
 	}
 	for {
 		attempt, cancel := context.WithTimeout(ctx, joinNotice)

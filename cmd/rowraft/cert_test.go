@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -19,7 +20,7 @@ func TestCertLab(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "certs")
 	got := rowraftCmd(t, "cert", "lab", "--dir", dir, "--cluster", "here", "-o", "json")
 	var made []certView
-	if err := json.Unmarshal([]byte(got.out), &made); got.code != exitDone || err != nil {
+	if err := json.Unmarshal([]byte(got.out), &made); got.code != cli.ExitDone || err != nil {
 		t.Fatalf("%v: %+v", err, got)
 	}
 	want := []struct{ role, name string }{{"ca", "rowraft CA of here"}, {"node", "node"}, {"admin", "admin"}}
@@ -62,7 +63,7 @@ func TestCertLab(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, again := range [][]string{{"lab", "--dir", dir}, {"ca", "--dir", dir}, {"node", "--dir", dir}, {"client", "--dir", dir, "--role", "admin"}} {
-		if got := rowraftCmd(t, append([]string{"cert"}, again...)...); got.code != exitFailed || !strings.Contains(got.errout, "is not overwritten") {
+		if got := rowraftCmd(t, append([]string{"cert"}, again...)...); got.code != cli.ExitFailed || !strings.Contains(got.errout, "is not overwritten") {
 			t.Errorf("cert %v over files that are there: %+v", again, got)
 		}
 	}
@@ -77,7 +78,7 @@ func TestCertClientAndInspect(t *testing.T) {
 		{"ca", "--dir", dir, "--cluster", "here"},
 		{"client", "--dir", dir, "--role", "trainer", "--name", "alice", "--tables", "user,item_*"},
 	} {
-		if got := rowraftCmd(t, append([]string{"cert"}, args...)...); got.code != exitDone {
+		if got := rowraftCmd(t, append([]string{"cert"}, args...)...); got.code != cli.ExitDone {
 			t.Fatalf("cert %v: %+v", args, got)
 		}
 	}
@@ -90,12 +91,12 @@ func TestCertClientAndInspect(t *testing.T) {
 		{"client", "--dir", filepath.Join(dir, "no"), "--role", "admin"},                // no CA
 		{"ca", "--dir", filepath.Join(dir, "b"), "--cluster", "a/b"},                    // what no URI can hold
 	} {
-		if got := rowraftCmd(t, append([]string{"cert"}, bad...)...); got.code != exitUsage {
+		if got := rowraftCmd(t, append([]string{"cert"}, bad...)...); got.code != cli.ExitUsage {
 			t.Errorf("cert %v: %+v, want a usage error", bad, got)
 		}
 	}
 	out := filepath.Join(dir, "new", "n1")
-	if got := rowraftCmd(t, "cert", "node", "--dir", dir, "--name", "n1", "--out", filepath.Join(out, "node")); got.code != exitDone {
+	if got := rowraftCmd(t, "cert", "node", "--dir", dir, "--name", "n1", "--out", filepath.Join(out, "node")); got.code != cli.ExitDone {
 		t.Errorf("--out in a directory that is missing: %+v", got)
 	}
 	for path, want := range map[string]os.FileMode{"": 0o700, "node.key": 0o600, "node.pem": 0o600} {
@@ -119,7 +120,7 @@ func TestCertClientAndInspect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := rowraftCmd(t, "cert", "inspect", files.Cert); got.code != exitVerdict || !strings.Contains(got.out, "EXPIRED") {
+	if got := rowraftCmd(t, "cert", "inspect", files.Cert); got.code != cli.ExitVerdict || !strings.Contains(got.out, "EXPIRED") {
 		t.Errorf("inspect of an expired one: %+v", got)
 	}
 	// Whoever calls with it is told at once, whatever the servers would say.
@@ -127,7 +128,7 @@ func TestCertClientAndInspect(t *testing.T) {
 	for _, call := range []string{"cluster status", "row get users 1", "cert renew --now"} {
 		got := rowraftCmd(t, append(strings.Fields(call), tls...)...)
 		for _, says := range []string{files.Cert, "admin old", "expired at", "rowraft cert join"} {
-			if got.code != exitUsage || !strings.Contains(got.errout, says) {
+			if got.code != cli.ExitUsage || !strings.Contains(got.errout, says) {
 				t.Errorf("%s with an expired certificate: %+v, want a usage error that says %q", call, got, says)
 			}
 		}
@@ -177,7 +178,7 @@ func TestWrongCertificatesAreNamed(t *testing.T) {
 			go func() { done <- g.Serve(l) }()
 			defer func() { g.Stop(); <-done }()
 			got := rowraftCmd(t, "cluster", "status", "--endpoints", l.Addr().String(), "--cert", client.Cert, "--key", client.Key, "--cacert", client.CA, "--timeout", "60s")
-			if got.code != exitUnavailable || !strings.Contains(got.errout, tc.says) {
+			if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, tc.says) {
 				t.Errorf("%+v, want %q", got, tc.says)
 			}
 		})

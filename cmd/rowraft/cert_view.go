@@ -10,6 +10,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // certView is a certificate as people and programs see it.
@@ -28,7 +29,7 @@ type certView struct {
 
 func viewOf(cert *x509.Certificate, file string) certView {
 	v := certView{
-		Schema: jsonSchema, File: file, Name: cert.Subject.CommonName, Tables: []string{}, Hosts: append([]string{}, cert.DNSNames...),
+		Schema: cli.JSONSchema, File: file, Name: cert.Subject.CommonName, Tables: []string{}, Hosts: append([]string{}, cert.DNSNames...),
 		Serial: fmt.Sprintf("%x", cert.SerialNumber), Begins: cert.NotBefore.UTC(), Expires: cert.NotAfter.UTC(),
 	}
 	for _, ip := range cert.IPAddresses {
@@ -45,10 +46,10 @@ func viewOf(cert *x509.Certificate, file string) certView {
 func (v *certView) expired() bool { return time.Now().After(v.Expires) }
 
 func printCerts(w io.Writer, all []certView) error {
-	t := newTable(w, []string{"FILE", "CLUSTER", "ROLE", "NAME", "TABLES", "HOSTS", "EXPIRES"})
+	t := cli.NewTable(w, []string{"FILE", "CLUSTER", "ROLE", "NAME", "TABLES", "HOSTS", "EXPIRES"})
 	for _, v := range all {
 		left := time.Until(v.Expires)
-		expires := fmt.Sprintf("%s (in %s)", v.Expires.Format(time.DateOnly), plural(int(left/day), "day"))
+		expires := fmt.Sprintf("%s (in %s)", v.Expires.Format(time.DateOnly), cli.Plural(int(left/day), "day"))
 		if v.expired() {
 			expires = v.Expires.Format(time.DateOnly) + " (EXPIRED)"
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 const destinationHelp = `A destination is an absolute path that all servers share, or s3://bucket/prefix. For S3 the environment
@@ -104,7 +105,7 @@ this is so of the checkpoint that it is a delta to, or that is missing. The reas
 ` + destinationHelp,
 		Example: `  rowraft checkpoint list /mnt/checkpoints
   rowraft checkpoint list s3://models/ctr -o json`,
-		Args: oneArg("the destination"),
+		Args: cli.OneArg("the destination"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := g.withTimeout(cmd)
 			defer cancel()
@@ -120,20 +121,20 @@ this is so of the checkpoint that it is a delta to, or that is missing. The reas
 				Schema      string           `json:"schema"`
 				Destination string           `json:"destination"`
 				Checkpoints []checkpointJSON `json:"checkpoints"`
-			}{jsonSchema, d.String(), []checkpointJSON{}}
+			}{cli.JSONSchema, d.String(), []checkpointJSON{}}
 			for _, f := range found {
 				v.Checkpoints = append(v.Checkpoints, newCheckpointJSON(&f))
 			}
-			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+			return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
 				header := []string{"CHECKPOINT", "CREATED", "KIND", "PARENT", "TABLES", "ROWS", "BYTES", "SHARDS", "STATE"}
 				if wide {
 					header = append(header, "WRITTEN", "EPOCH", "HELD", "ID")
 				}
-				t := newTable(w, header, "TABLES", "ROWS", "BYTES", "SHARDS", "WRITTEN", "EPOCH", "HELD")
+				t := cli.NewTable(w, header, "TABLES", "ROWS", "BYTES", "SHARDS", "WRITTEN", "EPOCH", "HELD")
 				for _, c := range v.Checkpoints {
-					row := table.Row{c.Name, c.Created, c.Kind, c.Parent, len(c.Tables), count(c.Rows), size(c.Bytes), c.Shards, c.State}
+					row := table.Row{c.Name, c.Created, c.Kind, c.Parent, len(c.Tables), cli.Count(c.Rows), cli.Size(c.Bytes), c.Shards, c.State}
 					if wide {
-						row = append(row, count(c.Written), c.Epoch, fmt.Sprintf("%.1fms", c.HeldMs), c.ID)
+						row = append(row, cli.Count(c.Written), c.Epoch, fmt.Sprintf("%.1fms", c.HeldMs), c.ID)
 					}
 					t.AppendRow(row)
 				}
@@ -163,7 +164,7 @@ Exit code 3 says that the checkpoint is damaged.
 ` + destinationHelp,
 		Example: `  rowraft checkpoint verify /mnt/checkpoints/nightly-1
   rowraft checkpoint verify s3://models/ctr/nightly-1 -o json`,
-		Args: oneArg("the checkpoint"),
+		Args: cli.OneArg("the checkpoint"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			url, name, err := depot.Split(args[0])
 			if err != nil {
@@ -181,7 +182,7 @@ Exit code 3 says that the checkpoint is damaged.
 			if err != nil {
 				err = fmt.Errorf("checkpoint %s: %w", args[0], err)
 				if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
-					return verdictError{err}
+					return cli.Verdict(err)
 				}
 				return err
 			}
@@ -207,14 +208,14 @@ func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, chain check
 		BytesRead  uint64         `json:"bytes_read"`
 		Verified   bool           `json:"verified"`
 		Seconds    float64        `json:"seconds"`
-	}{jsonSchema, c, nil, uint64(chain.Bytes()), true, took.Seconds()}
+	}{cli.JSONSchema, c, nil, uint64(chain.Bytes()), true, took.Seconds()}
 	for _, l := range chain {
 		v.Chain = append(v.Chain, l.Name)
 	}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-		t := newTable(w, []string{"TABLE", "ROWS", "DIGEST"}, "ROWS")
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		t := cli.NewTable(w, []string{"TABLE", "ROWS", "DIGEST"}, "ROWS")
 		for _, s := range c.Tables {
-			t.AppendRow(table.Row{s.Table, count(s.Rows), s.Digest})
+			t.AppendRow(table.Row{s.Table, cli.Count(s.Rows), s.Digest})
 		}
 		t.Render()
 		on := ""
@@ -222,7 +223,7 @@ func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, chain check
 			on = ", with " + strings.Join(v.Chain[1:], ", ")
 		}
 		_, err := fmt.Fprintf(w, "checkpoint %s%s is whole: %s rows in %s, %s read in %.1fs\n",
-			c.Name, on, count(c.Rows), plural(len(rows), "table"), size(v.BytesRead), took.Seconds())
+			c.Name, on, cli.Count(c.Rows), cli.Plural(len(rows), "table"), cli.Size(v.BytesRead), took.Seconds())
 		return err
 	})
 }

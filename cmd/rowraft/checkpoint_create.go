@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/spf13/cobra"
 )
 
 func newCheckpointCreateCmd(g *globals) *cobra.Command {
@@ -35,7 +37,7 @@ are in a row) a full checkpoint is made, and the command says why. With --base i
   rowraft checkpoint create s3://models/ctr --name nightly-1 -o json
   rowraft checkpoint create s3://models/ctr --delta
   rowraft checkpoint create s3://models/ctr --name noon --base nightly-1`,
-		Args: oneArg("the destination"),
+		Args: cli.OneArg("the destination"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			started := time.Now()
 			req.Destination = args[0]
@@ -80,21 +82,21 @@ func (g *globals) showCreated(cmd *cobra.Command, c checkpointJSON, note string,
 		Trainers   []attendedJSON `json:"trainers"`
 		Note       string         `json:"note"` // why it is full, if a delta was asked for
 		Seconds    float64        `json:"seconds"`
-	}{jsonSchema, c, []attendedJSON{}, note, took.Seconds()}
+	}{cli.JSONSchema, c, []attendedJSON{}, note, took.Seconds()}
 	paused := 0.0
 	for _, t := range trainers {
 		v.Trainers = append(v.Trainers, attendedJSON{t.GetJob(), t.GetRank(), t.GetStep(), t.GetBytes(), float64(t.GetPausedNs()) / 1e6})
 		paused = max(paused, float64(t.GetPausedNs())/1e6)
 	}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-		t := newTable(w, []string{"TABLE", "ROWS", "WRITTEN", "DIGEST"}, "ROWS", "WRITTEN")
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		t := cli.NewTable(w, []string{"TABLE", "ROWS", "WRITTEN", "DIGEST"}, "ROWS", "WRITTEN")
 		for _, s := range c.Tables {
-			t.AppendRow(table.Row{s.Table, count(s.Rows), count(s.Written), s.Digest})
+			t.AppendRow(table.Row{s.Table, cli.Count(s.Rows), cli.Count(s.Written), s.Digest})
 		}
 		t.Render()
-		what := count(c.Rows) + " rows"
+		what := cli.Count(c.Rows) + " rows"
 		if c.Kind == kindDelta {
-			what = fmt.Sprintf("%s changed of %s rows, a delta to %s", count(c.Written), count(c.Rows), c.Parent)
+			what = fmt.Sprintf("%s changed of %s rows, a delta to %s", cli.Count(c.Written), cli.Count(c.Rows), c.Parent)
 		} else if note != "" {
 			what += " (" + note + ")"
 		}
@@ -106,7 +108,7 @@ func (g *globals) showCreated(cmd *cobra.Command, c checkpointJSON, note string,
 			with = fmt.Sprintf(", trainers stood still for %.1fms", paused)
 		}
 		_, err := fmt.Fprintf(w, "checkpoint %s: %s; %s of %s in %.1fs; pushes waited %.1fms at most%s\n",
-			c.Name, what, size(c.Bytes), plural(c.Shards, "shard"), took.Seconds(), c.HeldMs, with)
+			c.Name, what, cli.Size(c.Bytes), cli.Plural(c.Shards, "shard"), took.Seconds(), c.HeldMs, with)
 		return err
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func newCheckpointDeleteCmd(g *globals) *cobra.Command {
@@ -27,7 +28,7 @@ A checkpoint that a delta needs is refused, and so is one to which a delta is be
 ` + destinationHelp,
 		Example: `  rowraft checkpoint delete /mnt/checkpoints/nightly-1 --dry-run
   rowraft checkpoint delete s3://models/ctr/nightly-1 --cascade --yes`,
-		Args: oneArg("the checkpoint"),
+		Args: cli.OneArg("the checkpoint"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.deleteCheckpoint(cmd, args[0], cascade, dryRun, yes)
 		},
@@ -80,13 +81,13 @@ func (g *globals) deleteCheckpoint(cmd *cobra.Command, path string, cascade, dry
 		Files   int      `json:"files"`
 		Bytes   uint64   `json:"bytes"`
 		Deleted bool     `json:"deleted"`
-	}{jsonSchema, name, names, n, uint64(bytes), !dryRun}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+	}{cli.JSONSchema, name, names, n, uint64(bytes), !dryRun}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 		what := "deleted"
 		if dryRun {
 			what = "would delete"
 		}
-		_, err := fmt.Fprintf(w, "%s checkpoint %s: %s, %s\n", what, strings.Join(names, ", "), plural(n, "file"), size(uint64(bytes)))
+		_, err := fmt.Fprintf(w, "%s checkpoint %s: %s, %s\n", what, strings.Join(names, ", "), cli.Plural(n, "file"), cli.Size(uint64(bytes)))
 		return err
 	})
 }
@@ -107,7 +108,7 @@ func (g *globals) listDoomed(cmd *cobra.Command, d depot.Depot, names []string) 
 		}
 		var tables []string
 		for _, t := range m.Tables {
-			tables = append(tables, fmt.Sprintf("%s (%s rows)", t.Schema.Name, count(t.Rows)))
+			tables = append(tables, fmt.Sprintf("%s (%s rows)", t.Schema.Name, cli.Count(t.Rows)))
 		}
 		fmt.Fprintf(w, "checkpoint %s of %s: %s\n", name, m.Created.Format("2006-01-02 15:04:05 MST"), strings.Join(tables, ", "))
 	}

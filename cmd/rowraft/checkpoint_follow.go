@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -67,7 +68,7 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 // lost adds advice to the end of a call that came from no server.
 func lost(err error, hint string) error {
 	if rpc.Broken(err) || rowraft.CodeOf(err) == rowraft.CodeLeadershipLost {
-		return &hintedError{err, hint}
+		return cli.Hint(err, hint)
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -96,8 +97,8 @@ func (g *globals) showPolicy(cmd *cobra.Command, did string, st *rowraftv1.Polic
 	v := struct {
 		Schema string     `json:"schema"`
 		Policy policyJSON `json:"policy"`
-	}{jsonSchema, newPolicyJSON(st)}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+	}{cli.JSONSchema, newPolicyJSON(st)}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 		_, err := fmt.Fprintf(w, "checkpoint policy %s: %s\n", v.Policy.Name, did)
 		return err
 	})
@@ -118,13 +119,13 @@ After each success the policy removes, of the checkpoints that it made itself, t
 ` + destinationHelp,
 		Example: `  rowraft checkpoint policy set nightly --to s3://models/ctr --every 10m --keep 5 --keep-within 24h
   rowraft checkpoint policy set ctr --to /mnt/checkpoints --every 10m --keep 6 --job ctr --full-every 6`,
-		Args: oneArg("the NAME of the policy"),
+		Args: cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if p.Destination == "" || every <= 0 {
-				return usagef("%s: give --to, where the checkpoints go, and --every", cmd.CommandPath())
+				return cli.Usagef("%s: give --to, where the checkpoints go, and --every", cmd.CommandPath())
 			}
 			if keepWithin < 0 {
-				return usagef("--keep-within %v: want ≥ 0", keepWithin)
+				return cli.Usagef("--keep-within %v: want ≥ 0", keepWithin)
 			}
 			p.Name, p.EveryNs, p.KeepWithinNs = args[0], uint64(every), uint64(keepWithin)
 			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
@@ -157,7 +158,7 @@ func newPolicyListCmd(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the policies, and how they do",
 		Example: "  rowraft checkpoint policy list -o wide",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
 				reply, err := c.ListPolicies(ctx, &rowraftv1.ListPoliciesRequest{})
@@ -167,16 +168,16 @@ func newPolicyListCmd(g *globals) *cobra.Command {
 				v := struct {
 					Schema   string       `json:"schema"`
 					Policies []policyJSON `json:"policies"`
-				}{jsonSchema, []policyJSON{}}
+				}{cli.JSONSchema, []policyJSON{}}
 				for _, st := range reply.GetPolicies() {
 					v.Policies = append(v.Policies, newPolicyJSON(st))
 				}
-				return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+				return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
 					header := []string{"POLICY", "EVERY", "KEEP", "KEPT", "LAST SUCCESS", "NEXT", "STATE"}
 					if wide {
 						header = append(header, "DESTINATION", "JOB", "ERROR")
 					}
-					t := newTable(w, header, "EVERY", "KEEP", "KEPT")
+					t := cli.NewTable(w, header, "EVERY", "KEEP", "KEPT")
 					for _, p := range v.Policies {
 						row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next, p.State}
 						if wide {
@@ -197,7 +198,7 @@ func newPolicyDescribeCmd(g *globals) *cobra.Command {
 		Use:     "describe NAME",
 		Short:   "Tell all about a policy",
 		Example: "  rowraft checkpoint policy describe nightly",
-		Args:    oneArg("the NAME of the policy"),
+		Args:    cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
 				reply, err := c.ListPolicies(ctx, &rowraftv1.ListPoliciesRequest{})
@@ -209,7 +210,7 @@ func newPolicyDescribeCmd(g *globals) *cobra.Command {
 						return g.describePolicy(cmd, newPolicyJSON(st))
 					}
 				}
-				return usagef("there is no checkpoint policy %q; `rowraft checkpoint policy list` lists them", args[0])
+				return cli.Usagef("there is no checkpoint policy %q; `rowraft checkpoint policy list` lists them", args[0])
 			})
 		},
 	}
@@ -219,9 +220,9 @@ func (g *globals) describePolicy(cmd *cobra.Command, p policyJSON) error {
 	v := struct {
 		Schema string     `json:"schema"`
 		Policy policyJSON `json:"policy"`
-	}{jsonSchema, p}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-		t := newTable(w, []string{"POLICY", p.Name})
+	}{cli.JSONSchema, p}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		t := cli.NewTable(w, []string{"POLICY", p.Name})
 		rows := []table.Row{
 			{"DESTINATION", p.Destination}, {"EVERY", time.Duration(p.EverySeconds * 1e9)}, {"KEEP", p.Keep}, {"KEEP WITHIN", time.Duration(p.KeepWithinSecs * 1e9)},
 			{"JOB", p.Job}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"VERIFY", p.Verify}, {"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
@@ -242,7 +243,7 @@ func newPolicyRunCmd(g *globals) *cobra.Command {
 		Short:   "Make the next checkpoint of a policy now",
 		Long:    "Make the next checkpoint of a policy now, and remove what it need not keep. The next one comes --every later. Its end is waited for.",
 		Example: "  rowraft checkpoint policy run-now nightly",
-		Args:    oneArg("the NAME of the policy"),
+		Args:    cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.callPolicies(cmd, false, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
 				reply, err := c.RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: args[0]})
@@ -264,7 +265,7 @@ func newPolicyDeleteCmd(g *globals) *cobra.Command {
 		Use:     "delete NAME",
 		Short:   "Delete a policy; its checkpoints stay",
 		Example: "  rowraft checkpoint policy delete nightly",
-		Args:    oneArg("the NAME of the policy"),
+		Args:    cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.callPolicies(cmd, true, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
 				reply, err := c.DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: args[0]})
@@ -272,7 +273,7 @@ func newPolicyDeleteCmd(g *globals) *cobra.Command {
 					return err
 				}
 				n := len(reply.GetPolicy().GetRecord().GetMade())
-				return g.showPolicy(cmd, fmt.Sprintf("deleted; %s of it stay in %s", plural(n, "checkpoint"), reply.GetPolicy().GetPolicy().GetDestination()), reply.GetPolicy())
+				return g.showPolicy(cmd, fmt.Sprintf("deleted; %s of it stay in %s", cli.Plural(n, "checkpoint"), reply.GetPolicy().GetPolicy().GetDestination()), reply.GetPolicy())
 			})
 		},
 	}

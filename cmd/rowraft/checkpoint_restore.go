@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -48,7 +49,7 @@ Exit code 3 says that the checkpoint is damaged or that rows are missing. --time
   rowraft checkpoint restore s3://models/ctr/nightly-1 --replace
   rowraft checkpoint restore s3://models/ctr/nightly-1 --table 'ctr.*' --replace     # the tables of job ctr alone
   rowraft checkpoint restore s3://models/ctr/nightly-1 --table user_emb --dry-run -o json`,
-		Args: oneArg("the checkpoint"),
+		Args: cli.OneArg("the checkpoint"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if req.Destination, req.Name, err = depot.Split(args[0]); err != nil {
 				return err
@@ -88,7 +89,7 @@ func (g *globals) restore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRe
 	}
 	err = fmt.Errorf("checkpoint restore: %w", err)
 	if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
-		return nil, verdictError{err}
+		return nil, cli.Verdict(err)
 	}
 	return nil, err
 }
@@ -109,9 +110,9 @@ func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest,
 		lost += c.GetRows()
 		what := "REMOVED: the checkpoint does not have it"
 		if c.GetComes() {
-			what = fmt.Sprintf("replaced by %s rows of the checkpoint", count(c.GetBrings()))
+			what = fmt.Sprintf("replaced by %s rows of the checkpoint", cli.Count(c.GetBrings()))
 		}
-		fmt.Fprintf(w, "  %s, %s rows: %s\n", c.GetName(), count(c.GetRows()), what)
+		fmt.Fprintf(w, "  %s, %s rows: %s\n", c.GetName(), cli.Count(c.GetRows()), what)
 	}
 	if len(req.Agreed) == 0 || yes || req.GetDryRun() || lost > 0 && !req.GetReplace() { // the server refuses the last
 		return nil
@@ -158,7 +159,7 @@ type restoredShardJSON struct {
 
 func newRestoredJSON(req *rowraftv1.RestoreCheckpointRequest, plan, r *rowraftv1.RestoreCheckpointReply, took time.Duration) *restoredJSON {
 	v := &restoredJSON{
-		Schema: jsonSchema, Checkpoint: req.GetName(), DryRun: req.GetDryRun(), Epoch: r.GetTableEpoch(), Bytes: r.GetBytes(), Seconds: took.Seconds(),
+		Schema: cli.JSONSchema, Checkpoint: req.GetName(), DryRun: req.GetDryRun(), Epoch: r.GetTableEpoch(), Bytes: r.GetBytes(), Seconds: took.Seconds(),
 		Changes: []restoreChangeJSON{}, Tables: []restoredTableJSON{}, Shards: []restoredShardJSON{},
 	}
 	for _, c := range plan.GetChanges() {
@@ -181,7 +182,7 @@ func (v *restoredJSON) check() error {
 	var restored, held uint64
 	for _, t := range v.Tables {
 		if t.Failed > 0 || t.Restored+t.Filtered != t.Written {
-			return verdictError{rowraft.Errorf(rowraft.CodeCorrupt, "table %s: %d rows written, %d restored, %d filtered, %d failed: rows are missing", t.Table, t.Written, t.Restored, t.Filtered, t.Failed)}
+			return cli.Verdict(rowraft.Errorf(rowraft.CodeCorrupt, "table %s: %d rows written, %d restored, %d filtered, %d failed: rows are missing", t.Table, t.Written, t.Restored, t.Filtered, t.Failed))
 		}
 		restored += t.Restored
 	}
@@ -189,25 +190,25 @@ func (v *restoredJSON) check() error {
 		held += s.Rows
 	}
 	if !v.DryRun && held < restored {
-		return verdictError{rowraft.Errorf(rowraft.CodeCorrupt, "%d rows were restored, the shards hold %d", restored, held)}
+		return cli.Verdict(rowraft.Errorf(rowraft.CodeCorrupt, "%d rows were restored, the shards hold %d", restored, held))
 	}
 	return nil
 }
 
 func (g *globals) showRestored(cmd *cobra.Command, v *restoredJSON) error {
-	err := show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-		t := newTable(w, []string{"TABLE", "WRITTEN", "RESTORED", "FILTERED", "FAILED"}, "WRITTEN", "RESTORED", "FILTERED", "FAILED")
+	err := cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		t := cli.NewTable(w, []string{"TABLE", "WRITTEN", "RESTORED", "FILTERED", "FAILED"}, "WRITTEN", "RESTORED", "FILTERED", "FAILED")
 		rows := uint64(0)
 		for _, s := range v.Tables {
-			t.AppendRow(table.Row{s.Table, count(s.Written), count(s.Restored), count(s.Filtered), count(s.Failed)})
+			t.AppendRow(table.Row{s.Table, cli.Count(s.Written), cli.Count(s.Restored), cli.Count(s.Filtered), cli.Count(s.Failed)})
 			rows += s.Restored
 		}
 		t.Render()
-		what := fmt.Sprintf("restored %s rows into %s; table epoch %d", count(rows), plural(len(v.Shards), "shard"), v.Epoch)
+		what := fmt.Sprintf("restored %s rows into %s; table epoch %d", cli.Count(rows), cli.Plural(len(v.Shards), "shard"), v.Epoch)
 		if v.DryRun {
-			what = fmt.Sprintf("would restore %s rows", count(rows))
+			what = fmt.Sprintf("would restore %s rows", cli.Count(rows))
 		}
-		_, err := fmt.Fprintf(w, "checkpoint %s: %s; %s read in %.1fs\n", v.Checkpoint, what, size(v.Bytes), v.Seconds)
+		_, err := fmt.Fprintf(w, "checkpoint %s: %s; %s read in %.1fs\n", v.Checkpoint, what, cli.Size(v.Bytes), v.Seconds)
 		return err
 	})
 	return errors.Join(err, v.check())

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // TestCheckpointsWithoutACluster lists, verifies and deletes what lies in a
@@ -39,22 +41,22 @@ func TestCheckpointsWithoutACluster(t *testing.T) {
 		code int
 		says []string
 	}{
-		{"list", []string{"list", dir}, exitDone, []string{"a ", "complete", "b ", "incomplete", "c ", "unreadable", "2026-11-21T06:00:00Z"}},
-		{"list of a delta", []string{"list", dir}, exitDone, []string{"full", "delta", "nightly-1", "broken"}},
-		{"list of a delta as JSON", []string{"list", dir, "-o", "json"}, exitDone, []string{`"kind": "delta"`, `"parent": "nightly-1"`, `"state": "broken"`, `"written": 1`, "which is missing"}},
-		{"verify a delta without its parent", []string{"verify", dir + "/d"}, exitFailed, []string{"checkpoint d is a delta to nightly-1, which is missing"}},
-		{"delete what a delta needs", []string{"delete", dir + "/f"}, exitFailed, []string{"checkpoint f is kept by deltas to it", ": g:"}},
-		{"delete it with the delta, dry", []string{"delete", dir + "/f", "--cascade", "--dry-run"}, exitDone, []string{"would delete checkpoint g, f: 2 files"}},
-		{"delete it with the delta", []string{"delete", dir + "/f", "--cascade", "--yes", "-o", "json"}, exitDone, []string{`"deleted": true`, `"g"`}},
-		{"list as JSON", []string{"list", dir, "-o", "json"}, exitDone, []string{`"state": "unreadable"`, `"rows": 3`, `"held_ms": 41`, `"trainer/ctr/0"`}},
-		{"a relative destination", []string{"list", "x"}, exitUsage, []string{"absolute path"}},
-		{"verify damage", []string{"verify", dir + "/a"}, exitVerdict, []string{"shard-0000.sums", "7 bytes"}},
-		{"verify a damaged manifest", []string{"verify", dir + "/c"}, exitVerdict, []string{"manifest"}},
-		{"verify what is none", []string{"verify", dir + "/b"}, exitFailed, []string{"there is no b/MANIFEST"}},
-		{"delete, dry", []string{"delete", dir + "/a", "--dry-run"}, exitDone, []string{"would delete checkpoint a: 3 files"}},
-		{"delete", []string{"delete", dir + "/a", "--yes"}, exitDone, []string{"deleted checkpoint a: 3 files"}},
-		{"delete again", []string{"delete", dir + "/a"}, exitFailed, []string{"no checkpoint a"}},
-		{"delete what is none", []string{"delete", dir + "/b", "--yes", "-o", "json"}, exitDone, []string{`"deleted": true`}},
+		{"list", []string{"list", dir}, cli.ExitDone, []string{"a ", "complete", "b ", "incomplete", "c ", "unreadable", "2026-11-21T06:00:00Z"}},
+		{"list of a delta", []string{"list", dir}, cli.ExitDone, []string{"full", "delta", "nightly-1", "broken"}},
+		{"list of a delta as JSON", []string{"list", dir, "-o", "json"}, cli.ExitDone, []string{`"kind": "delta"`, `"parent": "nightly-1"`, `"state": "broken"`, `"written": 1`, "which is missing"}},
+		{"verify a delta without its parent", []string{"verify", dir + "/d"}, cli.ExitFailed, []string{"checkpoint d is a delta to nightly-1, which is missing"}},
+		{"delete what a delta needs", []string{"delete", dir + "/f"}, cli.ExitFailed, []string{"checkpoint f is kept by deltas to it", ": g:"}},
+		{"delete it with the delta, dry", []string{"delete", dir + "/f", "--cascade", "--dry-run"}, cli.ExitDone, []string{"would delete checkpoint g, f: 2 files"}},
+		{"delete it with the delta", []string{"delete", dir + "/f", "--cascade", "--yes", "-o", "json"}, cli.ExitDone, []string{`"deleted": true`, `"g"`}},
+		{"list as JSON", []string{"list", dir, "-o", "json"}, cli.ExitDone, []string{`"state": "unreadable"`, `"rows": 3`, `"held_ms": 41`, `"trainer/ctr/0"`}},
+		{"a relative destination", []string{"list", "x"}, cli.ExitUsage, []string{"absolute path"}},
+		{"verify damage", []string{"verify", dir + "/a"}, cli.ExitVerdict, []string{"shard-0000.sums", "7 bytes"}},
+		{"verify a damaged manifest", []string{"verify", dir + "/c"}, cli.ExitVerdict, []string{"manifest"}},
+		{"verify what is none", []string{"verify", dir + "/b"}, cli.ExitFailed, []string{"there is no b/MANIFEST"}},
+		{"delete, dry", []string{"delete", dir + "/a", "--dry-run"}, cli.ExitDone, []string{"would delete checkpoint a: 3 files"}},
+		{"delete", []string{"delete", dir + "/a", "--yes"}, cli.ExitDone, []string{"deleted checkpoint a: 3 files"}},
+		{"delete again", []string{"delete", dir + "/a"}, cli.ExitFailed, []string{"no checkpoint a"}},
+		{"delete what is none", []string{"delete", dir + "/b", "--yes", "-o", "json"}, cli.ExitDone, []string{`"deleted": true`}},
 	} {
 		got := rowraftCmd(t, append([]string{"checkpoint"}, tc.args...)...)
 		if got.code != tc.code {

@@ -22,6 +22,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler"
@@ -219,7 +220,7 @@ func TestGoldenOutput(t *testing.T) {
 				to = start(t, &fakeCluster{status: moving()})
 			}
 			got := rowraftCmd(t, append(args, "--insecure", "--endpoints", to)...)
-			if got.code != exitDone || got.errout != "" {
+			if got.code != cli.ExitDone || got.errout != "" {
 				t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
 			}
 			golden(t, name, got.out)
@@ -281,8 +282,8 @@ func TestWrongUsage(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			write(tc.yaml)
 			got := rowraftCmd(t, tc.args...)
-			if got.code != exitUsage || got.out != "" {
-				t.Errorf("exit code %d with stdout %q, want %d and none", got.code, got.out, exitUsage)
+			if got.code != cli.ExitUsage || got.out != "" {
+				t.Errorf("exit code %d with stdout %q, want %d and none", got.code, got.out, cli.ExitUsage)
 			}
 			for _, s := range tc.says {
 				if !strings.Contains(got.errout, s) {
@@ -300,12 +301,12 @@ func TestErrorsAreJSONWhenAskedFor(t *testing.T) {
 		exit int
 		code string
 	}{
-		{[]string{"table", "create", "t", "--dim", "4"}, exitFailed, "TableExists"},
-		{[]string{"table", "describe", "user"}, exitFailed, "TableNotFound"},
-		{[]string{"table", "list", "--flag-that-is-not"}, exitUsage, "InvalidArgument"},
+		{[]string{"table", "create", "t", "--dim", "4"}, cli.ExitFailed, "TableExists"},
+		{[]string{"table", "describe", "user"}, cli.ExitFailed, "TableNotFound"},
+		{[]string{"table", "list", "--flag-that-is-not"}, cli.ExitUsage, "InvalidArgument"},
 	} {
 		got := rowraftCmd(t, append([]string{"-o", "json", "--insecure", "--endpoints", addr}, tc.args...)...)
-		var e errorJSON
+		var e cli.ErrorJSON
 		if err := json.Unmarshal([]byte(got.errout), &e); err != nil {
 			t.Fatalf("%v: stderr %q: %v", tc.args, got.errout, err)
 		}
@@ -321,16 +322,16 @@ func TestTheLeaderIsFoundThroughAnyServer(t *testing.T) {
 	gone := unusedAddr(t)
 	t.Setenv("ROWRAFT_ENDPOINTS", gone+","+other)
 	t.Setenv("ROWRAFT_INSECURE", "true")
-	if got := rowraftCmd(t, "table", "list"); got.code != exitDone || !strings.Contains(got.out, "user_emb") {
+	if got := rowraftCmd(t, "table", "list"); got.code != cli.ExitDone || !strings.Contains(got.out, "user_emb") {
 		t.Errorf("through a follower: %+v", got)
 	}
 	got := rowraftCmd(t, "table", "list", "--endpoints", gone)
-	if got.code != exitUnavailable || !strings.Contains(got.errout, gone) {
-		t.Errorf("no server: exit code %d, want %d; stderr %q", got.code, exitUnavailable, got.errout)
+	if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, gone) {
+		t.Errorf("no server: exit code %d, want %d; stderr %q", got.code, cli.ExitUnavailable, got.errout)
 	}
 	// A cluster without a leader is waited for until the timeout.
-	if got := rowraftCmd(t, "table", "list", "--endpoints", start(t, &fakeCluster{}), "--timeout", "100ms"); got.code != exitUnavailable {
-		t.Errorf("no leader: %+v, want exit code %d", got, exitUnavailable)
+	if got := rowraftCmd(t, "table", "list", "--endpoints", start(t, &fakeCluster{}), "--timeout", "100ms"); got.code != cli.ExitUnavailable {
+		t.Errorf("no leader: %+v, want exit code %d", got, cli.ExitUnavailable)
 	}
 }
 
@@ -339,15 +340,15 @@ func TestTableCreateIsRepeatedOnlyWhereThatIsSafe(t *testing.T) {
 	lost := rowraft.Errorf(rowraft.CodeLeadershipLost, "outcome unknown")
 	f := &fakeCluster{createErr: []error{lost}}
 	got := rowraftCmd(t, append(create, start(t, f))...)
-	if got.code != exitUnavailable || f.creates != 1 || !strings.Contains(got.errout, "--if-not-exists") {
+	if got.code != cli.ExitUnavailable || f.creates != 1 || !strings.Contains(got.errout, "--if-not-exists") {
 		t.Errorf("unknown outcome: %d calls, %+v", f.creates, got)
 	}
 	f = &fakeCluster{createErr: []error{lost}}
-	if got := rowraftCmd(t, append(create, start(t, f), "--if-not-exists")...); got.code != exitDone || f.creates != 2 {
+	if got := rowraftCmd(t, append(create, start(t, f), "--if-not-exists")...); got.code != cli.ExitDone || f.creates != 2 {
 		t.Errorf("unknown outcome with --if-not-exists: %d calls, %+v", f.creates, got)
 	}
 	f = &fakeCluster{createErr: []error{rowraft.Errorf(rowraft.CodeStarting, "no shards yet")}}
-	if got := rowraftCmd(t, append(create, start(t, f))...); got.code != exitDone || f.creates != 2 {
+	if got := rowraftCmd(t, append(create, start(t, f))...); got.code != cli.ExitDone || f.creates != 2 {
 		t.Errorf("a cluster that starts: %d calls, %+v", f.creates, got)
 	}
 }
@@ -363,7 +364,7 @@ func TestConfigurationOrder(t *testing.T) {
 	if err := cmd.ParseFlags([]string{"--profile", "from-flag"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := fromEnvironment(cmd.Flags()); err != nil {
+	if err := cli.FromEnvironment(cmd.Flags()); err != nil {
 		t.Fatal(err)
 	}
 	if err := fromFile(cmd.Flags(), file); err != nil {
@@ -383,7 +384,7 @@ func TestServerRefusesAPortInUse(t *testing.T) {
 	}
 	defer l.Close()
 	got := rowraftCmd(t, "server", "--insecure", "--data-dir", t.TempDir(), "--listen", l.Addr().String())
-	if got.code != exitFailed || !strings.Contains(got.errout, l.Addr().String()) || !strings.Contains(got.errout, "--listen") {
+	if got.code != cli.ExitFailed || !strings.Contains(got.errout, l.Addr().String()) || !strings.Contains(got.errout, "--listen") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -405,17 +406,17 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 		t.Errorf("ready file: %+v", info)
 	}
 	create := rowraftCmd(t, "table", "create", "t", "--dim", "4", "--insecure", "--endpoints", info.Addr)
-	if create.code != exitDone {
+	if create.code != cli.ExitDone {
 		t.Errorf("table create: %+v", create)
 	}
 	checkRows(t, info.Addr)
 	checkTableDelete(t, info.Addr)
 	second := rowraftCmd(t, "server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
-	if second.code != exitFailed || !strings.Contains(second.errout, "in use by the process with pid") {
+	if second.code != cli.ExitFailed || !strings.Contains(second.errout, "in use by the process with pid") {
 		t.Errorf("a second server in one data directory: %+v", second)
 	}
 	cancel()
-	if code := <-done; code != exitDone {
+	if code := <-done; code != cli.ExitDone {
 		t.Errorf("exit code %d after a stop; log:\n%s", code, errout.String())
 	}
 	identity := filepath.Join(dir, "data", "IDENTITY")
@@ -427,8 +428,8 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	if err := os.WriteFile(identity, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if damaged := rowraftCmd(t, args...); damaged.code != exitSpoiled || !strings.Contains(damaged.errout, "start the server with an empty data directory") {
-		t.Errorf("a server on damaged data: %+v, want exit code %d", damaged, exitSpoiled)
+	if damaged := rowraftCmd(t, args...); damaged.code != cli.ExitSpoiled || !strings.Contains(damaged.errout, "start the server with an empty data directory") {
+		t.Errorf("a server on damaged data: %+v, want exit code %d", damaged, cli.ExitSpoiled)
 	}
 }
 
@@ -437,7 +438,7 @@ func checkTableDelete(t *testing.T, addr string) {
 	t.Helper()
 	at := []string{"--insecure", "--endpoints", addr}
 	// Nobody types anything here.
-	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != exitUsage || !strings.Contains(got.errout, "nothing was deleted") {
+	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, "nothing was deleted") {
 		t.Errorf("table delete without an answer: %+v", got)
 	}
 	c, err := client.Dial(t.Context(), client.Options{Endpoints: []string{addr}})
@@ -449,7 +450,7 @@ func checkTableDelete(t *testing.T, addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := rowraftCmd(t, append([]string{"table", "delete", "t", "--yes"}, at...)...); got.code != exitDone || !strings.Contains(got.out, "table t deleted") {
+	if got := rowraftCmd(t, append([]string{"table", "delete", "t", "--yes"}, at...)...); got.code != cli.ExitDone || !strings.Contains(got.out, "table t deleted") {
 		t.Errorf("table delete: %+v", got)
 	}
 	if _, err := table.Assign(t.Context(), []rowraft.Key{1}, make([]float32, 4)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
@@ -460,7 +461,7 @@ func checkTableDelete(t *testing.T, addr string) {
 	}
 	for _, args := range [][]string{{"table", "create", "t", "--dim", "9"}, {"row", "get", "t", "7", "-o", "json"}} {
 		got := rowraftCmd(t, append(args, at...)...)
-		if got.code != exitDone || args[0] == "row" && !strings.Contains(got.out, `"exists": false`) {
+		if got.code != cli.ExitDone || args[0] == "row" && !strings.Contains(got.out, `"exists": false`) {
 			t.Errorf("%v after the delete: %+v", args, got)
 		}
 	}
@@ -496,7 +497,7 @@ func checkRows(t *testing.T, addr string) {
 	rows := func() (r rowsJSON) {
 		t.Helper()
 		got := rowraftCmd(t, "row", "get", "t", "9223372036854775808", "0x7", "-o", "json", "--insecure", "--endpoints", addr)
-		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != exitDone || len(r.Rows) != 2 || r.Rows[0].Key != "7" || r.Rows[1].Key != "9223372036854775808" {
+		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != cli.ExitDone || len(r.Rows) != 2 || r.Rows[0].Key != "7" || r.Rows[1].Key != "9223372036854775808" {
 			t.Fatalf("row get: %+v, %v", got, err)
 		}
 		return r
@@ -504,17 +505,17 @@ func checkRows(t *testing.T, addr string) {
 	if r := rows().Rows; !r[0].Exists || !r[1].Exists || !slices.Equal(r[1].Weights, []float32{5, 6, 7, 8}) {
 		t.Errorf("rows %+v", r)
 	}
-	if got := rowraftCmd(t, "row", "delete", "t", "0x8000000000000000", "99", "--insecure", "--endpoints", addr); got.code != exitDone || !strings.Contains(got.out, "2 keys") {
+	if got := rowraftCmd(t, "row", "delete", "t", "0x8000000000000000", "99", "--insecure", "--endpoints", addr); got.code != cli.ExitDone || !strings.Contains(got.out, "2 keys") {
 		t.Errorf("row delete: %+v", got)
 	}
 	if r := rows().Rows; !r[0].Exists || r[1].Exists || slices.Equal(r[1].Weights, []float32{5, 6, 7, 8}) {
 		t.Errorf("after the delete: rows %+v", r)
 	}
 	checkRowModes(t, addr)
-	if got := rowraftCmd(t, "row", "delete", "t", "x", "--insecure", "--endpoints", addr); got.code != exitUsage || !strings.Contains(got.errout, "0x in hexadecimal") {
+	if got := rowraftCmd(t, "row", "delete", "t", "x", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage || !strings.Contains(got.errout, "0x in hexadecimal") {
 		t.Errorf("a key that is none: %+v", got)
 	}
-	if got := rowraftCmd(t, "row", "delete", "t", "--insecure", "--endpoints", addr); got.code != exitUsage {
+	if got := rowraftCmd(t, "row", "delete", "t", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage {
 		t.Errorf("no key: %+v", got)
 	}
 }
@@ -528,19 +529,8 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	for _, format := range []string{"table", "json", "yaml"} {
 		var stderr strings.Builder
 		args := []string{"shard", "list", "--insecure", "--endpoints", addr, "-o", format}
-		if code := run(t.Context(), args, fullDisk{}, &stderr); code != exitFailed || !strings.Contains(stderr.String(), "no space left") {
-			t.Errorf("-o %s: code %d, %q, want %d and the reason", format, code, stderr.String(), exitFailed)
-		}
-	}
-}
-
-// Nothing is started for a benchmark that could not be what was asked for.
-func TestBenchRefusesBeforeItStartsServers(t *testing.T) {
-	for _, tc := range []struct{ flag, value string }{{"--dtype", "float16"}, {"--optimizer", "lamb"}, {"--keys", "normal"}, {"--dim", "0"}} {
-		var stderr strings.Builder
-		code := run(t.Context(), []string{"bench", "pull", tc.flag, tc.value}, &stderr, &stderr)
-		if got := stderr.String(); code != exitUsage || !strings.Contains(got, tc.value) || strings.Contains(got, "starting") {
-			t.Errorf("%s %s: code %d, %q, want %d and no servers", tc.flag, tc.value, code, got, exitUsage)
+		if code := run(t.Context(), args, fullDisk{}, &stderr); code != cli.ExitFailed || !strings.Contains(stderr.String(), "no space left") {
+			t.Errorf("-o %s: code %d, %q, want %d and the reason", format, code, stderr.String(), cli.ExitFailed)
 		}
 	}
 }

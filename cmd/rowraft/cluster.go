@@ -10,6 +10,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -30,7 +31,7 @@ Exit codes: 0 healthy; 3 degraded or critical; 4 no server answers; 2 a wrong co
 		Example: `  rowraft cluster status --endpoints 10.0.0.1:7070,10.0.0.2:7070
   rowraft cluster status -o json | jq -r '.findings[] | select(.severity != "note") | .text'
   rowraft cluster status >/dev/null || echo "exit code $?: somebody should look"`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := g.withTimeout(cmd)
 			defer cancel()
@@ -39,11 +40,11 @@ Exit codes: 0 healthy; 3 degraded or critical; 4 no server answers; 2 a wrong co
 				return fmt.Errorf("cluster status: %w", err)
 			}
 			v := newClusterJSON(reply)
-			if err := show(cmd.OutOrStdout(), g.output, v, v.print); err != nil {
+			if err := cli.Show(cmd.OutOrStdout(), g.output, v, v.print); err != nil {
 				return err
 			}
 			if !v.Healthy {
-				return verdictError{fmt.Errorf("the cluster is %s", v.headline())}
+				return cli.Verdict(fmt.Errorf("the cluster is %s", v.headline()))
 			}
 			return nil
 		},
@@ -96,7 +97,7 @@ type jobJSON struct {
 
 func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 	v := &clusterJSON{
-		Schema: jsonSchema, ClusterID: r.GetMap().GetClusterId(), MapVersion: r.GetMap().GetVersion(),
+		Schema: cli.JSONSchema, ClusterID: r.GetMap().GetClusterId(), MapVersion: r.GetMap().GetVersion(),
 		Shards: len(r.GetMap().GetShards()), Tables: len(r.GetMap().GetTables()), ExpectedServers: r.GetExpectedServers(),
 		Servers: []serverJSON{}, Jobs: []jobJSON{},
 	}
@@ -146,10 +147,10 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 	if err := v.printFindings(w); err != nil {
 		return err
 	}
-	if err := facts(w,
+	if err := cli.Facts(w,
 		"CLUSTER", v.ClusterID,
 		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, all, v.ExpectedServers),
-		"MAP", fmt.Sprintf("version %d, %s, %s", v.MapVersion, plural(v.Shards, "shard"), plural(v.Tables, "table")),
+		"MAP", fmt.Sprintf("version %d, %s, %s", v.MapVersion, cli.Plural(v.Shards, "shard"), cli.Plural(v.Tables, "table")),
 	); err != nil {
 		return err
 	}
@@ -158,7 +159,7 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 	if wide {
 		header = append(header, "LOG", "VERSION", "PEER ADDRESS", "ID")
 	}
-	t := newTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "DISK FREE", "LOG")
+	t := cli.NewTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "DISK FREE", "LOG")
 	for _, s := range v.Servers {
 		role := "-"
 		switch {
@@ -170,17 +171,17 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 			role = "member"
 		}
 		row := table.Row{
-			nameOr(s.Name, s.ID), s.Addr, s.State, ago(time.Duration(s.SecondsSinceHeartbeat * float64(time.Second))), role,
-			s.Replicas, s.Leads, count(s.Rows), size(s.MemoryBytes), "-",
+			nameOr(s.Name, s.ID), s.Addr, s.State, cli.Ago(time.Duration(s.SecondsSinceHeartbeat * float64(time.Second))), role,
+			s.Replicas, s.Leads, cli.Count(s.Rows), cli.Size(s.MemoryBytes), "-",
 		}
 		if s.SchedulerOnly {
 			row = append(row[:5], "-", "-", "-", "-", "-")
 		}
 		if s.DiskFreeBytes != nil {
-			row[len(row)-1] = size(*s.DiskFreeBytes)
+			row[len(row)-1] = cli.Size(*s.DiskFreeBytes)
 		}
 		if wide {
-			row = append(row, size(s.LogBytes), dash(s.Version), s.PeerAddr, s.ID)
+			row = append(row, cli.Size(s.LogBytes), dash(s.Version), s.PeerAddr, s.ID)
 		}
 		t.AppendRow(row)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler"
 )
@@ -69,10 +70,10 @@ func (v *clusterJSON) judge(r *rowraftv1.StatusReply) {
 func (v *clusterJSON) headline() string {
 	words := v.Verdict
 	if n := len(v.Problems); n > 0 {
-		words += ": " + plural(n, "problem")
+		words += ": " + cli.Plural(n, "problem")
 	}
 	if n := len(v.Findings) - len(v.Problems); n > 0 {
-		words += ", " + plural(n, "note")
+		words += ", " + cli.Plural(n, "note")
 	}
 	return words
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -59,18 +60,18 @@ func TestGoldenOutputOfClusters(t *testing.T) {
 		says   string
 	}{
 		{name: "cluster-healthy", status: well()},
-		{name: "cluster-status", status: sample(), code: exitVerdict, says: "degraded: 3 problems"},
-		{name: "cluster-status-wide", status: sample(), args: "-o wide", code: exitVerdict, says: "degraded"},
-		{name: "cluster-status-json", status: sample(), args: "-o json", code: exitVerdict, says: "degraded"},
-		{name: "cluster-status-yaml", status: sample(), args: "-o yaml", code: exitVerdict, says: "degraded"},
-		{name: "cluster-of-before", status: sample(), old: true, code: exitVerdict, says: "degraded: 2 problems"},
-		{name: "moving-cluster", status: moving(), code: exitVerdict, says: "degraded"},
-		{name: "cluster-critical", status: illness(), code: exitVerdict, says: "critical"},
+		{name: "cluster-status", status: sample(), code: cli.ExitVerdict, says: "degraded: 3 problems"},
+		{name: "cluster-status-wide", status: sample(), args: "-o wide", code: cli.ExitVerdict, says: "degraded"},
+		{name: "cluster-status-json", status: sample(), args: "-o json", code: cli.ExitVerdict, says: "degraded"},
+		{name: "cluster-status-yaml", status: sample(), args: "-o yaml", code: cli.ExitVerdict, says: "degraded"},
+		{name: "cluster-of-before", status: sample(), old: true, code: cli.ExitVerdict, says: "degraded: 2 problems"},
+		{name: "moving-cluster", status: moving(), code: cli.ExitVerdict, says: "degraded"},
+		{name: "cluster-critical", status: illness(), code: cli.ExitVerdict, says: "critical"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			addr := start(t, &fakeCluster{status: tc.status, old: tc.old})
 			got := rowraftCmd(t, append([]string{"cluster", "status", "--insecure", "--endpoints", addr}, strings.Fields(tc.args)...)...)
-			if got.code != tc.code || !strings.Contains(got.errout, tc.says) || (got.errout == "") != (tc.code == exitDone) {
+			if got.code != tc.code || !strings.Contains(got.errout, tc.says) || (got.errout == "") != (tc.code == cli.ExitDone) {
 				t.Errorf("exit code %d, stderr %q; want %d and %q", got.code, got.errout, tc.code, tc.says)
 			}
 			golden(t, tc.name, got.out)
@@ -85,7 +86,7 @@ func TestNotesAreNoProblem(t *testing.T) {
 	r.Nodes[0].Node.Intent = rowraftv1.NodeIntent_NODE_INTENT_DRAIN
 	r.Moves = []*rowraftv1.MoveStatus{{Move: &rowraftv1.Move{Id: 4, Shard: 1, To: &rowraftv1.Replica{Id: "x", Node: "00000001-aaaa"}, Phase: rowraftv1.MovePhase_MOVE_PHASE_LEARN}}}
 	got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", start(t, &fakeCluster{status: r}))
-	if got.code != exitDone || !strings.HasPrefix(got.out, "healthy, 2 notes\n") || !strings.Contains(got.out, "rowraft node undrain n1") {
+	if got.code != cli.ExitDone || !strings.HasPrefix(got.out, "healthy, 2 notes\n") || !strings.Contains(got.out, "rowraft node undrain n1") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -126,7 +127,7 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 		}
 	}
 	got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s")
-	if got.code != exitVerdict || !strings.HasPrefix(got.out, "critical: ") {
+	if got.code != cli.ExitVerdict || !strings.HasPrefix(got.out, "critical: ") {
 		t.Fatalf("%+v", got)
 	}
 	for _, says := range []string{"The scheduler has no leader", "Server n2 at " + gone + " is down, with the 2 replicas it holds: it does not answer.", "Shard 1: no majority of the replicas answers", "Away: n2, n3.", "who comes back with its data ends this", "runbook lose-a-majority"} {
@@ -135,12 +136,12 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 		}
 	}
 	h.silent.Store(1) // until patience ends: it may only be slow, and is asked itself
-	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != exitVerdict {
+	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != cli.ExitVerdict {
 		t.Errorf("a server that says hello late: %+v", got)
 	}
 	h.silent.Store(0)
 	h.refuses = rowraft.Errorf(rowraft.CodeDenied, "trainers may not")
-	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != exitUnavailable || got.out != "" {
+	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != cli.ExitUnavailable || got.out != "" {
 		t.Errorf("who may not ask: %+v", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -24,7 +25,7 @@ the other variables, name; where it does not answer at once there are none.`,
 		Example: `  source <(rowraft completion bash)
   rowraft completion zsh > "${fpath[1]}/_rowraft"
   rowraft completion fish > ~/.config/fish/completions/rowraft.fish`,
-		Args:      oneArg("the shell: bash, zsh, fish or powershell"),
+		Args:      cli.OneArg("the shell: bash, zsh, fish or powershell"),
 		ValidArgs: shells,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			root, w := cmd.Root(), cmd.OutOrStdout()
@@ -38,7 +39,7 @@ the other variables, name; where it does not answer at once there are none.`,
 			case "powershell":
 				return root.GenPowerShellCompletionWithDesc(w)
 			}
-			return usagef("shell %q: want bash, zsh, fish or powershell%s", args[0], didYouMean("", args[0], shells))
+			return cli.Usagef("shell %q: want bash, zsh, fish or powershell%s", args[0], cli.DidYouMean("", args[0], shells))
 		},
 	}
 }
@@ -120,7 +121,7 @@ func completeNames(g *globals, root *cobra.Command) {
 			return g.names(cmd, f.names), cobra.ShellCompDirectiveNoFileComp
 		})
 	}
-	complete(root, "output", cobra.FixedCompletions([]string{formatTable, formatWide, formatJSON, formatYAML}, cobra.ShellCompDirectiveNoFileComp))
+	complete(root, "output", cobra.FixedCompletions([]string{cli.FormatTable, cli.FormatWide, cli.FormatJSON, cli.FormatYAML}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func commandAt(root *cobra.Command, path string) *cobra.Command {
@@ -140,7 +141,7 @@ func complete(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
 // names asks the cluster that the flags and the environment name; none if it does not
 // answer at once.
 func (g *globals) names(cmd *cobra.Command, of namer) []string {
-	if err := fromEnvironment(cmd.Flags()); err != nil {
+	if err := cli.FromEnvironment(cmd.Flags()); err != nil {
 		return nil
 	}
 	if g.tls.IsZero() {

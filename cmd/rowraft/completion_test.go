@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // TestCompletion: a shell is offered commands, flags, and the names that the cluster has.
@@ -36,20 +38,20 @@ func TestCompletion(t *testing.T) {
 		for line := range strings.Lines(got.out) {
 			found = found || strings.HasPrefix(line, tc.want)
 		}
-		if got.code != exitDone || !found {
+		if got.code != cli.ExitDone || !found {
 			t.Errorf("rowraft %s<TAB>: code %d, want %q among\n%s", tc.line, got.code, tc.want, got.out)
 		}
 	}
 	got := rowraftCmd(t, "__complete", "shard", "describe", "--insecure", "--endpoints", unusedAddr(t), "")
-	if got.code != exitDone || !strings.HasPrefix(got.out, ":") {
+	if got.code != cli.ExitDone || !strings.HasPrefix(got.out, ":") {
 		t.Errorf("without a cluster: %+v, want no name", got)
 	}
 	for _, shell := range shells {
-		if got := rowraftCmd(t, "completion", shell); got.code != exitDone || !strings.Contains(got.out, "rowraft") || got.errout != "" {
+		if got := rowraftCmd(t, "completion", shell); got.code != cli.ExitDone || !strings.Contains(got.out, "rowraft") || got.errout != "" {
 			t.Errorf("completion %s: code %d, %d bytes, stderr %q", shell, got.code, len(got.out), got.errout)
 		}
 	}
-	if got := rowraftCmd(t, "completion", "bsh"); got.code != exitUsage || !strings.Contains(got.errout, `did you mean "bash"`) {
+	if got := rowraftCmd(t, "completion", "bsh"); got.code != cli.ExitUsage || !strings.Contains(got.errout, `did you mean "bash"`) {
 		t.Errorf("%+v", got)
 	}
 }

@@ -10,34 +10,26 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/rowraft/rowraft/internal/flagenv"
+	"github.com/rowraft/rowraft/internal/cli"
 )
-
-// fromEnvironment sets the flags that were not given and whose variable is set.
-func fromEnvironment(flags *pflag.FlagSet) error {
-	if err := flagenv.Set(flags); err != nil {
-		return &usageError{err}
-	}
-	return nil
-}
 
 // fromFile sets the flags that were given neither on the command line nor in the
 // environment from a YAML file, whose keys are the names of flags.
 func fromFile(flags *pflag.FlagSet, path string) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return usagef("configuration: %w", err)
+		return cli.Usagef("configuration: %w", err)
 	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal(raw, &doc); err != nil {
-		return usagef("configuration %s: %w", path, err)
+		return cli.Usagef("configuration %s: %w", path, err)
 	}
 	if len(doc.Content) == 0 {
 		return nil // an empty file
 	}
 	top := doc.Content[0]
 	if top.Kind != yaml.MappingNode {
-		return usagef("configuration %s: line %d: want lines of `flag: value`", path, top.Line)
+		return cli.Usagef("configuration %s: line %d: want lines of `flag: value`", path, top.Line)
 	}
 	seen := make(map[string]bool)
 	for i := 0; i+1 < len(top.Content); i += 2 {
@@ -46,20 +38,20 @@ func fromFile(flags *pflag.FlagSet, path string) error {
 		f := flags.Lookup(key.Value)
 		switch {
 		case f == nil || key.Value == "help" || key.Value == "config":
-			return usagef("%s: unknown key %q%s", at, key.Value, didYouMean("", key.Value, flagNames(flags)))
+			return cli.Usagef("%s: unknown key %q%s", at, key.Value, cli.DidYouMean("", key.Value, flagNames(flags)))
 		case seen[key.Value]:
-			return usagef("%s: key %q stands there twice", at, key.Value)
+			return cli.Usagef("%s: key %q stands there twice", at, key.Value)
 		}
 		seen[key.Value] = true
 		text, err := scalarText(value)
 		if err != nil {
-			return usagef("%s: key %q: %w", at, key.Value, err)
+			return cli.Usagef("%s: key %q: %w", at, key.Value, err)
 		}
 		if f.Changed {
 			continue
 		}
 		if err := flags.Set(key.Value, text); err != nil {
-			return usagef("%s: %w", at, err)
+			return cli.Usagef("%s: %w", at, err)
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -30,7 +31,7 @@ type cluster struct {
 
 func (g *globals) connect() (*cluster, error) {
 	if len(g.endpoints) == 0 {
-		return nil, usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
+		return nil, cli.Usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
 	}
 	conf, err := g.clientTLS()
 	if err != nil {
@@ -43,9 +44,9 @@ func (g *globals) connect() (*cluster, error) {
 func (g *globals) clientTLS() (*certs.Source, error) {
 	switch {
 	case g.insecure && !g.tls.IsZero():
-		return nil, usagef("both certificates and --insecure are given: want one of them")
+		return nil, cli.Usagef("both certificates and --insecure are given: want one of them")
 	case !g.insecure && g.tls.IsZero():
-		return nil, usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it")
+		return nil, cli.Usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it")
 	}
 	return g.tls.OpenToCall(nil)
 }
@@ -71,7 +72,7 @@ func (c *cluster) conn(addr string) (*grpc.ClientConn, error) {
 	if conn == nil {
 		var err error
 		if conn, err = rpc.Dial(addr, c.tls, nil); err != nil {
-			return nil, usagef("address %q: %w", addr, err)
+			return nil, cli.Usagef("address %q: %w", addr, err)
 		}
 		c.conns[addr] = conn
 	}
@@ -217,7 +218,7 @@ func (c *cluster) findLeader(ctx context.Context) (string, error) {
 		return "", rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader; no answer from: %s", orNone(silent))
 	}
 	err := rowraft.Errorf(rowraft.CodeNoLeader, "no server answers: %s", strings.Join(silent, "; "))
-	err = &hintedError{err, "is it running, is --endpoints right, and do both sides use TLS or both --insecure?"}
+	err = cli.Hint(err, "is it running, is --endpoints right, and do both sides use TLS or both --insecure?")
 	if slow {
 		return "", err
 	}

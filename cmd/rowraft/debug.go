@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -37,13 +38,13 @@ lists what could not be had, and why: servers that are down do not stop it.
 The exit code is 0 also where something is missing, 4 if no server answered.`,
 		Example: `  rowraft debug zip /tmp/rowraft.zip --ops 10.0.0.1:7072,10.0.0.2:7072,10.0.0.3:7072
   rowraft debug zip /tmp/rowraft.zip --timeout 2m`,
-		Args: oneArg("the FILE to write, which must not be there yet"),
+		Args: cli.OneArg("the FILE to write, which must not be there yet"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := g.debugZip(cmd, args[0], ops)
 			if err != nil {
 				return fmt.Errorf("debug zip: %w", err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	zipCmd.Flags().StringSliceVar(&ops, "ops", nil, "host:port of the servers' --ops-listen, comma-separated; default: no metrics and profiles")
@@ -67,7 +68,7 @@ type missingJSON struct {
 }
 
 func (v *bundleJSON) print(w io.Writer, _ bool) error {
-	if _, err := fmt.Fprintf(w, "%s: %s, %d missing\n", v.File, plural(len(v.Parts), "part"), len(v.Missing)); err != nil {
+	if _, err := fmt.Fprintf(w, "%s: %s, %d missing\n", v.File, cli.Plural(len(v.Parts), "part"), len(v.Missing)); err != nil {
 		return err
 	}
 	for _, m := range v.Missing {
@@ -112,8 +113,8 @@ func (g *globals) debugZip(cmd *cobra.Command, file string, ops []string) (v *bu
 			err = errors.Join(err, os.Remove(file))
 		}
 	}()
-	v = &bundleJSON{Schema: jsonSchema, File: file, Created: time.Now().UTC().Format(time.RFC3339), Version: buildVersion().Version, Parts: []string{}, Missing: []missingJSON{}}
-	fmt.Fprintf(cmd.ErrOrStderr(), "asking for %s\n", plural(len(parts), "part"))
+	v = &bundleJSON{Schema: cli.JSONSchema, File: file, Created: time.Now().UTC().Format(time.RFC3339), Version: buildVersion().Version, Parts: []string{}, Missing: []missingJSON{}}
+	fmt.Fprintf(cmd.ErrOrStderr(), "asking for %s\n", cli.Plural(len(parts), "part"))
 	return v, v.write(ctx, out, parts)
 }
 

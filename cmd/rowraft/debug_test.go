@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -40,7 +41,7 @@ func TestDebugZip(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "out.zip")
 	args := []string{"debug", "zip", file, "--insecure", "--endpoints", addr, "--ops", strings.TrimPrefix(ops.URL, "http://")}
 	got := rowraftCmd(t, args...)
-	if got.code != exitDone || !strings.Contains(got.out, "3 missing") || !strings.Contains(got.out, "servers/n3/status.json") {
+	if got.code != cli.ExitDone || !strings.Contains(got.out, "3 missing") || !strings.Contains(got.out, "servers/n3/status.json") {
 		t.Fatalf("%+v", got)
 	}
 	all := unzipped(t, file)
@@ -64,7 +65,7 @@ func TestDebugZip(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v: want a file of its owner", info, err)
 	}
-	if got := rowraftCmd(t, args...); got.code != exitFailed || !strings.Contains(got.errout, "exists") {
+	if got := rowraftCmd(t, args...); got.code != cli.ExitFailed || !strings.Contains(got.errout, "exists") {
 		t.Errorf("a file that is there: %+v", got)
 	}
 }

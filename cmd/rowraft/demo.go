@@ -7,16 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // demoConfig says what the demo runs.
@@ -33,22 +31,22 @@ type demoConfig struct {
 
 // demoResult is the JSON of a demo; the field names are a contract.
 type demoResult struct {
-	Schema             string   `json:"schema"`
-	AUC                number   `json:"auc"`
-	BestAUC            number   `json:"best_auc"` // null on the user's own data
-	LogLoss            number   `json:"log_loss"`
-	ExamplesPerSecond  number   `json:"examples_per_second"`
-	FailoverSeconds    number   `json:"failover_seconds"` // null if nothing was killed
-	CatchUpSeconds     number   `json:"catch_up_seconds"` // restart → caught up
-	PushesAcknowledged int64    `json:"pushes_acknowledged"`
-	PushesLost         int64    `json:"pushes_lost"`
-	PushesDuplicated   int64    `json:"pushes_duplicated"`
-	ReplicasSame       int      `json:"replicas_same"`
-	Replicas           int      `json:"replicas"`
-	ReplicasIdentical  bool     `json:"replicas_identical"`
-	Seconds            float64  `json:"seconds"`
-	OK                 bool     `json:"ok"`
-	Problems           []string `json:"problems"`
+	Schema             string              `json:"schema"`
+	AUC                localcluster.Number `json:"auc"`
+	BestAUC            localcluster.Number `json:"best_auc"` // null on the user's own data
+	LogLoss            localcluster.Number `json:"log_loss"`
+	ExamplesPerSecond  localcluster.Number `json:"examples_per_second"`
+	FailoverSeconds    localcluster.Number `json:"failover_seconds"` // null if nothing was killed
+	CatchUpSeconds     localcluster.Number `json:"catch_up_seconds"` // restart → caught up
+	PushesAcknowledged int64               `json:"pushes_acknowledged"`
+	PushesLost         int64               `json:"pushes_lost"`
+	PushesDuplicated   int64               `json:"pushes_duplicated"`
+	ReplicasSame       int                 `json:"replicas_same"`
+	Replicas           int                 `json:"replicas"`
+	ReplicasIdentical  bool                `json:"replicas_identical"`
+	Seconds            float64             `json:"seconds"`
+	OK                 bool                `json:"ok"`
+	Problems           []string            `json:"problems"`
 }
 
 // demoRun is a demo in progress.
@@ -76,7 +74,7 @@ const (
 func runDemo(ctx context.Context, cfg demoConfig, out io.Writer, terminal bool) (result *demoResult, err error) {
 	d := &demoRun{cfg: cfg, view: newDemoView(out, terminal)}
 	defer d.view.done()
-	if d.cfg.trainerBinary, err = findTrainer(cfg.trainerBinary); err != nil {
+	if d.cfg.trainerBinary, err = localcluster.FindBinary("rowraft-trainer", cfg.trainerBinary); err != nil {
 		return nil, err
 	}
 	if d.dir, err = os.MkdirTemp("", "rowraft-demo-"); err != nil {
@@ -99,27 +97,6 @@ func runDemo(ctx context.Context, cfg demoConfig, out io.Writer, terminal bool) 
 	return d.check(ctx, results)
 }
 
-// findTrainer returns the path of rowraft-trainer: the given one, that beside this binary, or
-// that in the path.
-func findTrainer(given string) (string, error) {
-	if given != "" {
-		return given, nil
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	beside := filepath.Join(filepath.Dir(self), "rowraft-trainer")
-	if _, err := os.Stat(beside); err == nil {
-		return beside, nil
-	}
-	path, err := exec.LookPath("rowraft-trainer")
-	if err != nil {
-		return "", rowraft.Errorf(rowraft.CodeNotFound, "no rowraft-trainer beside %s nor in PATH: run `make build`", self)
-	}
-	return path, nil
-}
-
 func (d *demoRun) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, demoStartTime)
 	defer cancel()
@@ -133,7 +110,7 @@ func (d *demoRun) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.view.event("%s up: %s", plural(d.cfg.servers, "server"), strings.Join(d.cluster.Endpoints(), ", "))
+	d.view.event("%s up: %s", cli.Plural(d.cfg.servers, "server"), strings.Join(d.cluster.Endpoints(), ", "))
 	d.client, err = client.Dial(ctx, client.Options{Endpoints: d.cluster.Endpoints()})
 	return err
 }
@@ -157,24 +134,24 @@ func (d *demoRun) cleanUp(keep bool) error {
 
 // train runs the trainers and follows their events; half-way it kills the server
 // that leads the most shards.
-func (d *demoRun) train(ctx context.Context) ([]trainerResult, error) {
+func (d *demoRun) train(ctx context.Context) ([]localcluster.TrainerResult, error) {
 	config, err := d.writeJob()
 	if err != nil {
 		return nil, err
 	}
-	procs, err := startTrainers(d.cfg.trainerBinary, d.dir, func(int) string { return config }, d.cluster.Endpoints(), d.cfg.trainers)
+	procs, err := localcluster.StartTrainers(d.cfg.trainerBinary, d.dir, func(int) string { return config }, d.cluster.Endpoints(), d.cfg.trainers)
 	if err != nil {
 		return nil, err
 	}
-	d.view.event("%s on %s", plural(d.cfg.trainers, "trainer"), d.dataName())
+	d.view.event("%s on %s", cli.Plural(d.cfg.trainers, "trainer"), d.dataName())
 	defer func() {
-		procs.kill()
-		procs.drain(context.WithoutCancel(ctx))
+		procs.Kill()
+		procs.Drain(context.WithoutCancel(ctx))
 	}()
 	progress := newDemoProgress()
 	for {
 		select {
-		case e, ok := <-procs.events:
+		case e, ok := <-procs.Events:
 			if !ok {
 				return d.finish(ctx, procs)
 			}
@@ -195,13 +172,13 @@ func (d *demoRun) train(ctx context.Context) ([]trainerResult, error) {
 }
 
 // follow acts on one event of a trainer.
-func (d *demoRun) follow(ctx context.Context, e trainerEvent, total trainerEvent) error {
+func (d *demoRun) follow(ctx context.Context, e localcluster.TrainerEvent, total localcluster.TrainerEvent) error {
 	switch e.Event {
-	case eventStep:
+	case localcluster.EventStep:
 		d.view.progress(total)
-	case eventSkipped:
+	case localcluster.EventSkipped:
 		d.view.event("trainer %d: %s", e.Rank, e.Message)
-	case eventAck:
+	case localcluster.EventAck:
 		if !d.killedAt.IsZero() && d.recoveredAt.IsZero() && e.Sent != nil && e.Sent.After(d.killedAt) {
 			d.recoveredAt = e.Time
 			d.view.event("first push acknowledged %.2f s after the kill", e.Time.Sub(d.killedAt).Seconds())
@@ -244,7 +221,7 @@ func (d *demoRun) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, err
 	defer cancel()
 	leads := make(map[rowraft.NodeID]int)
 	for _, s := range d.cluster.Servers() {
-		st, err := awaitStatus(ctx, s.Addr)
+		st, err := localcluster.AwaitStatus(ctx, s.Addr)
 		if err != nil {
 			return nil, err
 		}
@@ -255,36 +232,6 @@ func (d *demoRun) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, err
 		}
 	}
 	return leads, nil
-}
-
-// awaitStatus asks a server that runs until it answers, or ctx ends: on a busy machine it may stand
-// still for seconds.
-func awaitStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
-	for {
-		st, err := nodeStatus(ctx, addr)
-		if err == nil || ctx.Err() != nil {
-			return st, err
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
-}
-
-func nodeStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
-	conn, err := rpc.Dial(addr, nil, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	st, err := rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("status of server %s: %w", addr, err)
-	}
-	return st, nil
 }
 
 // restart brings the killed server back and waits, beside the training, until
@@ -311,7 +258,7 @@ func (d *demoRun) awaitCaughtUp(ctx context.Context) error {
 		if s == d.victim {
 			continue
 		}
-		st, err := awaitStatus(ctx, s.Addr)
+		st, err := localcluster.AwaitStatus(ctx, s.Addr)
 		if err != nil {
 			return err
 		}
@@ -320,7 +267,7 @@ func (d *demoRun) awaitCaughtUp(ctx context.Context) error {
 		}
 	}
 	for {
-		st, err := nodeStatus(ctx, d.victim.Addr)
+		st, err := localcluster.Status(ctx, d.victim.Addr)
 		if err != nil && ctx.Err() != nil {
 			return err
 		}
@@ -340,8 +287,8 @@ func (d *demoRun) awaitCaughtUp(ctx context.Context) error {
 }
 
 // finish waits for a restart under way and reads the trainers' results.
-func (d *demoRun) finish(ctx context.Context, procs *trainerProcs) ([]trainerResult, error) {
-	if err := procs.err(); err != nil {
+func (d *demoRun) finish(ctx context.Context, procs *localcluster.Trainers) ([]localcluster.TrainerResult, error) {
+	if err := procs.Err(); err != nil {
 		return nil, err
 	}
 	if d.victim != nil && d.restartedAt.IsZero() {
@@ -353,11 +300,11 @@ func (d *demoRun) finish(ctx context.Context, procs *trainerProcs) ([]trainerRes
 		}
 		d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name, d.caughtUp.Sub(d.restartedAt).Seconds())
 	}
-	return procs.results()
+	return procs.Results()
 }
 
 // check counts what was lost and compares the replicas.
-func (d *demoRun) check(ctx context.Context, results []trainerResult) (*demoResult, error) {
+func (d *demoRun) check(ctx context.Context, results []localcluster.TrainerResult) (*demoResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, demoCheckTime)
 	defer cancel()
 	r := &demoResult{Schema: "rowraft/v1", Seconds: time.Since(d.view.start).Seconds(), Problems: []string{}}
@@ -396,8 +343,8 @@ func (r *demoResult) judge(killed bool) {
 	say(r.PushesDuplicated > 0, "%d pushes were applied twice", r.PushesDuplicated)
 	say(!r.ReplicasIdentical, "only %d of %d replicas agree with their shard's first", r.ReplicasSame, r.Replicas)
 	say(r.PushesAcknowledged == 0, "no push was acknowledged")
-	say(killed && !r.FailoverSeconds.known(), "no push was acknowledged after the kill")
-	say(r.BestAUC.known() && !(r.AUC >= r.BestAUC-maxAUCGap), "AUC %.4f is more than %.2f below the best possible %.4f", float64(r.AUC), maxAUCGap, float64(r.BestAUC))
+	say(killed && !r.FailoverSeconds.Known(), "no push was acknowledged after the kill")
+	say(r.BestAUC.Known() && !(r.AUC >= r.BestAUC-maxAUCGap), "AUC %.4f is more than %.2f below the best possible %.4f", float64(r.AUC), maxAUCGap, float64(r.BestAUC))
 	r.OK = len(r.Problems) == 0
 }
 

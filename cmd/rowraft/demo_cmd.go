@@ -11,6 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
 func newDemoCmd(g *globals) *cobra.Command {
@@ -30,14 +33,14 @@ Exit code 0 only if nothing was lost or doubled, all replicas agree, and the AUC
 within 0.03 of the best possible; 3 otherwise.`,
 		Example: `  rowraft demo
   rowraft demo --data clicks.csv --schema clicks.yaml --json result.json`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.kill = !noKill
 			if err := cfg.check(); err != nil {
 				return err
 			}
 			if _, err := os.Stat(filepath.Dir(jsonPath)); err != nil { // better now than after the run
-				return usagef("--json %s: %w", jsonPath, err)
+				return cli.Usagef("--json %s: %w", jsonPath, err)
 			}
 			stderr := cmd.ErrOrStderr()
 			f, isFile := stderr.(*os.File)
@@ -50,11 +53,11 @@ within 0.03 of the best possible; 3 otherwise.`,
 					return err
 				}
 			}
-			if err := show(cmd.OutOrStdout(), g.output, r, func(w io.Writer, _ bool) error { return r.print(w) }); err != nil {
+			if err := cli.Show(cmd.OutOrStdout(), g.output, r, func(w io.Writer, _ bool) error { return r.print(w) }); err != nil {
 				return err
 			}
 			if !r.OK {
-				return verdictError{errors.New("demo: the run has shown something wrong, see above")}
+				return cli.Verdict(errors.New("demo: the run has shown something wrong, see above"))
 			}
 			return nil
 		},
@@ -81,26 +84,26 @@ var demoModes = []string{"async", "sync", "ssp", "geo"}
 func (c *demoConfig) check() error {
 	switch {
 	case c.servers < 1 || c.servers > 9:
-		return usagef("--servers %d: want 1 to 9", c.servers)
+		return cli.Usagef("--servers %d: want 1 to 9", c.servers)
 	case c.servers < 3 && c.kill:
-		return usagef("--servers %d: a cluster of fewer than 3 cannot go on without its leader: add --no-kill", c.servers)
+		return cli.Usagef("--servers %d: a cluster of fewer than 3 cannot go on without its leader: add --no-kill", c.servers)
 	case c.shards < 1 || c.shards > 64:
-		return usagef("--shards %d: want 1 to 64", c.shards)
+		return cli.Usagef("--shards %d: want 1 to 64", c.shards)
 	case c.trainers < 1 || c.trainers > 16:
-		return usagef("--trainers %d: want 1 to 16", c.trainers)
+		return cli.Usagef("--trainers %d: want 1 to 16", c.trainers)
 	case c.steps < 0:
-		return usagef("--steps %d: want 0 or more", c.steps)
+		return cli.Usagef("--steps %d: want 0 or more", c.steps)
 	case !slices.Contains(demoModes, c.mode):
-		return usagef("--mode %q: want one of %s", c.mode, strings.Join(demoModes, ", "))
+		return cli.Usagef("--mode %q: want one of %s", c.mode, strings.Join(demoModes, ", "))
 	case (c.data == "") != (c.schema == ""):
-		return usagef("--data and --schema belong together: one of them is missing")
+		return cli.Usagef("--data and --schema belong together: one of them is missing")
 	}
 	for _, file := range []struct{ flag, path string }{{"--data", c.data}, {"--schema", c.schema}} {
 		if file.path == "" {
 			continue
 		}
 		if _, err := os.Stat(file.path); err != nil {
-			return usagef("%s: %w", file.flag, err)
+			return cli.Usagef("%s: %w", file.flag, err)
 		}
 	}
 	return nil
@@ -108,21 +111,21 @@ func (c *demoConfig) check() error {
 
 // print writes the result for a person.
 func (r *demoResult) print(w io.Writer) error {
-	known := func(n number, format string) string {
-		if !n.known() {
+	known := func(n localcluster.Number, format string) string {
+		if !n.Known() {
 			return "–"
 		}
 		return fmt.Sprintf(format, float64(n))
 	}
-	err := facts(w,
+	err := cli.Facts(w,
 		"AUC", known(r.AUC, "%.4f"),
 		"best possible AUC", known(r.BestAUC, "%.4f"),
 		"examples/s", known(r.ExamplesPerSecond, "%.0f"),
 		"kill to next acknowledged push", known(r.FailoverSeconds, "%.2f s"),
 		"restart to caught up", known(r.CatchUpSeconds, "%.2f s"),
-		"pushes acknowledged", count(uint64(r.PushesAcknowledged)),
-		"lost", count(uint64(r.PushesLost)),
-		"applied twice", count(uint64(r.PushesDuplicated)),
+		"pushes acknowledged", cli.Count(uint64(r.PushesAcknowledged)),
+		"lost", cli.Count(uint64(r.PushesLost)),
+		"applied twice", cli.Count(uint64(r.PushesDuplicated)),
 		"replicas that agree", fmt.Sprintf("%d of %d", r.ReplicasSame, r.Replicas),
 		"time", fmt.Sprintf("%.0f s", r.Seconds),
 	)

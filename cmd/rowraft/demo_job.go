@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
 // demoJob is the name of the demo's training job; its tables begin with it.
@@ -74,7 +76,7 @@ func (d *demoRun) evaluate(ctx context.Context, r *demoResult) error {
 	if err != nil {
 		return err
 	}
-	var e trainerResult
+	var e localcluster.TrainerResult
 	if err := json.Unmarshal(b, &e); err != nil {
 		return fmt.Errorf("evaluation: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/localcluster"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -44,7 +45,7 @@ func TestTrainersThatCannotAllStartEnd(t *testing.T) {
 	if err := os.WriteFile(binary, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	_, err := startTrainers(binary, dir, func(rank int) string {
+	_, err := localcluster.StartTrainers(binary, dir, func(rank int) string {
 		limit := time.Now().Add(time.Minute)
 		for rank == 1 && os.Rename(told, binary) != nil { // an empty file is no program
 			if time.Now().After(limit) {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
 // demoView shows a running demo: one bar on a terminal, else a line every five
@@ -41,7 +43,7 @@ func (v *demoView) event(format string, args ...any) {
 }
 
 // progress shows how far training is.
-func (v *demoView) progress(t trainerEvent) {
+func (v *demoView) progress(t localcluster.TrainerEvent) {
 	if v.bars == nil {
 		if now := time.Now(); now.Sub(v.lastLine) >= demoLineEvery {
 			v.lastLine = now
@@ -72,7 +74,7 @@ func (v *demoView) done() {
 	v.bars, v.bar = nil, nil
 }
 
-func progressText(t trainerEvent, start time.Time) string {
+func progressText(t localcluster.TrainerEvent, start time.Time) string {
 	left := "?"
 	if elapsed := time.Since(start); elapsed > 3*time.Second && t.Step > 0 && t.Steps > 0 { // the start says nothing of the rest
 		left = time.Duration(float64(elapsed) / float64(t.Step) * float64(t.Steps-t.Step)).Round(time.Second).String()
@@ -81,8 +83,8 @@ func progressText(t trainerEvent, start time.Time) string {
 		t.Step, t.Steps, decimals(t.Loss), decimals(t.AUC), float64(t.ExamplesPerSecond), left)
 }
 
-func decimals(n number) string {
-	if !n.known() || n == 0 {
+func decimals(n localcluster.Number) string {
+	if !n.Known() || n == 0 {
 		return "–"
 	}
 	return fmt.Sprintf("%.4f", float64(n))

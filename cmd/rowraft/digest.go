@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -30,7 +31,7 @@ leaders make all the time. Where not all are seen to be equal, the exit code is 
   rowraft shard digest --all -o json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return usagef("shard digest: want SHARD numbers from `rowraft shard list`, or --all")
+				return cli.Usagef("shard digest: want SHARD numbers from `rowraft shard list`, or --all")
 			}
 			shards := make([]uint32, len(args))
 			for i, a := range args {
@@ -45,7 +46,7 @@ leaders make all the time. Where not all are seen to be equal, the exit code is 
 			if err != nil {
 				return fmt.Errorf("shard digest: %w", err)
 			}
-			if err := show(cmd.OutOrStdout(), g.output, v, v.print); err != nil {
+			if err := cli.Show(cmd.OutOrStdout(), g.output, v, v.print); err != nil {
 				return err
 			}
 			return v.verdict()
@@ -96,7 +97,7 @@ func (g *globals) digests(ctx context.Context, shards []uint32) (v *digestsJSON,
 			shards = append(shards, s.GetId())
 		}
 	}
-	v = &digestsJSON{Schema: jsonSchema, Equal: true, Shards: []digestJSON{}}
+	v = &digestsJSON{Schema: cli.JSONSchema, Equal: true, Shards: []digestJSON{}}
 	for _, shard := range shards {
 		var reply *rowraftv1.ProveReply
 		m, err := c.onLeader(ctx, shard, 10*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
@@ -139,11 +140,11 @@ func newDigestJSON(m *rowraftv1.Map, shard uint32, r *rowraftv1.ProveReply) dige
 }
 
 func (v *digestsJSON) print(w io.Writer, _ bool) error {
-	t := newTable(w, []string{"SHARD", "INDEX", "SERVER", "ROLE", "ROWS", "DIGEST", "EQUAL"}, "SHARD", "INDEX", "ROWS")
+	t := cli.NewTable(w, []string{"SHARD", "INDEX", "SERVER", "ROLE", "ROWS", "DIGEST", "EQUAL"}, "SHARD", "INDEX", "ROWS")
 	var notes []string
 	for _, s := range v.Shards {
 		for _, r := range s.Replicas {
-			equal, digest, rows := "yes", r.Digest, count(r.Rows)
+			equal, digest, rows := "yes", r.Digest, cli.Count(r.Rows)
 			switch {
 			case r.Digest == "":
 				equal, digest, rows = "unknown", "-", "-"
@@ -152,7 +153,7 @@ func (v *digestsJSON) print(w io.Writer, _ bool) error {
 			case !r.Equal:
 				equal = "NO"
 			}
-			t.AppendRow(table.Row{s.Shard, count(s.Index), r.Server, r.Role, rows, digest, equal})
+			t.AppendRow(table.Row{s.Shard, cli.Count(s.Index), r.Server, r.Role, rows, digest, equal})
 			if r.Error != "" {
 				notes = append(notes, fmt.Sprintf("%s: %s", r.Server, r.Error))
 			}
@@ -171,7 +172,7 @@ func (v *digestsJSON) print(w io.Writer, _ bool) error {
 func (v *digestsJSON) verdict() error {
 	for _, s := range v.Shards {
 		if !s.Equal {
-			return verdictError{fmt.Errorf("shard %d: its replicas are not all known to be equal at index %d", s.Shard, s.Index)}
+			return cli.Verdict(fmt.Errorf("shard %d: its replicas are not all known to be equal at index %d", s.Shard, s.Index))
 		}
 	}
 	return nil

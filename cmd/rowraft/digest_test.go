@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -86,20 +87,20 @@ func TestDigestTellsDifferences(t *testing.T) {
 		code  int
 		lines []string
 	}{
-		{"equal", same, exitDone, []string{
+		{"equal", same, cli.ExitDone, []string{
 			"0  1,234  n1      leader       5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  yes",
 			"0  1,234  n3      follower     5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  yes"}},
-		{"another digest", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0b", 5)), exitVerdict, []string{"n3      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  NO"}},
-		{"another number of rows", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0a", 6)), exitVerdict, []string{"follower     6", "NO"}},
-		{"fenced", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), fenced), exitVerdict, []string{"n3      fenced       -  -", "unknown", "n3: it is fenced"}},
-		{"silent", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), silent), exitVerdict, []string{"unknown", "n3: no answer"}},
-		{"a learner without a note", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), learner), exitVerdict, []string{"learner", "unknown"}},
-		{"divided", divided, exitVerdict, []string{"n1      leader       5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  divided", "n2      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  divided"}},
+		{"another digest", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0b", 5)), cli.ExitVerdict, []string{"n3      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  NO"}},
+		{"another number of rows", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0a", 6)), cli.ExitVerdict, []string{"follower     6", "NO"}},
+		{"fenced", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), fenced), cli.ExitVerdict, []string{"n3      fenced       -  -", "unknown", "n3: it is fenced"}},
+		{"silent", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), silent), cli.ExitVerdict, []string{"unknown", "n3: no answer"}},
+		{"a learner without a note", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), learner), cli.ExitVerdict, []string{"learner", "unknown"}},
+		{"divided", divided, cli.ExitVerdict, []string{"n1      leader       5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  divided", "n2      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  divided"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			addr := startLeader(t, tc.reply, same)
 			got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", addr)
-			if got.code != tc.code || (got.errout == "") != (tc.code == exitDone) {
+			if got.code != tc.code || (got.errout == "") != (tc.code == cli.ExitDone) {
 				t.Errorf("exit code %d, stderr %q; want %d", got.code, got.errout, tc.code)
 			}
 			for _, line := range append(tc.lines, "1  1,234  n1") {
@@ -108,14 +109,14 @@ func TestDigestTellsDifferences(t *testing.T) {
 				}
 			}
 			got = rowraftCmd(t, "shard", "digest", "0", "-o", "json", "--insecure", "--endpoints", addr)
-			if equal := strings.Contains(got.out, "{\n  \"schema\": \"rowraft/v1\",\n  \"equal\": true"); equal != (tc.code == exitDone) || got.code != tc.code {
-				t.Errorf("exit code %d and\n%s\nwant equal %v", got.code, got.out, tc.code == exitDone)
+			if equal := strings.Contains(got.out, "{\n  \"schema\": \"rowraft/v1\",\n  \"equal\": true"); equal != (tc.code == cli.ExitDone) || got.code != tc.code {
+				t.Errorf("exit code %d and\n%s\nwant equal %v", got.code, got.out, tc.code == cli.ExitDone)
 			}
 		})
 	}
 	t.Run("a shard that does not exist", func(t *testing.T) {
 		got := rowraftCmd(t, "shard", "digest", "7", "--insecure", "--endpoints", startLeader(t, same))
-		if got.code != exitUsage || !strings.Contains(got.errout, "shard 7 does not exist") {
+		if got.code != cli.ExitUsage || !strings.Contains(got.errout, "shard 7 does not exist") {
 			t.Errorf("exit code %d, %q", got.code, got.errout)
 		}
 	})
@@ -128,14 +129,14 @@ func TestDigestWaitsForAMap(t *testing.T) {
 	helloTimeout = 200 * time.Millisecond
 	f := &fakeLeader{proofs: []*rowraftv1.ProveReply{{Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED}}}
 	f.silent.Store(1)
-	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != exitDone {
+	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != cli.ExitDone {
 		t.Errorf("%+v", got)
 	}
 	f.still = rpc.ConnectTimeout + 500*time.Millisecond
-	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != exitDone {
+	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != cli.ExitDone {
 		t.Errorf("of a server that takes no connection for %v: %+v", f.still, got)
 	}
-	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", unusedAddr(t), "--timeout", "24h"); got.code != exitUnavailable {
-		t.Errorf("without a server: %+v, want exit code %d", got, exitUnavailable)
+	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", unusedAddr(t), "--timeout", "24h"); got.code != cli.ExitUnavailable {
+		t.Errorf("without a server: %+v, want exit code %d", got, cli.ExitUnavailable)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -26,15 +27,15 @@ func TestExitCodes(t *testing.T) {
 		code int
 		args []string
 	}{
-		{exitDone, []string{"table", "list"}},
-		{exitFailed, []string{"table", "describe", "nothing"}},
-		{exitUsage, []string{"table", "describe"}},
-		{exitVerdict, []string{"cluster", "status"}},
-		{exitUnavailable, []string{"table", "list"}},
-		{exitRefused, []string{"node", "drain", "n2"}},
+		{cli.ExitDone, []string{"table", "list"}},
+		{cli.ExitFailed, []string{"table", "describe", "nothing"}},
+		{cli.ExitUsage, []string{"table", "describe"}},
+		{cli.ExitVerdict, []string{"cluster", "status"}},
+		{cli.ExitUnavailable, []string{"table", "list"}},
+		{cli.ExitRefused, []string{"node", "drain", "n2"}},
 	} {
 		to := addr
-		if tc.code == exitUnavailable {
+		if tc.code == cli.ExitUnavailable {
 			to = unusedAddr(t)
 		}
 		if got := rowraftCmd(t, append(tc.args, "--insecure", "--endpoints", to)...); got.code != tc.code {
@@ -46,8 +47,8 @@ func TestExitCodes(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if code := exitCode(ctx, rowraft.Errorf(rowraft.CodeNoLeader, "stopped while it waited")); code != exitInterrupted || !strings.Contains(help, "\n  130  ") {
-		t.Errorf("interrupted: exit code %d, want %d, and in\n%s", code, exitInterrupted, help)
+	if code := cli.ExitCode(ctx, rowraft.Errorf(rowraft.CodeNoLeader, "stopped while it waited")); code != cli.ExitInterrupted || !strings.Contains(help, "\n  130  ") {
+		t.Errorf("interrupted: exit code %d, want %d, and in\n%s", code, cli.ExitInterrupted, help)
 	}
 }
 
@@ -56,12 +57,12 @@ func TestExitCodes(t *testing.T) {
 func TestAServerThatStandsStillForAMomentIsWaitedFor(t *testing.T) {
 	f := &fakeCluster{status: sample()}
 	f.silent.Store(1)
-	if got := rowraftCmd(t, "table", "list", "--insecure", "--endpoints", start(t, f)); got.code != exitDone {
+	if got := rowraftCmd(t, "table", "list", "--insecure", "--endpoints", start(t, f)); got.code != cli.ExitDone {
 		t.Errorf("%+v", got)
 	}
 	f.silent.Store(1 << 20)
 	got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "1s", "--endpoints", f.addr)
-	if got.code != exitUnavailable || !strings.Contains(got.errout, "no server answers: "+f.addr) || !strings.Contains(got.errout, "is it running") {
+	if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, "no server answers: "+f.addr) || !strings.Contains(got.errout, "is it running") {
 		t.Errorf("one that never goes on: %+v", got)
 	}
 }
@@ -77,7 +78,7 @@ func TestAServerThatDoesNotAcceptForAMomentIsWaitedFor(t *testing.T) {
 	rowraftv1.RegisterClusterServer(g, f)
 	served := make(chan error, 1)
 	time.AfterFunc(2500*time.Millisecond, func() { served <- g.Serve(l) })
-	if got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "60s", "--endpoints", f.addr); got.code != exitDone {
+	if got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "60s", "--endpoints", f.addr); got.code != cli.ExitDone {
 		t.Errorf("%+v", got)
 	}
 	g.Stop()
@@ -122,11 +123,11 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 		"policy run-now":       {"checkpoint", "policy", "run-now", "p"},
 	} {
 		got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
-		if got.code != exitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") || !strings.Contains(got.errout, says) {
-			t.Errorf("rowraft %s: %+v, want exit code %d and %q", strings.Join(args, " "), got, exitUnavailable, says)
+		if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") || !strings.Contains(got.errout, says) {
+			t.Errorf("rowraft %s: %+v, want exit code %d and %q", strings.Join(args, " "), got, cli.ExitUnavailable, says)
 		}
-		if got := rowraftCmd(t, append(args, "--insecure", "--endpoints", gone)...); got.code != exitUnavailable {
-			t.Errorf("rowraft %s of a leader that has just ended: %+v, want exit code %d", strings.Join(args, " "), got, exitUnavailable)
+		if got := rowraftCmd(t, append(args, "--insecure", "--endpoints", gone)...); got.code != cli.ExitUnavailable {
+			t.Errorf("rowraft %s of a leader that has just ended: %+v, want exit code %d", strings.Join(args, " "), got, cli.ExitUnavailable)
 		}
 	}
 }

@@ -19,16 +19,6 @@ import (
 const faultsEnv = "ROWRAFT_DISK_FAULTS"
 
 func init() {
-	setDiskStall = func(file string, hang bool) error {
-		faults := "[]"
-		if hang {
-			faults = `[{"name": "stall", "hang": true}]`
-		}
-		if err := os.WriteFile(file+".new", []byte(faults), 0o600); err != nil {
-			return err
-		}
-		return os.Rename(file+".new", file)
-	}
 	openDisk = func(log *slog.Logger) (vfs.FS, error) {
 		path := os.Getenv(faultsEnv)
 		if path == "" {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // goBuild builds the server with tags as the test itself was built.
@@ -95,8 +97,8 @@ func TestServerUnderDiskFaults(t *testing.T) {
 				select {
 				case code := <-done:
 					ended = true
-					if code != exitFailed || !strings.Contains(log.String(), tc.says) || !strings.Contains(log.String(), "disk fault") {
-						t.Errorf("the server ended with code %d; want %d, %q and a disk fault in its log:\n%s", code, exitFailed, tc.says, log.String())
+					if code != cli.ExitFailed || !strings.Contains(log.String(), tc.says) || !strings.Contains(log.String(), "disk fault") {
+						t.Errorf("the server ended with code %d; want %d, %q and a disk fault in its log:\n%s", code, cli.ExitFailed, tc.says, log.String())
 					}
 				default:
 					if time.Now().After(limit) {

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/rowraft/rowraft/internal/allocs"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // FuzzServerFile: the configuration file of a server sets flags, or is refused as a
@@ -30,7 +30,7 @@ func FuzzServerFile(f *testing.F) {
 		if n := allocs.Bytes(func() { err = fromFile(flags, path) }); n > 4<<20+4096*uint64(len(text)) {
 			t.Errorf("%d bytes made it allocate %d", len(text), n)
 		}
-		if use := (*usageError)(nil); err != nil && !errors.As(err, &use) {
+		if err != nil && cli.ExitCode(t.Context(), err) != cli.ExitUsage {
 			t.Errorf("%v is no mistake of the user's", err)
 		}
 	})

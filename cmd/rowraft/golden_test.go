@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -90,13 +91,13 @@ func TestGoldenOutputOfDescriptions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := rowraftCmd(t, append(strings.Fields(line), at...)...)
-			if got.code != exitDone || got.errout != "" {
+			if got.code != cli.ExitDone || got.errout != "" {
 				t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
 			}
 			golden(t, name, got.out)
 		})
 	}
-	if got := rowraftCmd(t, append([]string{"shard", "describe", "7"}, at...)...); got.code != exitUsage || !strings.Contains(got.errout, "the cluster has 2 shards") {
+	if got := rowraftCmd(t, append([]string{"shard", "describe", "7"}, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, "the cluster has 2 shards") {
 		t.Errorf("a shard that is not there: %+v", got)
 	}
 }
@@ -118,7 +119,7 @@ func TestGoldenListOfCheckpoints(t *testing.T) {
 	}
 	for name, format := range map[string]string{"checkpoint-list": "table", "checkpoint-list-wide": "wide", "checkpoint-list-json": "json"} {
 		got := rowraftCmd(t, "checkpoint", "list", dir, "-o", format)
-		if got.code != exitDone || got.errout != "" {
+		if got.code != cli.ExitDone || got.errout != "" {
 			t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
 		}
 		golden(t, name, strings.ReplaceAll(got.out, dir, "DIR"))

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -181,12 +182,12 @@ func newJobListCmd(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the jobs",
 		Example: "  rowraft job list -o wide",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := struct {
 				Schema string         `json:"schema"`
 				Jobs   []trainingJSON `json:"jobs"`
-			}{jsonSchema, []trainingJSON{}}
+			}{cli.JSONSchema, []trainingJSON{}}
 			err := g.callJobs(cmd.Context(), cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
 				reply, err := stub.ListJobs(ctx, &rowraftv1.ListJobsRequest{})
 				v.Jobs = v.Jobs[:0]
@@ -198,7 +199,7 @@ func newJobListCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error { return listJobs(w, v.Jobs, wide) })
+			return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error { return listJobs(w, v.Jobs, wide) })
 		},
 	}
 }
@@ -212,7 +213,7 @@ func listJobs(w io.Writer, jobs []trainingJSON, wide bool) error {
 	if wide {
 		header = append(header, "GENERATION", "RUN", "REASON")
 	}
-	t := newTable(w, header, "WORKERS", "EPOCH", "STEPS/S", "EXAMPLES/S", "GENERATION")
+	t := cli.NewTable(w, header, "WORKERS", "EPOCH", "STEPS/S", "EXAMPLES/S", "GENERATION")
 	for _, j := range jobs {
 		row := table.Row{j.Name, j.State, j.Settings["mode"], fmt.Sprintf("%d/%d", j.Training, j.Workers), j.Data.progress(), figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0)}
 		if wide {
@@ -251,7 +252,7 @@ func newJobDescribeCmd(g *globals) *cobra.Command {
 		Use:     "describe NAME",
 		Short:   "Show a job with its settings, its data and its workers",
 		Example: "  rowraft job describe ctr -o yaml",
-		Args:    oneArg("the NAME of the job"),
+		Args:    cli.OneArg("the NAME of the job"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			j, err := g.describeJob(cmd.Context(), cmd, args[0])
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -23,7 +24,7 @@ this name later begin with the data from its start, unless they resume from a ch
 The registry forgets jobs by itself: 7 days after they are done or have failed, 30 days after they were stopped.`,
 		Example: `  rowraft job delete ctr
   rowraft job delete ctr --yes -o json`,
-		Args: oneArg("the NAME of the job"),
+		Args: cli.OneArg("the NAME of the job"),
 		RunE: func(cmd *cobra.Command, args []string) error { return g.deleteJob(cmd, args[0], yes) },
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
@@ -59,8 +60,8 @@ func (g *globals) deleteJob(cmd *cobra.Command, name string, yes bool) error {
 		Schema  string `json:"schema"`
 		Job     string `json:"job"`
 		Deleted bool   `json:"deleted"`
-	}{jsonSchema, name, true}
-	return show(cmd.OutOrStdout(), g.output, out, func(w io.Writer, _ bool) error {
+	}{cli.JSONSchema, name, true}
+	return cli.Show(cmd.OutOrStdout(), g.output, out, func(w io.Writer, _ bool) error {
 		_, err := fmt.Fprintf(w, "job %s deleted\n", name)
 		return err
 	})

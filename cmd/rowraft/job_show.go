@@ -8,6 +8,8 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // showJob prints one job.
@@ -15,8 +17,8 @@ func (g *globals) showJob(cmd *cobra.Command, j trainingJSON) error {
 	v := struct {
 		Schema string       `json:"schema"`
 		Job    trainingJSON `json:"job"`
-	}{jsonSchema, j}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+	}{cli.JSONSchema, j}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
 		if err := jobFacts(w, j); err != nil {
 			return err
 		}
@@ -36,7 +38,7 @@ func jobFacts(w io.Writer, j trainingJSON) error {
 	pairs = append(pairs, "workers", fmt.Sprintf("%d of %d train, generation %d", j.Training, j.Workers, j.Generation),
 		"lease", fmt.Sprintf("%gs", j.LeaseSecs), "speed", fmt.Sprintf("%s steps/s, %s examples/s", figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0)))
 	if d := j.Data; d != nil {
-		pairs = append(pairs, "data", fmt.Sprintf("%s examples in %d parts, epoch %s", count(d.Examples), d.Parts, d.progress()),
+		pairs = append(pairs, "data", fmt.Sprintf("%s examples in %d parts, epoch %s", cli.Count(d.Examples), d.Parts, d.progress()),
 			"open parts", fmt.Sprintf("%d with workers, %d to be given again", len(d.Open), len(d.Back)))
 		if d.AgainAtMost > 0 {
 			pairs = append(pairs, "read again", d.again())
@@ -47,15 +49,15 @@ func jobFacts(w io.Writer, j trainingJSON) error {
 	for _, name := range slices.Sorted(maps.Keys(j.Settings)) {
 		pairs = append(pairs, name, j.Settings[name])
 	}
-	return facts(w, pairs...)
+	return cli.Facts(w, pairs...)
 }
 
 // again says how many examples were read more than once.
 func (d *jobDataJSON) again() string {
 	if d.AgainAtLeast == d.AgainAtMost {
-		return count(d.AgainAtMost) + " examples"
+		return cli.Count(d.AgainAtMost) + " examples"
 	}
-	return fmt.Sprintf("%s to %s examples", count(d.AgainAtLeast), count(d.AgainAtMost))
+	return fmt.Sprintf("%s to %s examples", cli.Count(d.AgainAtLeast), cli.Count(d.AgainAtMost))
 }
 
 func listMembers(w io.Writer, members []memberJSON, wide bool) error {
@@ -64,7 +66,7 @@ func listMembers(w io.Writer, members []memberJSON, wide bool) error {
 		header = append(header, "EXAMPLES", "SKIPPED", "INCARNATION", "HEARD", "REASON")
 	}
 	right := slices.DeleteFunc(slices.Clone(header), func(h string) bool { return h == "WORKER" || h == "STATE" || h == "REASON" })
-	t := newTable(w, header, right...)
+	t := cli.NewTable(w, header, right...)
 	for _, m := range members {
 		row := table.Row{m.Rank, m.Worker, m.State, whole(m.Step), figure(m.StepsPerSec, 1), figure(m.ExamplesSec, 0), figure(m.Loss, 4), figure(m.AUC, 4), figure(m.Staleness, 1), percent(m.Waiting)}
 		if wide {
@@ -84,7 +86,7 @@ func whole(n *uint64) string {
 	if n == nil {
 		return "-"
 	}
-	return count(*n)
+	return cli.Count(*n)
 }
 
 func percent(f *float64) string {

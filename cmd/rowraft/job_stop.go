@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -26,7 +27,7 @@ func newJobStopCmd(g *globals) *cobra.Command {
 its job asks for (on_stop), and leaves. The command waits for that until --timeout and then names those that have not answered.
 A job that was stopped goes on where it was when its workers are started again.`,
 		Example: "  rowraft job stop ctr",
-		Args:    oneArg("the NAME of the job"),
+		Args:    cli.OneArg("the NAME of the job"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := g.withTimeout(cmd)
 			defer cancel()
@@ -91,8 +92,8 @@ func (g *globals) stopped(cmd *cobra.Command, j trainingJSON) error {
 	v := struct {
 		Schema string       `json:"schema"`
 		Job    trainingJSON `json:"job"`
-	}{jsonSchema, j}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+	}{cli.JSONSchema, j}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 		_, err := fmt.Fprintf(w, "job %s: %s\n", j.Name, j.State)
 		return err
 	})

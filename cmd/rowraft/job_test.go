@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -130,7 +131,7 @@ func TestGoldenOutputOfJobs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			addr, _ := startJobs(t, tc.points...)
 			got := rowraftCmd(t, append([]string{"job"}, append(tc.args, "--insecure", "--endpoints", addr)...)...)
-			if got.code != exitDone || got.errout != "" {
+			if got.code != cli.ExitDone || got.errout != "" {
 				t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
 			}
 			golden(t, name, got.out)
@@ -147,9 +148,9 @@ func TestAWatchEndsWithItsJob(t *testing.T) {
 		exit int
 		says string
 	}{
-		{"done", ended(rowraftv1.JobState_JOB_STATE_DONE, ""), exitDone, ""},
-		{"stopped", ended(rowraftv1.JobState_JOB_STATE_STOPPED, ""), exitDone, ""},
-		{"failed", ended(rowraftv1.JobState_JOB_STATE_FAILED, "worker w0: no more disk"), exitFailed, "job ctr has failed: worker w0: no more disk"},
+		{"done", ended(rowraftv1.JobState_JOB_STATE_DONE, ""), cli.ExitDone, ""},
+		{"stopped", ended(rowraftv1.JobState_JOB_STATE_STOPPED, ""), cli.ExitDone, ""},
+		{"failed", ended(rowraftv1.JobState_JOB_STATE_FAILED, "worker w0: no more disk"), cli.ExitFailed, "job ctr has failed: worker w0: no more disk"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			addr, f := startJobs(t, running, running, []*rowraftv1.JobInfo{tc.end})
@@ -195,7 +196,7 @@ func TestAWatchThatIsInterrupted(t *testing.T) {
 		return len(b), nil
 	})
 	var errout bytes.Buffer
-	if code := run(ctx, []string{"job", "watch", "ctr", "--every", "1h", "--insecure", "--endpoints", addr}, out, &errout); code != exitDone {
+	if code := run(ctx, []string{"job", "watch", "ctr", "--every", "1h", "--insecure", "--endpoints", addr}, out, &errout); code != cli.ExitDone {
 		t.Errorf("exit code %d", code)
 	}
 	if !strings.Contains(errout.String(), "job ctr goes on; `rowraft job stop ctr` stops it") || f.stops.Load() != 0 {
@@ -227,13 +228,13 @@ func TestJobErrors(t *testing.T) {
 		exit int
 		says string
 	}{
-		{[]string{"describe", "crt"}, exitFailed, "there is no job crt; `rowraft job list` names"},
-		{[]string{"watch", "crt"}, exitFailed, "there is no job crt"},
-		{[]string{"stop", "crt"}, exitFailed, "there is no job crt"},
-		{[]string{"watch", "ctr", "--every", "1ms"}, exitUsage, "want 100ms or more"},
-		{[]string{"watch"}, exitUsage, "the NAME of the job"},
-		{[]string{"stop", "a", "b"}, exitUsage, "want one argument, the NAME of the job; got 2"},
-		{[]string{"descrbe", "ctr"}, exitUsage, `did you mean "describe"`},
+		{[]string{"describe", "crt"}, cli.ExitFailed, "there is no job crt; `rowraft job list` names"},
+		{[]string{"watch", "crt"}, cli.ExitFailed, "there is no job crt"},
+		{[]string{"stop", "crt"}, cli.ExitFailed, "there is no job crt"},
+		{[]string{"watch", "ctr", "--every", "1ms"}, cli.ExitUsage, "want 100ms or more"},
+		{[]string{"watch"}, cli.ExitUsage, "the NAME of the job"},
+		{[]string{"stop", "a", "b"}, cli.ExitUsage, "want one argument, the NAME of the job; got 2"},
+		{[]string{"descrbe", "ctr"}, cli.ExitUsage, `did you mean "describe"`},
 	} {
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {
 			got := rowraftCmd(t, append([]string{"job"}, append(tc.args, "--insecure", "--endpoints", addr)...)...)
@@ -266,14 +267,14 @@ func golden(t *testing.T, name, got string) {
 func TestDeletingAJobAsks(t *testing.T) {
 	stopped := []*rowraftv1.JobInfo{ended(rowraftv1.JobState_JOB_STATE_STOPPED, "")}
 	addr, f := startJobs(t, stopped)
-	if got := rowraftCmd(t, "job", "delete", "ctr", "--insecure", "--endpoints", addr); got.code != exitUsage || !strings.Contains(got.errout, "nothing was deleted") || f.deletes.Load() != 0 {
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage || !strings.Contains(got.errout, "nothing was deleted") || f.deletes.Load() != 0 {
 		t.Errorf("without an answer: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}
-	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code != exitDone || f.deletes.Load() != 1 {
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code != cli.ExitDone || f.deletes.Load() != 1 {
 		t.Errorf("with --yes: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}
 	addr, f = startJobs(t, []*rowraftv1.JobInfo{runOfTwo()})
-	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code == exitDone || !strings.Contains(got.errout, "rowraft job stop ctr") || f.deletes.Load() != 0 {
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code == cli.ExitDone || !strings.Contains(got.errout, "rowraft job stop ctr") || f.deletes.Load() != 0 {
 		t.Errorf("a job that trains: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func newJobWatchCmd(g *globals) *cobra.Command {
@@ -23,10 +24,10 @@ func newJobWatchCmd(g *globals) *cobra.Command {
 		Long: `Watch a job until nobody trains in it any more. On a terminal the picture is drawn again and again; elsewhere it is a line
 for each worker now and then, and with -o json an event in a line of its own. Ctrl-C ends the watching, not the job.`,
 		Example: "  rowraft job watch ctr",
-		Args:    oneArg("the NAME of the job"),
+		Args:    cli.OneArg("the NAME of the job"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if every < 100*time.Millisecond {
-				return usagef("--every %v: want 100ms or more", every)
+				return cli.Usagef("--every %v: want 100ms or more", every)
 			}
 			return g.watchJob(cmd, args[0], every)
 		},
@@ -76,25 +77,25 @@ func (g *globals) leaveWatch(cmd *cobra.Command, name string) error {
 // drawer returns how a job is shown each time.
 func (g *globals) drawer(out io.Writer) func(trainingJSON) error {
 	switch {
-	case g.output == formatJSON:
+	case g.output == cli.FormatJSON:
 		enc := json.NewEncoder(out)
 		return func(j trainingJSON) error {
 			return enc.Encode(struct {
 				Schema string       `json:"schema"`
 				Time   time.Time    `json:"time"`
 				Job    trainingJSON `json:"job"`
-			}{jsonSchema, time.Now(), j})
+			}{cli.JSONSchema, time.Now(), j})
 		}
-	case g.output == formatYAML:
+	case g.output == cli.FormatYAML:
 		return func(j trainingJSON) error {
 			if _, err := fmt.Fprintln(out, "---"); err != nil {
 				return err
 			}
-			return writeYAML(out, j)
+			return cli.WriteYAML(out, j)
 		}
 	}
 	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
-		return redraw(out, g.output == formatWide)
+		return redraw(out, g.output == cli.FormatWide)
 	}
 	return func(j trainingJSON) error { return jobLines(out, j) }
 }

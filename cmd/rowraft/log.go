@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/wire"
@@ -33,7 +34,7 @@ func newLogDumpCmd(g *globals) *cobra.Command {
 nothing in the directory is changed. Entries before the oldest one are in snapshots.`,
 		Example: `  rowraft log dump /var/lib/rowraft --group shard-0
   rowraft log dump /var/lib/rowraft --group shard-0 --from 1200 --to 1210 -o json`,
-		Args: oneArg("the data directory of a server"),
+		Args: cli.OneArg("the data directory of a server"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o, err := openLogs(args[0])
 			if err != nil {
@@ -44,7 +45,7 @@ nothing in the directory is changed. Entries before the oldest one are in snapsh
 			if err != nil {
 				return fmt.Errorf("log dump: %w", err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	cmd.Flags().StringVar(&group, "group", "", "only this Raft group: shard-0, shard-1 …, or meta; default: all on the server")
@@ -60,7 +61,7 @@ func openLogs(dataDir string) (*raftstore.Offline, error) {
 	}
 	o, err := raftstore.OpenOffline(vfs.OS, filepath.Join(dataDir, "raft"))
 	if rowraft.CodeOf(err) == rowraft.CodeIdentity {
-		return nil, &hintedError{err, "stop the server, or copy its data directory while it does not run and name the copy"}
+		return nil, cli.Hint(err, "stop the server, or copy its data directory while it does not run and name the copy")
 	}
 	return o, err
 }
@@ -129,7 +130,7 @@ func dumpLogs(o *raftstore.Offline, group string, from, to rowraft.Index) (*logs
 	if group != "" {
 		ids = []string{group}
 	}
-	v := &logsJSON{Schema: jsonSchema, Cluster: string(o.Cluster()), Server: string(o.Node()), Groups: []groupJSON{}}
+	v := &logsJSON{Schema: cli.JSONSchema, Cluster: string(o.Cluster()), Server: string(o.Node()), Groups: []groupJSON{}}
 	for _, id := range ids {
 		g, err := o.Group(id)
 		if err != nil {
@@ -232,7 +233,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 		case wire.ProofMark:
 			l.What = "mark: every replica notes its digest"
 		case wire.ProofAgreed:
-			l.What = fmt.Sprintf("at mark %d most replicas have %s, digest %x", p.Mark, plural(int(p.Rows), "row"), p.Digest)
+			l.What = fmt.Sprintf("at mark %d most replicas have %s, digest %x", p.Mark, cli.Plural(int(p.Rows), "row"), p.Digest)
 		case wire.ProofDivided:
 			l.What = fmt.Sprintf("at mark %d no majority has the same rows", p.Mark)
 		}
@@ -245,7 +246,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 	case wire.EntryMembership:
 		l.Kind = "membership"
 		m, err := wire.ParseMembership(h, body)
-		l.What = fmt.Sprintf("job %x, generation %d from step %d on: %s", m.Job, m.Generation, m.First, plural(len(m.Members), "member"))
+		l.What = fmt.Sprintf("job %x, generation %d from step %d on: %s", m.Job, m.Generation, m.First, cli.Plural(len(m.Members), "member"))
 		if len(m.Members) == 0 {
 			l.What = fmt.Sprintf("job %x has ended", m.Job)
 		}
@@ -253,7 +254,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 	case wire.EntryStep:
 		l.Kind = "step"
 		s, err := wire.ParseStep(h, body)
-		l.What = fmt.Sprintf("job %x, step %d, piece %d of %s", s.Job, s.Step, s.Piece, plural(s.Contributors.Len(), "worker"))
+		l.What = fmt.Sprintf("job %x, step %d, piece %d of %s", s.Job, s.Step, s.Piece, cli.Plural(s.Contributors.Len(), "worker"))
 		if s.Last {
 			l.What += ", closes it"
 		}
@@ -261,7 +262,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 	case wire.EntryRestoreBegin:
 		l.Kind = "restore-begin"
 		b, err := wire.ParseRestoreBegin(h.Version, body)
-		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", b.ID, b.Epoch, plural(len(b.Tables), "table"))
+		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", b.ID, b.Epoch, cli.Plural(len(b.Tables), "table"))
 		return err
 	case wire.EntryRestoreRows:
 		l.Kind = "restore-rows"
@@ -271,7 +272,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 	case wire.EntryRestoreClose:
 		l.Kind = "restore-close"
 		c, err := wire.ParseRestoreClose(body)
-		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", c.ID, c.Epoch, plural(int(c.Rows), "row"))
+		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", c.ID, c.Epoch, cli.Plural(int(c.Rows), "row"))
 		return err
 	case wire.EntryRestoreDrop:
 		l.Kind = "restore-drop"
@@ -314,9 +315,9 @@ func (v *logsJSON) print(w io.Writer, wide bool) error {
 		}
 		fmt.Fprintf(w, "%s, replica %s, %s, term %d, entries %d to %d\n", g.Group, g.Replica, g.Backend, g.Term, g.First, g.Last)
 		for _, s := range g.Snapshots {
-			fmt.Fprintf(w, "snapshot up to entry %d of term %d, %s\n", s.Index, s.Term, size(uint64(s.Bytes)))
+			fmt.Fprintf(w, "snapshot up to entry %d of term %d, %s\n", s.Index, s.Term, cli.Size(uint64(s.Bytes)))
 		}
-		t := newTable(w, []string{"INDEX", "TERM", "KIND", "BYTES", "CRC", "WHAT"}, "INDEX", "TERM", "BYTES")
+		t := cli.NewTable(w, []string{"INDEX", "TERM", "KIND", "BYTES", "CRC", "WHAT"}, "INDEX", "TERM", "BYTES")
 		for _, e := range g.Entries {
 			for j, what := range e.lines(wide) {
 				if j == 0 {
@@ -356,7 +357,7 @@ func (l *logEntryJSON) lines(wide bool) []string {
 			if i > 0 {
 				text += ","
 			}
-			text += fmt.Sprintf(" %s of table %s", plural(s.Rows, "row"), s.Table)
+			text += fmt.Sprintf(" %s of table %s", cli.Plural(s.Rows, "row"), s.Table)
 		}
 		if len(p.Segments) == 0 && p.Error == "" {
 			text += " no rows"
@@ -380,7 +381,7 @@ them. The servers must not run; nothing is changed. Exit code 3 if something is 
 		Example: "  rowraft log verify /evidence/n1 /evidence/n2 /evidence/n3",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("%s: want the data directories of servers", cmd.CommandPath())
+				return cli.Usagef("%s: want the data directories of servers", cmd.CommandPath())
 			}
 			return nil
 		},
@@ -389,11 +390,11 @@ them. The servers must not run; nothing is changed. Exit code 3 if something is 
 			if err != nil {
 				return fmt.Errorf("log verify: %w", err)
 			}
-			if err := show(cmd.OutOrStdout(), g.output, v, v.print); err != nil {
+			if err := cli.Show(cmd.OutOrStdout(), g.output, v, v.print); err != nil {
 				return err
 			}
 			if len(v.Problems) > 0 {
-				return verdictError{fmt.Errorf("log verify: %s found", plural(len(v.Problems), "problem"))}
+				return cli.Verdict(fmt.Errorf("log verify: %s found", cli.Plural(len(v.Problems), "problem")))
 			}
 			return nil
 		},
@@ -417,7 +418,7 @@ type verifiedGroupJSON struct {
 }
 
 func verifyLogs(dirs []string) (v *verifiedJSON, err error) {
-	v = &verifiedJSON{Schema: jsonSchema, Replicas: []verifiedGroupJSON{}, Problems: []string{}}
+	v = &verifiedJSON{Schema: cli.JSONSchema, Replicas: []verifiedGroupJSON{}, Problems: []string{}}
 	first := make(map[string]*raftstore.OfflineGroup)
 	cluster := rowraft.ClusterID("")
 	for _, dir := range dirs {
@@ -471,7 +472,7 @@ func (v *verifiedJSON) verifyGroup(o *raftstore.Offline, dir, id string, first m
 }
 
 func (v *verifiedJSON) print(w io.Writer, _ bool) error {
-	t := newTable(w, []string{"GROUP", "DIRECTORY", "FIRST", "LAST", "SNAPSHOTS", "AGREES TO"}, "FIRST", "LAST", "SNAPSHOTS", "AGREES TO")
+	t := cli.NewTable(w, []string{"GROUP", "DIRECTORY", "FIRST", "LAST", "SNAPSHOTS", "AGREES TO"}, "FIRST", "LAST", "SNAPSHOTS", "AGREES TO")
 	for _, r := range v.Replicas {
 		t.AppendRow(table.Row{r.Group, r.Dir, r.First, r.Last, r.Snapshots, r.Agrees})
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -63,23 +64,23 @@ func TestLogCommands(t *testing.T) {
 		}
 		return out.String() + errs.String()
 	}
-	if says := rowraftSays(exitFailed, "log", "dump", dir); !strings.Contains(says, "running server") || !strings.Contains(says, "stop the server") {
+	if says := rowraftSays(cli.ExitFailed, "log", "dump", dir); !strings.Contains(says, "running server") || !strings.Contains(says, "stop the server") {
 		t.Errorf("beside a running server: %s", says)
 	}
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if says := rowraftSays(exitDone, "log", "dump", dir, "--group", "shard-0"); !strings.Contains(says, "client ab000000, incarnation 3") {
+	if says := rowraftSays(cli.ExitDone, "log", "dump", dir, "--group", "shard-0"); !strings.Contains(says, "client ab000000, incarnation 3") {
 		t.Errorf("dump: %s", says)
 	}
 	var v logsJSON
-	if err := json.Unmarshal([]byte(rowraftSays(exitDone, "log", "dump", dir, "-o", "json")), &v); err != nil || len(v.Groups) != 1 {
+	if err := json.Unmarshal([]byte(rowraftSays(cli.ExitDone, "log", "dump", dir, "-o", "json")), &v); err != nil || len(v.Groups) != 1 {
 		t.Fatalf("dump as JSON: %+v, %v", v, err)
 	}
 	if e := v.Groups[0].Entries; len(e) == 0 || e[len(e)-1].Kind != "open-session" || e[len(e)-1].CRC != "ok" || e[len(e)-1].Time != 7 {
 		t.Errorf("entries %+v", e)
 	}
-	if says := rowraftSays(exitDone, "log", "verify", dir); !strings.Contains(says, "shard-0") {
+	if says := rowraftSays(cli.ExitDone, "log", "verify", dir); !strings.Contains(says, "shard-0") {
 		t.Errorf("verify: %s", says)
 	}
 	db := filepath.Join(dir, "raft", "groups", "shard-0", "log", "raft.db")
@@ -91,10 +92,10 @@ func TestLogCommands(t *testing.T) {
 	if err := os.WriteFile(db, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if says := rowraftSays(exitVerdict, "log", "verify", dir); !strings.Contains(says, "WRONG") || !strings.Contains(says, "checksum") {
+	if says := rowraftSays(cli.ExitVerdict, "log", "verify", dir); !strings.Contains(says, "WRONG") || !strings.Contains(says, "checksum") {
 		t.Errorf("verify after damage: %s", says)
 	}
-	rowraftSays(exitUsage, "log", "verify")
+	rowraftSays(cli.ExitUsage, "log", "verify")
 }
 
 // TestLogDumpKnowsEveryKind: a mark, a proof or a step of a restore is no error.

@@ -12,6 +12,8 @@ import (
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // How often progress off a terminal says something, to people and to programs.
@@ -42,7 +44,7 @@ type meter struct {
 
 // newMeter measures the bytes of the phase what.
 func (g *globals) newMeter(cmd *cobra.Command, what string) *meter {
-	return newMeter(cmd.ErrOrStderr(), what, g.output == formatJSON)
+	return newMeter(cmd.ErrOrStderr(), what, g.output == cli.FormatJSON)
 }
 
 func newMeter(out io.Writer, what string, events bool) *meter {
@@ -123,9 +125,9 @@ func (m *meter) say(what string, now time.Time) {
 		}
 		return
 	}
-	line := fmt.Sprintf("%s: %s of %s  %s/s", what, size(uint64(at)), size(uint64(total)), size(uint64(rate)))
+	line := fmt.Sprintf("%s: %s of %s  %s/s", what, cli.Size(uint64(at)), cli.Size(uint64(total)), cli.Size(uint64(rate)))
 	if m.noun != "" {
-		line = fmt.Sprintf("%s: %s of %s %s", what, count(uint64(at)), count(uint64(total)), m.noun)
+		line = fmt.Sprintf("%s: %s of %s %s", what, cli.Count(uint64(at)), cli.Count(uint64(total)), m.noun)
 	}
 	if known && left > 0 {
 		line += fmt.Sprintf("  %v left", time.Duration(left*1e9).Round(time.Second))

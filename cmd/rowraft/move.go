@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -30,20 +31,20 @@ ends, and when the scheduler itself fails over. Until the new replica votes it c
 ` + "`rowraft shard cancel-move`" + `.`,
 		Example: `  rowraft shard move 2 --from n1 --to n4
   rowraft shard move 2 --from n1 --to n4 --detach; rowraft shard moves`,
-		Args: oneArg("the SHARD, a number from `rowraft shard list`"),
+		Args: cli.OneArg("the SHARD, a number from `rowraft shard list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			shard, err := shardArg(args[0])
 			if err != nil {
 				return err
 			}
 			if from == "" || to == "" {
-				return usagef("%s: give --from and --to, the servers that the replica leaves and goes to", cmd.CommandPath())
+				return cli.Usagef("%s: give --from and --to, the servers that the replica leaves and goes to", cmd.CommandPath())
 			}
 			v, err := g.move(cmd, shard, from, to, detach)
 			if err != nil {
 				return fmt.Errorf("shard move: %w", err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "name or id of the server whose replica moves")
@@ -58,14 +59,14 @@ func newMovesCmd(g *globals) *cobra.Command {
 		Short: "List the replicas that move, and the last that did",
 		Example: `  rowraft shard moves
   rowraft shard moves -o json | jq '.moves[] | select(.running)'`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("shard moves: %w", err)
 			}
-			v := &movesListJSON{Schema: jsonSchema, Moves: movesJSON(reply, true)}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			v := &movesListJSON{Schema: cli.JSONSchema, Moves: movesJSON(reply, true)}
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 }
@@ -77,7 +78,7 @@ func newCancelMoveCmd(g *globals) *cobra.Command {
 		Long: `Undo the move of a shard's replica, while the new one has no vote: it leaves again and is deleted.
 Once it votes the move ends first; move the replica back then.`,
 		Example: "  rowraft shard cancel-move 2",
-		Args:    oneArg("the SHARD, a number from `rowraft shard moves`"),
+		Args:    cli.OneArg("the SHARD, a number from `rowraft shard moves`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			shard, err := shardArg(args[0])
 			if err != nil {
@@ -87,7 +88,7 @@ Once it votes the move ends first; move the replica back then.`,
 			if err != nil {
 				return fmt.Errorf("shard cancel-move: %w", err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 }
@@ -188,9 +189,9 @@ func (v *movesListJSON) print(w io.Writer, wide bool) error {
 	if wide {
 		header = append(header, "OLD REPLICA", "NEW REPLICA")
 	}
-	t := newTable(w, header, "MOVE", "SHARD", "LAG")
+	t := cli.NewTable(w, header, "MOVE", "SHARD", "LAG")
 	for _, m := range v.Moves {
-		row := table.Row{m.ID, m.Shard, dash(m.From), dash(m.To), m.Phase, m.Reason, count(m.LagEntries), dash(m.WaitingFor)}
+		row := table.Row{m.ID, m.Shard, dash(m.From), dash(m.To), m.Phase, m.Reason, cli.Count(m.LagEntries), dash(m.WaitingFor)}
 		if wide {
 			row = append(row, m.OldReplica, m.NewReplica)
 		}
@@ -220,7 +221,7 @@ func (g *globals) move(cmd *cobra.Command, shard uint32, from, to string, detach
 		return err
 	})
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
-		return nil, &hintedError{err, "`rowraft shard moves` shows what moves, `rowraft shard list` who has a replica"}
+		return nil, cli.Hint(err, "`rowraft shard moves` shows what moves, `rowraft shard list` who has a replica")
 	}
 	if err != nil {
 		return nil, err
@@ -232,7 +233,7 @@ func (g *globals) move(cmd *cobra.Command, shard uint32, from, to string, detach
 			return nil, detached(cmd, started, err)
 		}
 		if v != nil {
-			if line := v.line(); line != said && v.Running && !detach && g.output != formatJSON && g.output != formatYAML {
+			if line := v.line(); line != said && v.Running && !detach && g.output != cli.FormatJSON && g.output != cli.FormatYAML {
 				said = line
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
@@ -255,9 +256,9 @@ func (g *globals) move(cmd *cobra.Command, shard uint32, from, to string, detach
 func detached(cmd *cobra.Command, m *rowraftv1.Move, err error) error {
 	hint := fmt.Sprintf("the move goes on; `rowraft shard moves` shows it, `rowraft shard cancel-move %d` undoes it while it can", m.GetShard())
 	if cmd.Context().Err() != nil {
-		return &hintedError{fmt.Errorf("detached from move %d: %w", m.GetId(), err), hint}
+		return cli.Hint(fmt.Errorf("detached from move %d: %w", m.GetId(), err), hint)
 	}
-	return &hintedError{fmt.Errorf("move %d has started, but cannot be followed: %w", m.GetId(), err), hint}
+	return cli.Hint(fmt.Errorf("move %d has started, but cannot be followed: %w", m.GetId(), err), hint)
 }
 
 // findMove returns move id as the cluster tells it.
@@ -268,7 +269,7 @@ func (g *globals) findMove(cmd *cobra.Command, id uint64) (*moveJSON, error) {
 	}
 	for _, m := range movesJSON(reply, true) {
 		if m.ID == id {
-			m.Schema = jsonSchema
+			m.Schema = cli.JSONSchema
 			return &m, nil
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -62,7 +63,7 @@ type nodesJSON struct {
 
 // newNodesJSON lists the servers of a status by name.
 func newNodesJSON(r *rowraftv1.StatusReply) *nodesJSON {
-	v := &nodesJSON{Schema: jsonSchema, Nodes: []nodeJSON{}}
+	v := &nodesJSON{Schema: cli.JSONSchema, Nodes: []nodeJSON{}}
 	leaders := leaderOfEach(r)
 	for _, n := range r.GetNodes() {
 		node := nodeJSON{
@@ -127,14 +128,14 @@ func newNodeListCmd(g *globals) *cobra.Command {
 		Short: "List the servers: whether they are up, since when, and what they hold",
 		Example: `  rowraft node list -o wide
   rowraft node list -o json | jq -r '.nodes[] | select(.state != "up") | .name'`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("node list: %w", err)
 			}
 			v := newNodesJSON(reply)
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 }
@@ -144,14 +145,14 @@ func (v *nodesJSON) print(w io.Writer, wide bool) error {
 	if wide {
 		header = append(header, "LOG", "TIMERS", "VERSION", "UPTIME", "PEER ADDRESS", "ID")
 	}
-	t := newTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG")
+	t := cli.NewTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG")
 	for i := range v.Nodes {
 		n := &v.Nodes[i]
 		row := table.Row{
-			nameOr(n.Name, n.ID), n.Addr, dash(n.Labels), n.State, briefly(n.StateSeconds), n.Doing, n.schedulerRole(), n.Replicas, n.Leads, count(n.Rows), size(n.MemoryBytes),
+			nameOr(n.Name, n.ID), n.Addr, dash(n.Labels), n.State, briefly(n.StateSeconds), n.Doing, n.schedulerRole(), n.Replicas, n.Leads, cli.Count(n.Rows), cli.Size(n.MemoryBytes),
 		}
 		if wide {
-			row = append(row, size(n.LogBytes), dash(n.Profile), dash(n.Version), briefly(n.UptimeSeconds), n.PeerAddr, n.ID)
+			row = append(row, cli.Size(n.LogBytes), dash(n.Profile), dash(n.Version), briefly(n.UptimeSeconds), n.PeerAddr, n.ID)
 		}
 		t.AppendRow(row)
 	}
@@ -185,7 +186,7 @@ func newNodeStatusCmd(g *globals) *cobra.Command {
 		Use:     "status NODE",
 		Short:   "Show one server with its replicas and what is done with it",
 		Example: "  rowraft node status n2 -o yaml",
-		Args:    oneArg("the NODE, a name or id from `rowraft node list`"),
+		Args:    cli.OneArg("the NODE, a name or id from `rowraft node list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := g.withTimeout(cmd)
 			defer cancel()
@@ -193,7 +194,7 @@ func newNodeStatusCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("node status: %w", err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 }
@@ -220,7 +221,7 @@ func (g *globals) nodeStatus(ctx context.Context, name string) (*nodeStatusJSON,
 		return nil, err
 	}
 	v := &nodeStatusJSON{nodeJSON: *n, Held: []heldJSON{}, Moves: []moveJSON{}}
-	v.Schema = jsonSchema
+	v.Schema = cli.JSONSchema
 	for _, sh := range reply.GetMap().GetShards() {
 		for _, rep := range slices.Concat(sh.GetReplicas(), sh.GetLearners()) {
 			if rep.GetNode() == n.ID {
@@ -253,7 +254,7 @@ func nodeNamed(r *rowraftv1.StatusReply, what string) (*nodeJSON, error) {
 	if len(found) == 1 {
 		return found[0], nil
 	}
-	return nil, &hintedError{usagef("there is no server %q%s", what, didYouMean("", what, names)), "`rowraft node list` shows the servers"}
+	return nil, cli.Hint(cli.Usagef("there is no server %q%s", what, cli.DidYouMean("", what, names)), "`rowraft node list` shows the servers")
 }
 
 func (v *nodeStatusJSON) print(w io.Writer, _ bool) error {
@@ -265,25 +266,25 @@ func (v *nodeStatusJSON) print(w io.Writer, _ bool) error {
 	if n.waitingFor != "" {
 		doing += ", waits for " + n.waitingFor
 	}
-	if err := facts(w,
+	if err := cli.Facts(w,
 		"NODE", nameOr(n.Name, n.ID),
 		"ID", n.ID,
 		"ADDRESS", n.Addr+", peers "+n.PeerAddr,
 		"LABELS", dash(n.Labels),
-		"STATE", fmt.Sprintf("%s for %s, last heartbeat %s", n.State, briefly(n.StateSeconds), ago(time.Duration(n.HeartbeatSeconds*float64(time.Second)))),
+		"STATE", fmt.Sprintf("%s for %s, last heartbeat %s", n.State, briefly(n.StateSeconds), cli.Ago(time.Duration(n.HeartbeatSeconds*float64(time.Second)))),
 		"DOES", doing,
 		"SCHEDULER", n.schedulerRole(),
 		"TIMERS", dash(n.Profile),
 		"VERSION", fmt.Sprintf("%s, up for %s", dash(n.Version), briefly(n.UptimeSeconds)),
-		"HOLDS", fmt.Sprintf("%s, leads %d; %s rows, %s of memory, %s of log", plural(n.Replicas, "replica"), n.Leads, count(n.Rows), size(n.MemoryBytes), size(n.LogBytes)),
+		"HOLDS", fmt.Sprintf("%s, leads %d; %s rows, %s of memory, %s of log", cli.Plural(n.Replicas, "replica"), n.Leads, cli.Count(n.Rows), cli.Size(n.MemoryBytes), cli.Size(n.LogBytes)),
 	); err != nil {
 		return err
 	}
 	if len(v.Held) > 0 {
 		fmt.Fprintln(w)
-		t := newTable(w, []string{"SHARD", "ROLE", "TERM", "APPLIED", "ROWS", "MEMORY", "REPLICA", "ERROR"}, "SHARD", "TERM", "APPLIED", "ROWS", "MEMORY")
+		t := cli.NewTable(w, []string{"SHARD", "ROLE", "TERM", "APPLIED", "ROWS", "MEMORY", "REPLICA", "ERROR"}, "SHARD", "TERM", "APPLIED", "ROWS", "MEMORY")
 		for _, h := range v.Held {
-			t.AppendRow(table.Row{h.Shard, dash(h.Role), h.Term, count(h.Applied), count(h.Rows), size(h.MemoryBytes), nameOr("", h.ID), dash(h.Error)})
+			t.AppendRow(table.Row{h.Shard, dash(h.Role), h.Term, cli.Count(h.Applied), cli.Count(h.Rows), cli.Size(h.MemoryBytes), nameOr("", h.ID), dash(h.Error)})
 		}
 		t.Render()
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -61,7 +62,7 @@ func newNodeChangeCmd(g *globals, c nodeChange) *cobra.Command {
 		Long:  c.long,
 		Example: fmt.Sprintf(`  rowraft node %[1]s n2 --dry-run
   rowraft node %[1]s n2 --yes`, c.use),
-		Args: oneArg("the NODE, a name or id from `rowraft node list`"),
+		Args: cli.OneArg("the NODE, a name or id from `rowraft node list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := g.changeNode(cmd, c, args[0], f); err != nil {
 				return fmt.Errorf("node %s: %w", c.use, err)
@@ -94,7 +95,7 @@ type changedJSON struct {
 
 func newChangedJSON(r *rowraftv1.ChangeNodeReply, changed bool) *changedJSON {
 	v := &changedJSON{
-		Schema: jsonSchema, Node: nameOr(r.GetNode().GetName(), r.GetNode().GetId()), NodeID: r.GetNode().GetId(), Intent: intentWord(r.GetNode().GetIntent()),
+		Schema: cli.JSONSchema, Node: nameOr(r.GetNode().GetName(), r.GetNode().GetId()), NodeID: r.GetNode().GetId(), Intent: intentWord(r.GetNode().GetIntent()),
 		Changed: changed, Plan: append([]string{}, r.GetPlan()...), Risks: append([]string{}, r.GetRisks()...),
 	}
 	if r.GetOperation() != nil {
@@ -122,14 +123,14 @@ func (g *globals) changeNode(cmd *cobra.Command, c nodeChange, name string, f ch
 	}
 	v := newChangedJSON(plan, false)
 	if len(v.Risks) > 0 && !f.force && !f.dryRun {
-		err := refusedError{errors.New(strings.Join(v.Risks, " "))}
-		return &hintedError{err, "nothing was changed; --force does it all the same"}
+		err := cli.Refused(errors.New(strings.Join(v.Risks, " ")))
+		return cli.Hint(err, "nothing was changed; --force does it all the same")
 	}
 	if f.dryRun {
-		if err := show(cmd.OutOrStdout(), g.output, v, v.print); err != nil || plan.GetAccepted() {
+		if err := cli.Show(cmd.OutOrStdout(), g.output, v, v.print); err != nil || plan.GetAccepted() {
 			return err
 		}
-		return refusedError{errors.New("it would be refused because of the risks")}
+		return cli.Refused(errors.New("it would be refused because of the risks"))
 	}
 	if err := f.agreed(cmd, v); err != nil {
 		return err
@@ -142,9 +143,9 @@ func (g *globals) changeNode(cmd *cobra.Command, c nodeChange, name string, f ch
 	}
 	v = newChangedJSON(done, true)
 	if v.Operation == nil || f.detach {
-		return show(cmd.OutOrStdout(), g.output, v, v.tell)
+		return cli.Show(cmd.OutOrStdout(), g.output, v, v.tell)
 	}
-	if g.output == formatTable || g.output == formatWide {
+	if g.output == cli.FormatTable || g.output == cli.FormatWide {
 		if err := v.tell(cmd.OutOrStdout(), false); err != nil {
 			return err
 		}
@@ -184,7 +185,7 @@ func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 			return err
 		}
 		if f.confirm != "" {
-			return refusedError{usagef("--confirm %q is not the name of the server, %s: nothing was changed", f.confirm, v.Node)}
+			return cli.Refused(cli.Usagef("--confirm %q is not the name of the server, %s: nothing was changed", f.confirm, v.Node))
 		}
 		return typed(cmd, fmt.Sprintf("Type %s to do it all the same: ", v.Node), v.Node, "--confirm "+v.Node)
 	}
@@ -200,10 +201,10 @@ func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 // typed wants an answer from a terminal.
 func typed(cmd *cobra.Command, ask, want, instead string) error {
 	if in, ok := cmd.InOrStdin().(*os.File); ok && !term.IsTerminal(int(in.Fd())) {
-		return refusedError{usagef("nobody is there to ask: give %s", instead)}
+		return cli.Refused(cli.Usagef("nobody is there to ask: give %s", instead))
 	}
 	if err := confirm(cmd, ask, want); err != nil {
-		return refusedError{fmt.Errorf("%w; or give %s", err, instead)}
+		return cli.Refused(fmt.Errorf("%w; or give %s", err, instead))
 	}
 	return nil
 }

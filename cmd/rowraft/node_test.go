@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -76,7 +77,7 @@ func TestGoldenOutputOfNodes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			addr := start(t, &fakeCluster{status: leaving()})
 			got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
-			if got.code != exitDone || got.errout != "" {
+			if got.code != cli.ExitDone || got.errout != "" {
 				t.Fatalf("exit code %d, stderr %q", got.code, got.errout)
 			}
 			golden(t, name, got.out)
@@ -100,16 +101,16 @@ func TestNodesChangeOnAWordOnly(t *testing.T) {
 		says    string
 		changed string
 	}{
-		{args: "drain n1", code: exitRefused, says: "give --yes"},
+		{args: "drain n1", code: cli.ExitRefused, says: "give --yes"},
 		{args: "drain n1 --yes --detach", changed: "n1"},
-		{args: "drain n2 --yes", code: exitRefused, says: "--force"},
-		{args: "drain n2 --dry-run", code: exitRefused, says: "would be refused"},
-		{args: "drain n2 --force --yes", code: exitRefused, says: "--confirm n2"},
-		{args: "drain n2 --force --confirm n1", code: exitRefused, says: "is not the name"},
+		{args: "drain n2 --yes", code: cli.ExitRefused, says: "--force"},
+		{args: "drain n2 --dry-run", code: cli.ExitRefused, says: "would be refused"},
+		{args: "drain n2 --force --yes", code: cli.ExitRefused, says: "--confirm n2"},
+		{args: "drain n2 --force --confirm n1", code: cli.ExitRefused, says: "is not the name"},
 		{args: "drain n2 --force --confirm n2 --detach", changed: "n2"},
-		{args: "drain n7 --yes", code: exitFailed, says: "no server"},
-		{args: "status n7", code: exitUsage, says: "did you mean"},
-		{args: "undrain n1 --force", code: exitUsage, says: "--force"},
+		{args: "drain n7 --yes", code: cli.ExitFailed, says: "no server"},
+		{args: "status n7", code: cli.ExitUsage, says: "did you mean"},
+		{args: "undrain n1 --force", code: cli.ExitUsage, says: "--force"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {
 			f := &fakeCluster{status: leaving()}
@@ -129,14 +130,14 @@ func TestWatchingAnOperationEnds(t *testing.T) {
 	out := &cancelOnWrite{cancel: cancel}
 	var errout bytes.Buffer
 	code := run(ctx, []string{"operation", "watch", "4", "--insecure", "--endpoints", addr}, out, &errout)
-	if code != exitInterrupted || !strings.Contains(errout.String(), "operation 4 continues") || !strings.Contains(errout.String(), "`rowraft operation watch 4`") {
+	if code != cli.ExitInterrupted || !strings.Contains(errout.String(), "operation 4 continues") || !strings.Contains(errout.String(), "`rowraft operation watch 4`") {
 		t.Errorf("exit code %d, stderr %q", code, &errout)
 	}
-	if got := rowraftCmd(t, "operation", "watch", "3", "--insecure", "--endpoints", addr); got.code != exitFailed || !strings.Contains(got.errout, "was cancelled") {
+	if got := rowraftCmd(t, "operation", "watch", "3", "--insecure", "--endpoints", addr); got.code != cli.ExitFailed || !strings.Contains(got.errout, "was cancelled") {
 		t.Errorf("exit code %d, stderr %q", got.code, got.errout)
 	}
 	for id, says := range map[string]string{"9": "has ended", "4": "when the server is back", "77": "no operation", "x": "a number"} {
-		if got := rowraftCmd(t, "operation", "cancel", id, "--insecure", "--endpoints", addr); got.code == exitDone || !strings.Contains(got.errout, says) {
+		if got := rowraftCmd(t, "operation", "cancel", id, "--insecure", "--endpoints", addr); got.code == cli.ExitDone || !strings.Contains(got.errout, says) {
 			t.Errorf("cancel %s: exit code %d, stderr %q, want %q", id, got.code, got.errout, says)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -52,9 +53,9 @@ func newOperationJSON(o *rowraftv1.Operation) operationJSON {
 	if o.GetKind() == rowraftv1.OperationKind_OPERATION_KIND_DRAIN {
 		what = "lead"
 	}
-	v.Detail = fmt.Sprintf("%d of %s gone", v.Total-min(v.Left, v.Total), plural(int(v.Total), what))
+	v.Detail = fmt.Sprintf("%d of %s gone", v.Total-min(v.Left, v.Total), cli.Plural(int(v.Total), what))
 	if v.State != "running" {
-		v.Detail = plural(int(v.Total), what)
+		v.Detail = cli.Plural(int(v.Total), what)
 	}
 	return v
 }
@@ -71,7 +72,7 @@ func moveOperation(m moveJSON) operationJSON {
 // newOperationsJSON lists the operations of a status: those that ended, if asked for,
 // then those that run.
 func newOperationsJSON(r *rowraftv1.StatusReply, ended bool) *operationsJSON {
-	v := &operationsJSON{Schema: jsonSchema, Operations: []operationJSON{}}
+	v := &operationsJSON{Schema: cli.JSONSchema, Operations: []operationJSON{}}
 	for _, running := range []bool{false, true} {
 		if !running && !ended {
 			continue
@@ -97,14 +98,14 @@ func newOperationListCmd(g *globals) *cobra.Command {
 		Short: "List the operations that run",
 		Example: `  rowraft operation list --all
   rowraft operation list -o json | jq '.operations[].id'`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			reply, err := g.statusInTime(cmd)
 			if err != nil {
 				return fmt.Errorf("operation list: %w", err)
 			}
 			v := newOperationsJSON(reply, all)
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "the last ones that have ended, too")
@@ -116,7 +117,7 @@ func (v *operationsJSON) print(w io.Writer, _ bool) error {
 		_, err := fmt.Fprintln(w, "No operation runs.")
 		return err
 	}
-	t := newTable(w, []string{"OPERATION", "KIND", "NODE", "STATE", "LEFT", "DETAIL", "WAITS FOR"}, "OPERATION", "LEFT")
+	t := cli.NewTable(w, []string{"OPERATION", "KIND", "NODE", "STATE", "LEFT", "DETAIL", "WAITS FOR"}, "OPERATION", "LEFT")
 	for _, o := range v.Operations {
 		if o.Kind == "move" { // its detail says so
 			o.WaitingFor = ""
@@ -130,7 +131,7 @@ func (v *operationsJSON) print(w io.Writer, _ bool) error {
 func operationArg(s string) (uint64, error) {
 	id, err := strconv.ParseUint(s, 10, 64)
 	if err != nil || id == 0 {
-		return 0, usagef("operation %q: want a number from `rowraft operation list`", s)
+		return 0, cli.Usagef("operation %q: want a number from `rowraft operation list`", s)
 	}
 	return id, nil
 }
@@ -142,7 +143,7 @@ func newOperationWatchCmd(g *globals) *cobra.Command {
 		Long: `Follow an operation until it ends. Ctrl-C ends the watching, not the operation. The exit code is 0 if it is done, 1 if it
 was cancelled.`,
 		Example: "  rowraft operation watch 17",
-		Args:    oneArg("the ID, a number from `rowraft operation list`"),
+		Args:    cli.OneArg("the ID, a number from `rowraft operation list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := operationArg(args[0])
 			if err != nil {
@@ -164,11 +165,11 @@ func (g *globals) findOperation(cmd *cobra.Command, id uint64) (*operationJSON, 
 	}
 	for _, o := range newOperationsJSON(reply, true).Operations {
 		if o.ID == strconv.FormatUint(id, 10) {
-			o.Schema = jsonSchema
+			o.Schema = cli.JSONSchema
 			return &o, nil
 		}
 	}
-	return nil, &hintedError{rowraft.Errorf(rowraft.CodeNotFound, "there is no operation %d", id), "`rowraft operation list --all` shows those that are remembered"}
+	return nil, cli.Hint(rowraft.Errorf(rowraft.CodeNotFound, "there is no operation %d", id), "`rowraft operation list --all` shows those that are remembered")
 }
 
 // watchOperation shows an operation whenever it changes, until it ends.
@@ -216,13 +217,13 @@ func (g *globals) sayOperation(w io.Writer, o *operationJSON, said *string) erro
 	}
 	*said = line
 	switch g.output {
-	case formatJSON:
+	case cli.FormatJSON:
 		return json.NewEncoder(w).Encode(o)
-	case formatYAML:
+	case cli.FormatYAML:
 		if _, err := fmt.Fprintln(w, "---"); err != nil {
 			return err
 		}
-		return writeYAML(w, o)
+		return cli.WriteYAML(w, o)
 	}
 	_, err := fmt.Fprintln(w, line)
 	return err
@@ -236,7 +237,7 @@ func newOperationCancelCmd(g *globals) *cobra.Command {
 the servers are evened out. The move of a replica is undone while the new one has no vote. The replacement of a dead server cannot be
 cancelled: it ends when the server is back.`,
 		Example: "  rowraft operation cancel 17",
-		Args:    oneArg("the ID, a number from `rowraft operation list`"),
+		Args:    cli.OneArg("the ID, a number from `rowraft operation list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := operationArg(args[0])
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func newRowCmd(g *globals) *cobra.Command {
@@ -26,7 +27,7 @@ func newRowCmd(g *globals) *cobra.Command {
 // tableAndKeys checks the arguments of the commands for rows.
 func tableAndKeys(cmd *cobra.Command, args []string) error {
 	if len(args) < 2 {
-		return usagef("%s: want the name of a table and one key or more; got %d arguments", cmd.CommandPath(), len(args))
+		return cli.Usagef("%s: want the name of a table and one key or more; got %d arguments", cmd.CommandPath(), len(args))
 	}
 	return nil
 }
@@ -37,7 +38,7 @@ func parseKeys(args []string) ([]rowraft.Key, error) {
 	for i, s := range args {
 		k, err := strconv.ParseUint(s, 0, 64)
 		if err != nil {
-			return nil, usagef("key %q: want an integer from 0 to 18446744073709551615, or with 0x in hexadecimal", s)
+			return nil, cli.Usagef("key %q: want an integer from 0 to 18446744073709551615, or with 0x in hexadecimal", s)
 		}
 		keys[i] = rowraft.Key(k)
 	}
@@ -96,16 +97,16 @@ var readModes = map[string]client.ReadMode{"leader": client.Leader, "linearizabl
 func (f *readFlags) how(given func(string) bool) (client.Read, error) {
 	mode, ok := readModes[f.mode]
 	if !ok {
-		return client.Read{}, usagef("--mode %q: want leader, linearizable or bounded", f.mode)
+		return client.Read{}, cli.Usagef("--mode %q: want leader, linearizable or bounded", f.mode)
 	}
 	if mode != client.Bounded {
 		if given("max-age") || given("max-lag") {
-			return client.Read{}, usagef("--max-age and --max-lag are for --mode bounded")
+			return client.Read{}, cli.Usagef("--max-age and --max-lag are for --mode bounded")
 		}
 		return client.Read{Mode: mode}, nil
 	}
 	if f.maxAge <= 0 {
-		return client.Read{}, usagef("--max-age %v: want more than 0", f.maxAge)
+		return client.Read{}, cli.Usagef("--max-age %v: want more than 0", f.maxAge)
 	}
 	return client.Read{Mode: mode, MaxAge: f.maxAge, MaxLag: f.maxLag}, nil
 }
@@ -131,14 +132,14 @@ than --max-age, also while a shard has no leader; if none can, the command fails
 			if err != nil {
 				return err
 			}
-			v := rowsJSON{Schema: jsonSchema, Table: args[0], Mode: f.mode, Rows: []rowJSON{}}
+			v := rowsJSON{Schema: cli.JSONSchema, Table: args[0], Mode: f.mode, Rows: []rowJSON{}}
 			err = g.onTable(cmd, args[0], func(ctx context.Context, c *client.Client, t *client.Table) error {
 				return v.read(ctx, c, t, how, keys)
 			})
 			if err != nil {
 				return fmt.Errorf("row get %s: %w", args[0], err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	fl := cmd.Flags()
@@ -169,7 +170,7 @@ func (v *rowsJSON) read(ctx context.Context, c *client.Client, t *client.Table, 
 const shownWeights = 8
 
 func (v rowsJSON) print(w io.Writer, wide bool) error {
-	out := newTable(w, []string{"KEY", "ROW", "WEIGHTS"}, "KEY")
+	out := cli.NewTable(w, []string{"KEY", "ROW", "WEIGHTS"}, "KEY")
 	for _, r := range v.Rows {
 		state := "yes"
 		if !r.Exists {
@@ -197,7 +198,7 @@ func entries(n uint64) string {
 	if n == 1 {
 		return "1 entry"
 	}
-	return count(n) + " entries"
+	return cli.Count(n) + " entries"
 }
 
 func newRowSetCmd(g *globals) *cobra.Command {
@@ -215,11 +216,11 @@ func newRowSetCmd(g *globals) *cobra.Command {
 				return err
 			}
 			if len(weights) == 0 {
-				return usagef("%s: give --weights, one number for each dimension of the table", cmd.CommandPath())
+				return cli.Usagef("%s: give --weights, one number for each dimension of the table", cmd.CommandPath())
 			}
 			err = g.onTable(cmd, args[0], func(ctx context.Context, _ *client.Client, t *client.Table) error {
 				if len(weights) != t.Dim() {
-					return usagef("--weights has %s, a row of table %s has %d", plural(len(weights), "number"), args[0], t.Dim())
+					return cli.Usagef("--weights has %s, a row of table %s has %d", cli.Plural(len(weights), "number"), args[0], t.Dim())
 				}
 				_, err := t.Assign(ctx, keys, slices.Repeat(weights, len(keys)))
 				return err
@@ -242,9 +243,9 @@ type keysJSON struct {
 }
 
 func showKeys(cmd *cobra.Command, g *globals, table string, n int, done string) error {
-	v := keysJSON{jsonSchema, table, n}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-		_, err := fmt.Fprintf(w, "table %s: %s %s\n", v.Table, plural(v.Keys, "key"), done)
+	v := keysJSON{cli.JSONSchema, table, n}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		_, err := fmt.Fprintf(w, "table %s: %s %s\n", v.Table, cli.Plural(v.Keys, "key"), done)
 		return err
 	})
 }

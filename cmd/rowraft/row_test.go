@@ -5,13 +5,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // checkRowModes sets a row of table t, of dim 4, and reads it in every mode.
 func checkRowModes(t *testing.T, addr string) {
 	t.Helper()
 	at := []string{"--insecure", "--endpoints", addr}
-	if got := rowraftCmd(t, append([]string{"row", "set", "t", "11", "0xc", "--weights", "0.5,-0.25,0,1"}, at...)...); got.code != exitDone || !strings.Contains(got.out, "table t: 2 keys set") {
+	if got := rowraftCmd(t, append([]string{"row", "set", "t", "11", "0xc", "--weights", "0.5,-0.25,0,1"}, at...)...); got.code != cli.ExitDone || !strings.Contains(got.out, "table t: 2 keys set") {
 		t.Errorf("row set: %+v", got)
 	}
 	for _, mode := range []string{"leader", "linearizable", "bounded"} {
@@ -21,11 +23,11 @@ func checkRowModes(t *testing.T, addr string) {
 		}
 		got := rowraftCmd(t, args...)
 		// A replica gives up after 300 ms.
-		for deadline := t.Context(); got.code == exitUnavailable && mode == "bounded" && deadline.Err() == nil; {
+		for deadline := t.Context(); got.code == cli.ExitUnavailable && mode == "bounded" && deadline.Err() == nil; {
 			got = rowraftCmd(t, args...)
 		}
 		var r rowsJSON
-		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != exitDone || len(r.Rows) != 2 {
+		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != cli.ExitDone || len(r.Rows) != 2 {
 			t.Errorf("--mode %s: %+v, %v", mode, got, err)
 			continue
 		}
@@ -47,7 +49,7 @@ func checkRowModes(t *testing.T, addr string) {
 		{[]string{"row", "set", "t", "1", "--weights", "1,2"}, "2 numbers, a row of table t has 4"},
 		{[]string{"row", "set", "t", "--weights", "1,2"}, "one key or more"},
 	} {
-		if got := rowraftCmd(t, append(tc.args, at...)...); got.code != exitUsage || !strings.Contains(got.errout, tc.want) {
+		if got := rowraftCmd(t, append(tc.args, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, tc.want) {
 			t.Errorf("%v: %+v, want %q", tc.args, got, tc.want)
 		}
 	}

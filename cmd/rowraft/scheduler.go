@@ -2,6 +2,8 @@ package main
 
 import (
 	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func newSchedulerCmd(g *globals) *cobra.Command {
@@ -20,7 +22,7 @@ It stops cleanly on SIGTERM or SIGINT, and after any end it goes on from its dat
 
   # on this machine, to try it
   rowraft scheduler --data-dir ./scheduler --servers 1 --insecure`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.command(cmd, g) },
 	}
 	fl := cmd.Flags()
@@ -36,9 +38,9 @@ func (f *serverFlags) checkScheduler() error {
 	switch n := len(f.join); {
 	case !f.schedulerOnly:
 	case n != 0 && n != 1 && n != 3:
-		return usagef("--join names %d processes of the scheduler: want 1 or 3, since more than half of them must be up", n)
+		return cli.Usagef("--join names %d processes of the scheduler: want 1 or 3, since more than half of them must be up", n)
 	case f.servers < 1:
-		return usagef("--servers %d: say how many servers the cluster starts with", f.servers)
+		return cli.Usagef("--servers %d: say how many servers the cluster starts with", f.servers)
 	}
 	return nil
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/recentlog"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node"
@@ -83,7 +85,7 @@ same list; they wait for each other, in any order. Later servers join through th
 
   # one server on this machine, to try it
   rowraft server --data-dir ./data --with-scheduler --insecure`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.command(cmd, g) },
 	}
 	fl := cmd.Flags()
@@ -152,7 +154,7 @@ func (f *serverFlags) command(cmd *cobra.Command, g *globals) error {
 	}
 	if len(f.schedulers) > 0 {
 		if f.withScheduler || len(f.join) > 0 {
-			return usagef("--scheduler: the scheduler is a process of its own; leave out --with-scheduler and --join")
+			return cli.Usagef("--scheduler: the scheduler is a process of its own; leave out --with-scheduler and --join")
 		}
 		f.join = f.schedulers
 	}
@@ -169,7 +171,7 @@ var openDisk = func(*slog.Logger) (vfs.FS, error) { return nil, nil }
 
 func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) error {
 	if f.dataDir == "" {
-		return usagef("no data directory: give --data-dir")
+		return cli.Usagef("no data directory: give --data-dir")
 	}
 	logger, err := f.logger(stderr)
 	if err != nil {
@@ -226,9 +228,9 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		// An orderly stop would wait for the disk that may be what has failed, while
 		// this server's groups still look alive to the others.
 		logger.Error("the server must stop", "err", err)
-		os.Exit(exitCode(context.Background(), endOfServer(err)))
+		os.Exit(cli.ExitCode(context.Background(), endOfServer(err)))
 	}
-	stop, err := startProfile(f.cpuProfile)
+	stop, err := cli.StartProfile(f.cpuProfile)
 	if err != nil {
 		return err
 	}
@@ -247,7 +249,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return nil, usagef("--log-level %q: want debug, info, warn or error", f.logLevel)
+		return nil, cli.Usagef("--log-level %q: want debug, info, warn or error", f.logLevel)
 	}
 	file, isFile := w.(*os.File)
 	terminal := isFile && term.IsTerminal(int(file.Fd()))
@@ -259,7 +261,7 @@ func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
 	case f.logFormat == "json" || f.logFormat == "auto":
 		out = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})
 	default:
-		return nil, usagef("--log-format %q: want text, json or auto", f.logFormat)
+		return nil, cli.Usagef("--log-format %q: want text, json or auto", f.logFormat)
 	}
 	if f.recent == nil {
 		f.recent = recentlog.New(recentLogBytes)
@@ -289,20 +291,20 @@ func listen(flag, addr string, fd int) (net.Listener, error) {
 	if fd == 0 {
 		l, err := net.Listen("tcp", addr)
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, &hintedError{fmt.Errorf("%s %s: %w", flag, addr, err), "another process has this port; choose another with " + flag}
+			return nil, cli.Hint(fmt.Errorf("%s %s: %w", flag, addr, err), "another process has this port; choose another with "+flag)
 		}
 		if err != nil {
-			return nil, usagef("%s %s: %w", flag, addr, err)
+			return nil, cli.Usagef("%s %s: %w", flag, addr, err)
 		}
 		return l, nil
 	}
 	if fd < 3 {
-		return nil, usagef("%s-fd %d: want a descriptor from 3 on", flag, fd)
+		return nil, cli.Usagef("%s-fd %d: want a descriptor from 3 on", flag, fd)
 	}
 	file := os.NewFile(uintptr(fd), flag)
 	l, err := net.FileListener(file)
 	if err = errors.Join(err, file.Close()); err != nil {
-		return nil, usagef("%s-fd %d: not a listening socket: %w", flag, fd, err)
+		return nil, cli.Usagef("%s-fd %d: not a listening socket: %w", flag, fd, err)
 	}
 	return l, nil
 }
@@ -311,12 +313,12 @@ func listen(flag, addr string, fd int) (net.Listener, error) {
 func advertised(flag, given string, l net.Listener) (string, error) {
 	if given != "" {
 		if _, port, err := net.SplitHostPort(given); err != nil || port == "" || port == "0" {
-			return "", usagef("%s %q: want host:port", flag, given)
+			return "", cli.Usagef("%s %q: want host:port", flag, given)
 		}
 		return given, nil
 	}
 	if tcp, ok := l.Addr().(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
-		return "", usagef("the server listens on all addresses (%s): say with %s at which others reach it", l.Addr(), flag)
+		return "", cli.Usagef("the server listens on all addresses (%s): say with %s at which others reach it", l.Addr(), flag)
 	}
 	return l.Addr().String(), nil
 }
@@ -338,7 +340,7 @@ func (f *serverFlags) writeReady(info node.Info) error {
 	if f.readyFile == "" {
 		return nil
 	}
-	raw, err := json.Marshal(readyJSON{jsonSchema, string(info.Cluster), string(info.Node), f.name, info.Addr, info.PeerAddr, os.Getpid()})
+	raw, err := json.Marshal(readyJSON{cli.JSONSchema, string(info.Cluster), string(info.Node), f.name, info.Addr, info.PeerAddr, os.Getpid()})
 	if err != nil {
 		return err
 	}
@@ -354,4 +356,13 @@ func (f *serverFlags) writeReady(info node.Info) error {
 		return fmt.Errorf("ready file: %w", errors.Join(err, os.Remove(temp.Name())))
 	}
 	return nil
+}
+
+// endOfServer is why a server ended, marked if it was its data.
+func endOfServer(err error) error {
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew:
+		return cli.Spoiled(err)
+	}
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -21,7 +22,7 @@ func newShardCmd(g *globals) *cobra.Command {
 		Short: "List the shards: leader, indices, replicas, rows",
 		Example: `  rowraft shard list
   rowraft shard list --table user_emb -o wide`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			reply, err := g.statusInTime(cmd)
 			if err != nil {
@@ -31,7 +32,7 @@ func newShardCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	list.Flags().StringVar(&tableName, "table", "", "count the rows and bytes of this table only")
@@ -92,7 +93,7 @@ func newShardsJSON(r *rowraftv1.StatusReply, tableName string) (*shardsJSON, err
 	for _, s := range r.GetMap().GetSlots() {
 		slots[s]++
 	}
-	v := &shardsJSON{Schema: jsonSchema, MapVersion: r.GetMap().GetVersion(), Shards: []shardJSON{}}
+	v := &shardsJSON{Schema: cli.JSONSchema, MapVersion: r.GetMap().GetVersion(), Shards: []shardJSON{}}
 	for _, s := range r.GetMap().GetShards() {
 		sh := shardJSON{Shard: s.GetId(), Slots: slots[uint8(s.GetId())], Replicas: []replicaJSON{}, Learners: []replicaJSON{}}
 		for _, rep := range s.GetReplicas() {
@@ -124,8 +125,8 @@ func tableNamed(m *rowraftv1.Map, name string) (*rowraftv1.TableSchema, error) {
 		}
 		names = append(names, t.GetName())
 	}
-	err := rowraft.Errorf(rowraft.CodeTableNotFound, "table %q does not exist%s", name, didYouMean("", name, names))
-	return nil, &hintedError{err, "`rowraft table list` shows the tables"}
+	err := rowraft.Errorf(rowraft.CodeTableNotFound, "table %q does not exist%s", name, cli.DidYouMean("", name, names))
+	return nil, cli.Hint(err, "`rowraft table list` shows the tables")
 }
 
 func newReplicaJSON(r *rowraftv1.StatusReply, rep *rowraftv1.Replica, only uint64) replicaJSON {
@@ -188,19 +189,19 @@ func (v *shardsJSON) print(w io.Writer, wide bool) error {
 	if wide {
 		header = append(header, "SLOTS", "LOG")
 	}
-	t := newTable(w, header, "SHARD", "TERM", "COMMIT", "APPLIED", "LAG(max)", "ROWS", "BYTES", "SLOTS", "LOG")
+	t := cli.NewTable(w, header, "SHARD", "TERM", "COMMIT", "APPLIED", "LAG(max)", "ROWS", "BYTES", "SLOTS", "LOG")
 	for _, s := range v.Shards {
 		leader := s.Leader
 		if leader == "" {
 			leader = "-"
 		}
-		row := table.Row{s.Shard, leader, s.Term, count(s.CommitIndex), count(s.Applied), count(s.MaxLag), s.members(wide), count(s.Rows), size(s.MemoryBytes), s.State}
+		row := table.Row{s.Shard, leader, s.Term, cli.Count(s.CommitIndex), cli.Count(s.Applied), cli.Count(s.MaxLag), s.members(wide), cli.Count(s.Rows), cli.Size(s.MemoryBytes), s.State}
 		if wide {
 			log := uint64(0)
 			for _, r := range s.Replicas {
 				log += r.LogBytes
 			}
-			row = append(row, s.Slots, size(log))
+			row = append(row, s.Slots, cli.Size(log))
 		}
 		t.AppendRow(row)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -22,7 +23,7 @@ that is behind what is committed. PROVED is the last index at which the replica 
 ` + "`rowraft shard digest`" + ` compares them now.`,
 		Example: `  rowraft shard describe 2
   rowraft shard describe 2 -o json | jq '.replicas[] | {server, role, lag_entries}'`,
-		Args: oneArg("the SHARD, a number from `rowraft shard list`"),
+		Args: cli.OneArg("the SHARD, a number from `rowraft shard list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			shard, err := shardArg(args[0])
 			if err != nil {
@@ -38,7 +39,7 @@ that is behind what is committed. PROVED is the last index at which the replica 
 			if err != nil {
 				return fmt.Errorf("shard describe: %w", err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 }
@@ -74,7 +75,7 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 	if err != nil {
 		return nil, err
 	}
-	v := &shardDescription{Schema: jsonSchema, MapVersion: all.MapVersion, Members: []shardMemberJSON{}, Tables: []shardTableJSON{}, Moves: []moveJSON{}, Findings: []finding{}}
+	v := &shardDescription{Schema: cli.JSONSchema, MapVersion: all.MapVersion, Members: []shardMemberJSON{}, Tables: []shardTableJSON{}, Moves: []moveJSON{}, Findings: []finding{}}
 	found := false
 	for _, s := range all.Shards {
 		if s.Shard == shard {
@@ -82,7 +83,7 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 		}
 	}
 	if !found {
-		return nil, &hintedError{usagef("shard %d does not exist: the cluster has %s", shard, plural(len(all.Shards), "shard")), "`rowraft shard list` shows them"}
+		return nil, cli.Hint(cli.Usagef("shard %d does not exist: the cluster has %s", shard, cli.Plural(len(all.Shards), "shard")), "`rowraft shard list` shows them")
 	}
 	for i := range v.Learners {
 		if l := &v.Learners[i]; l.Role != "" {
@@ -139,12 +140,12 @@ func (v *shardDescription) print(w io.Writer, wide bool) error {
 	if v.Leader != "" {
 		leader = fmt.Sprintf("%s, in term %d", v.Leader, v.Term)
 	}
-	if err := facts(w,
-		"SHARD", fmt.Sprintf("%d, with %s", v.Shard, plural(v.Slots, "slot")),
+	if err := cli.Facts(w,
+		"SHARD", fmt.Sprintf("%d, with %s", v.Shard, cli.Plural(v.Slots, "slot")),
 		"STATE", v.State,
 		"LEADER", leader,
-		"COMMITTED", count(v.CommitIndex),
-		"HOLDS", fmt.Sprintf("%s rows, %s of memory", count(v.Rows), size(v.MemoryBytes)),
+		"COMMITTED", cli.Count(v.CommitIndex),
+		"HOLDS", fmt.Sprintf("%s rows, %s of memory", cli.Count(v.Rows), cli.Size(v.MemoryBytes)),
 	); err != nil {
 		return err
 	}
@@ -152,9 +153,9 @@ func (v *shardDescription) print(w io.Writer, wide bool) error {
 	v.printReplicas(w, wide)
 	if len(v.Tables) > 0 {
 		fmt.Fprintln(w)
-		t := newTable(w, []string{"TABLE", "ROWS", "MEMORY"}, "ROWS", "MEMORY")
+		t := cli.NewTable(w, []string{"TABLE", "ROWS", "MEMORY"}, "ROWS", "MEMORY")
 		for _, s := range v.Tables {
-			t.AppendRow(table.Row{s.Table, count(s.Rows), size(s.MemoryBytes)})
+			t.AppendRow(table.Row{s.Table, cli.Count(s.Rows), cli.Size(s.MemoryBytes)})
 		}
 		t.Render()
 	}
@@ -181,7 +182,7 @@ func (v *shardDescription) print(w io.Writer, wide bool) error {
 func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 	match := make(map[string]string)
 	for _, m := range v.Members {
-		match[m.ReplicaID] = count(m.MatchIndex)
+		match[m.ReplicaID] = cli.Count(m.MatchIndex)
 	}
 	if rep := v.leads(); rep != nil {
 		match[rep.ID] = "-" // nobody asks it
@@ -190,7 +191,7 @@ func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 	if wide {
 		header = append(header, "REPLICA", "ERROR")
 	}
-	t := newTable(w, header, "TERM", "MATCH", "APPLIED", "LAG", "PROVED", "ROWS", "MEMORY", "LOG")
+	t := cli.NewTable(w, header, "TERM", "MATCH", "APPLIED", "LAG", "PROVED", "ROWS", "MEMORY", "LOG")
 	for i, r := range append(v.Replicas[:len(v.Replicas):len(v.Replicas)], v.Learners...) {
 		role := dash(r.Role)
 		switch {
@@ -201,7 +202,7 @@ func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 		case i >= len(v.Replicas):
 			role = "learner"
 		}
-		row := table.Row{r.Server, r.ServerState, role, r.Term, dash(match[r.ID]), count(r.Applied), count(r.Lag), count(r.Proved), count(r.Rows), size(r.MemoryBytes), size(r.LogBytes)}
+		row := table.Row{r.Server, r.ServerState, role, r.Term, dash(match[r.ID]), cli.Count(r.Applied), cli.Count(r.Lag), cli.Count(r.Proved), cli.Count(r.Rows), cli.Size(r.MemoryBytes), cli.Size(r.LogBytes)}
 		if r.Role == "" {
 			row = table.Row{r.Server, r.ServerState, role, "-", dash(match[r.ID]), "-", "-", "-", "-", "-", "-"}
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/launch"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -46,7 +47,7 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
   MS_ROLE=MS_PSERVER MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=8118 MS_SERVER_NUM=1 MS_WORKER_NUM=1 rowraft start --insecure
 
   TRAINING_ROLE=PSERVER PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:6174 POD_IP=127.0.0.1 PADDLE_PORT=6174 rowraft start --insecure`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.command(cmd, g) },
 	}
 	fl := cmd.Flags()
@@ -81,16 +82,16 @@ func (f *startFlags) command(cmd *cobra.Command, g *globals) error {
 	f.values.Rank, f.values.Listen = -1, f.listen
 	p, err := f.values.Plan()
 	if err != nil {
-		return usagef("%w", err)
+		return cli.Usagef("%w", err)
 	}
 	if p.Role == launch.Worker {
-		return &hintedError{usagef("this process is a worker: `rowraft start` runs servers and the scheduler"), "start workers with `rowraft-trainer start --config job.yaml`"}
+		return cli.Hint(cli.Usagef("this process is a worker: `rowraft start` runs servers and the scheduler"), "start workers with `rowraft-trainer start --config job.yaml`")
 	}
 	if f.startTimeout <= 0 {
-		return usagef("--start-timeout %v: want > 0", f.startTimeout)
+		return cli.Usagef("--start-timeout %v: want > 0", f.startTimeout)
 	}
 	if g.insecure != g.tls.IsZero() {
-		return usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")
+		return cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")
 	}
 	if f.logFormat == "auto" {
 		f.logFormat = "text"
@@ -117,7 +118,7 @@ func (f *startFlags) command(cmd *cobra.Command, g *globals) error {
 func (f *startFlags) fromFrameworks(flags *pflag.FlagSet, stderr io.Writer) error {
 	env, err := launch.Read(os.LookupEnv)
 	if err != nil {
-		return usagef("%w", err)
+		return cli.Usagef("%w", err)
 	}
 	for _, w := range env.Warnings {
 		fmt.Fprintln(stderr, "rowraft: warning:", w)
@@ -129,7 +130,7 @@ func (f *startFlags) fromFrameworks(flags *pflag.FlagSet, stderr io.Writer) erro
 		}
 		f.values.Variables[s.Flag] = s.Variable
 		if err := flags.Set(s.Flag, s.Value); err != nil {
-			return usagef("%s: %w", s.Variable, err)
+			return cli.Usagef("%s: %w", s.Variable, err)
 		}
 	}
 	return nil
@@ -159,14 +160,14 @@ func (f *startFlags) arrange(p *launch.Plan, g *globals) (release func(), err er
 	if f.peerListen == "" {
 		host, _, err := net.SplitHostPort(f.listen)
 		if err != nil {
-			return nil, usagef("--listen %q: want host:port", f.listen)
+			return nil, cli.Usagef("--listen %q: want host:port", f.listen)
 		}
 		f.peerListen = net.JoinHostPort(host, "0")
 	}
 	if g.insecure {
 		addr, err := net.ResolveTCPAddr("tcp", f.listen)
 		if err != nil {
-			return nil, usagef("%s: %w", f.listen, err)
+			return nil, cli.Usagef("%s: %w", f.listen, err)
 		}
 		if err := rpc.CheckInsecure(addr); err != nil {
 			return nil, err
@@ -199,7 +200,7 @@ func (f *startFlags) chooseDir(p *launch.Plan) (release func(), err error) {
 		}
 	}
 	if strings.ContainsAny(names[0], `/\`) || names[0] == "." || names[0] == ".." {
-		return nil, usagef("--name %q cannot name a directory: give --data-dir", names[0])
+		return nil, cli.Usagef("--name %q cannot name a directory: give --data-dir", names[0])
 	}
 	if err := vfs.MkdirAll(vfs.OS, f.dataRoot); err != nil {
 		return nil, fmt.Errorf("--%s: %w", launch.FlagDataRoot, err)
@@ -215,5 +216,5 @@ func (f *startFlags) chooseDir(p *launch.Plan) (release func(), err error) {
 		}
 		return func() { _ = lock.Close() }, nil
 	}
-	return nil, usagef("%s below %s is used by another process: give --data-dir", names[len(names)-1], f.dataRoot)
+	return nil, cli.Usagef("%s below %s is used by another process: give --data-dir", names[len(names)-1], f.dataRoot)
 }

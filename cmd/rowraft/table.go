@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -51,7 +52,7 @@ func newTableCreateCmd(g *globals) *cobra.Command {
   rowraft table create clicks --dim 1 --optimizer ftrl --lr 0.1 --l1 1 --l2 1 --init zeros
   rowraft table create items --dim 64 --optimizer rowwise-adagrad --weight-decay 1e-5 --bound 10
   rowraft table create ads --dim 32 --storage bfloat16 --admit count:3 --expire 168h --capacity 100000000 --evict lru`,
-		Args: oneArg("the name of the table"),
+		Args: cli.OneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			schema, err := f.schema(args[0], cmd.Flags().Changed)
 			if err != nil {
@@ -99,7 +100,7 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 	case "dense":
 		s.Kind = rowraft.Dense
 	default:
-		return s, usagef("--kind %q: want sparse or dense%s", f.kind, didYouMean("", f.kind, []string{"sparse", "dense"}))
+		return s, cli.Usagef("--kind %q: want sparse or dense%s", f.kind, cli.DidYouMean("", f.kind, []string{"sparse", "dense"}))
 	}
 	var err error
 	if s.Optimizer, err = f.rule(given); err != nil {
@@ -113,11 +114,11 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 	case "normal":
 		i.Kind, i.A, i.B = rowraft.InitNormal, f.mean, f.dev
 	default:
-		return s, usagef("--init %q: want zeros, uniform or normal%s", f.init, didYouMean("", f.init, []string{"zeros", "uniform", "normal"}))
+		return s, cli.Usagef("--init %q: want zeros, uniform or normal%s", f.init, cli.DidYouMean("", f.init, []string{"zeros", "uniform", "normal"}))
 	}
 	for _, of := range initOnly {
 		if given(of.flag) && f.init != of.init {
-			return s, usagef("--%s has no meaning with --init %s", of.flag, f.init)
+			return s, cli.Usagef("--%s has no meaning with --init %s", of.flag, f.init)
 		}
 	}
 	if err := f.policies(&s); err != nil {
@@ -133,23 +134,23 @@ func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 	case "bfloat16":
 		s.Storage = rowraft.BFloat16
 	default:
-		return usagef("--storage %q: want float32 or bfloat16%s", f.storage, didYouMean("", f.storage, []string{"float32", "bfloat16"}))
+		return cli.Usagef("--storage %q: want float32 or bfloat16%s", f.storage, cli.DidYouMean("", f.storage, []string{"float32", "bfloat16"}))
 	}
 	if s.Admission, err = rowraft.ParseAdmission(f.admit); err != nil {
-		return usagef("--admit: %w", err)
+		return cli.Usagef("--admit: %w", err)
 	}
 	if s.Expire, err = rowraft.ParseTicks(f.expire); err != nil {
-		return usagef("--expire: %w", err)
+		return cli.Usagef("--expire: %w", err)
 	}
 	s.Capacity.Rows = f.capacity
 	if s.Capacity.Evict, err = rowraft.ParseEvict(f.evict); err != nil {
-		return usagef("--evict: %w", err)
+		return cli.Usagef("--evict: %w", err)
 	}
 	switch {
 	case f.capacity > 0 && f.evict == "":
-		return usagef("--capacity needs --evict lru or --evict lfu: which row makes room?")
+		return cli.Usagef("--capacity needs --evict lru or --evict lfu: which row makes room?")
 	case f.capacity == 0 && f.evict != "":
-		return usagef("--evict %s needs --capacity: when is the table full?", f.evict)
+		return cli.Usagef("--evict %s needs --capacity: when is the table full?", f.evict)
 	}
 	return nil
 }
@@ -170,7 +171,7 @@ func (g *globals) createTable(cmd *cobra.Command, schema rowraft.Schema, ifMissi
 	})
 	switch {
 	case err != nil && rowraft.CodeOf(err).MaybeApplied() && !ifMissing:
-		return &hintedError{fmt.Errorf("table create %s: %w", schema.Name, err), "the table may have been created: the same command with --if-not-exists is safe"}
+		return cli.Hint(fmt.Errorf("table create %s: %w", schema.Name, err), "the table may have been created: the same command with --if-not-exists is safe")
 	case err != nil:
 		return fmt.Errorf("table create %s: %w", schema.Name, err)
 	}
@@ -178,8 +179,8 @@ func (g *globals) createTable(cmd *cobra.Command, schema rowraft.Schema, ifMissi
 		Schema  string    `json:"schema"`
 		Created bool      `json:"created"`
 		Table   tableJSON `json:"table"`
-	}{jsonSchema, reply.GetCreated(), newTableJSON(reply.GetTable())}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+	}{cli.JSONSchema, reply.GetCreated(), newTableJSON(reply.GetTable())}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 		what := "created"
 		if !v.Created {
 			what = "exists already, with the same shape"
@@ -243,7 +244,7 @@ func (t *tableJSON) policies() (admission, expiry, capacity string) {
 		expiry = "after " + (time.Duration(t.ExpireS) * rowraft.Tick).String() + " without a push"
 	}
 	if c := t.Capacity; c != nil {
-		capacity = fmt.Sprintf("%s rows, then %s makes room", count(c.Rows), c.Evict)
+		capacity = fmt.Sprintf("%s rows, then %s makes room", cli.Count(c.Rows), c.Evict)
 	}
 	return t.Admission, expiry, capacity
 }
@@ -297,7 +298,7 @@ func newTableListCmd(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the tables",
 		Example: "  rowraft table list -o json",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			reply, err := g.statusInTime(cmd)
 			if err != nil {
@@ -306,7 +307,7 @@ func newTableListCmd(g *globals) *cobra.Command {
 			v := struct {
 				Schema string      `json:"schema"`
 				Tables []tableJSON `json:"tables"`
-			}{jsonSchema, []tableJSON{}}
+			}{cli.JSONSchema, []tableJSON{}}
 			for _, p := range reply.GetMap().GetTables() {
 				t, _, err := withSizes(reply, p)
 				if err != nil {
@@ -314,14 +315,14 @@ func newTableListCmd(g *globals) *cobra.Command {
 				}
 				v.Tables = append(v.Tables, t)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+			return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
 				header := []string{"TABLE", "KIND", "DIM", "OPTIMIZER", "LR", "INITIALIZER", "ROWS", "BYTES"}
 				if wide {
 					header = append(header, "STORAGE", "ADMISSION", "EXPIRY", "CAPACITY", "SEED", "ID")
 				}
-				out := newTable(w, header, "DIM", "LR", "ROWS", "BYTES")
+				out := cli.NewTable(w, header, "DIM", "LR", "ROWS", "BYTES")
 				for _, t := range v.Tables {
-					row := table.Row{t.Name, t.Kind, t.Dim, t.Optimizer.Kind, t.Optimizer.LR, t.Initializer, count(t.Rows), size(t.MemoryBytes)}
+					row := table.Row{t.Name, t.Kind, t.Dim, t.Optimizer.Kind, t.Optimizer.LR, t.Initializer, cli.Count(t.Rows), cli.Size(t.MemoryBytes)}
 					if wide {
 						admission, expiry, capacity := t.policies()
 						row = append(row, t.Storage, admission, expiry, capacity, t.Initializer.Seed, t.ID)
@@ -341,7 +342,7 @@ func newTableDescribeCmd(g *globals) *cobra.Command {
 		Aliases: []string{"stats"},
 		Short:   "Show one table and how its rows spread over the shards",
 		Example: "  rowraft table describe user_emb",
-		Args:    oneArg("the name of the table"),
+		Args:    cli.OneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			reply, err := g.statusInTime(cmd)
 			if err != nil {
@@ -355,7 +356,7 @@ func newTableDescribeCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			v := tableDetailJSON{Schema: jsonSchema, Table: t, Shards: []tableShardJSON{}}
+			v := tableDetailJSON{Schema: cli.JSONSchema, Table: t, Shards: []tableShardJSON{}}
 			if t.Rows > 0 {
 				v.RowBytes = math.Round(10*float64(t.MemoryBytes)/float64(t.Rows)) / 10
 			}
@@ -365,7 +366,7 @@ func newTableDescribeCmd(g *globals) *cobra.Command {
 			for _, s := range shards {
 				v.Shards = append(v.Shards, tableShardJSON{s.Shard, s.Leader, s.Rows, s.MemoryBytes})
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 }
@@ -423,7 +424,7 @@ type tableShardJSON struct {
 func (v tableDetailJSON) print(w io.Writer, _ bool) error {
 	t := v.Table
 	admission, expiry, capacity := t.policies()
-	if err := facts(w,
+	if err := cli.Facts(w,
 		"TABLE", t.Name,
 		"ID", t.ID,
 		"KIND", t.Kind,
@@ -434,21 +435,21 @@ func (v tableDetailJSON) print(w io.Writer, _ bool) error {
 		"ADMISSION", admission,
 		"EXPIRY", expiry,
 		"CAPACITY", capacity,
-		"ROWS", count(t.Rows),
-		"MEMORY", fmt.Sprintf("%s, %.0f bytes a row", size(t.MemoryBytes), v.RowBytes),
+		"ROWS", cli.Count(t.Rows),
+		"MEMORY", fmt.Sprintf("%s, %.0f bytes a row", cli.Size(t.MemoryBytes), v.RowBytes),
 	); err != nil {
 		return err
 	}
 	if s := v.Stream; s != nil {
-		if err := facts(w, "STREAM", fmt.Sprintf("%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
-			count(s.Admitted), count(s.Rejected), count(s.Evicted), count(s.Expired), count(s.Candidates))); err != nil {
+		if err := cli.Facts(w, "STREAM", fmt.Sprintf("%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
+			cli.Count(s.Admitted), cli.Count(s.Rejected), cli.Count(s.Evicted), cli.Count(s.Expired), cli.Count(s.Candidates))); err != nil {
 			return err
 		}
 	}
 	fmt.Fprintln(w)
-	out := newTable(w, []string{"SHARD", "LEADER", "ROWS", "BYTES"}, "SHARD", "ROWS", "BYTES")
+	out := cli.NewTable(w, []string{"SHARD", "LEADER", "ROWS", "BYTES"}, "SHARD", "ROWS", "BYTES")
 	for _, s := range v.Shards {
-		out.AppendRow(table.Row{s.Shard, s.Leader, count(s.Rows), size(s.MemoryBytes)})
+		out.AppendRow(table.Row{s.Shard, s.Leader, cli.Count(s.Rows), cli.Size(s.MemoryBytes)})
 	}
 	out.Render()
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -24,7 +25,7 @@ Whoever still pushes to the table or pulls from it gets TableNotFound from then 
 another one. Checkpoints keep what they hold, and a restore brings the table back. While a restore is under way it is refused.`,
 		Example: `  rowraft table delete user_emb
   rowraft table delete user_emb --yes -o json`,
-		Args: oneArg("the name of the table"),
+		Args: cli.OneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error { return g.deleteTable(cmd, args[0], yes) },
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
@@ -45,7 +46,7 @@ func (g *globals) deleteTable(cmd *cobra.Command, name string, yes bool) (err er
 		return err
 	}
 	if !yes {
-		ask := fmt.Sprintf("Table %s has %s rows, %s. They are gone for good. Type its name to delete it: ", name, count(t.Rows), size(t.MemoryBytes))
+		ask := fmt.Sprintf("Table %s has %s rows, %s. They are gone for good. Type its name to delete it: ", name, cli.Count(t.Rows), cli.Size(t.MemoryBytes))
 		if err := confirm(cmd, ask, name); err != nil {
 			return err
 		}
@@ -70,9 +71,9 @@ func (g *globals) deleteTable(cmd *cobra.Command, name string, yes bool) (err er
 		ID      string `json:"id"`
 		Rows    uint64 `json:"rows"`
 		Deleted bool   `json:"deleted"`
-	}{jsonSchema, name, t.ID, t.Rows, true}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-		_, err := fmt.Fprintf(w, "table %s deleted, with %s rows\n", name, count(t.Rows))
+	}{cli.JSONSchema, name, t.ID, t.Rows, true}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+		_, err := fmt.Fprintf(w, "table %s deleted, with %s rows\n", name, cli.Count(t.Rows))
 		return err
 	})
 }
@@ -86,9 +87,9 @@ func confirm(cmd *cobra.Command, ask, name string) error {
 	if got := strings.TrimSpace(line); got != name {
 		if err != nil && got == "" {
 			fmt.Fprintln(cmd.ErrOrStderr())
-			return usagef("nobody has typed %q: nothing was deleted; --yes does not ask", name)
+			return cli.Usagef("nobody has typed %q: nothing was deleted; --yes does not ask", name)
 		}
-		return usagef("%q is not %q: nothing was deleted", got, name)
+		return cli.Usagef("%q is not %q: nothing was deleted", got, name)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/tablefile"
 )
 
@@ -44,10 +45,10 @@ the time without any progress.`,
 		Example: `  rowraft table export user_emb --to user_emb.parquet
   rowraft table export user_emb --to user_emb.safetensors --dtype bfloat16
   rowraft table export user_emb --to user_emb.npy --checkpoint /mnt/checkpoints/nightly-1`,
-		Args: oneArg("the name of the table"),
+		Args: cli.OneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.to == "" {
-				return usagef("--to is required: the file to write")
+				return cli.Usagef("--to is required: the file to write")
 			}
 			started := time.Now()
 			v, err := g.exportTable(cmd, args[0], &f)
@@ -55,7 +56,7 @@ the time without any progress.`,
 				return fmt.Errorf("table export %s: %w", args[0], err)
 			}
 			v.Seconds = time.Since(started).Seconds()
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	fl := cmd.Flags()
@@ -83,7 +84,7 @@ type exportJSON struct {
 
 func (v *exportJSON) print(w io.Writer, _ bool) error {
 	_, err := fmt.Fprintf(w, "table %s: %s rows of %d from %s, %s of numbers in %s, %.1fs (%s rows/s)\n",
-		v.Table, count(v.Rows), v.Dim, v.Source, size(v.Bytes), v.File, v.Seconds, count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
+		v.Table, cli.Count(v.Rows), v.Dim, v.Source, cli.Size(v.Bytes), v.File, v.Seconds, cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
 	return err
 }
 
@@ -94,7 +95,7 @@ func dtypeOf(name string) (rowraft.DType, error) {
 	case "bfloat16", "bf16":
 		return rowraft.BFloat16, nil
 	}
-	return 0, usagef("--dtype %q: want float32 or bfloat16%s", name, didYouMean("", name, []string{"float32", "bfloat16"}))
+	return 0, cli.Usagef("--dtype %q: want float32 or bfloat16%s", name, cli.DidYouMean("", name, []string{"float32", "bfloat16"}))
 }
 
 // tableSource is where the rows of an export come from.
@@ -125,7 +126,7 @@ func (g *globals) exportTable(cmd *cobra.Command, name string, f *exportFlags) (
 		return nil, err
 	}
 	return &exportJSON{
-		Schema: jsonSchema, Table: name, File: f.to, Format: string(format), DType: dtype.String(), Source: src.name,
+		Schema: cli.JSONSchema, Table: name, File: f.to, Format: string(format), DType: dtype.String(), Source: src.name,
 		Rows: rows, Dim: src.schema.Dim, Bytes: rows * uint64(8+src.schema.Dim*dtype.Size()),
 	}, nil
 }
@@ -135,7 +136,7 @@ func (g *globals) writeExport(cmd *cobra.Command, src *tableSource, f *exportFla
 	w, err := tablefile.Create(f.to, format, tablefile.MetaOf(src.schema, src.name), tablefile.WriteOptions{DType: dtype, Overwrite: f.force})
 	if err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
-			err = &hintedError{err, "--force replaces it"}
+			err = cli.Hint(err, "--force replaces it")
 		}
 		return 0, err
 	}
@@ -206,7 +207,7 @@ func (g *globals) exportSource(cmd *cobra.Command, name, ckpt string) (*tableSou
 // dialClient connects as a client of the data plane.
 func (g *globals) dialClient(ctx context.Context) (*client.Client, error) {
 	if len(g.endpoints) == 0 {
-		return nil, usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
+		return nil, cli.Usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
 	}
 	if _, err := g.clientTLS(); err != nil {
 		return nil, err
@@ -236,7 +237,7 @@ func checkpointSource(ctx context.Context, name, ckpt string) (*tableSource, err
 		for _, t := range m.Tables {
 			have = append(have, t.Schema.Name)
 		}
-		return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "checkpoint %s has no table %s%s", ckpt, name, didYouMean("", name, have))
+		return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "checkpoint %s has no table %s%s", ckpt, name, cli.DidYouMean("", name, have))
 	}
 	table := &m.Tables[i]
 	return &tableSource{

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/tablefile"
 )
 
@@ -83,9 +84,9 @@ func TestImportFlags(t *testing.T) {
 	} {
 		var stderr bytes.Buffer
 		code := run(t.Context(), append([]string{"table", "import", "t", "--insecure", "--endpoints", "127.0.0.1:1", "--timeout", "1ms"}, tc.args...), new(bytes.Buffer), &stderr)
-		want := exitUsage
+		want := cli.ExitUsage
 		if tc.says == "" {
-			tc.says, want = "there is no file x.npy", exitFailed
+			tc.says, want = "there is no file x.npy", cli.ExitFailed
 		}
 		if code != want || !strings.Contains(stderr.String(), tc.says) {
 			t.Errorf("%v: exit code %d, %s; want %d and %q", tc.args, code, stderr.String(), want, tc.says)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
@@ -34,18 +35,18 @@ and the flags say what the table would be.`,
   rowraft table forecast user_emb --rows 500e6 -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usagef("%s: want the name of one table at most; got %d arguments", cmd.CommandPath(), len(args))
+				return cli.Usagef("%s: want the name of one table at most; got %d arguments", cmd.CommandPath(), len(args))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			v := &forecastJSON{Schema: jsonSchema}
+			v := &forecastJSON{Schema: cli.JSONSchema}
 			var schema rowraft.Schema
 			var err error
 			if len(args) == 1 {
 				for _, flag := range []string{"dim", "optimizer", "storage", "replicas", "shards", "nodes"} {
 					if cmd.Flags().Changed(flag) {
-						return usagef("--%s has no meaning with the name of a table: it is %s's own", flag, args[0])
+						return cli.Usagef("--%s has no meaning with the name of a table: it is %s's own", flag, args[0])
 					}
 				}
 				schema, err = v.fromCluster(g, cmd, args[0])
@@ -63,12 +64,12 @@ and the flags say what the table would be.`,
 			if err := v.fill(schema); err != nil {
 				return err
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	fl := cmd.Flags()
 	fl.IntVar(&f.dim, "dim", 0, fmt.Sprintf("weights per row, 1 to %d", rowraft.MaxDim))
-	fl.StringVar(&f.optimizer, "optimizer", "adagrad", orList(rowraft.OptimizerNames())+": what it keeps beside the weights")
+	fl.StringVar(&f.optimizer, "optimizer", "adagrad", cli.OrList(rowraft.OptimizerNames())+": what it keeps beside the weights")
 	fl.StringVar(&f.storage, "storage", "float32", "float32 or bfloat16: how weights are stored")
 	fl.StringVar(&f.rows, "rows", "", "rows of the whole table, such as 1e9")
 	fl.IntVar(&f.replicas, "replicas", 3, "replicas of each shard")
@@ -81,7 +82,7 @@ and the flags say what the table would be.`,
 func parseRows(s string) (uint64, error) {
 	n, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(n >= 1) || n > 1<<50 || n != math.Trunc(n) {
-		return 0, usagef("--rows %q: want a whole number of rows, such as 1000000 or 1e9", s)
+		return 0, cli.Usagef("--rows %q: want a whole number of rows, such as 1000000 or 1e9", s)
 	}
 	return uint64(n), nil
 }
@@ -125,9 +126,9 @@ func (v *forecastJSON) fromFlags(f *forecastFlags) (rowraft.Schema, error) {
 	case err != nil:
 		return s, err
 	case f.rows == "":
-		return s, usagef("how many rows? give --rows, such as --rows 1e9")
+		return s, cli.Usagef("how many rows? give --rows, such as --rows 1e9")
 	case f.replicas < 1 || f.shards < 1 || f.nodes < f.replicas:
-		return s, usagef("%d replicas of %d shards on %d servers: want at least one of each, and no more replicas than servers", f.replicas, f.shards, f.nodes)
+		return s, cli.Usagef("%d replicas of %d shards on %d servers: want at least one of each, and no more replicas than servers", f.replicas, f.shards, f.nodes)
 	}
 	v.Shards, v.Replicas, v.Nodes = f.shards, f.replicas, f.nodes
 	return s, nil
@@ -194,17 +195,17 @@ func (v *forecastJSON) fill(s rowraft.Schema) error {
 
 func (v *forecastJSON) print(w io.Writer, _ bool) error {
 	if v.Table != "" {
-		if err := facts(w, "TABLE", v.Table, "NOW", fmt.Sprintf("%s rows, %s, %.0f bytes a row", count(v.Now.Rows), size(v.Now.Bytes), v.Now.RowBytes)); err != nil {
+		if err := cli.Facts(w, "TABLE", v.Table, "NOW", fmt.Sprintf("%s rows, %s, %.0f bytes a row", cli.Count(v.Now.Rows), cli.Size(v.Now.Bytes), v.Now.RowBytes)); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)
 	}
-	return facts(w,
-		"ROWS", fmt.Sprintf("%s of dim %d, %s, %s", count(v.Rows), v.Dim, v.Rule, v.Storage),
-		"CLUSTER", fmt.Sprintf("%s, %s each, on %s", plural(v.Shards, "shard"), plural(v.Replicas, "replica"), plural(v.Nodes, "server")),
-		"MEMORY", fmt.Sprintf("%s on each server (%s while snapshots run), %.0f bytes a row in each replica, %s in all", size(v.NodeBytes), size(v.PeakBytes), v.RowBytes, size(v.TotalBytes)),
-		"SNAPSHOTS", size(v.Snapshot)+" on the disk of each server",
-		"CHECKPOINT", size(v.Checkpoint),
+	return cli.Facts(w,
+		"ROWS", fmt.Sprintf("%s of dim %d, %s, %s", cli.Count(v.Rows), v.Dim, v.Rule, v.Storage),
+		"CLUSTER", fmt.Sprintf("%s, %s each, on %s", cli.Plural(v.Shards, "shard"), cli.Plural(v.Replicas, "replica"), cli.Plural(v.Nodes, "server")),
+		"MEMORY", fmt.Sprintf("%s on each server (%s while snapshots run), %.0f bytes a row in each replica, %s in all", cli.Size(v.NodeBytes), cli.Size(v.PeakBytes), v.RowBytes, cli.Size(v.TotalBytes)),
+		"SNAPSHOTS", cli.Size(v.Snapshot)+" on the disk of each server",
+		"CHECKPOINT", cli.Size(v.Checkpoint),
 		"LOG", fmt.Sprintf("%d bytes a pushed row in each replica, %d from clients that send bfloat16", v.LogFloat32, v.LogBFloat16),
 	)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/tablefile"
 )
 
@@ -44,7 +45,7 @@ run again: what it had done is done again, with the same result. --timeout bound
 		Example: `  rowraft table import user_emb --from user_emb.parquet
   rowraft table import items --from items.npy --create --optimizer adagrad --lr 0.05
   rowraft table import user_emb --from model.safetensors --ids user.ids --vectors user.weight --dry-run`,
-		Args: oneArg("the name of the table"),
+		Args: cli.OneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.check(cmd.Flags()); err != nil {
 				return err
@@ -55,7 +56,7 @@ run again: what it had done is done again, with the same result. --timeout bound
 				return fmt.Errorf("table import %s: %w", args[0], err)
 			}
 			v.Seconds = time.Since(started).Seconds()
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	fl := cmd.Flags()
@@ -72,7 +73,7 @@ run again: what it had done is done again, with the same result. --timeout bound
 // check refuses flags that go with --create without it.
 func (f *importFlags) check(fl *pflag.FlagSet) error {
 	if f.from == "" {
-		return usagef("--from is required: the file to read")
+		return cli.Usagef("--from is required: the file to read")
 	}
 	if f.create {
 		return nil
@@ -82,7 +83,7 @@ func (f *importFlags) check(fl *pflag.FlagSet) error {
 	var wrong error
 	creates.VisitAll(func(flag *pflag.Flag) {
 		if fl.Changed(flag.Name) && wrong == nil {
-			wrong = usagef("--%s has no meaning without --create", flag.Name)
+			wrong = cli.Usagef("--%s has no meaning without --create", flag.Name)
 		}
 	})
 	return wrong
@@ -107,7 +108,7 @@ func (v *importJSON) print(w io.Writer, _ bool) error {
 		what = "would import"
 	}
 	_, err := fmt.Fprintf(w, "table %s: %s %s rows of %d (%s) from %s in %.1fs (%s rows/s)\n",
-		v.Table, what, count(v.Rows), v.Dim, v.Numbers, v.File, v.Seconds, count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
+		v.Table, what, cli.Count(v.Rows), v.Dim, v.Numbers, v.File, v.Seconds, cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
 	return err
 }
 
@@ -134,7 +135,7 @@ func (g *globals) importTable(cmd *cobra.Command, name string, f *importFlags) (
 	switch {
 	case missing && f.create:
 	case missing:
-		return nil, &hintedError{err, "--create makes it"}
+		return nil, cli.Hint(err, "--create makes it")
 	case err != nil:
 		return nil, err
 	case info.Rows > 0 && t.Dim() != info.Dim:
@@ -143,7 +144,7 @@ func (g *globals) importTable(cmd *cobra.Command, name string, f *importFlags) (
 	if err := g.checkFile(cmd, r); err != nil {
 		return nil, err
 	}
-	v = &importJSON{Schema: jsonSchema, Table: name, File: f.from, Numbers: info.Numbers, Rows: info.Rows, Dim: info.Dim, DryRun: f.dryRun}
+	v = &importJSON{Schema: cli.JSONSchema, Table: name, File: f.from, Numbers: info.Numbers, Rows: info.Rows, Dim: info.Dim, DryRun: f.dryRun}
 	if f.dryRun {
 		return v, nil
 	}
@@ -167,7 +168,7 @@ func (f *importFlags) schema(cmd *cobra.Command, name string, dim int) (rowraft.
 	case f.table.dim == 0:
 		f.table.dim = dim
 	case dim != 0 && f.table.dim != dim:
-		return rowraft.Schema{}, usagef("--dim %d: the vectors of %s have %d numbers", f.table.dim, f.from, dim)
+		return rowraft.Schema{}, cli.Usagef("--dim %d: the vectors of %s have %d numbers", f.table.dim, f.from, dim)
 	}
 	return f.table.schema(name, cmd.Flags().Changed)
 }
@@ -232,7 +233,7 @@ func (g *globals) assignFile(cmd *cobra.Command, t *client.Table, r *tablefile.R
 		err = rowraft.Errorf(rowraft.CodeCorrupt, "the file changed while it was read: %d rows of %d", rows, info.Rows)
 	}
 	if err != nil {
-		return &hintedError{err, "a part of the rows may be set; the same command again sets them all"}
+		return cli.Hint(err, "a part of the rows may be set; the same command again sets them all")
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // optimizerFlags are the constants of update rules on the command line. A rule
@@ -33,7 +34,7 @@ func flagOf(constant string) string { return strings.ReplaceAll(constant, "_", "
 
 // registerOptimizer adds the flags that make an update rule.
 func (f *tableFlags) registerOptimizer(fl *pflag.FlagSet) {
-	fl.StringVar(&f.optimizer, "optimizer", "adagrad", orList(rowraft.OptimizerNames())+": the update that every replica runs")
+	fl.StringVar(&f.optimizer, "optimizer", "adagrad", cli.OrList(rowraft.OptimizerNames())+": the update that every replica runs")
 	for _, c := range optimizerFlags {
 		var of []string
 		for _, name := range rowraft.OptimizerNames() {
@@ -54,13 +55,13 @@ func (f *tableFlags) rule(given func(string) bool) (rowraft.Optimizer, error) {
 	kind, err := rowraft.ParseOptimizerKind(f.optimizer)
 	if err != nil {
 		names := rowraft.OptimizerNames()
-		return rowraft.Optimizer{}, usagef("--optimizer %q: want %s%s", f.optimizer, orList(names), didYouMean("", f.optimizer, names))
+		return rowraft.Optimizer{}, cli.Usagef("--optimizer %q: want %s%s", f.optimizer, cli.OrList(names), cli.DidYouMean("", f.optimizer, names))
 	}
 	o := rowraft.Optimizer{Kind: kind}
 	for _, c := range optimizerFlags {
 		switch flag := flagOf(c.constant); {
 		case given(flag) && !kind.Has(c.constant):
-			return o, usagef("--%s has no meaning with --optimizer %s", flag, kind)
+			return o, cli.Usagef("--%s has no meaning with --optimizer %s", flag, kind)
 		case given(flag):
 			*o.Constant(c.constant) = *f.constants.Constant(c.constant)
 		case kind.Has(c.constant):
@@ -72,12 +73,6 @@ func (f *tableFlags) rule(given func(string) bool) (rowraft.Optimizer, error) {
 		}
 	}
 	return o, nil
-}
-
-// orList is "a, b or c".
-func orList(names []string) string {
-	last := len(names) - 1
-	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // optimizerJSON has the constants of optimizers of long ago always, others if

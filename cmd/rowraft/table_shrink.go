@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -40,7 +41,7 @@ A row that was removed reads as the table's initializer, and a later push makes 
 		Example: `  rowraft table shrink ads --unseen 168h --dry-run
   rowraft table shrink ads --unseen 24h --count-below 2
   rowraft table shrink ads --norm-below 1e-4 -o json`,
-		Args: oneArg("the name of the table"),
+		Args: cli.OneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := f.conditions(cmd.Flags().Changed)
 			if err != nil {
@@ -67,17 +68,17 @@ func (f *shrinkFlags) conditions(given func(string) bool) (*rowraftv1.SweepCondi
 	if given("unseen") {
 		ticks, err := rowraft.ParseTicks(f.unseen)
 		if err != nil {
-			return nil, usagef("--unseen %s: want whole seconds, as a duration (168h) or a number", f.unseen)
+			return nil, cli.Usagef("--unseen %s: want whole seconds, as a duration (168h) or a number", f.unseen)
 		}
 		c.UnseenTicks = &ticks
 	}
 	switch {
 	case given("count-below") && f.count == 0:
-		return nil, usagef("--count-below 0 is no row: want at least 1")
+		return nil, cli.Usagef("--count-below 0 is no row: want at least 1")
 	case given("norm-below") && !(f.norm > 0):
-		return nil, usagef("--norm-below %v is no row: want more than 0", f.norm)
+		return nil, cli.Usagef("--norm-below %v is no row: want more than 0", f.norm)
 	case c.UnseenTicks == nil && f.count == 0 && f.norm == 0:
-		return nil, usagef("which rows? say --unseen, --count-below or --norm-below")
+		return nil, cli.Usagef("which rows? say --unseen, --count-below or --norm-below")
 	}
 	return c, nil
 }
@@ -98,7 +99,7 @@ func (g *globals) shrinkTable(cmd *cobra.Command, req *rowraftv1.ShrinkTableRequ
 	if err != nil {
 		return nil, rpc.FromStatus(err)
 	}
-	bar := newMeterOf(cmd.ErrOrStderr(), "shrink", "slots", g.output == formatJSON)
+	bar := newMeterOf(cmd.ErrOrStderr(), "shrink", "slots", g.output == cli.FormatJSON)
 	defer bar.done()
 	for {
 		reply, err := stream.Recv()
@@ -110,7 +111,7 @@ func (g *globals) shrinkTable(cmd *cobra.Command, req *rowraftv1.ShrinkTableRequ
 		case err != nil:
 			err = rpc.FromStatus(err)
 			if n := last.GetRemoved(); n > 0 && !req.GetDryRun() {
-				err = fmt.Errorf("%s rows were removed before this: %w", count(n), err)
+				err = fmt.Errorf("%s rows were removed before this: %w", cli.Count(n), err)
 			}
 			return nil, lost(err, "run the same command again: it goes on with the rows that are left")
 		}
@@ -128,14 +129,14 @@ func (g *globals) showShrunk(cmd *cobra.Command, name string, r *rowraftv1.Shrin
 		Removed    uint64  `json:"removed"`    // rows
 		Candidates uint64  `json:"candidates"` // keys without a row that were forgotten
 		Seconds    float64 `json:"seconds"`
-	}{jsonSchema, name, dryRun, r.GetRows(), r.GetRemoved(), r.GetCandidates(), took.Seconds()}
-	return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+	}{cli.JSONSchema, name, dryRun, r.GetRows(), r.GetRemoved(), r.GetCandidates(), took.Seconds()}
+	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 		what := "removed"
 		if dryRun {
 			what = "would remove"
 		}
 		_, err := fmt.Fprintf(w, "table %s: %s %s rows and %s keys that waited for one, looked at %s in %.1fs\n",
-			name, what, count(v.Removed), count(v.Candidates), count(v.Looked), v.Seconds)
+			name, what, cli.Count(v.Removed), cli.Count(v.Candidates), cli.Count(v.Looked), v.Seconds)
 		return err
 	})
 }

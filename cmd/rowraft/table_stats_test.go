@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -25,7 +26,7 @@ func TestStatsOfAStreamingTable(t *testing.T) {
 	addr := start(t, &fakeCluster{status: s})
 	got := rowraftCmd(t, "table", "stats", "user_emb", "-o", "json", "--insecure", "--endpoints", addr)
 	var v tableDetailJSON
-	if err := json.Unmarshal([]byte(got.out), &v); err != nil || got.code != exitDone {
+	if err := json.Unmarshal([]byte(got.out), &v); err != nil || got.code != cli.ExitDone {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	if want := (streamJSON{2, 4, 6, 8, 10}); v.Stream == nil || *v.Stream != want || v.RowBytes != 214.7 {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -85,10 +86,10 @@ func newTokenCreateCmd(g *globals) *cobra.Command {
 password: best in a file, for --token-file.`,
 		Example: `  rowraft token create --uses 3 --ttl 30m > token
   rowraft token create --role trainer --name ctr --tables 'user,item_*'`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ttl <= 0 || valid <= 0 {
-				return usagef("--ttl %v, --valid %v: want > 0", ttl, valid)
+				return cli.Usagef("--ttl %v, --valid %v: want > 0", ttl, valid)
 			}
 			ask.ValidNs = uint64(valid)
 			return g.callCertificates(cmd, func(ctx context.Context, c rowraftv1.CertificatesClient) error {
@@ -100,8 +101,8 @@ password: best in a file, for --token-file.`,
 					Schema string    `json:"schema"`
 					Token  tokenJSON `json:"token"`
 					Secret string    `json:"secret"`
-				}{jsonSchema, newTokenJSON(reply.GetToken(), time.Now()), reply.GetSecret()}
-				return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+				}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now()), reply.GetSecret()}
+				return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 					fmt.Fprintln(w, v.Secret)
 					_, err := fmt.Fprintf(cmd.ErrOrStderr(), "token %s: %s, until %s; shown once, %s deletes it\n", v.Token.ID, forWhom(&v.Token), v.Token.Expires, "`rowraft token delete "+v.Token.ID+"`")
 					return err
@@ -128,7 +129,7 @@ func forWhom(t *tokenJSON) string {
 	if len(t.Tables) > 0 {
 		who += " with the tables " + strings.Join(t.Tables, ",")
 	}
-	return fmt.Sprintf("%s as %s", plural(int(t.Uses), "machine"), who)
+	return fmt.Sprintf("%s as %s", cli.Plural(int(t.Uses), "machine"), who)
 }
 
 func newTokenListCmd(g *globals) *cobra.Command {
@@ -137,7 +138,7 @@ func newTokenListCmd(g *globals) *cobra.Command {
 		Short:   "List the tokens, and who has used them",
 		Long:    "List the tokens, and who has used them. One that has expired is listed until the next one is made.",
 		Example: "  rowraft token list",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return g.callCertificates(cmd, func(ctx context.Context, c rowraftv1.CertificatesClient) error {
 				reply, err := c.ListTokens(ctx, &rowraftv1.ListTokensRequest{})
@@ -147,17 +148,17 @@ func newTokenListCmd(g *globals) *cobra.Command {
 				v := struct {
 					Schema string      `json:"schema"`
 					Tokens []tokenJSON `json:"tokens"`
-				}{jsonSchema, []tokenJSON{}}
+				}{cli.JSONSchema, []tokenJSON{}}
 				now := time.Now()
 				for _, t := range reply.GetTokens() {
 					v.Tokens = append(v.Tokens, newTokenJSON(t, now))
 				}
-				return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
+				return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
 					header := []string{"TOKEN", "ROLE", "NAME", "USED", "EXPIRES", "STATE"}
 					if wide {
 						header = append(header, "TABLES", "USED BY", "CREATED BY")
 					}
-					t := newTable(w, header)
+					t := cli.NewTable(w, header)
 					for _, x := range v.Tokens {
 						row := table.Row{x.ID, x.Role, dash(x.Name), fmt.Sprintf("%d/%d", len(x.UsedBy), x.Uses), x.Expires, x.State}
 						if wide {
@@ -178,7 +179,7 @@ func newTokenDeleteCmd(g *globals) *cobra.Command {
 		Use:     "delete ID",
 		Short:   "Delete a token; certificates that it gave stay",
 		Example: "  rowraft token delete 0123456789abcdef",
-		Args:    oneArg("the ID of the token"),
+		Args:    cli.OneArg("the ID of the token"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.callCertificates(cmd, func(ctx context.Context, c rowraftv1.CertificatesClient) error {
 				reply, err := c.DeleteToken(ctx, &rowraftv1.DeleteTokenRequest{Id: args[0]})
@@ -188,9 +189,9 @@ func newTokenDeleteCmd(g *globals) *cobra.Command {
 				v := struct {
 					Schema string    `json:"schema"`
 					Token  tokenJSON `json:"token"`
-				}{jsonSchema, newTokenJSON(reply.GetToken(), time.Now())}
-				return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
-					_, err := fmt.Fprintf(w, "token %s is deleted; %s it let in\n", v.Token.ID, plural(len(v.Token.UsedBy), "machine"))
+				}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now())}
+				return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+					_, err := fmt.Fprintf(w, "token %s is deleted; %s it let in\n", v.Token.ID, cli.Plural(len(v.Token.UsedBy), "machine"))
 					return err
 				})
 			})

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // serve runs `rowraft server` with args until the test ends, and returns what it wrote once
@@ -39,7 +41,7 @@ func serve(t *testing.T, args ...string) readyJSON {
 // has it, beside what the command line says.
 func TestCertificatesOfAConfigurationFile(t *testing.T) {
 	dir := t.TempDir()
-	if got := rowraftCmd(t, "cert", "lab", "--dir", dir); got.code != exitDone {
+	if got := rowraftCmd(t, "cert", "lab", "--dir", dir); got.code != cli.ExitDone {
 		t.Fatal(got)
 	}
 	config := filepath.Join(dir, "server.yaml")
@@ -48,7 +50,7 @@ func TestCertificatesOfAConfigurationFile(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--config", config}, {"--config", config, "--certs", dir}} {
 		s := serve(t, args...)
-		if got := rowraftCmd(t, "node", "list", "--certs", dir, "--endpoints", s.Addr, "--timeout", "60s"); got.code != exitDone || !strings.Contains(got.out, "n1") {
+		if got := rowraftCmd(t, "node", "list", "--certs", dir, "--endpoints", s.Addr, "--timeout", "60s"); got.code != cli.ExitDone || !strings.Contains(got.out, "n1") {
 			t.Errorf("node list: %+v", got)
 		}
 	}
@@ -58,32 +60,32 @@ func TestCertificatesOfAConfigurationFile(t *testing.T) {
 // was given nothing but an address and a token.
 func TestAServerJoinsByAToken(t *testing.T) {
 	here, there := t.TempDir(), filepath.Join(t.TempDir(), "certs")
-	if got := rowraftCmd(t, "cert", "lab", "--dir", here); got.code != exitDone {
+	if got := rowraftCmd(t, "cert", "lab", "--dir", here); got.code != cli.ExitDone {
 		t.Fatal(got)
 	}
 	first := serve(t, "--certs", here, "--ca-key", filepath.Join(here, "ca.key"), "--with-scheduler", "--shards", "1")
 	admin := []string{"--certs", here, "--endpoints", first.Addr, "--timeout", "60s"}
-	cli := func(args ...string) outcome {
+	call := func(args ...string) outcome {
 		t.Helper()
 		got := rowraftCmd(t, append(args, admin...)...)
-		if got.code != exitDone {
+		if got.code != cli.ExitDone {
 			t.Fatalf("%v: %+v", args, got)
 		}
 		return got
 	}
 	token := filepath.Join(here, "token")
-	if err := os.WriteFile(token, []byte(cli("token", "create").out), 0o600); err != nil {
+	if err := os.WriteFile(token, []byte(call("token", "create").out), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	second := serve(t, "--join", first.Addr, "--certs", there, "--token-file", token, "--name", "n2")
 	// A server serves as soon as it has the cluster's map, which may be before it is in it.
 	limit := time.Now().Add(2 * time.Minute)
-	for nodes := cli("node", "list"); !strings.Contains(nodes.out, second.Addr); nodes = cli("node", "list") {
+	for nodes := call("node", "list"); !strings.Contains(nodes.out, second.Addr); nodes = call("node", "list") {
 		if time.Now().After(limit) {
 			t.Fatalf("the cluster does not know who joined: %s", nodes.out)
 		}
 	}
-	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem")); got.code != exitDone || !strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
+	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem")); got.code != cli.ExitDone || !strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
 		t.Errorf("its certificate: %+v", got)
 	}
 
@@ -92,15 +94,15 @@ func TestAServerJoinsByAToken(t *testing.T) {
 		Token  tokenJSON `json:"token"`
 		Secret string    `json:"secret"`
 	}
-	if err := json.Unmarshal([]byte(cli("token", "create", "--role", "trainer", "--name", "ctr", "--tables", "user,item_*", "-o", "json").out), &made); err != nil {
+	if err := json.Unmarshal([]byte(call("token", "create", "--role", "trainer", "--name", "ctr", "--tables", "user,item_*", "-o", "json").out), &made); err != nil {
 		t.Fatal(err)
 	}
 	client := filepath.Join(here, "trainer")
 	join := []string{"cert", "join", "--token", made.Secret, "--endpoints", first.Addr, "--certs", client, "--timeout", "60s"}
-	if got := rowraftCmd(t, join...); got.code != exitDone || !strings.Contains(got.out, "user,item_*") {
+	if got := rowraftCmd(t, join...); got.code != cli.ExitDone || !strings.Contains(got.out, "user,item_*") {
 		t.Errorf("cert join: %+v", got)
 	}
-	if got := rowraftCmd(t, join...); got.code != exitUsage || !strings.Contains(got.errout, "is there already") {
+	if got := rowraftCmd(t, join...); got.code != cli.ExitUsage || !strings.Contains(got.errout, "is there already") {
 		t.Errorf("cert join again: %+v", got)
 	}
 	serial := func() string {
@@ -113,23 +115,23 @@ func TestAServerJoinsByAToken(t *testing.T) {
 	}
 	before := serial()
 	renew := []string{"cert", "renew", "--endpoints", first.Addr, "--certs", client, "--timeout", "60s"}
-	if got := rowraftCmd(t, renew...); got.code != exitDone || serial() != before {
+	if got := rowraftCmd(t, renew...); got.code != cli.ExitDone || serial() != before {
 		t.Errorf("cert renew of a new one: %+v", got)
 	}
-	if got := rowraftCmd(t, append(renew, "--now")...); got.code != exitDone || serial() == before {
+	if got := rowraftCmd(t, append(renew, "--now")...); got.code != cli.ExitDone || serial() == before {
 		t.Errorf("cert renew --now: %+v", got)
 	}
-	list := cli("token", "list", "-o", "wide").out
+	list := call("token", "list", "-o", "wide").out
 	for _, want := range []string{made.Token.ID, "1/1", "used", "ctr", "n2", "admin admin", "user,item_*"} {
 		if !strings.Contains(list, want) {
 			t.Errorf("token list lacks %q: %s", want, list)
 		}
 	}
-	if strings.Contains(list+cli("token", "list", "-o", "json").out, strings.Split(made.Secret, ".")[2]) {
+	if strings.Contains(list+call("token", "list", "-o", "json").out, strings.Split(made.Secret, ".")[2]) {
 		t.Error("the list shows a secret")
 	}
-	cli("token", "delete", made.Token.ID)
-	if got := rowraftCmd(t, append([]string{"token", "delete", made.Token.ID}, admin...)...); got.code != exitFailed {
+	call("token", "delete", made.Token.ID)
+	if got := rowraftCmd(t, append([]string{"token", "delete", made.Token.ID}, admin...)...); got.code != cli.ExitFailed {
 		t.Errorf("delete of a token that is gone: %+v", got)
 	}
 	for what, bad := range map[string][]string{
@@ -141,7 +143,7 @@ func TestAServerJoinsByAToken(t *testing.T) {
 		"nobody to ask": {"server", "--certs", filepath.Join(here, "x"), "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
 		"an admin's":    append([]string{"token", "create", "--role", "admin", "--name", "eve"}, admin...),
 	} {
-		if got := rowraftCmd(t, bad...); got.code != exitUsage {
+		if got := rowraftCmd(t, bad...); got.code != cli.ExitUsage {
 			t.Errorf("%s: %+v, want a usage error", what, got)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -26,7 +27,7 @@ Only a replica with a vote whose log is at the leader's end can take it. Pushes 
 wait for some milliseconds; nothing is lost. It works while the scheduler is away.`,
 		Example: `  rowraft shard transfer-leader 2 --to n3
   rowraft shard transfer-leader 2              # to the replica with the longest log`,
-		Args: oneArg("the SHARD, a number from `rowraft shard list`"),
+		Args: cli.OneArg("the SHARD, a number from `rowraft shard list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			shard, err := shardArg(args[0])
 			if err != nil {
@@ -38,7 +39,7 @@ wait for some milliseconds; nothing is lost. It works while the scheduler is awa
 			if err != nil {
 				return fmt.Errorf("shard transfer-leader: %w", err)
 			}
-			return show(cmd.OutOrStdout(), g.output, v, v.print)
+			return cli.Show(cmd.OutOrStdout(), g.output, v, v.print)
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "name or id of the server that is to lead; without it the replica with the longest log does")
@@ -48,7 +49,7 @@ wait for some milliseconds; nothing is lost. It works while the scheduler is awa
 func shardArg(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil {
-		return 0, usagef("shard %q: want a number from `rowraft shard list`", s)
+		return 0, cli.Usagef("shard %q: want a number from `rowraft shard list`", s)
 	}
 	return uint32(n), nil
 }
@@ -93,7 +94,7 @@ func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (
 		return nil, err
 	}
 	return &transferJSON{
-		Schema: jsonSchema, Shard: shard, From: nameIn(m.GetMap(), reply.FromNode), To: nameIn(m.GetMap(), reply.ToNode),
+		Schema: cli.JSONSchema, Shard: shard, From: nameIn(m.GetMap(), reply.FromNode), To: nameIn(m.GetMap(), reply.ToNode),
 		Term: reply.Term, Seconds: float64(reply.TookNs) / 1e9,
 	}, nil
 }
@@ -105,7 +106,7 @@ func (c *cluster) onLeader(ctx context.Context, shard uint32, patience time.Dura
 		m, err := c.newestMap(ctx)
 		if err == nil {
 			if int(shard) >= len(m.GetMap().GetShards()) {
-				return nil, usagef("shard %d does not exist: the cluster has %d, from 0 on", shard, len(m.GetMap().GetShards()))
+				return nil, cli.Usagef("shard %d does not exist: the cluster has %d, from 0 on", shard, len(m.GetMap().GetShards()))
 			}
 			err = c.tryReplicas(ctx, m, shard, patience, call)
 		}

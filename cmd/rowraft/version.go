@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // version is set by the linker (-X main.version=…) for releases.
@@ -21,7 +23,7 @@ type versionJSON struct {
 }
 
 func buildVersion() versionJSON {
-	v := versionJSON{Schema: jsonSchema, Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v := versionJSON{Schema: cli.JSONSchema, Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v.Version == "" {
 			v.Version = info.Main.Version
@@ -43,10 +45,10 @@ func newVersionCmd(g *globals) *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version of this binary",
 		Example: "  rowraft version -o json",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
-			return show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+			return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
 				revision := ""
 				if v.Revision != "" {
 					revision = " " + v.Revision

@@ -125,36 +125,32 @@ var decoders = map[string]string{
 
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
-	"internal/certs.readPEM":           "a file of the operator, through encoding/pem",
-	"internal/certs.parseAll":          "likewise",
-	"checkpoint.partCheck.block":       "its bytes are those that Reader has checked",
-	"checkpoint.merge.block":           "likewise",
-	"trainer/average.jobFloats":        "an id, its own or 16 bytes of a frame",
-	"checkpoint.Digest.Add":            "a sum, of any 16 bytes",
-	"clustermap.JobSlot":               "16 bytes, whatever they are",
-	"wire.Body.Key":                    "a place in what ParseSegment has measured",
-	"wire.GetFloats":                   "as many numbers as ParseSegment has measured",
-	"wire.Keys":                        "as many keys as ParseSegment has measured",
-	"wire.Widen":                       "as many numbers as its caller has room for, of bytes that it has measured",
-	"shard/rowstore.floats":            "numbers of a record that has its length",
-	"shard/rowstore.convert":           "numbers of a record that has its length",
-	"raftstore.metaReader.u16":         "of decodeMeta",
-	"raftstore.metaReader.u32":         "of decodeMeta",
-	"raftstore.metaReader.u64":         "of decodeMeta",
-	"checkpoint.Weights":               "a record that Reader has given out",
-	"tablefile.getKeys":                "as many ids as the length of the file has been held against",
-	"tablefile.number.get":             "likewise of numbers",
-	"raftstore.logOwner.tag":           "of a hash that it computes",
-	"raftstore.metaStore.GetUint64":    "eight bytes that decodeMeta has measured",
-	"scheduler.newTableID":             "random bytes, its own",
-	"trainer.Config.settings":          "what Fingerprint has just made",
-	"cmd/rowraft.eventsIn":             "the logs of our own servers, for a benchmark",
-	"cmd/rowraft.number.UnmarshalJSON": "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.faultFile.read":       "what a test wrote, in builds for tests only",
-	"cmd/rowraft.demoRun.evaluate":     "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.trainerProc.run":      "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.trainerProcs.results": "what our own trainer wrote, for the demo's page",
-	"cmd/rowraft.writeYAML":            "its own output on the way to YAML",
+	"internal/certs.readPEM":        "a file of the operator, through encoding/pem",
+	"internal/certs.parseAll":       "likewise",
+	"checkpoint.partCheck.block":    "its bytes are those that Reader has checked",
+	"checkpoint.merge.block":        "likewise",
+	"trainer/average.jobFloats":     "an id, its own or 16 bytes of a frame",
+	"checkpoint.Digest.Add":         "a sum, of any 16 bytes",
+	"clustermap.JobSlot":            "16 bytes, whatever they are",
+	"wire.Body.Key":                 "a place in what ParseSegment has measured",
+	"wire.GetFloats":                "as many numbers as ParseSegment has measured",
+	"wire.Keys":                     "as many keys as ParseSegment has measured",
+	"wire.Widen":                    "as many numbers as its caller has room for, of bytes that it has measured",
+	"shard/rowstore.floats":         "numbers of a record that has its length",
+	"shard/rowstore.convert":        "numbers of a record that has its length",
+	"raftstore.metaReader.u16":      "of decodeMeta",
+	"raftstore.metaReader.u32":      "of decodeMeta",
+	"raftstore.metaReader.u64":      "of decodeMeta",
+	"checkpoint.Weights":            "a record that Reader has given out",
+	"tablefile.getKeys":             "as many ids as the length of the file has been held against",
+	"tablefile.number.get":          "likewise of numbers",
+	"raftstore.logOwner.tag":        "of a hash that it computes",
+	"raftstore.metaStore.GetUint64": "eight bytes that decodeMeta has measured",
+	"scheduler.newTableID":          "random bytes, its own",
+	"trainer.Config.settings":       "what Fingerprint has just made",
+	"cmd/rowraft.faultFile.read":    "what a test wrote, in builds for tests only",
+	"cmd/rowraft.demoRun.evaluate":  "what our own trainer wrote, for the demo's page",
+	"internal/cli.WriteYAML":        "its own output on the way to YAML",
 }
 
 // decodes reports whether a call takes bytes apart.
@@ -183,7 +179,7 @@ func decodes(call *ast.CallExpr) bool {
 }
 
 // ofTests are the trees that read what programs of this repository wrote for a test.
-var ofTests = under("bench", "e2e", "cmd/rowraft-chaos", "internal/tidy", "internal/localcluster")
+var ofTests = under("cmd/rowraft-bench", "e2e", "cmd/rowraft-chaos", "internal/tidy", "internal/localcluster")
 
 // functionName is dir.Func or dir.Type.Method.
 func functionName(f *File, d *ast.FuncDecl) string {

@@ -34,6 +34,9 @@ var tree = map[string]int{
 	"clustermap": 2,
 	"optim":      2,
 
+	"internal/cli":          6, // the command lines stand on it
+	"internal/localcluster": 6,
+
 	"proto":    1,
 	"internal": 1,
 }
@@ -91,10 +94,10 @@ func filesIn(dirs ...string) func(*File) bool {
 
 var borders = []border{
 	{
-		why:     "generated types stop at client, node, scheduler, internal/rpc, raftstore's transport, cmd and e2e: convert at the border",
+		why:     "generated types stop at client, node, scheduler, internal/rpc, internal/localcluster, raftstore's transport, cmd and e2e: convert at the border",
 		library: under(Module + "/proto"),
 		inside: func(f *File) bool {
-			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "cmd", "e2e")(f) ||
+			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "internal/localcluster", "cmd", "e2e")(f) ||
 				f.Dir == "raftstore" && strings.Contains(f.Path, "transport")
 		},
 	},

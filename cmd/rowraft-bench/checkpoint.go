@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+const (
+	checkpointRounds = 5
+	// checkpointEvery is the interval that the cost is told for.
+	checkpointEvery = 10 * time.Minute
+	// overheadBar is the share of training throughput that checkpoints may cost then.
+	overheadBar = 0.02
+)
+
+// checkpointResult is the JSON of `bench checkpoint`; the field names are a contract.
+type checkpointResult struct {
+	Schema string `json:"schema"`
+	Op     string `json:"op"`
+
+	// LostSeconds is the training that one checkpoint costs: the rows that were not
+	// pushed in a window with one in it, over the rate in the windows beside. Median.
+	LostSeconds float64   `json:"lost_seconds"`
+	EachLost    []float64 `json:"lost_seconds_of_each"`
+	Interval    float64   `json:"interval_seconds"`
+	Overhead    float64   `json:"overhead"` // LostSeconds / Interval
+	Bar         float64   `json:"bar"`
+	Passed      bool      `json:"passed"`
+	// Noise is the same computed for windows without one, by the windows beside them: the
+	// largest. What is lost is known no better.
+	Noise float64 `json:"noise_seconds"`
+
+	RowsPerSecond float64 `json:"rows_per_second"` // without a checkpoint, median
+	Took          float64 `json:"checkpoint_seconds"`
+	Bytes         int64   `json:"checkpoint_bytes"`
+	HeldMs        float64 `json:"held_ms"`   // pushes waited, at most
+	PausedMs      float64 `json:"paused_ms"` // the trainer stood still, at most
+	MaxPushMs     float64 `json:"max_push_ms"`
+
+	Window    float64 `json:"window_seconds"`
+	Optimizer string  `json:"optimizer"`
+	Rows      int     `json:"rows"`
+	Dim       int     `json:"dim"`
+	Batch     int     `json:"batch"`
+	Conns     int     `json:"conns"`
+	Keys      string  `json:"keys"`
+	Replicas  int     `json:"replicas"`
+	Shards    int     `json:"shards"`
+	Backend   string  `json:"log_backend"`
+	Cores     int     `json:"cores"`
+	Processor string  `json:"cpu"`
+	GoVersion string  `json:"go_version"`
+}
+
+// benchCheckpoint pushes without a pause, as a trainer whose model costs nothing and
+// who takes part in checkpoints, in windows with and without one.
+func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (r *checkpointResult, err error) {
+	if len(cfg.endpoints) > 0 {
+		return nil, cli.Usagef("bench checkpoint measures servers of its own")
+	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, cleanup()) }()
+	cfg.endpoints = cluster.Endpoints()
+	dest, err := os.MkdirTemp("", "rowraft-bench-checkpoints-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dest)) }()
+	workers, err := benchWorkers(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer closeWorkers(workers)
+	fmt.Fprintf(progress, "loading %d rows …\n", cfg.rows)
+	if err := benchLoad(ctx, cfg, workers); err != nil {
+		return nil, fmt.Errorf("load: %w", err)
+	}
+	b := &checkpointBench{cfg: cfg, dest: dest, workers: workers}
+	attending, err := workers[0].c.Attend(ctx, client.Attendance{Job: "bench", Rank: 0, Trainers: 1, Pause: b.pause})
+	if err != nil {
+		return nil, err
+	}
+	defer attending.Close()
+	for _, w := range workers {
+		w.gate = &b.gate
+	}
+	return b.run(ctx, progress)
+}
+
+// checkpointBench is one run.
+type checkpointBench struct {
+	cfg     benchConfig
+	dest    string
+	workers []*benchWorker
+	gate    sync.RWMutex // each push holds it for reading, a pause for writing
+	result  checkpointResult
+}
+
+func (b *checkpointBench) pause(context.Context, client.Agree) (*client.Paused, error) {
+	b.gate.Lock()
+	return &client.Paused{Size: 1, Release: b.gate.Unlock, Write: func(w io.Writer) error {
+		_, err := w.Write([]byte{0})
+		return err
+	}}, nil
+}
+
+func (b *checkpointBench) run(ctx context.Context, progress io.Writer) (*checkpointResult, error) {
+	cfg := b.cfg
+	m := b.workers[0].c.Map()
+	b.result = checkpointResult{
+		Schema: "rowraft/v1", Op: "checkpoint", Interval: checkpointEvery.Seconds(), Bar: overheadBar, Window: cfg.seconds,
+		Optimizer: cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
+		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend,
+		Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+	}
+	if _, err := measure(ctx, cfg, b.workers, cfg.warmup); err != nil {
+		return nil, err
+	}
+	var plain, with []float64 // rows per second
+	for round := range 2*checkpointRounds + 1 {
+		rate, err := b.window(ctx, round%2 == 1)
+		if err != nil {
+			return nil, err
+		}
+		if round%2 == 0 {
+			plain = append(plain, rate)
+			fmt.Fprintf(progress, "without a checkpoint: %s\n", humanize.SIWithDigits(rate, 2, "rows/s"))
+		} else {
+			with = append(with, rate)
+			fmt.Fprintf(progress, "with one:             %s\n", humanize.SIWithDigits(rate, 2, "rows/s"))
+		}
+	}
+	r := &b.result
+	for i, rate := range with {
+		r.EachLost = append(r.EachLost, cfg.seconds*(1-rate/((plain[i]+plain[i+1])/2)))
+	}
+	for i := 1; i < len(plain)-1; i++ {
+		r.Noise = max(r.Noise, cfg.seconds*abs(1-plain[i]/((plain[i-1]+plain[i+1])/2)))
+	}
+	r.LostSeconds, r.RowsPerSecond = median(r.EachLost), median(plain)
+	r.Overhead = max(r.LostSeconds, 0) / r.Interval
+	r.Passed = r.Overhead <= overheadBar
+	return r, nil
+}
+
+func abs(x float64) float64 { return max(x, -x) }
+
+func median(list []float64) float64 {
+	s := slices.Sorted(slices.Values(list))
+	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
+}
+
+// window pushes for a while, with a checkpoint made meanwhile or without.
+func (b *checkpointBench) window(ctx context.Context, cut bool) (rate float64, err error) {
+	var wg sync.WaitGroup
+	var failed error
+	if cut {
+		wg.Go(func() { failed = b.checkpoint(ctx) })
+	}
+	begun := time.Now()
+	hist, err := measure(ctx, b.cfg, b.workers, b.cfg.seconds)
+	took := time.Since(begun).Seconds()
+	wg.Wait()
+	if err = errors.Join(err, failed); err != nil {
+		return 0, err
+	}
+	if cut {
+		b.result.MaxPushMs = max(b.result.MaxPushMs, float64(hist.Max())/1e3)
+	}
+	if b.result.Took > b.cfg.seconds {
+		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "a checkpoint took %.1f s, longer than a window: give --seconds more", b.result.Took)
+	}
+	return float64(hist.TotalCount()) * float64(b.cfg.batch) / took, nil
+}
+
+// checkpoint makes one through whoever leads the metadata group.
+func (b *checkpointBench) checkpoint(ctx context.Context) error {
+	var err error
+	for _, addr := range b.cfg.endpoints {
+		if err = b.checkpointAt(ctx, addr); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
+			return err
+		}
+	}
+	return err
+}
+
+func (b *checkpointBench) checkpointAt(ctx context.Context, addr string) (err error) {
+	conf, err := b.cfg.tls.TLS.Open(nil)
+	if err != nil {
+		return err
+	}
+	conn, err := rpc.Dial(addr, conf, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	begun := time.Now()
+	stream, err := rowraftv1.NewCheckpointsClient(conn).CreateCheckpoint(ctx, &rowraftv1.CreateCheckpointRequest{Destination: b.dest, Job: "bench"})
+	if err != nil {
+		return rpc.FromStatus(err)
+	}
+	for {
+		reply, err := stream.Recv()
+		if err != nil {
+			return rpc.FromStatus(err)
+		}
+		if reply.GetPhase() != "done" {
+			continue
+		}
+		m, err := checkpoint.ParseManifest(reply.GetManifest())
+		if err != nil {
+			return err
+		}
+		r := &b.result
+		r.Took, r.Bytes = max(r.Took, time.Since(begun).Seconds()), m.Bytes()
+		r.HeldMs = max(r.HeldMs, float64(m.HeldFor.Microseconds())/1e3)
+		for _, t := range reply.GetTrainers() {
+			r.PausedMs = max(r.PausedMs, float64(t.GetPausedNs())/1e6)
+		}
+		return nil
+	}
+}
+
+func (r *checkpointResult) print(w io.Writer) error {
+	return cli.Facts(w, []string{
+		"one checkpoint", fmt.Sprintf("costs %.2f s of training, ± %.2f", r.LostSeconds, r.Noise),
+		"every 10 minutes", fmt.Sprintf("%.3f %% of the throughput; the bar is %.0f %%", 100*r.Overhead, 100*r.Bar),
+		"trainer", fmt.Sprintf("stood still for %.1f ms at most; pushes waited %.1f ms for the cut; the slowest took %.1f ms", r.PausedMs, r.HeldMs, r.MaxPushMs),
+		"checkpoint", fmt.Sprintf("%s in %.2f s at most", cli.Size(uint64(r.Bytes)), r.Took),
+		"without", humanize.SIWithDigits(r.RowsPerSecond, 2, "rows/s"),
+		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys", cli.Count(uint64(r.Rows)), r.Dim, r.Optimizer, r.Keys),
+		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend),
+		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion),
+	}...)
+}

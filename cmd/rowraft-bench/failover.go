@@ -1,0 +1,341 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// What a failover may take; docs/ops promises it for profile fast and a light load.
+const (
+	killP50Bar     = 800 * time.Millisecond
+	killP90Bar     = 1300 * time.Millisecond
+	transferP90Bar = 500 * time.Millisecond
+	plannedMaxBar  = 500 * time.Millisecond // moves and restarts
+	stallMaxBar    = 5 * time.Second
+	nodeMaxBar     = 3 * time.Second
+	readShareBar   = 0.999
+)
+
+const (
+	// failoverMaxAge is the bound of the reads that go on beside the faults; one that has
+	// no answer after failoverReadLimit counts as not served.
+	failoverMaxAge    = 10 * time.Second
+	failoverReadLimit = time.Second
+	// failoverNodeShards is how many shards there are when a server that leads a third of
+	// them is killed.
+	failoverNodeShards = 12
+)
+
+// failoverConfig is how often the benchmark does what.
+type failoverConfig struct {
+	kills, transfers, stalls, nodes int
+	moves, restarts                 int
+	stallLimit                      time.Duration // of the servers; 0: that of the profile
+	check                           bool
+	still                           bool // replicas move only where they are told to
+}
+
+// failoverResult is the JSON of `bench failover`; the field names are a contract.
+type failoverResult struct {
+	Schema string `json:"schema"`
+	Op     string `json:"op"`
+
+	// From the fault to the first acknowledged push that was begun after it, in the shard
+	// that the server led; of Nodes in the last of the shards that it led. Of planned changes
+	// the longest time without an acknowledgement in any shard.
+	Kills     *failoverTimes `json:"kills,omitempty"`
+	Transfers *plannedGaps   `json:"transfers,omitempty"`
+	Moves     *plannedGaps   `json:"moves,omitempty"`    // of the leader's replica
+	Restarts  *plannedGaps   `json:"restarts,omitempty"` // SIGTERM, of one server after the other
+	Stalls    *failoverTimes `json:"disk_stalls,omitempty"`
+	Nodes     *failoverTimes `json:"nodes,omitempty"`
+
+	Reads *failoverReads `json:"bounded_reads"`
+
+	Passed  bool     `json:"passed"`
+	Failed  []string `json:"failed,omitempty"`  // which bars
+	Skipped []string `json:"skipped,omitempty"` // what could not be measured, and why
+
+	// Gone are servers that ended by themselves beside the faults, such as for a disk that
+	// others on this machine kept busy. They were started again.
+	Gone int `json:"servers_gone"`
+
+	Replicas  int        `json:"replicas"`
+	Backend   string     `json:"log_backend"`
+	Profile   string     `json:"profile"`
+	Pushes    int64      `json:"pushes"`
+	Cores     int        `json:"cores"`
+	Processor string     `json:"cpu"`
+	Load      [2]float64 `json:"machine_load"` // 1 minute average before and after: the machine's others count
+	GoVersion string     `json:"go_version"`
+}
+
+// failoverTimes are those of one kind of fault, in seconds.
+type failoverTimes struct {
+	N   int       `json:"n"`
+	P50 float64   `json:"p50_seconds"`
+	P90 float64   `json:"p90_seconds"`
+	P99 float64   `json:"p99_seconds"`
+	Max float64   `json:"max_seconds"`
+	All []float64 `json:"all_seconds"` // in their order
+}
+
+func timesOf(all []time.Duration) *failoverTimes {
+	if len(all) == 0 {
+		return nil
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	at := func(p float64) float64 {
+		// The smallest that p of all do not exceed.
+		i := int(p*float64(len(sorted))+0.999999) - 1
+		return sorted[min(max(i, 0), len(sorted)-1)].Seconds()
+	}
+	t := &failoverTimes{N: len(all), P50: at(0.5), P90: at(0.9), P99: at(0.99), Max: at(1)}
+	for _, d := range all {
+		t.All = append(t.All, d.Seconds())
+	}
+	return t
+}
+
+// failoverReads are the bounded reads beside all faults.
+type failoverReads struct {
+	MaxAge  float64 `json:"max_age_seconds"`
+	Reads   int64   `json:"reads"`
+	Served  int64   `json:"served"`
+	Share   float64 `json:"served_share"`
+	Oldest  float64 `json:"oldest_seconds"`  // age of what was served
+	Slowest float64 `json:"slowest_seconds"` // of those that were served
+	Error   string  `json:"first_error,omitempty"`
+}
+
+// benchFailover disturbs clusters of its own under a light load.
+func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r *failoverResult, err error) {
+	f := cfg.failover
+	switch {
+	case len(cfg.endpoints) > 0:
+		return nil, cli.Usagef("bench failover kills servers: it takes none but its own")
+	case cfg.replicas != 3:
+		return nil, cli.Usagef("bench failover --replicas %d: want 3", cfg.replicas)
+	case min(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) < 0 || max(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) == 0:
+		return nil, cli.Usagef("--kills %d, --transfers %d, --moves %d, --restarts %d, --stalls %d, --nodes %d: want 0 or more, and one of them", f.kills, f.transfers, f.moves, f.restarts, f.stalls, f.nodes)
+	}
+	r = &failoverResult{
+		Schema: cli.JSONSchema, Op: "failover", Replicas: cfg.replicas, Backend: cfg.backend, Profile: cfg.profile,
+		Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+	}
+	r.Load[0] = machineLoad()
+	reads := &readTally{}
+	if f.kills+f.transfers+f.stalls > 0 {
+		cfg.shards = 1
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) error { return r.oneShard(ctx, &f, d) }); err != nil {
+			return nil, err
+		}
+	}
+	if f.restarts > 0 {
+		cfg.shards = plannedShards
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) (err error) {
+			r.Restarts, err = d.repeatPlanned(ctx, "restart", f.restarts, d.rollingRestart)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if f.moves > 0 {
+		cfg.shards, cfg.replicas, cfg.failover.still = 1, r.Replicas+1, true
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) (err error) {
+			r.Moves, err = d.repeatPlanned(ctx, "move", f.moves, d.move)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		cfg.replicas, cfg.failover.still = r.Replicas, false
+	}
+	if f.nodes > 0 {
+		cfg.shards = failoverNodeShards
+		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) error { return r.manyShards(ctx, &f, d) }); err != nil {
+			return nil, err
+		}
+	}
+	r.Reads = reads.result()
+	r.Load[1] = machineLoad()
+	r.judge()
+	return r, nil
+}
+
+// onCluster calls faults with a cluster of its own under load, and counts what it has seen.
+func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer, faults func(*disturber) error) (err error) {
+	d, err := newDisturber(ctx, cfg, reads, progress)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		r.Pushes += d.load.pushes.Load()
+		r.Gone += d.gone
+		err = errors.Join(err, d.close())
+	}()
+	return faults(d)
+}
+
+// oneShard disturbs the leader of a cluster of one shard.
+func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *disturber) error {
+	stalls := f.stalls
+	if stalls > 0 && !d.stalls {
+		r.Skipped = append(r.Skipped, "disk stalls: there is no rowraft-faults, whose disk can be told to hang; `make build-faults` builds it")
+		stalls = 0
+	}
+	kills, err := d.repeat(ctx, "kill −9", f.kills, d.kill)
+	if err != nil {
+		return err
+	}
+	r.Transfers, err = d.repeatPlanned(ctx, "transfer", f.transfers, d.handOver)
+	if err != nil {
+		return err
+	}
+	stalled, err := d.repeat(ctx, "disk stall", stalls, d.stall)
+	if err != nil {
+		return err
+	}
+	r.Kills, r.Stalls = timesOf(kills), timesOf(stalled)
+	return nil
+}
+
+// manyShards kills servers that lead a third of the shards.
+func (r *failoverResult) manyShards(ctx context.Context, f *failoverConfig, d *disturber) error {
+	nodes, err := d.repeat(ctx, "kill −9 of a server that leads a third", f.nodes, d.killNode)
+	if err != nil {
+		return err
+	}
+	r.Nodes = timesOf(nodes)
+	return nil
+}
+
+// judge holds the figures against their bars.
+func (r *failoverResult) judge() {
+	over := func(what string, t *failoverTimes, figure func(*failoverTimes) float64, bar time.Duration) {
+		if t != nil && figure(t) > bar.Seconds() {
+			r.Failed = append(r.Failed, fmt.Sprintf("%s: %.2f s, the bar is %.2f s", what, figure(t), bar.Seconds()))
+		}
+	}
+	p50 := func(t *failoverTimes) float64 { return t.P50 }
+	p90 := func(t *failoverTimes) float64 { return t.P90 }
+	most := func(t *failoverTimes) float64 { return t.Max }
+	over("kills, p50", r.Kills, p50, killP50Bar)
+	over("kills, p90", r.Kills, p90, killP90Bar)
+	over("transfers, p90", r.Transfers.times(), p90, transferP90Bar)
+	over("moves, max", r.Moves.times(), most, plannedMaxBar)
+	over("restarts, max", r.Restarts.times(), most, plannedMaxBar)
+	over("disk stalls, max", r.Stalls, most, stallMaxBar)
+	over("servers that lead a third, max", r.Nodes, most, nodeMaxBar)
+	if r.Reads.Share < readShareBar {
+		r.Failed = append(r.Failed, fmt.Sprintf("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)", r.Reads.Share, readShareBar, r.Reads.Error))
+	}
+	r.Passed = len(r.Failed) == 0
+}
+
+// verdict is the error of a result that --check does not let pass.
+func (r *failoverResult) verdict() error {
+	if r.Passed {
+		return nil
+	}
+	return cli.Verdict(fmt.Errorf("bench failover: %s", strings.Join(r.Failed, "; ")))
+}
+
+func (r *failoverResult) print(w io.Writer) error {
+	line := func(t *failoverTimes) string {
+		return fmt.Sprintf("p50 %.2f s, p90 %.2f s, p99 %.2f s, max %.2f s (n = %d)", t.P50, t.P90, t.P99, t.Max, t.N)
+	}
+	var pairs []string
+	for _, k := range []struct {
+		name string
+		t    *failoverTimes
+	}{{"kill −9", r.Kills}, {"transfer", r.Transfers.times()}, {"move", r.Moves.times()}, {"restart", r.Restarts.times()}, {"disk stall", r.Stalls}, {"a third of " + cli.Plural(failoverNodeShards, "shard"), r.Nodes}} {
+		if k.t != nil {
+			pairs = append(pairs, k.name, line(k.t))
+		}
+	}
+	served := fmt.Sprintf("%s of %s bounded reads (%.4f %%), max age %.0f s; oldest %.2f s, slowest %.3f s",
+		cli.Count(uint64(r.Reads.Served)), cli.Count(uint64(r.Reads.Reads)), 100*r.Reads.Share, r.Reads.MaxAge, r.Reads.Oldest, r.Reads.Slowest)
+	verdict := "all bars are met"
+	if !r.Passed {
+		verdict = "ABOVE THE BAR: " + strings.Join(r.Failed, "; ")
+	}
+	pairs = append(pairs, "served", served, "verdict", verdict)
+	if r.Gone > 0 {
+		pairs = append(pairs, "gone", cli.Plural(r.Gone, "server")+" ended by themselves and were started again: the machine's disk is busy")
+	}
+	for _, s := range r.Skipped {
+		pairs = append(pairs, "skipped", s)
+	}
+	if err := cli.Facts(w, append(pairs,
+		"servers", fmt.Sprintf("%s, profile %s, log %s; %s acknowledged", cli.Plural(r.Replicas, "replica"), r.Profile, r.Backend, cli.Count(uint64(r.Pushes))+" pushes"),
+		"machine", fmt.Sprintf("%d cores, load %.1f before and %.1f after, %s, %s", r.Cores, r.Load[0], r.Load[1], r.Processor, r.GoVersion))...); err != nil {
+		return err
+	}
+	return r.printWorst(w)
+}
+
+// printWorst tells what happened in the longest gap of each kind of planned change.
+func (r *failoverResult) printWorst(w io.Writer) error {
+	for _, k := range []struct {
+		name string
+		p    *plannedGaps
+	}{{"transfer", r.Transfers}, {"move", r.Moves}, {"restart", r.Restarts}} {
+		if k.p == nil || k.p.Worst == nil {
+			continue
+		}
+		g, p := k.p.Worst, &k.p.Worst.Phases
+		_, err := fmt.Fprintf(w, "\nThe longest gap of a %s, %.3f s in shard %d: %.3f s until the lead is handed over, %.3f s until another server is elected, %.3f s until it serves, %.3f s until a push is acknowledged\n",
+			k.name, g.Seconds, g.Shard, p.Before, p.Transfer, p.Begin, p.Found)
+		if err != nil {
+			return err
+		}
+		for _, e := range g.Events {
+			if _, err := fmt.Fprintln(w, " ", e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// machineLoad is the load average of a minute, 0 if the kernel does not tell.
+func machineLoad() (load float64) {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	if _, err := fmt.Sscan(string(b), &load); err != nil {
+		return 0
+	}
+	return load
+}
+
+// diskStallFile follows a server's name.
+const diskStallFile = ".disk.json"
+
+func stallFile(s *localcluster.Server) string {
+	return filepath.Join(filepath.Dir(s.DataDir), s.Name+diskStallFile)
+}
+
+// setDiskStall makes all writes to the disk of a rowraft-faults that reads the file hang, or lets them go on.
+func setDiskStall(file string, hang bool) error {
+	faults := "[]"
+	if hang {
+		faults = `[{"name": "stall", "hang": true}]`
+	}
+	if err := os.WriteFile(file+".new", []byte(faults), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}

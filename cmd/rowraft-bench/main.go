@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/mnist"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/redisload"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/rowstore"
+	"github.com/rowraft/rowraft/internal/cli"
+)
+
+// version is set by the linker (Makefile).
+var version = "unknown"
+
+func main() { os.Exit(cli.Main(newRoot())) }
+
+func newRoot() *cobra.Command {
+	format := ""
+	root := &cobra.Command{
+		Use:     "rowraft-bench",
+		Short:   "Measure rowraft, and Redis under the same load",
+		Version: version,
+		Long: `rowraft-bench measures rowraft. Without --endpoints, what measures a cluster starts servers of its
+own as processes on loopback, and removes them and their data afterwards.
+
+Each connection sends one call of --batch distinct keys after the other. A push counts when it is
+acknowledged: on the disks of a majority, and applied.
+
+Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.FromEnvironment(cmd.Flags()); err != nil {
+				return err
+			}
+			return cli.CheckFormat(format)
+		},
+	}
+	root.PersistentFlags().StringVarP(&format, "output", "o", cli.FormatTable, "table, json or yaml; the field names of json and yaml are stable")
+	root.SetFlagErrorFunc(cli.FlagError)
+	for i := range measurements {
+		root.AddCommand(measurements[i].command(&format))
+	}
+	root.AddCommand(rowstore.NewCommand(), mnist.NewCommand(), redisload.NewCommand())
+	cli.MakeGroup(root)
+	return root
+}
+
+// measurement is a command that measures a cluster.
+type measurement struct {
+	name, short, long, example string
+	flags                      func(*pflag.FlagSet, *benchConfig) // of its own
+	run                        func(context.Context, benchConfig, io.Writer) (printer, error)
+}
+
+// printer is what a measurement found.
+type printer interface{ print(io.Writer) error }
+
+// as makes a measurement's function one that returns a printer, which is nil with an error.
+func as[R printer](run func(context.Context, benchConfig, io.Writer) (R, error)) func(context.Context, benchConfig, io.Writer) (printer, error) {
+	return func(ctx context.Context, cfg benchConfig, progress io.Writer) (printer, error) {
+		r, err := run(ctx, cfg, progress)
+		if err != nil {
+			return nil, err
+		}
+		return r, nil
+	}
+}
+
+var measurements = []measurement{
+	{
+		name: "pull", short: "Measure the rate of pulls", run: as(bench), flags: endpointFlags,
+		example: "  rowraft-bench pull --rows 1000000 --dim 16 --conns 4",
+		long: `Measure the rate of pulls. With --endpoints it creates a table named bench.… on that cluster and
+leaves it there.`,
+	},
+	{
+		name: "push", short: "Measure the rate of pushes", run: as(bench), flags: endpointFlags,
+		example: "  rowraft-bench push --replicas 3 --optimizer adagrad --keys zipf --json",
+		long: `Measure the rate of pushes. With --endpoints it creates a table named bench.… on that cluster and
+leaves it there.`,
+	},
+	{
+		name: "restart", short: "Measure how long a killed server is away", run: as(benchRestart),
+		example: "  rowraft-bench restart --rows 5000000 --shards 4 --seconds 60",
+		long: `Load all rows, push for --seconds, kill one of the servers (--kill all: each of them), and measure
+the time until it serves again and has what the leaders had.`,
+		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
+			fl.StringVar(&cfg.kill, "kill", "one", "which servers to kill, one or all")
+		},
+	},
+	{
+		name: "checkpoint", short: "Measure what checkpoints cost beside training", run: as(benchCheckpoint),
+		example: "  rowraft-bench checkpoint --shards 4",
+		long: `Push in windows of --seconds, every second one with a checkpoint in it, and print what share of the
+throughput one checkpoint every 10 minutes costs.`,
+	},
+	{
+		name: "stragglers", short: "Measure what one slow worker costs in each mode", run: as(benchStragglers),
+		example: "  rowraft-bench stragglers --shards 4",
+		long: `Train in the modes sync, sync with a quorum of 0.75, and async, with one of four workers slowed 10
+times and without it; a step of the model is 50 ms of sleep. Each is measured for --seconds. It needs
+rowraft-trainer in the directory of this binary or in PATH.`,
+	},
+	{
+		name: "failover", short: "Measure how long pushes wait for a new leader", run: as(benchFailover),
+		example: "  rowraft-bench failover --check --kills 40",
+		long: `Disturb servers under a light load: kill −9 of the leader, planned transfers, moves and restarts,
+disks that hang (if rowraft-faults is there: make build-faults), and kill −9 of a server that leads a
+third of 12 shards. It prints how long pushes waited, what happened in the longest wait of each planned
+change, and how many bounded reads were served meanwhile.`,
+		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
+			f := &cfg.failover
+			fl.IntVar(&f.kills, "kills", 40, "how often the leader is killed")
+			fl.IntVar(&f.transfers, "transfers", 20, "how often the lead is handed over")
+			fl.IntVar(&f.moves, "moves", 10, "how often the leader's replica moves to another server")
+			fl.IntVar(&f.restarts, "restarts", 12, "how many servers are stopped with SIGTERM and started again, one after the other")
+			fl.IntVar(&f.stalls, "stalls", 6, "how often the leader's disk hangs")
+			fl.DurationVar(&f.stallLimit, "stall-limit", 0, "--disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
+			fl.IntVar(&f.nodes, "nodes", 5, "how often a server that leads a third of the shards is killed")
+			checkFlag(fl, cfg)
+		},
+	},
+	{
+		name: "overload", short: "Measure servers that are offered ten times what they let in", run: as(benchOverload), flags: checkFlag,
+		example: "  rowraft-bench overload --check --seconds 60",
+		long: `Give servers a limit of 80 KiB in flight, measure what they let through, and offer ten times as much
+for --seconds, from clients that ignore every hint. It prints what became of the leads, of memory, of
+each push, and of clients that ask for little.`,
+	},
+}
+
+func checkFlag(fl *pflag.FlagSet, cfg *benchConfig) {
+	fl.BoolVar(&cfg.failover.check, "check", false, "exit with code 3 if a figure misses its bar")
+}
+
+func endpointFlags(fl *pflag.FlagSet, cfg *benchConfig) {
+	fl.StringSliceVar(&cfg.endpoints, "endpoints", nil, "measure this cluster: servers to ask, host:port, comma-separated")
+	fl.StringVar(&cfg.files.Cert, "cert", "", "with --endpoints: certificate of this side, a PEM file")
+	fl.StringVar(&cfg.files.Key, "key", "", "with --endpoints: private key of the certificate, a PEM file")
+	fl.StringVar(&cfg.files.CA, "cacert", "", "with --endpoints: certificate of the CA that signed the servers', a PEM file")
+	fl.BoolVar(&cfg.insecure, "insecure", false, "with --endpoints: plaintext instead of TLS")
+}
+
+// connection checks the flags that say how to reach a cluster that runs.
+func (cfg *benchConfig) connection() error {
+	switch {
+	case len(cfg.endpoints) == 0 && (cfg.insecure || !cfg.files.IsZero()):
+		return cli.Usagef("--insecure, --cert, --key and --cacert are for a cluster that runs: give --endpoints, too")
+	case len(cfg.endpoints) > 0 && cfg.insecure == !cfg.files.IsZero():
+		return cli.Usagef("--endpoints: give either --cert, --key and --cacert, or --insecure for servers that run with it")
+	}
+	cfg.tls = client.Options{TLS: cfg.files}
+	return nil
+}
+
+func (m *measurement) command(format *string) *cobra.Command {
+	cfg := benchConfig{op: m.name}
+	asJSON, cpuProfile := false, ""
+	cmd := &cobra.Command{
+		Use: m.name, Short: m.short, Long: m.long, Example: m.example, Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cfg.connection(); err != nil {
+				return err
+			}
+			stop, err := cli.StartProfile(cpuProfile)
+			if err != nil {
+				return err
+			}
+			defer stop()
+			r, err := m.run(cmd.Context(), cfg, cmd.ErrOrStderr())
+			if err != nil {
+				return fmt.Errorf("%s: %w", m.name, err)
+			}
+			out := *format
+			if asJSON {
+				out = cli.FormatJSON
+			}
+			err = cli.Show(cmd.OutOrStdout(), out, r, func(w io.Writer, _ bool) error { return r.print(w) })
+			if f, ok := r.(interface{ verdict() error }); ok && cfg.failover.check && err == nil {
+				err = f.verdict()
+			}
+			return err
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&cfg.optimizer, "optimizer", "adagrad", cli.OrList(rowraft.OptimizerNames()))
+	fl.IntVar(&cfg.rows, "rows", 1_000_000, "rows of the table, all of which exist")
+	fl.IntVar(&cfg.dim, "dim", 16, "weights of a row")
+	fl.IntVar(&cfg.batch, "batch", 8192, "distinct keys of a call")
+	fl.IntVar(&cfg.conns, "conns", 4, "connections, each with one call at a time")
+	fl.StringVar(&cfg.keys, "keys", "uniform", "uniform or zipf")
+	fl.Float64Var(&cfg.zipfS, "zipf-s", 1.05, "exponent of the power law of --keys zipf")
+	fl.StringVar(&cfg.dtype, "dtype", "float32", "numbers on the wire: float32 or bfloat16")
+	fl.Float64Var(&cfg.seconds, "seconds", 10, "how long to measure")
+	fl.Float64Var(&cfg.warmup, "warmup", 1, "seconds to run before measuring")
+	fl.Uint64Var(&cfg.seed, "seed", 1, "of keys and values")
+	fl.IntVar(&cfg.replicas, "replicas", 3, "own servers to start, each with a replica of every shard")
+	fl.IntVar(&cfg.shards, "shards", 1, "shards of the own servers")
+	fl.StringVar(&cfg.backend, "log-backend", "rowlog", "log of the own servers: rowlog or bolt")
+	profile := "default"
+	if m.name == "failover" {
+		profile = "fast"
+	}
+	fl.StringVar(&cfg.profile, "profile", profile, "timers of the own servers: fast, default or dense")
+	fl.StringVar(&cfg.serverBinary, "server", "", "the rowraft binary of the own servers (default: the one in the directory of this binary, or in PATH)")
+	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
+	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
+	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "", "write a CPU profile of the first own server, loading included, to this file")
+	if m.flags != nil {
+		m.flags(fl, &cfg)
+	}
+	return cmd
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/localcluster"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// restartBar is how long a server of 5 M rows may take to be back.
+const restartBar = 10 * time.Second
+
+// restartResult is the JSON of `bench restart`; the field names are a contract.
+type restartResult struct {
+	Schema string `json:"schema"`
+	Op     string `json:"op"`
+
+	Ready    float64 `json:"ready_seconds"`     // until it says that it serves
+	CaughtUp float64 `json:"caught_up_seconds"` // until its replicas have what the leaders had
+	CPU      float64 `json:"server_cpu_seconds"`
+	Bar      float64 `json:"bar_seconds"`
+	Passed   bool    `json:"passed"`
+
+	SnapshotBytes int64  `json:"snapshot_bytes"` // on its disk when it was killed, as
+	LogBytes      uint64 `json:"log_bytes"`      // the log of all its replicas
+	Rows          uint64 `json:"rows_of_the_server"`
+
+	Killed    string  `json:"killed"`
+	Dim       int     `json:"dim"`
+	Optimizer string  `json:"optimizer"`
+	Pushed    float64 `json:"seconds_of_pushes_before"`
+	Replicas  int     `json:"replicas"`
+	Shards    int     `json:"shards"`
+	Backend   string  `json:"log_backend"`
+	Cores     int     `json:"cores"`
+	Processor string  `json:"cpu"`
+	GoVersion string  `json:"go_version"`
+}
+
+// benchRestart loads a cluster of its own, kills one server or all of them, and
+// measures how long the first one takes to be back.
+func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *restartResult, err error) {
+	if len(cfg.endpoints) > 0 {
+		return nil, cli.Usagef("bench restart kills servers: it takes none but its own")
+	}
+	if cfg.kill != "one" && cfg.kill != "all" {
+		return nil, cli.Usagef("--kill %q: want one or all", cfg.kill)
+	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, cleanup()) }()
+	if err := restartLoad(ctx, cfg, cluster, progress); err != nil {
+		return nil, fmt.Errorf("load: %w", err)
+	}
+	want, err := appliedOf(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	victim := cluster.Servers()[0] // the one that is profiled
+	st, err := localcluster.Status(ctx, victim.Addr)
+	if err != nil {
+		return nil, err
+	}
+	r = &restartResult{
+		Schema: "rowraft/v1", Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim, Optimizer: cfg.optimizer, Pushed: cfg.seconds,
+		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+	}
+	for _, rep := range st.Replicas {
+		r.Rows += rep.Rows
+		r.LogBytes += rep.LogBytes
+	}
+	killed := []*localcluster.Server{victim}
+	if cfg.kill == "all" {
+		killed = cluster.Servers()
+	}
+	for _, s := range killed {
+		if err := s.Kill(); err != nil {
+			return nil, err
+		}
+	}
+	if r.SnapshotBytes, err = snapshotBytes(victim.DataDir); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(progress, "killed %s; its snapshots take %s, its logs %s; starting again …\n",
+		cfg.kill, humanize.IBytes(uint64(r.SnapshotBytes)), humanize.IBytes(r.LogBytes))
+	return r, r.measure(ctx, cluster, victim, killed, want)
+}
+
+// restartLoad makes all rows, pushes for a while, and hangs up.
+func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Cluster, progress io.Writer) error {
+	cfg.endpoints, cfg.op = cluster.Endpoints(), "push"
+	workers, err := benchWorkers(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer closeWorkers(workers)
+	fmt.Fprintf(progress, "loading %d rows …\n", cfg.rows)
+	if err := benchLoad(ctx, cfg, workers); err != nil {
+		return err
+	}
+	fmt.Fprintf(progress, "pushing for %gs …\n", cfg.seconds)
+	_, err = measure(ctx, cfg, workers, cfg.seconds)
+	return err
+}
+
+// measure starts what was killed and waits until victim has what the leaders had.
+func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Cluster, victim *localcluster.Server, killed []*localcluster.Server, want map[uint32]uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	start := time.Now()
+	ready := make(chan error, len(killed))
+	for _, s := range killed {
+		go func() {
+			err := cluster.Restart(ctx, s)
+			if s == victim {
+				r.Ready = time.Since(start).Seconds()
+			}
+			ready <- err
+		}()
+	}
+	var errs []error
+	for range killed {
+		errs = append(errs, <-ready)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		st, err := localcluster.Status(ctx, victim.Addr)
+		if err != nil {
+			return err
+		}
+		behind := len(want)
+		for _, rep := range st.Replicas {
+			if rep.AppliedIndex >= want[rep.Shard] {
+				behind--
+			}
+		}
+		if behind == 0 {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	r.CaughtUp = time.Since(start).Seconds()
+	r.CPU = processCPU(victim.Pid())
+	r.Passed = r.CaughtUp <= r.Bar
+	return nil
+}
+
+// appliedOf is how far each shard's most advanced replica is.
+func appliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
+	return highestOf(ctx, c, localcluster.Status, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
+}
+
+// highestOf asks every server for a number of each of its replicas, and returns the highest
+// of each shard.
+func highestOf(ctx context.Context, c *localcluster.Cluster, ask func(context.Context, string) (*rowraftv1.NodeStatusReply, error),
+	of func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
+	out := make(map[uint32]uint64)
+	for _, s := range c.Servers() {
+		st, err := ask(ctx, s.Addr)
+		if err != nil {
+			return nil, err
+		}
+		for _, rep := range st.Replicas {
+			out[rep.Shard] = max(out[rep.Shard], of(rep))
+		}
+	}
+	return out, nil
+}
+
+// snapshotBytes is what the newest whole snapshots of a data directory take.
+func snapshotBytes(dir string) (sum int64, err error) {
+	newest := make(map[string]int64) // by group; names sort by index
+	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.Name() != "data" || strings.HasSuffix(filepath.Dir(path), ".tmp") {
+			return err
+		}
+		info, err := e.Info()
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		newest[filepath.Dir(filepath.Dir(path))] = info.Size()
+		return err
+	})
+	for _, n := range newest {
+		sum += n
+	}
+	return sum, err
+}
+
+func (r *restartResult) print(w io.Writer) error {
+	verdict := "within the bar"
+	if !r.Passed {
+		verdict = "ABOVE THE BAR"
+	}
+	return cli.Facts(w, []string{
+		"ready", fmt.Sprintf("%.2f s", r.Ready),
+		"caught up", fmt.Sprintf("%.2f s, %s of %.0f s; %.1f s of CPU", r.CaughtUp, verdict, r.Bar, r.CPU),
+		"read", fmt.Sprintf("%s of snapshots, %s of log", humanize.IBytes(uint64(r.SnapshotBytes)), humanize.IBytes(r.LogBytes)),
+		"server", fmt.Sprintf("%s rows, dim %d, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, r.Optimizer, cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend, r.Killed),
+		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion),
+	}...)
+}

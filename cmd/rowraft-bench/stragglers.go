@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+const (
+	stragglerWorkers = 4
+	// stragglerSleep is what the model of a step is replaced by, so that cores are not
+	// what limits; one worker's takes stragglerSlowdown times as long.
+	stragglerSleep    = 50 * time.Millisecond
+	stragglerSlowdown = 10
+	// stragglerBar is the share of its steps per second that a job keeps with the slow
+	// worker, in the modes that promise it.
+	stragglerBar = 0.8
+	// stragglerBegin is how many steps each worker that is not slow has done when
+	// measuring begins.
+	stragglerBegin = 10
+)
+
+// stragglerModes are what is compared; with a bar if keeps is set.
+var stragglerModes = []struct {
+	name, yaml string
+	steps      bool // of the job; else of all workers
+	keeps      bool
+}{
+	{"sync", "mode: sync\n", true, false},
+	{"sync, quorum 0.75", "mode: sync\nquorum: 0.75\n", true, true},
+	{"async", "mode: async\n", false, true},
+}
+
+// stragglersResult is the JSON of `bench stragglers`; the field names are a contract.
+type stragglersResult struct {
+	Schema string          `json:"schema"`
+	Op     string          `json:"op"`
+	Modes  []stragglerMode `json:"modes"`
+	Bar    float64         `json:"bar"`
+	Passed bool            `json:"passed"`
+
+	Workers   int     `json:"workers"`
+	SleepMs   float64 `json:"model_sleep_ms"`
+	Slowdown  int     `json:"slowdown"`
+	Seconds   float64 `json:"seconds"`
+	Servers   int     `json:"servers"`
+	Shards    int     `json:"shards"`
+	Backend   string  `json:"log_backend"`
+	Cores     int     `json:"cores"`
+	Processor string  `json:"cpu"`
+	GoVersion string  `json:"go_version"`
+}
+
+// stragglerMode is what was found of one mode: steps of the job per second in mode
+// sync, batches of all workers in async.
+type stragglerMode struct {
+	Mode    string  `json:"mode"`
+	Without float64 `json:"steps_per_second_without"` // of the other workers alone
+	With    float64 `json:"steps_per_second_with"`    // the slow one
+	Kept    float64 `json:"kept"`                     // With / Without
+	Barred  bool    `json:"barred"`                   // it must keep Bar
+	Late    int64   `json:"batches_late"`             // of the slow one, and of others when it was not
+}
+
+// benchStragglers trains with one slow worker among four and without it, in each mode.
+func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (r *stragglersResult, err error) {
+	if len(cfg.endpoints) > 0 {
+		return nil, cli.Usagef("bench stragglers measures servers of its own")
+	}
+	if !(cfg.seconds > 0) {
+		return nil, cli.Usagef("--seconds %v: want more than 0", cfg.seconds)
+	}
+	trainer, err := localcluster.FindBinary("rowraft-trainer", "")
+	if err != nil {
+		return nil, err
+	}
+	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, cleanup()) }()
+	dir, err := os.MkdirTemp("", "rowraft-bench-stragglers-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	r = &stragglersResult{
+		Schema: "rowraft/v1", Op: "stragglers", Bar: stragglerBar, Passed: true, Workers: stragglerWorkers,
+		SleepMs: float64(stragglerSleep.Milliseconds()), Slowdown: stragglerSlowdown, Seconds: cfg.seconds,
+		Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+	}
+	for i, mode := range stragglerModes {
+		m := stragglerMode{Mode: mode.name, Barred: mode.keeps}
+		for _, workers := range []int{stragglerWorkers - 1, stragglerWorkers} {
+			run := &stragglerRun{
+				job: fmt.Sprintf("bench%d-%d", i, workers), yaml: mode.yaml, workers: workers, ofJob: mode.steps,
+				trainer: trainer, dir: dir, endpoints: cluster.Endpoints(), seconds: cfg.seconds,
+			}
+			fmt.Fprintf(progress, "%s with %d workers …\n", mode.name, workers)
+			rate, late, err := run.measure(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%s with %d workers: %w", mode.name, workers, err)
+			}
+			if workers < stragglerWorkers {
+				m.Without = rate
+			} else {
+				m.With, m.Late = rate, late
+			}
+		}
+		m.Kept = m.With / m.Without
+		r.Passed = r.Passed && (!m.Barred || m.Kept >= stragglerBar)
+		r.Modes = append(r.Modes, m)
+	}
+	return r, nil
+}
+
+// stragglerRun is one job: the last of its workers is slow if they are all there.
+type stragglerRun struct {
+	job, yaml    string
+	workers      int
+	ofJob        bool
+	trainer, dir string
+	endpoints    []string
+	seconds      float64
+
+	steps map[int]int64 // by rank
+	step  int64         // of the job
+	acks  int64
+	late  int64
+}
+
+// measure trains for a while and returns the steps per second.
+func (s *stragglerRun) measure(ctx context.Context) (rate float64, late int64, err error) {
+	usual, err := s.config("usual", stragglerSleep)
+	if err != nil {
+		return 0, 0, err
+	}
+	slow, err := s.config("slow", stragglerSleep*stragglerSlowdown)
+	if err != nil {
+		return 0, 0, err
+	}
+	procs, err := localcluster.StartTrainers(s.trainer, s.dir, func(rank int) string {
+		if rank == stragglerWorkers-1 {
+			return slow
+		}
+		return usual
+	}, s.endpoints, s.workers)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() {
+		procs.Kill()
+		procs.Drain(context.WithoutCancel(ctx))
+	}()
+	s.steps = make(map[int]int64)
+	if err := s.follow(ctx, procs, time.After(time.Minute), func() bool { return s.begun() }); err != nil {
+		return 0, 0, err
+	}
+	from, before, lateBefore := time.Now(), s.count(), s.late
+	err = s.follow(ctx, procs, time.After(time.Duration(s.seconds*float64(time.Second))), nil)
+	return float64(s.count()-before) / time.Since(from).Seconds(), s.late - lateBefore, err
+}
+
+// follow takes events until done says so, or until the time is over; that is an error if
+// done is given.
+func (s *stragglerRun) follow(ctx context.Context, procs *localcluster.Trainers, over <-chan time.Time, done func() bool) error {
+	for done == nil || !done() {
+		select {
+		case e, ok := <-procs.Events:
+			if !ok {
+				return errors.Join(errors.New("the trainers have ended"), procs.Err())
+			}
+			s.add(e)
+		case <-over:
+			if done != nil {
+				return errors.New("the trainers have not begun")
+			}
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (s *stragglerRun) add(e localcluster.TrainerEvent) {
+	s.step = max(s.step, e.JobStep)
+	switch e.Event {
+	case localcluster.EventStep:
+		s.steps[e.Rank] = e.Step
+	case localcluster.EventAck:
+		s.acks++
+	case localcluster.EventLate:
+		s.late++
+	}
+}
+
+// begun reports that every worker that is not slow is at work, and the slow one has come.
+func (s *stragglerRun) begun() bool {
+	for rank := range s.workers {
+		if want := int64(stragglerBegin); rank == stragglerWorkers-1 && s.steps[rank] < 1 || rank < stragglerWorkers-1 && s.steps[rank] < want {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *stragglerRun) count() int64 {
+	if s.ofJob {
+		return s.step
+	}
+	return s.acks
+}
+
+// config writes a job file for workers whose model takes so long.
+func (s *stragglerRun) config(name string, sleep time.Duration) (path string, err error) {
+	path = filepath.Join(s.dir, s.job+"-"+name+".yaml")
+	return path, os.WriteFile(path, fmt.Appendf(nil, "job: %s\n%sevaluate: false\nbatch: 64\nmodel: {sleep: %v}\nsteps: 1000000\ngenerator:\n  examples: 0\n", s.job, s.yaml, sleep), 0o600)
+}
+
+// print writes the result for a person.
+func (r *stragglersResult) print(w io.Writer) error {
+	var pairs []string
+	for _, m := range r.Modes {
+		what := "steps/s"
+		verdict := ""
+		if m.Barred && m.Kept < r.Bar {
+			verdict = fmt.Sprintf("; the bar is %.0f %%", 100*r.Bar)
+		}
+		pairs = append(pairs, m.Mode, fmt.Sprintf("%.1f %s without the slow worker, %.1f with it: %.0f %%%s", m.Without, what, m.With, 100*m.Kept, verdict))
+	}
+	return cli.Facts(w, append(pairs,
+		"workers", fmt.Sprintf("%d, a step takes %.0f ms, of one of them %.0f ms", r.Workers, r.SleepMs, r.SleepMs*float64(r.Slowdown)),
+		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Servers, "server"), cli.Plural(r.Shards, "shard"), r.Backend),
+		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion))...)
+}

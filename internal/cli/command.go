@@ -1,0 +1,128 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/rowraft/rowraft/internal/flagenv"
+)
+
+// MakeGroup makes cmd, and those below that only hold others, refuse what is not
+// the name of a command, and name the nearest.
+func MakeGroup(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		if sub.HasSubCommands() && sub.RunE == nil {
+			MakeGroup(sub)
+		}
+	}
+	if cmd.Example == "" {
+		cmd.Example = examplesBelow(cmd)
+	}
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		var names []string
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() {
+				names = append(names, sub.Name())
+			}
+		}
+		return Usagef("unknown command %q for %q%s; `%s --help` lists the commands", args[0], cmd.CommandPath(), DidYouMean("", args[0], names), cmd.CommandPath())
+	}
+}
+
+// examplesBelow is the first example of each command that cmd holds.
+func examplesBelow(cmd *cobra.Command) string {
+	var lines []string
+	for _, sub := range cmd.Commands() {
+		for line := range strings.Lines(sub.Example) {
+			if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(strings.TrimSpace(line), cmd.CommandPath()) && !strings.HasSuffix(line, "\\") {
+				lines = append(lines, line)
+				break
+			}
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// FlagError adds the nearest flag to pflag's own message.
+func FlagError(cmd *cobra.Command, err error) error {
+	suggestion := ""
+	if name, ok := strings.CutPrefix(err.Error(), "unknown flag: --"); ok {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		suggestion = DidYouMean("--", name, names)
+	}
+	return Usagef("%w%s; `%s --help` lists the flags", err, suggestion, cmd.CommandPath())
+}
+
+// DidYouMean returns a remark that names the nearest of names, or "".
+func DidYouMean(prefix, got string, names []string) string {
+	best, bestDistance := "", max(len(got)/3, 1)+1
+	for _, n := range names {
+		if d := editDistance(got, n); d < bestDistance {
+			best, bestDistance = n, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean %q?)", prefix+best)
+}
+
+// editDistance counts the bytes to insert, delete, change or swap with the next
+// that turn a into b.
+func editDistance(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}
+
+// NoArgs and oneArg check positional arguments as usage errors.
+func NoArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return Usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
+// OneArg refuses any number of positional arguments but one; what names the one.
+func OneArg(what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return Usagef("%s: want one argument, %s; got %d", cmd.CommandPath(), what, len(args))
+		}
+		return nil
+	}
+}
+
+// FromEnvironment sets the flags that were not given and whose variable is set.
+func FromEnvironment(flags *pflag.FlagSet) error {
+	if err := flagenv.Set(flags); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}

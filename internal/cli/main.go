@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Main runs the command line of this process and returns its exit code. The first
+// signal cancels the command's context, a second one ends the process at once.
+func Main(root *cobra.Command) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	return Run(ctx, root, os.Args[1:], os.Stdout, os.Stderr)
+}
+
+// Run executes one command line and returns the exit code. Errors are printed as JSON
+// if root's flag --output, where it has one, asks for it.
+func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetArgs(args)
+	out := &checkedWriter{w: stdout}
+	root.SetOut(out)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.err
+	}
+	if err == nil {
+		return ExitDone
+	}
+	code := ExitCode(ctx, err)
+	if code == ExitInterrupted && !errors.Is(err, ErrInterrupted) { // advice on what was under way would mislead
+		err = Hint(fmt.Errorf("interrupted: %w", err), "")
+	}
+	output := root.PersistentFlags().Lookup("output")
+	PrintError(stderr, root.Name(), err, output != nil && (output.Value.String() == FormatJSON || asksForJSON(args)))
+	return code
+}
+
+// checkedWriter keeps the first error of w, because what renders tables drops it.
+type checkedWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (c *checkedWriter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	if c.err == nil {
+		c.err = err
+	}
+	return n, err
+}

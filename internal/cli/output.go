@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"go.yaml.in/yaml/v3"
+)
+
+// Values of --output.
+const (
+	FormatTable = "table"
+	FormatWide  = "wide"
+	FormatJSON  = "json"
+	FormatYAML  = "yaml"
+)
+
+// JSONSchema names the contract of all JSON that rowraft prints.
+const JSONSchema = "rowraft/v1"
+
+// CheckFormat refuses a value of --output that is no format.
+func CheckFormat(name string) error {
+	formats := []string{FormatTable, FormatWide, FormatJSON, FormatYAML}
+	if !slices.Contains(formats, name) {
+		return Usagef("output format %q: want %s%s", name, strings.Join(formats, ", "), DidYouMean("", name, formats))
+	}
+	return nil
+}
+
+// Show writes v as JSON or YAML, or calls forPeople.
+func Show(w io.Writer, format string, v any, forPeople func(w io.Writer, wide bool) error) error {
+	switch format {
+	case FormatJSON:
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(v)
+	case FormatYAML:
+		return WriteYAML(w, v)
+	}
+	return forPeople(w, format == FormatWide)
+}
+
+// WriteYAML writes the JSON of v as YAML, so that both have the same fields in
+// the same order.
+func WriteYAML(w io.Writer, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(raw, &doc); err != nil {
+		return err
+	}
+	plain(&doc)
+	enc := yaml.NewEncoder(w)
+	enc.SetIndent(2)
+	if err := enc.Encode(&doc); err != nil {
+		return err
+	}
+	return enc.Close()
+}
+
+// plain drops the JSON-like style of n. Strings that YAML would read as numbers
+// keep their quotes.
+func plain(n *yaml.Node) {
+	if n.Kind != yaml.ScalarNode {
+		n.Style = 0
+	} else if n.Tag == "!!str" {
+		n.Style = 0
+	}
+	for _, c := range n.Content {
+		plain(c)
+	}
+}
+
+// NewTable returns a table without lines, columns two spaces apart. right names
+// the columns of numbers.
+func NewTable(w io.Writer, header []string, right ...string) table.Writer {
+	t := table.NewWriter()
+	t.SetOutputMirror(w)
+	style := table.StyleDefault
+	style.Options = table.OptionsNoBordersAndSeparators
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	style.Format.Header = text.FormatDefault
+	t.SetStyle(style)
+	t.SuppressTrailingSpaces()
+	row := make(table.Row, len(header))
+	var columns []table.ColumnConfig
+	for i, h := range header {
+		row[i] = h
+		if slices.Contains(right, h) {
+			columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
+		}
+	}
+	t.SetColumnConfigs(columns)
+	t.AppendHeader(row)
+	return t
+}
+
+// Facts writes lines of name and value.
+func Facts(w io.Writer, pairs ...string) error {
+	width := 0
+	for i := 0; i < len(pairs); i += 2 {
+		width = max(width, len(pairs[i]))
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if _, err := fmt.Fprintf(w, "%-*s  %s\n", width, pairs[i], pairs[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Count is n with commas.
+func Count(n uint64) string { return humanize.Comma(int64(n)) }
+
+// Size is n bytes in KiB, MiB and so on.
+func Size(n uint64) string { return humanize.IBytes(n) }
+
+// Ago is "1.5s ago".
+func Ago(d time.Duration) string { return fmt.Sprintf("%.1fs ago", d.Seconds()) }
+
+// Plural is "1 server", "3 servers".
+func Plural(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// OrList is "a, b or c".
+func OrList(names []string) string {
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
