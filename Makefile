@@ -52,13 +52,17 @@ test: ## all tests, built as `make build` does (PKG=./shard/... for some)
 .PHONY: test-simd
 test-simd: test ## the same, under the name verify uses
 
+# The build without SIMD has other code in optim and wire alone. Whose figures depend on it is tested
+# without SIMD too; verify-full takes all packages that depend on them (scripts/plain-packages.sh).
+PLAIN_PKG ?= ./optim ./wire ./shard/... ./checkpoint ./tablefile ./trainer/average ./e2e/reference ./e2e/replay
+
 # What e2e tests beyond its packages is processes, which are the same in both builds;
 # these compare numbers.
 PLAIN_E2E := TestParity|TestSyncParity|TestQuality|TestDeltasUnderLoad|TestExportAndImport|TestATrainerGoesOnExactly|TestDenseTensors
 
 .PHONY: test-plain
-test-plain: ## the tests that hold other code without SIMD (scripts/plain-packages.sh)
-	pkgs=$$(scripts/plain-packages.sh | grep -v '/e2e$$'); GOEXPERIMENT= $(GOTEST) $$pkgs
+test-plain: ## the tests that hold other code without SIMD (PLAIN_PKG=./node for others)
+	GOEXPERIMENT= $(GOTEST) $(PLAIN_PKG)
 	GOEXPERIMENT= $(GOTEST) -run '$(PLAIN_E2E)' ./e2e
 
 .PHONY: flakes
@@ -66,8 +70,8 @@ flakes: ## tests that fail now and then: PKG=./node again and again on a busy ma
 	GOEXPERIMENT=$(SIMD) scripts/flakes.sh $(PKG)
 
 .PHONY: arm64
-arm64: ## what must have the same bits on every processor, on arm64 under qemu-user; skipped where that does not install
-	scripts/arm64.sh
+arm64: ## what must have the same bits on every processor, on arm64 under qemu-user; skipped where that does not install (ARGS=--all)
+	scripts/arm64.sh $(ARGS)
 
 # -race also checks pointers, and GoMLX's matrix product of v0.1.6 fails that check.
 RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
@@ -76,9 +80,14 @@ RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 # would take minutes under it.
 RACE_SKIP := TestAWeekOfRetraining|TestSessionsAgainstReference
 
+# The packages with concurrency of their own, and whole clusters in one process. A process that a
+# test of e2e starts is not built with the detector.
+RACE_PKG ?= ./client ./node ./raftstore ./scheduler ./shard/... ./checkpoint/... ./trainer ./trainer/average ./trainer/data \
+	./internal/certs ./internal/identity ./internal/quota ./internal/rpc ./internal/slab ./internal/vfs/... ./e2e/check ./e2e/sim
+
 .PHONY: race
-race: ## all tests under the race detector
-	GOEXPERIMENT=$(SIMD) $(GOTEST) -race $(RACE_FLAGS) -skip '$(RACE_SKIP)' $(PKG)
+race: ## packages with concurrency of their own under the race detector (RACE_PKG=./... for all)
+	GOEXPERIMENT=$(SIMD) $(GOTEST) -race $(RACE_FLAGS) -skip '$(RACE_SKIP)' $(RACE_PKG)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME=10s each
@@ -188,6 +197,10 @@ mod-check: ## go.mod and go.sum are tidy and the module cache is intact
 .PHONY: verify
 verify: ## everything CI runs, with the time each stage took
 	scripts/verify.sh
+
+.PHONY: verify-full
+verify-full: ## hours: verify with everything under the race detector and without SIMD, all of arm64, fuzzing and a soak
+	scripts/verify.sh --full
 
 ##@ Generate
 

@@ -3,9 +3,21 @@
 # prints how long each took. It leaves the workspace as it found it; where it
 # was clean, `git status --porcelain` is empty afterwards too.
 #
+#   scripts/verify.sh [--full]
+#
+# --full runs the stages test-plain, race and arm64 over everything, and then fuzzing
+# (FUZZTIME=30s for each target) and a soak (MIN=30 minutes): some hours.
+#
 # SKIP="race demo" leaves stages out, for a run at the desk; CI skips none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+full=
+case "${1:-}" in
+'') ;;
+--full) full=1 ;;
+*) echo "verify.sh: unknown argument $1" >&2; exit 2 ;;
+esac
 
 fingerprint() { { git status --porcelain; git diff HEAD; } | sha256sum; }
 
@@ -35,15 +47,21 @@ stage lint lint
 stage gen-check gen-check
 stage mod-check mod-check
 stage test test-simd
-stage test-plain test-plain
-stage arm64 arm64
-stage race race
+if [ -z "$full" ]; then
+	stage test-plain test-plain
+	stage race race
+else
+	stage test-plain test-plain PLAIN_PKG="$(scripts/plain-packages.sh | grep -v '/e2e$' | tr '\n' ' ')"
+	stage race race RACE_PKG=./...
+	stage arm64 arm64 ARGS=--all
+	stage fuzz fuzz FUZZTIME="${FUZZTIME:-30s}"
+fi
 stage canaries canaries
-stage fuzz fuzz FUZZTIME="${FUZZTIME:-3s}"
 stage demo demo
 stage chaos chaos
 stage bench-smoke bench-smoke
 stage failover bench-failover-smoke
+[ -z "$full" ] || stage soak soak MIN="${MIN:-30}"
 
 if [ "$(fingerprint)" != "$before" ]; then
 	echo "verify: a stage changed the workspace:" >&2
