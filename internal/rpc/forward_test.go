@@ -64,6 +64,8 @@ func TestAForwardedCallIsTheClients(t *testing.T) {
 func FuzzBehalf(f *testing.F) {
 	f.Add("-")
 	f.Add("1893456000000000000 rowraft://lab/trainer/tom?table=mine&table=my_%2A")
+	f.Add("")
+	f.Add("ann")
 	f.Add("x rowraft://lab/admin/ann")
 	f.Add("1 rowraft://lab/admin/ann?table=x")
 	f.Fuzz(func(t *testing.T, said string) {

@@ -33,25 +33,23 @@ func CheckText(s string) error {
 	if !utf8.ValidString(s) {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q is not UTF-8", s)
 	}
-	for _, r := range s {
-		if !unicode.IsPrint(r) {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q has the character %q, which cannot be printed; use letters, digits, punctuation and spaces", s, r)
-		}
+	if i := strings.IndexFunc(s, unprintable); i >= 0 {
+		r, _ := utf8.DecodeRuneInString(s[i:])
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q has the character %q, which cannot be printed; use letters, digits, punctuation and spaces", s, r)
 	}
 	return nil
 }
 
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
+
 // CleanText returns s with all that CheckText refuses written as Go escapes, and its end cut off beyond the limit.
-func CleanText(s string) string { return clean(s, "") }
+func CleanText(s string) string { return escape(s[:min(len(s), maxTextBytes)], "") }
 
 // CleanLines is CleanText of several lines.
-func CleanLines(s string) string { return clean(s, "\n\t") }
+func CleanLines(s string) string { return escape(s[:min(len(s), maxTextBytes)], "\n\t") }
 
-func clean(s, keep string) string {
-	s = s[:min(len(s), maxTextBytes)]
-	if CheckText(s) == nil {
-		return s
-	}
+// escape returns s with all that cannot be printed, and is not in keep, written as Go escapes.
+func escape(s, keep string) string {
 	var b strings.Builder
 	for i, r := range s {
 		switch {
@@ -115,10 +113,10 @@ func checkTexts(m any) error {
 func cleanTexts(m any) {
 	if p, ok := m.(proto.Message); ok {
 		_ = texts(p.ProtoReflect(), func(_ protoreflect.FieldDescriptor, s string) (string, error) {
-			if CheckText(s) != nil && len(s) <= maxTextBytes {
-				return CleanText(s), nil
+			if utf8.ValidString(s) && strings.IndexFunc(s, unprintable) < 0 {
+				return s, nil
 			}
-			return s, nil
+			return escape(s, ""), nil
 		})
 	}
 }

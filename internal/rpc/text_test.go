@@ -1,11 +1,14 @@
 package rpc
 
 import (
+	"context"
+	"net"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
 
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -99,8 +102,91 @@ func TestRepliesAreCleaned(t *testing.T) {
 	if got := r.Jobs[0]; got.Reason != want || got.Members[0].Member.Worker != want || got.Job != "ctr" {
 		t.Errorf("%v, want %s", got, want)
 	}
-	if got := CleanLines("one\n\ttwo\x1b\r"); got != "one\n\ttwo"+`\x1b\r` {
+	if got := CleanLines("one\n\ttwo\x1b\r\xff"); got != "one\n\ttwo"+`\x1b\r\xff` {
 		t.Errorf("lines: %q", got)
+	}
+	long := &rowraftv1.JobInfo{Reason: strings.Repeat("x", maxTextBytes) + evil}
+	if cleanTexts(long); !strings.HasSuffix(long.Reason, "xx"+want) {
+		t.Errorf("a long reply ends in %q", long.Reason[maxTextBytes:])
+	}
+}
+
+// hostileServer answers with text that cannot be printed, and counts the requests that reach it.
+type hostileServer struct {
+	rowraftv1.UnimplementedJobsServer
+	rowraftv1.UnimplementedCheckpointsServer
+	unary, stream int
+}
+
+func (s *hostileServer) StopJob(_ context.Context, q *rowraftv1.StopJobRequest) (*rowraftv1.StopJobReply, error) {
+	s.unary++
+	return &rowraftv1.StopJobReply{}, nil
+}
+
+func (s *hostileServer) ListJobs(context.Context, *rowraftv1.ListJobsRequest) (*rowraftv1.ListJobsReply, error) {
+	return &rowraftv1.ListJobsReply{Jobs: []*rowraftv1.JobInfo{{Job: evil}}}, nil
+}
+
+func (s *hostileServer) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return err
+		}
+		s.stream++
+	}
+}
+
+func (s *hostileServer) CreateCheckpoint(_ *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+	return stream.Send(&rowraftv1.CreateCheckpointReply{Name: evil})
+}
+
+// Every server and every client that is made with the options of this package looks through
+// what it receives, in single calls and in streams.
+func TestTextsAreCheckedOnTheWay(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, s := grpc.NewServer(ServerOptions(nil)...), &hostileServer{}
+	rowraftv1.RegisterJobsServer(srv, s)
+	rowraftv1.RegisterCheckpointsServer(srv, s)
+	served := make(chan error)
+	go func() { served <- srv.Serve(lis) }()
+	defer func() { srv.Stop(); <-served }()
+	conn, err := Dial(lis.Addr().String(), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	jobs, checkpoints := rowraftv1.NewJobsClient(conn), rowraftv1.NewCheckpointsClient(conn)
+
+	if _, err := jobs.StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: evil}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a name in a call: %v, want a refusal", err)
+	}
+	attend, err := checkpoints.Attend(t.Context())
+	if err == nil {
+		err = attend.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Job: evil}}})
+	}
+	if err == nil {
+		_ = attend.CloseSend()
+		_, err = attend.Recv()
+	}
+	if rowraft.CodeOf(FromStatus(err)) != rowraft.CodeInvalidArgument {
+		t.Errorf("a name in a stream: %v, want a refusal", err)
+	}
+	if list, err := jobs.ListJobs(t.Context(), &rowraftv1.ListJobsRequest{}); err != nil || CheckText(list.Jobs[0].Job) != nil {
+		t.Errorf("the answer to a call: %v, %v", list, err)
+	}
+	create, err := checkpoints.CreateCheckpoint(t.Context(), &rowraftv1.CreateCheckpointRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if reply, err := create.Recv(); err != nil || CheckText(reply.GetName()) != nil {
+		t.Errorf("the answer in a stream: %v, %v", reply, err)
+	}
+	srv.Stop()
+	if s.unary+s.stream > 0 {
+		t.Errorf("%d calls and %d messages of streams with control characters reached the server", s.unary, s.stream)
 	}
 }
 
