@@ -105,6 +105,10 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 			_, err := bob.StopJob(ctx, &rowraftv1.StopJobRequest{Job: "ctr"})
 			return err
 		},
+		"deletes it": func(ctx context.Context) error {
+			_, err := bob.DeleteJob(ctx, &rowraftv1.DeleteJobRequest{Job: "ctr", Run: id.Run})
+			return err
+		},
 	} {
 		if err := call(ctx); rowraft.CodeOf(err) != rowraft.CodeDenied {
 			t.Errorf("bob %s as alice's worker: %v", what, err)
