@@ -426,6 +426,70 @@ func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
 	}
 }
 
+// A trainer dies while the scheduler is away. It has trained parts whose ends it could not tell, one of them taken ahead,
+// and has begun another one. The others get all of them, from where the last beat or the shards say that it was, and what
+// is read again is within what the run says. The ends of parts that the other one trained meanwhile arrive late and count.
+func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
+	for name, tc := range map[string]struct {
+		inLog       bool
+		beat        []*rowraftv1.PartReached
+		want        []uint64 // where the other one goes on in parts 0, 1 and 2
+		known, most uint64   // examples that are read again
+	}{
+		"its last beat is known":           {false, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1}, {Part: 2}}, []uint64{30, 0, 0}, 10, 270},
+		"the scheduler has heard no beat":  {false, nil, []uint64{0, 0, 0}, 0, 300},
+		"the shards know where it was":     {true, nil, []uint64{100, 100, 48}, 2, 2},
+		"the shards know more than a beat": {true, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1}, {Part: 2}}, []uint64{100, 100, 48}, 2, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newApplier(t)
+			a.do(cmdInit("c"))
+			plan := func(q *rowraftv1.EnterRequest) {
+				divided(500, 100, 1)(q)
+				q.Data.InLog = tc.inLog
+			}
+			one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
+			var had []*rowraftv1.JobPart
+			for take := range uint64(3) { // it reads the first
+				had = append(had, a.taken(cmdRead(one, take+1)).part)
+			}
+			meanwhile := []*rowraftv1.JobPart{a.taken(cmdRead(two, 1)).part, a.taken(cmdRead(two, 2)).part}
+			data := func() *rowraftv1.JobData { return a.m.runOf("ctr").GetData() }
+			trained, pushed := []uint64{100, 100, 50}, make(reading)
+			for i, p := range had {
+				pushed.push(data(), p, []uint64{100, 100, 48}[i], trained[i])
+			}
+			a.ok(cmdEndPart(two, had[1])) // not its own: nothing
+			a.ok(cmdLeaveJob(one, lost, tc.beat...))
+			a.refused(cmdEndPart(one, had[0]), rowraft.CodeSessionExpired) // it was on its way for long
+			for _, p := range meanwhile {
+				a.ok(cmdEndPart(two, p))
+			}
+			if tc.inLog {
+				if w := a.taken(cmdRead(two, 3)); !w.wait {
+					t.Errorf("before the shards are asked the other one is told %v", w)
+				}
+				a.ok(cmdSettle(one.GetRun(), settled(data(), []shardRead{{read: pushed}})...))
+			}
+			again := uint64(0)
+			for i, want := range tc.want {
+				p := a.taken(cmdRead(two, uint64(i)+3))
+				if p.part.GetPart() != uint64(i) || p.part.GetOffset() != want {
+					t.Fatalf("the other one goes on at %v, want part %d from %d", p.part, i, want)
+				}
+				again += trained[i] - min(trained[i], p.part.GetOffset())
+				a.ok(cmdEndPart(two, p.part))
+			}
+			if d := data(); d.GetAgainKnown() != tc.known || d.GetAgainMost() != tc.most || again < tc.known || again > tc.most {
+				t.Errorf("%d examples are read again, the run says %d to %d, want %d to %d", again, d.GetAgainKnown(), d.GetAgainMost(), tc.known, tc.most)
+			}
+			if w := a.taken(cmdRead(two, 6)); !w.done {
+				t.Errorf("at the end it is told %v", w)
+			}
+		})
+	}
+}
+
 // Near the end of the data a member that asks ahead waits, so that those who have nothing to read get the last parts;
 // where parts are dealt by rank each has its own.
 func TestTheLastPartsAreNotTakenAhead(t *testing.T) {

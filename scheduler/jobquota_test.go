@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
@@ -69,6 +71,26 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 	}
 }
 
+// The limit of all owners holds, too, for one that has no quota of its own: without certificates there are no owners.
+func TestTheRegistryIsBounded(t *testing.T) {
+	s := &state{}
+	for i := range MaxJobs {
+		s.runs = append(s.runs, &rowraftv1.MetaRun{Job: fmt.Sprintf("j%04d", i)})
+	}
+	for _, owner := range []string{"alice", ""} {
+		q := &rowraftv1.EnterRequest{Job: "more"}
+		if owner != "" {
+			q = enterAs(owner, "more").GetEnterJob().GetRequest()
+		}
+		if err := s.roomForJob(q); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "the cluster has 4096 jobs, the most there can be: j0000 ") {
+			t.Errorf("owner %q: %v, want a refusal", owner, err)
+		}
+		if q.Job = "j4095"; s.roomForJob(q) != nil {
+			t.Errorf("owner %q: a job that is there: %v", owner, s.roomForJob(q))
+		}
+	}
+}
+
 // A job in which nobody trains is forgotten by the times in the log: soon if none of its workers ever called Attend,
 // later if it is done or has failed, last if it can go on. One that came back in between is not.
 func TestTheRegistryForgetsIdleJobs(t *testing.T) {
@@ -121,8 +143,8 @@ func TestTheRegistryForgetsIdleJobs(t *testing.T) {
 	}
 }
 
-// The leader deletes a job for its owner alone, forgets what is over by itself, and takes a worker out early whose
-// job has had no call of Attend.
+// The leader deletes a job in which nobody trains, forgets one by itself when its time is over and not before, and takes
+// a worker out early whose job has had no call of Attend.
 func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 	s, _, c := served(t)
 	m, err := enter(t, c, "w0", 1, nil)
@@ -130,7 +152,11 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := s.machine.runOf("ctr")
-	if _, err := s.Jobs().DeleteJob(t.Context(), &rowraftv1.DeleteJobRequest{Job: "ctr", Run: r.GetRun()}); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+	remove := func() error {
+		_, err := s.Jobs().DeleteJob(t.Context(), &rowraftv1.DeleteJobRequest{Job: "ctr", Run: r.GetRun()})
+		return err
+	}
+	if err := remove(); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("delete a job that trains: %v", err)
 	}
 	if err := m.Leave(t.Context(), client.LeaveEnded, "", nil); err != nil {
@@ -139,11 +165,55 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 	if s.machine.runOf("ctr").GetIdleSinceNs() == 0 {
 		t.Error("the time of the leave is not in the log")
 	}
-	s.forgetIdleJobs(t.Context())
+	s.keepJobs(t.Context())
 	if s.machine.runOf("ctr") == nil {
 		t.Error("it is forgotten at once")
 	}
-	if _, err := s.Jobs().DeleteJob(t.Context(), &rowraftv1.DeleteJobRequest{Job: "ctr", Run: r.GetRun()}); err != nil || s.machine.runOf("ctr") != nil {
+	if err := remove(); err != nil || s.machine.runOf("ctr") != nil {
 		t.Errorf("delete it: %v", err)
+	}
+
+	for _, attended := range []bool{true, false} {
+		e, err := proposeFor[*entered](t.Context(), s, cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) {
+			q.Workers, q.LeaseNs = 1, uint64(time.Hour)
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if attended {
+			if _, err := s.propose(t.Context(), &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{Trainer: &rowraftv1.MetaTrainer{Job: "ctr", Trainers: 1, Instance: id16(1)}}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.keepJobs(t.Context())
+		s.workers.mu.Lock()
+		s.workers.list[e.identity.GetIncarnation()] = heardOf{heard: time.Now().Add(-unattendedLease)}
+		s.workers.mu.Unlock()
+		s.keepJobs(t.Context())
+		if left := s.machine.runOf("ctr").GetIdleSinceNs() > 0; left == attended {
+			t.Errorf("a worker with a lease of an hour, silent for %v, attended %v: taken out %v", unattendedLease, attended, left)
+		}
+		if attended { // another run, of which no worker attends
+			if _, err := s.propose(t.Context(), leftAt(e.identity, ended, time.Duration(time.Now().UnixNano()))); err != nil {
+				t.Fatal(err)
+			}
+			if r = s.machine.runOf("ctr"); remove() != nil {
+				t.Fatalf("%v is not deleted", r)
+			}
+		}
+	}
+	r = s.machine.runOf("ctr")
+	s.keepJobs(t.Context())
+	if s.machine.runOf("ctr") == nil {
+		t.Error("a job that was lost is forgotten at once")
+	}
+	s.machine.mu.Lock()
+	old := proto.CloneOf(r)
+	old.IdleSinceNs -= uint64(keepUnattended)
+	s.machine.state.putRun(old)
+	s.machine.mu.Unlock()
+	s.keepJobs(t.Context())
+	if r := s.machine.runOf("ctr"); r != nil {
+		t.Errorf("its time is over, and it is not forgotten: %v", r)
 	}
 }

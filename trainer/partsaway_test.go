@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -136,6 +137,157 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 				t.Errorf("stopped %v: %v after %v, parts %v ended", stopped, err, time.Since(begun), g.ended)
 			}
 			d.close()
+		})
+	}
+}
+
+// sharedParts are the parts of a job of several trainers, as the scheduler keeps them.
+type sharedParts struct {
+	mu    sync.Mutex
+	free  []client.Part
+	taken map[int64]string // by whom
+	ended map[int64]string
+}
+
+// lost opens the parts of a trainer to others, from where it is known to have got.
+func (s *sharedParts) lost(name string, plan client.PartPlan, known []client.PartReached) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for part, by := range s.taken {
+		if by != name {
+			continue
+		}
+		delete(s.taken, part)
+		p := client.Part{Part: part, From: part * plan.PartExamples, To: (part + 1) * plan.PartExamples}
+		for _, r := range known {
+			if r.Part == part {
+				p.Offset = r.Acknowledged
+			}
+		}
+		s.free = append(s.free, p)
+	}
+}
+
+// sharer is the scheduler to one of the trainers.
+type sharer struct {
+	*sharedParts
+	name string
+	away *awayGiver
+}
+
+func (g *sharer) NextPart(ctx context.Context, _ int64, _ int) (client.Part, error) {
+	if err := g.away.wait(ctx); err != nil {
+		return client.Part{}, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.free) == 0 {
+		for _, by := range g.taken {
+			if by != g.name {
+				return client.Part{}, client.ErrPartsHeld
+			}
+		}
+		return client.Part{}, client.ErrNoParts
+	}
+	p := g.free[0]
+	g.free, g.taken[p.Part] = g.free[1:], g.name
+	return p, nil
+}
+
+func (g *sharer) EndPart(ctx context.Context, p client.Part) error {
+	if err := g.away.wait(ctx); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.taken[p.Part] != g.name {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s is no member any more", g.name)
+	}
+	delete(g.taken, p.Part)
+	g.ended[p.Part] = g.name
+	return nil
+}
+
+// A trainer dies while the scheduler is away: it has trained a part whose end waits to be told, is in the middle of one
+// that it had ahead, and has another one ahead. When the scheduler is back the other trainer gets all three. Each example
+// is trained, and trained again only if the scheduler did not know it.
+func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
+	const batch, perPart, parts = 10, 10, 8
+	plan := client.PartPlan{Examples: parts * batch * perPart, PartExamples: batch * perPart, Epochs: 1}
+	set := testGenerator(t, plan.Examples)
+	for name, tc := range map[string]struct {
+		exact bool // the shards know how far it was; else its last beat, before the scheduler went
+		again int  // batches
+	}{"by its last beat": {false, 15}, "by the shards": {true, 0}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				here := make(chan struct{}, 1)
+				here <- struct{}{}
+				s := &sharedParts{taken: make(map[int64]string), ended: make(map[int64]string)}
+				for part := range int64(parts) {
+					s.free = append(s.free, client.Part{Part: part, From: part * plan.PartExamples, To: (part + 1) * plan.PartExamples})
+				}
+				var first []int64
+				start := func(name string) (d *dataParts, train func() error, kill func()) {
+					ctx, cancel := context.WithCancel(t.Context())
+					d = &dataParts{set: set, giver: &sharer{s, name, &awayGiver{here: here}}, ctx: ctx}
+					w := &work{data: data.NewBatch(batch, set.Shape())}
+					return d, func() error {
+						err := d.next(w)
+						if err == nil {
+							first = append(first, w.data.First)
+							time.Sleep(time.Second) //tidy:allow sleep virtual time
+							err = d.covered(w.piece)
+						}
+						return err
+					}, func() { cancel(); d.close() }
+				}
+				one, trainOne, kill := start("one")
+				two, trainTwo, end := start("two")
+				defer end()
+				must := func(train func() error, batches int) {
+					t.Helper()
+					for range batches {
+						if err := train(); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				must(trainOne, perPart/2)
+				must(trainTwo, perPart/2)
+				known := one.reached()
+				<-here
+				must(trainOne, perPart+perPart/2)
+				must(trainTwo, (partsAhead+1)*perPart-perPart/2)
+				if err := trainTwo(); err != errNotYet || len(s.ended) > 0 {
+					t.Fatalf("without the scheduler: %v, parts %v ended", err, s.ended)
+				}
+				if tc.exact {
+					known = one.reached()
+				}
+				kill()
+				here <- struct{}{}
+				s.lost("one", plan, known)
+				err := errNotYet
+				for err == nil || err == errNotYet {
+					err = trainTwo()
+				}
+				if err != io.EOF {
+					t.Fatal(err)
+				}
+				if err := two.flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				slices.Sort(first)
+				if total, each := len(first), len(slices.Compact(first)); each != parts*perPart || total != each+tc.again {
+					t.Errorf("%d of %d batches were trained, %d again, want %d", each, parts*perPart, total-each, tc.again)
+				}
+				for part := range int64(parts) {
+					if s.ended[part] != "two" {
+						t.Errorf("part %d was ended by %q, want the trainer that is left", part, s.ended[part])
+					}
+				}
+			})
 		})
 	}
 }
