@@ -86,6 +86,64 @@ func TestASessionThatIsOverIsRenewed(t *testing.T) {
 	}
 }
 
+// TestARenewalWaitsForAnswers: while the answer to a batch is outstanding the session keeps its
+// incarnation and its numbers, so that the answer cannot be taken for that to another batch.
+func TestARenewalWaitsForAnswers(t *testing.T) {
+	s := &fakeServer{}
+	arrived, answer, renewed := make(chan struct{}), make(chan struct{}), make(chan struct{}, 9)
+	s.open = func(_ context.Context, req *rowraftv1.OpenSessionRequest) error {
+		if req.Incarnation > 1 {
+			renewed <- struct{}{}
+		}
+		return nil
+	}
+	var mu sync.Mutex
+	applied := map[[2]uint64]int{}
+	s.push = func(_ context.Context, req *rowraftv1.PushRequest) error {
+		switch {
+		case req.Incarnation == 1 && req.Seq == 1:
+			close(arrived)
+			<-answer
+		case req.Incarnation == 1:
+			return &rowraft.SessionEndedError{What: "the session made room"}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		applied[[2]uint64{req.Incarnation, req.Seq}]++
+		return nil
+	}
+	s.serve(t, 1)
+	c, table := s.dial(t, func(o *Options) { o.AttemptTimeout = time.Hour })
+	errs := make(chan error)
+	push := func() {
+		_, err := c.Push(patience(t), Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 1}})
+		errs <- err
+	}
+	go push()
+	<-arrived
+	go push()
+	ss := c.session.shards[0].Load()
+	if err := ss.await(patience(t), func() bool { return ss.renewal.stalled == 1 }); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-renewed:
+		t.Error("another session was opened while a batch was unanswered")
+	case <-time.After(100 * time.Millisecond): // it never comes
+	}
+	close(answer)
+	for range 2 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if applied[[2]uint64{1, 1}] != 1 || applied[[2]uint64{2, 1}] != 1 || len(applied) != 2 || s.issued.Load() != 2 {
+		t.Errorf("applied %v after %d incarnations", applied, s.issued.Load())
+	}
+}
+
 // TestAnUnansweredBatchIsReported: a batch of which an earlier try may have been applied is
 // not sent again under another incarnation. The next one is.
 func TestAnUnansweredBatchIsReported(t *testing.T) {

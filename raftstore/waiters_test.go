@@ -32,25 +32,28 @@ func TestApplyWakesThoseItHasReached(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var mu sync.Mutex
+		var wg sync.WaitGroup
 		woken := make(map[uint64]int)
 		want := make(map[uint64]int)
 		for range maxWaiters - 1 {
 			index := 1 + rand.Uint64N(100)
 			want[index]++
-			go func() {
-				if err := g.WaitApplied(ctx, rowraft.Index(index)); err != nil {
-					t.Error(err)
-				}
+			wg.Go(func() {
+				err := g.WaitApplied(ctx, rowraft.Index(index))
 				mu.Lock()
-				woken[index]++
-				mu.Unlock()
-			}()
+				defer mu.Unlock()
+				if err == nil {
+					woken[index]++
+				}
+			})
 		}
 		left := make(chan error)
 		leaves, leave := context.WithCancel(ctx)
 		go func() { left <- g.WaitApplied(leaves, 1000) }()
 		synctest.Wait()
-		if err := g.WaitApplied(ctx, 5); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		soon, stop := context.WithTimeout(ctx, time.Second)
+		defer stop()
+		if err := g.WaitApplied(soon, 5); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 			t.Errorf("waiter number %d: %v, want CodeOverloaded", maxWaiters+1, err)
 		}
 		leave()
@@ -72,7 +75,34 @@ func TestApplyWakesThoseItHasReached(t *testing.T) {
 		if len(g.waiters.all) != 0 || time.Since(begin) != 0 {
 			t.Errorf("%d waiters are left, after %v", len(g.waiters.all), time.Since(begin))
 		}
+		cancel()
+		wg.Wait()
 	})
+}
+
+// TestNoWakeIsLost: an entry that is applied while a call begins to wait for it ends the wait.
+func TestNoWakeIsLost(t *testing.T) {
+	g := waitingGroup(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const entries = 20_000
+	begun := make(chan rowraft.Index)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for index := range begun {
+			g.fsm.applied.Store(uint64(index))
+			g.fsm.moved()
+		}
+	})
+	for index := rowraft.Index(1); index <= entries; index++ {
+		begun <- index
+		if err := g.WaitApplied(ctx, index); err != nil {
+			t.Errorf("entry %d: %v", index, err)
+			break
+		}
+	}
+	close(begun)
+	wg.Wait()
 }
 
 // TestNobodyPollsForTheMachine: while waiters wait for entries that reach the machine no timer
@@ -91,24 +121,27 @@ func TestNobodyPollsForTheMachine(t *testing.T) {
 				}
 			}()
 		}
+		// at has the machine stand at an entry of which nothing tells, and returns how many waiters a poller wakes.
+		at := func(applied uint64) int {
+			g.fsm.applied.Store(applied)
+			time.Sleep(3 * ownPoll) //tidy:allow sleep virtual time
+			synctest.Wait()
+			return len(done)
+		}
 		synctest.Wait()
-		if g.awaitsOwn() || len(g.waiters.kick) > 0 {
-			t.Error("the poller runs although the machine has not seen entry 1")
+		g.fsm.moved()
+		if n := at(4); n != 0 {
+			t.Errorf("the poller woke %d waiters although the machine had not seen entry 1", n)
 		}
 		g.fsm.applied.Store(1)
 		g.fsm.moved()
 		synctest.Wait()
-		if !g.awaitsOwn() {
-			t.Error("the poller does not run although only raft's own entries are missing")
+		if n := at(3); n != 2 { // as raft tells, once it has committed its own
+			t.Errorf("only raft's own entries are missing, and the poller woke %d waiters, want those for 2 and 3", n)
 		}
-		// The run of raft that tells of them is not there; what it would tell:
-		g.waiters.wake(3)
-		time.Sleep(2 * ownPoll) //tidy:allow sleep virtual time
-		synctest.Wait()
-		if len(done) != 2 || g.awaitsOwn() {
-			t.Errorf("%d waiters returned, want those for 2 and 3; the poller runs: %v", len(done), g.awaitsOwn())
+		if n := at(4); n != 2 {
+			t.Errorf("the poller runs on for an entry of the machine: %d waiters returned, want 2", n)
 		}
-		g.fsm.applied.Store(4)
 		g.fsm.moved()
 		synctest.Wait()
 		if len(done) != 3 {

@@ -169,19 +169,28 @@ func TestALargeSlotIsListedBesideEntries(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pushed(1, wire.OpPush, keys)
+	pushed(1, wire.OpPush, keys[:wholeSlotRows])
 	s, err := r.NewScan(table.ID, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}
 	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0])
+	for n, whole := range []bool{true, false} {
+		var small slotListing
+		if got, err := s.takeWhole(&small, slot, 0); got != whole || err != nil {
+			t.Errorf("%d rows are read at one moment: %v, %v", wholeSlotRows+n, got, err)
+		}
+		small.end()
+		pushed(rowraft.Seq(2+n), wire.OpPush, keys[wholeSlotRows+n:wholeSlotRows+n+1])
+	}
+	pushed(4, wire.OpPush, keys)
 	var l slotListing
 	defer l.end()
 	if whole, err := s.takeWhole(&l, slot, 0); whole || err != nil {
 		t.Fatalf("%d rows are read at one moment, %v", len(keys), err)
 	}
 	s.room = s.room[:0]
-	seq, pieces := rowraft.Seq(2), 0
+	seq, pieces := rowraft.Seq(5), 0
 	for done := false; !done; pieces++ {
 		before := len(s.room)
 		r.entry.Lock() // as while an entry is applied

@@ -5,10 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -150,6 +152,34 @@ func TestSessionsThatMakeRoom(t *testing.T) {
 	}
 }
 
+// TestTheIdlestSessionMakesRoom: of sessions that could all go, one that expired goes first, then
+// one that was never used, then one without a gap, then one with, however recently each was used.
+func TestTheIdlestSessionMakesRoom(t *testing.T) {
+	now := uint64(100 * SessionTTL)
+	ago := func(n uint32, idle time.Duration, window uint64) *checkpoint.Session {
+		s := &checkpoint.Session{Client: crowd(1, n), Incarnation: 1, LastUsed: now - uint64(idle)}
+		s.Window[0] = window
+		return s
+	}
+	const gap, noGap = 1 << 2, 1 << 1
+	list := []*checkpoint.Session{ // in the order in which they go
+		ago(8, SessionTTL+time.Second, gap), ago(7, UnusedAfter+time.Second, 0), ago(2, IdleAfter+2*time.Second, noGap), ago(4, IdleAfter+time.Second, noGap),
+		ago(6, IdleAfter+time.Second, noGap), ago(3, SilentAfter+2*time.Second, gap), ago(5, SilentAfter+time.Second, gap),
+	}
+	used := []*checkpoint.Session{ago(0, UnusedAfter, 0), ago(1, IdleAfter, noGap), ago(9, SilentAfter, gap)}
+	for len(list) > 0 {
+		all := sessions(slices.Concat(list, used))
+		slices.SortFunc(all, func(a, b *checkpoint.Session) int { return bytes.Compare(a.Client[:], b.Client[:]) })
+		if i := all.idlest(now); i < 0 || all[i] != list[0] {
+			t.Errorf("%d of %d makes room, want client %x", i, len(all), list[0].Client)
+		}
+		list = list[1:]
+	}
+	if i := sessions(used).idlest(now); i >= 0 {
+		t.Errorf("client %x is in use and makes room", used[i].Client)
+	}
+}
+
 // TestASilentSessionMakesRoomLast: its client may still wait for an answer.
 func TestASilentSessionMakesRoomLast(t *testing.T) {
 	p := newPusher(t)
@@ -232,6 +262,16 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 					t.Fatalf("%v pushes applied", p.count())
 				}
 			}
+			restored := func() *pusher {
+				t.Helper()
+				other := &pusher{replica: newReplica(t, Config{}), table: p.table}
+				if err := other.Restore(bytes.NewReader(p.snapshot())); err != nil {
+					t.Fatal(err)
+				}
+				other.now, other.index = p.now, p.index
+				return other
+			}
+			late(restored(), rowraft.CodeSessionExpired)
 			late(p, rowraft.CodeSessionExpired)
 			wantCode(t, p.openNow(c, 4), rowraft.CodeSessionExpired)
 			if _, ended := errors.AsType[*rowraft.SessionEndedError](p.openNow(c, 4)); ended {
@@ -242,12 +282,7 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 			}
 			p.endMany(10)
 			late(p, rowraft.CodeOverloaded) // by its ticket
-			other := &pusher{replica: newReplica(t, Config{}), table: p.table}
-			if err := other.Restore(bytes.NewReader(p.snapshot())); err != nil {
-				t.Fatal(err)
-			}
-			other.now, other.index = p.now, p.index
-			late(other, rowraft.CodeOverloaded)
+			late(restored(), rowraft.CodeOverloaded)
 			p.mustOpenNow(c, 6)
 			if got := p.parts(p.of(c, 6, 1))[0]; got.Err != nil || got.Duplicate {
 				t.Errorf("the next incarnation: %+v", got)

@@ -73,6 +73,10 @@ var fullShard = sync.OnceValue(func() []byte {
 // TestSessionsAgainstReference: sessions open, are used, close and make room in a shard that
 // is nearly full, after pauses of all lengths.
 func TestSessionsAgainstReference(t *testing.T) {
+	// The times are those of docs/formats/entry.md, which a draw may not tell apart.
+	if shard.UnusedAfter != 10*second || shard.IdleAfter != 60*second || shard.SilentAfter != 3600*second || shard.SessionTTL != sessionTTL {
+		t.Errorf("sessions make room after %v, %v, %v and %v", shard.UnusedAfter, shard.IdleAfter, shard.SilentAfter, shard.SessionTTL)
+	}
 	full := fullShard()
 	rapid.Check(t, func(rt *rapid.T) {
 		c := shard.Config{Shard: 1, Slots: someSlots()}

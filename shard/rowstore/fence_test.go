@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 )
@@ -52,7 +53,11 @@ func TestSnapshotWhileTheSystemCannotFence(t *testing.T) {
 					t.Errorf("%d rows with digest %v, want %d with %v", rows, sum, len(keys), want)
 				}
 			})
+			begun := time.Now()
 			for n := 0; !read.Load() || n < 3; n++ {
+				if time.Since(begun) > time.Minute {
+					t.Fatalf("the reader of the snapshot still waits for a fence or for strict claims after %d changes", n)
+				}
 				mustUpdate(t, table, keys[n%10*1000:][:1000], ones[:1000])
 			}
 			wg.Wait()
