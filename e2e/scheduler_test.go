@@ -114,10 +114,29 @@ model: {dim: 8, sleep: 5ms}
 	tr := &trainers{c: c, dir: dir, config: config, n: 2}
 	tr.start()
 	tr.reached(perPart / 2)
+	both := func() (steps int64) {
+		for rank := range tr.n {
+			e, err := tr.last(rank)
+			if err != nil {
+				t.Fatal(err)
+			}
+			steps += e.Step
+		}
+		return steps
+	}
+	before := both()
 	if err := scheduler.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	tr.farther(perPart + perPart/2)
+	// More than what is left of two parts. Each has a part ahead or two, however far the one is before the other.
+	if err := poll(deadline(t, patience), func() error {
+		if n := both() - before; n < 2*perPart+perPart/2 {
+			return fmt.Errorf("%d steps without the scheduler", n)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	c.restartScheduler(scheduler)
 	tr.ended()
 	var read int64

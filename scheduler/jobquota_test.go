@@ -89,6 +89,19 @@ func TestTheRegistryIsBounded(t *testing.T) {
 			t.Errorf("owner %q: a job that is there: %v", owner, s.roomForJob(q))
 		}
 	}
+	leader, l, _ := served(t)
+	leader.machine.mu.Lock()
+	leader.machine.state.runs = s.runs
+	leader.machine.mu.Unlock()
+	entries := func() rowraft.Index {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.index
+	}
+	before := entries()
+	if _, err := leader.Jobs().Enter(t.Context(), enterAs("alice", "more").GetEnterJob().GetRequest()); rowraft.CodeOf(err) != rowraft.CodePrecondition || entries() != before {
+		t.Errorf("%v, and %d entries in the log", err, entries()-before)
+	}
 }
 
 // A job in which nobody trains is forgotten by the times in the log: soon if none of its workers ever called Attend,

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -130,16 +129,5 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 		if got := rowraftCmd(t, append(args, "--insecure", "--endpoints", gone)...); got.code != cli.ExitUnavailable {
 			t.Errorf("rowraft %s of a leader that has just ended: %+v, want exit code %d", strings.Join(args, " "), got, cli.ExitUnavailable)
 		}
-	}
-}
-
-// TestErrorsAreCleaned: the text of an error may come from another machine.
-func TestErrorsAreCleaned(t *testing.T) {
-	evil := errors.New("worker \x1b[2J\u202e left")
-	var text, asJSON bytes.Buffer
-	printError(&text, evil, false)
-	printError(&asJSON, evil, true)
-	if text.String() != `rowraft: worker \x1b[2J\u202e left`+"\n" || strings.ContainsRune(asJSON.String(), '\x1b') {
-		t.Errorf("a person reads %q, a program %q", text.String(), asJSON.String())
 	}
 }
