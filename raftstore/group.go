@@ -139,10 +139,10 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 			g.noteSnapshot(list[0])
 		}
 	}
+	g.leadership.init() // raft may elect this replica before startRaft returns
 	if err := g.startRaft(); err != nil {
 		return nil, err
 	}
-	g.leadership.init()
 	g.wg.Go(g.pollOwn)
 	if err := g.recall(s.opts.Node, &statement{replica: cfg.Replica, mark: s.marks.of(cfg.ID, cfg.Replica)}); err != nil {
 		g.log.Warn("this server itself remembers more than the replica has", "err", err)
