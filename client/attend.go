@@ -42,6 +42,10 @@ type Attendance struct {
 	Pause     func(ctx context.Context, agree Agree) (*Paused, error)
 	Announces bool
 
+	// Destinations are those that Parking may name. The scheduler refuses the call at once
+	// (CodeDenied) if this trainer may have no checkpoint written to one of them.
+	Destinations []string
+
 	// Member is the trainer's membership of its job; nil if it entered none. While the
 	// call lives Beat is called about once a second, and what it returns keeps the
 	// member's lease. OnMembers is told of each new generation from the member's first on,
@@ -276,7 +280,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	t.mu.Unlock()
 	hello := &rowraftv1.AttendHello{
 		Job: t.a.Job, Rank: uint32(t.a.Rank), Trainers: uint32(t.a.Trainers), Instance: t.instance[:], Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
-		Announces: t.a.Announces, Tables: t.a.tables(),
+		Announces: t.a.Announces, Tables: t.a.tables(), Destinations: t.a.Destinations,
 	}
 	if t.a.Member != nil {
 		hello.Member = t.a.Member.identity

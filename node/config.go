@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -48,7 +50,9 @@ type Config struct {
 	// ReplaceAfter is how long a server may be silent before the scheduler has its
 	// replicas rebuilt elsewhere; 0: 5 minutes, negative: for ever.
 	ReplaceAfter time.Duration
-	NoRebalance  bool // the scheduler moves replicas and leads only where it must
+	// CheckpointDestinations are where trainers may have checkpoints written; see scheduler.Options.
+	CheckpointDestinations []string
+	NoRebalance            bool // the scheduler moves replicas and leads only where it must
 
 	// StartTimeout is how long the cluster may take until its shards are there; then
 	// the server ends with CodeDeadline. 0: for ever.
@@ -163,6 +167,11 @@ func (c *Config) setDefaults() error {
 			if err := rpc.CheckInsecure(l.Addr()); err != nil {
 				return err
 			}
+		}
+	}
+	for _, d := range c.CheckpointDestinations {
+		if err := depot.CheckAllowed(d); err != nil {
+			return fmt.Errorf("--checkpoint-destination: %w", err)
 		}
 	}
 	var err error

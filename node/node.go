@@ -188,7 +188,7 @@ func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
 		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Announce: n.cfg.announce, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
-		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance,
+		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance, CheckpointDestinations: n.cfg.CheckpointDestinations,
 		TLS: source, CA: ca, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err
@@ -475,6 +475,9 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	go func() { served <- n.grpc.Serve(l) }()
 	if source == nil {
 		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; this server serves loopback addresses only")
+		if len(n.cfg.CheckpointDestinations) > 0 {
+			n.log.Warn("--checkpoint-destination has no effect with --insecure: without certificates every caller may write checkpoints anywhere")
+		}
 	}
 	n.log.Info("Server listening on "+n.self.Addr, "peer", n.self.PeerAddr, "insecure", n.cfg.Insecure)
 	return served

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -31,6 +32,8 @@ const (
 	// endingPatience is how long a checkpoint of trainers that leave is tried again when it
 	// failed for what passes, such as an election.
 	endingPatience = 2 * time.Minute
+	// maxDestinations bounds the destinations that a trainer names as it comes: each is looked up on a disk.
+	maxDestinations = 8
 )
 
 // attendance are the trainers that have a call to this leader. Which trainers there
@@ -61,6 +64,7 @@ type attendee struct {
 	trainers  uint32 // of its job
 	announces bool   // it waits for others of its job
 	instance  []byte
+	caller    *rpc.Caller
 	member    *rowraftv1.JobIdentity // nil: it entered no job
 	gone      chan struct{}          // closed when the call is over
 	replaced  chan struct{}          // closed when another process comes in its place
@@ -201,8 +205,17 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 	if err := c.s.jobs.checkOwner(stream.Context(), hello.GetJob()); err != nil {
 		return err
 	}
+	if n := len(hello.GetDestinations()); n > maxDestinations {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer %d of job %s names %d checkpoint destinations, at most %d", hello.GetRank(), hello.GetJob(), n, maxDestinations)
+	}
+	for _, d := range hello.GetDestinations() { // a trainer learns now what would be refused when it ends
+		if err := c.s.mayWrite(stream.Context(), rpc.CallerOf(stream.Context()), d); err != nil {
+			return err
+		}
+	}
 	a := &attendee{
-		id: trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), announces: hello.GetAnnounces(), instance: hello.GetInstance(),
+		caller: rpc.CallerOf(stream.Context()),
+		id:     trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), announces: hello.GetAnnounces(), instance: hello.GetInstance(),
 		member: hello.GetMember(), gone: make(chan struct{}), replaced: make(chan struct{}),
 	}
 	if err := c.s.welcomeMember(stream.Context(), a); err != nil {

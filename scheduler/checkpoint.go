@@ -119,6 +119,9 @@ func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *cr
 // createFor makes the checkpoint that a trainer of job asked for as it leaves. paused
 // is called before the trainers are.
 func (c *Checkpoints) createFor(ctx context.Context, job string, park *rowraftv1.AttendPark, paused func()) (string, error) {
+	if err := c.s.mayWrite(ctx, rpc.CallerOf(ctx), park.GetDestination()); err != nil {
+		return "", err
+	}
 	prefix := job[:min(len(job), 60)] + "-stop-"
 	if park.GetEnded() {
 		prefix = job[:min(len(job), 60)] + "-end-"

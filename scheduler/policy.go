@@ -136,6 +136,9 @@ func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
 // makeFor makes one checkpoint, as a delta to the policy's last one if it may be.
 func (s *Scheduler) makeFor(ctx context.Context, p *policy, name string) (delta bool, err error) {
 	spec := p.GetPolicy()
+	if err := s.mayRun(ctx, spec); err != nil {
+		return false, err
+	}
 	req := &rowraftv1.CreateCheckpointRequest{Destination: spec.GetDestination(), Name: name, Job: spec.GetJob(), SkipAbsent: spec.GetSkipAbsent()}
 	create := func() error {
 		_, err := s.checkpoints.create(ctx, policyPatience, &creation{req: req, report: func(*rowraftv1.CreateCheckpointReply) error { return nil }})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -28,7 +29,17 @@ func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyReq
 	if err != nil {
 		return nil, err
 	}
-	p.Destination = d.String()
+	p.Destination, p.Owner = d.String(), ""
+	caller := rpc.CallerOf(ctx)
+	if !runsCluster(caller) {
+		p.Owner = caller.Name
+	}
+	if _, err := c.s.leadingInSync(ctx); err != nil { // an old state may know an old owner
+		return nil, err
+	}
+	if err := c.maySet(ctx, caller, p); err != nil {
+		return nil, err
+	}
 	err = c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: uint64(time.Now().UnixNano())}}})
 	if err != nil {
 		return nil, err
@@ -56,6 +67,9 @@ func (c *Checkpoints) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePol
 	}
 	st, err := c.policyNamed(req.GetName())
 	if err != nil {
+		return nil, err
+	}
+	if err := c.mayChange(rpc.CallerOf(ctx), req.GetName()); err != nil {
 		return nil, err
 	}
 	return &rowraftv1.DeletePolicyReply{Policy: st}, c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})

@@ -105,20 +105,36 @@ func TestRunsOfAPolicy(t *testing.T) {
 		t.Errorf("what lies at the old destination is nobody's: %v", p)
 	}
 	for what, change := range map[string]func(*rowraftv1.CheckpointPolicy){
-		"no name":           func(p *rowraftv1.CheckpointPolicy) { p.Name = "" },
-		"a name with /":     func(p *rowraftv1.CheckpointPolicy) { p.Name = "a/b" },
-		"keep none":         func(p *rowraftv1.CheckpointPolicy) { p.Keep = 0 },
-		"all the time":      func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 },
-		"never":             func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 << 63 },
-		"nowhere":           func(p *rowraftv1.CheckpointPolicy) { p.Destination = "" },
-		"keep too many":     func(p *rowraftv1.CheckpointPolicy) { p.KeepWithinNs = uint64(maxPolicyEvery) },
-		"endless deltas":    func(p *rowraftv1.CheckpointPolicy) { p.FullEvery = 1000 },
-		"an impossible job": func(p *rowraftv1.CheckpointPolicy) { p.Job = strings.Repeat("x", 200) },
+		"no name":                func(p *rowraftv1.CheckpointPolicy) { p.Name = "" },
+		"a name with /":          func(p *rowraftv1.CheckpointPolicy) { p.Name = "a/b" },
+		"keep none":              func(p *rowraftv1.CheckpointPolicy) { p.Keep = 0 },
+		"all the time":           func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 },
+		"never":                  func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 << 63 },
+		"nowhere":                func(p *rowraftv1.CheckpointPolicy) { p.Destination = "" },
+		"keep too many":          func(p *rowraftv1.CheckpointPolicy) { p.KeepWithinNs = uint64(maxPolicyEvery) },
+		"endless deltas":         func(p *rowraftv1.CheckpointPolicy) { p.FullEvery = 1000 },
+		"an owner without a job": func(p *rowraftv1.CheckpointPolicy) { p.Owner = "tom" },
+		"a long owner":           func(p *rowraftv1.CheckpointPolicy) { p.Owner, p.Job = strings.Repeat("x", 200), "ctr" },
+		"an impossible job":      func(p *rowraftv1.CheckpointPolicy) { p.Job = strings.Repeat("x", 200) },
 	} {
 		bad := nightly("/mnt", 2)
 		change(bad)
 		step(what, cmdSetPolicy(bad, 1), rowraft.CodeInvalidArgument)
 	}
+	of := func(owner, name string) *rowraftv1.MetaCommand {
+		p := nightly("/mnt", 2)
+		p.Name, p.Owner, p.Job = name, owner, "ctr"
+		return cmdSetPolicy(p, 1)
+	}
+	step("a trainer takes that of an operator", of("tom", "nightly"), rowraft.CodeDenied)
+	for i := range maxPoliciesOfOwner {
+		step("a trainer sets its own", of("tom", fmt.Sprintf("tom-%d", i)), none)
+	}
+	step("a trainer changes its own", of("tom", "tom-0"), none)
+	step("a trainer takes that of another", of("ann", "tom-0"), rowraft.CodeDenied)
+	step("a trainer sets too many", of("tom", "tom-more"), rowraft.CodeInvalidArgument)
+	step("another trainer sets one", of("ann", "ann-0"), none)
+	step("an operator takes that of a trainer", of("", "ann-0"), none)
 	del := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: "nightly"}}}
 	step("deleted", del, none)
 	step("deleted again", del, rowraft.CodeNotFound)
@@ -126,6 +142,7 @@ func TestRunsOfAPolicy(t *testing.T) {
 
 func TestGoldenBytesOfPolicies(t *testing.T) {
 	spec := nightly("/mnt", 5)
+	spec.Job, spec.Owner = "ctr", "tom"
 	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": cmdSetPolicy(spec, 7), "begin_policy_run": cmdBeginRun("nightly", "nightly-2", 9)} {
 		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
 		if err != nil {

@@ -16,13 +16,14 @@ import (
 
 // Limits of checkpoint policies.
 const (
-	MaxPolicies      = 64
-	maxPolicyName    = 60
-	maxPolicyKeep    = 1000
-	maxPolicyText    = 1024 // bytes of a destination, or of an error
-	minPolicyEvery   = time.Second
-	maxPolicyEvery   = 366 * 24 * time.Hour
-	maxPolicyRecords = 2 * maxPolicyKeep // checkpoints that could not be removed count too
+	MaxPolicies        = 64
+	maxPolicyName      = 60
+	maxPoliciesOfOwner = MaxPolicies / 4 // of one trainer's name
+	maxPolicyKeep      = 1000
+	maxPolicyText      = 1024 // bytes of a destination, or of an error
+	minPolicyEvery     = time.Second
+	maxPolicyEvery     = 366 * 24 * time.Hour
+	maxPolicyRecords   = 2 * maxPolicyKeep // checkpoints that could not be removed count too
 )
 
 // policy is a checkpoint policy with its record; both immutable.
@@ -56,6 +57,10 @@ func checkPolicy(p *rowraftv1.CheckpointPolicy) error {
 		return bad("keep %d: want 1 to %d", p.GetKeep(), maxPolicyKeep)
 	case time.Duration(p.GetKeepWithinNs()) < 0 || time.Duration(p.GetKeepWithinNs())/every > maxPolicyKeep:
 		return bad("keep within %v: that would be more than %d checkpoints", time.Duration(p.GetKeepWithinNs()), maxPolicyKeep)
+	case len(p.GetOwner()) > maxNameLength:
+		return bad("an owner's name of %d bytes, want at most %d", len(p.GetOwner()), maxNameLength)
+	case p.GetOwner() != "" && p.GetJob() == "":
+		return bad("trainer %s owns it, and it names no job: want the job that the trainer trains", p.GetOwner())
 	case len(p.GetJob()) > maxNameLength:
 		return bad("a job's name of %d bytes, want at most %d", len(p.GetJob()), maxNameLength)
 	case p.GetFullEvery() > checkpoint.MaxDeltas+1:
@@ -72,13 +77,26 @@ func (s *state) setPolicy(c *rowraftv1.MetaSetPolicy) error {
 	}
 	i, found := s.findPolicy(p.GetName())
 	record := &rowraftv1.PolicyRecord{SetNs: c.GetAtNs()}
+	owns := func(q *policy) bool { return q.GetPolicy().GetOwner() == p.GetOwner() }
 	switch {
+	case found && p.GetOwner() != "" && !owns(s.policies[i]):
+		return notOwner(s.policies[i].GetPolicy(), "trainer "+p.GetOwner())
 	case found && s.policies[i].GetPolicy().GetDestination() == p.GetDestination():
 		record = s.policies[i].GetRecord()
 	case found && s.policies[i].GetRecord().GetRunning() != "":
 		return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes a checkpoint at the old destination just now", p.GetName())
 	case !found && len(s.policies) >= MaxPolicies:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: there are %d already, the most there can be", p.GetName(), MaxPolicies)
+	case !found && p.GetOwner() != "":
+		n := 0
+		for _, q := range s.policies {
+			if owns(q) {
+				n++
+			}
+		}
+		if n >= maxPoliciesOfOwner {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: trainer %s owns %d already, the most there can be of one owner: delete one", p.GetName(), p.GetOwner(), n)
+		}
 	}
 	if !found {
 		s.policies = slices.Insert(s.policies, i, nil)

@@ -77,6 +77,10 @@ type Options struct {
 	ReplaceAfter time.Duration
 	NoRebalance  bool // replicas and leads move only where they must
 
+	// CheckpointDestinations are where trainers may have checkpoints written, and below;
+	// empty: nowhere.
+	CheckpointDestinations []string
+
 	// Dial opens connections to other servers; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 

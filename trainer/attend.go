@@ -215,7 +215,7 @@ func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.A
 // attend is Attend that calls onStop when somebody stops the job, and onMembers when
 // its members change; both may be nil.
 func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
-	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.gate.pace.per > 0}
+	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.gate.pace.per > 0, Destinations: j.cfg.Checkpoint.whenParked()}
 	for _, t := range j.ownTables() {
 		a.Tables = append(a.Tables, t.ID)
 	}

@@ -166,6 +166,17 @@ func (c *CheckpointConfig) atEnd() string {
 	return c.AtEnd
 }
 
+// whenParked are the destinations of the checkpoints that a trainer may ask for as it parks.
+func (c *CheckpointConfig) whenParked() (out []string) {
+	if d := c.atEnd(); d != "" {
+		out = append(out, d)
+	}
+	if c.OnStop {
+		out = append(out, c.To)
+	}
+	return out
+}
+
 func (c *CheckpointConfig) validate() error {
 	if c.Every < 0 || c.Keep < 0 || c.KeepWithin < 0 || c.FullEvery < 0 {
 		return invalid("checkpoint: every %v, keep %d, keep_within %v, full_every %d: want ≥ 0", c.Every, c.Keep, c.KeepWithin, c.FullEvery)

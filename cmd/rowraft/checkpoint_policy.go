@@ -39,6 +39,7 @@ type policyJSON struct {
 	SkipAbsent     bool     `json:"skip_absent"`
 	FullEvery      uint32   `json:"full_every"`
 	Verify         bool     `json:"verify"`
+	Owner          string   `json:"owner"` // name of the trainer that set it; "": an admin or operator
 	State          string   `json:"state"` // waiting, running, failing, idle
 	Running        string   `json:"running"`
 	LastRun        string   `json:"last_run"`     // when it began; "": never
@@ -54,7 +55,7 @@ func newPolicyJSON(st *rowraftv1.PolicyStatus) policyJSON {
 	p, r := st.GetPolicy(), st.GetRecord()
 	v := policyJSON{
 		Name: p.GetName(), Destination: p.GetDestination(), EverySeconds: time.Duration(p.GetEveryNs()).Seconds(), Keep: p.GetKeep(),
-		KeepWithinSecs: time.Duration(p.GetKeepWithinNs()).Seconds(), Job: p.GetJob(), SkipAbsent: p.GetSkipAbsent(), FullEvery: max(p.GetFullEvery(), 1), Verify: p.GetVerify(),
+		KeepWithinSecs: time.Duration(p.GetKeepWithinNs()).Seconds(), Job: p.GetJob(), SkipAbsent: p.GetSkipAbsent(), FullEvery: max(p.GetFullEvery(), 1), Verify: p.GetVerify(), Owner: p.GetOwner(),
 		State: st.GetState(), Running: r.GetRunning(), LastRun: moment(r.GetBegunNs()), Next: moment(st.GetNextNs()),
 		Failures: r.GetFailures(), Error: r.GetError(), RetentionError: r.GetRetentionError(), Checkpoints: []string{},
 	}
@@ -175,13 +176,13 @@ func newPolicyListCmd(g *globals) *cobra.Command {
 				return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, wide bool) error {
 					header := []string{"POLICY", "EVERY", "KEEP", "KEPT", "LAST SUCCESS", "NEXT", "STATE"}
 					if wide {
-						header = append(header, "DESTINATION", "JOB", "ERROR")
+						header = append(header, "DESTINATION", "JOB", "OWNER", "ERROR")
 					}
 					t := cli.NewTable(w, header, "EVERY", "KEEP", "KEPT")
 					for _, p := range v.Policies {
 						row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next, p.State}
 						if wide {
-							row = append(row, p.Destination, p.Job, p.Error)
+							row = append(row, p.Destination, p.Job, p.Owner, p.Error)
 						}
 						t.AppendRow(row)
 					}
@@ -225,7 +226,7 @@ func (g *globals) describePolicy(cmd *cobra.Command, p policyJSON) error {
 		t := cli.NewTable(w, []string{"POLICY", p.Name})
 		rows := []table.Row{
 			{"DESTINATION", p.Destination}, {"EVERY", time.Duration(p.EverySeconds * 1e9)}, {"KEEP", p.Keep}, {"KEEP WITHIN", time.Duration(p.KeepWithinSecs * 1e9)},
-			{"JOB", p.Job}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"VERIFY", p.Verify}, {"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
+			{"JOB", p.Job}, {"OWNER", p.Owner}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"VERIFY", p.Verify}, {"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
 			{"NEXT", p.Next}, {"FAILURES", p.Failures}, {"ERROR", p.Error}, {"RETENTION ERROR", p.RetentionError},
 		}
 		for _, name := range p.Checkpoints {

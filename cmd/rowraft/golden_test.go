@@ -45,7 +45,7 @@ func (policies) ListPolicies(context.Context, *rowraftv1.ListPoliciesRequest) (*
 			State:  "waiting", NextNs: at(0),
 		},
 		{
-			Policy: &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: "s3://models/ctr", EveryNs: 86400e9, Keep: 7, Job: "ctr", SkipAbsent: true},
+			Policy: &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: "s3://models/ctr", EveryNs: 86400e9, Keep: 7, Job: "ctr", SkipAbsent: true, Owner: "ctr-trainer"},
 			Record: &rowraftv1.PolicyRecord{SetNs: at(-99), BegunNs: at(-3), Failures: 2, Error: "no space", RetentionError: "access denied"},
 			State:  "failing", NextNs: at(1),
 		},

@@ -80,8 +80,8 @@ open(os.path.join(here, "drop_table.entry"), "wb").write(frame(b"RRME", data(40,
 cmap = data(1, b"c-1") + num(2, 4) + num(8, 1)
 open(os.path.join(here, "dropped.snapshot"), "wb").write(frame(b"RRMS", num(1, 11) + data(2, cmap) + data(40, num(1, 7) + num(2, 1) + data(3, b"ads")), 4))
 
-# Version 5, too: checkpoint policies. Every 10 minutes, keep 5; one made, one running, one failure.
-spec = data(1, b"nightly") + data(2, b"/mnt") + num(3, 600 * 10**9) + num(4, 5)
+# Version 5, too: checkpoint policies. Every 10 minutes, keep 5, of job ctr, set by trainer tom; one made, one running, one failure.
+spec = data(1, b"nightly") + data(2, b"/mnt") + num(3, 600 * 10**9) + num(4, 5) + data(6, b"ctr") + data(10, b"tom")
 open(os.path.join(here, "set_policy.entry"), "wb").write(frame(b"RRME", data(32, data(1, spec) + num(2, 7)), 5))
 open(os.path.join(here, "begin_policy_run.entry"), "wb").write(frame(b"RRME", data(34, data(1, b"nightly") + data(2, b"nightly-2") + num(3, 9)), 5))
 record = num(1, 7) + num(2, 9) + data(3, b"nightly-2") + data(4, data(1, b"nightly-1") + num(2, 8)) + data(5, b"full") + num(6, 1)

@@ -33,6 +33,7 @@ type CheckpointPolicy struct {
 	SkipAbsent    bool                   `protobuf:"varint,7,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"`
 	FullEvery     uint32                 `protobuf:"varint,8,opt,name=full_every,json=fullEvery,proto3" json:"full_every,omitempty"` // 1 or 0: all are full; n: after a full one come n-1 deltas
 	Verify        bool                   `protobuf:"varint,9,opt,name=verify,proto3" json:"verify,omitempty"`                        // read every byte of those that stay, once each, before one is removed
+	Owner         string                 `protobuf:"bytes,10,opt,name=owner,proto3" json:"owner,omitempty"`                          // name of the trainer that set it, by its certificate; "": an admin or operator set it. The server writes it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -128,6 +129,13 @@ func (x *CheckpointPolicy) GetVerify() bool {
 		return x.Verify
 	}
 	return false
+}
+
+func (x *CheckpointPolicy) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 // PolicyRecord is what a policy has done. Times are Unix nanoseconds by the clock of
@@ -869,6 +877,7 @@ type AttendHello struct {
 	Member        *JobIdentity           `protobuf:"bytes,7,opt,name=member,proto3" json:"member,omitempty"`                            // of the run that it entered; unset: it entered none
 	Announces     bool                   `protobuf:"varint,8,opt,name=announces,proto3" json:"announces,omitempty"`                     // it waits for others of its job: asked to, it announces before it pauses
 	Tables        []uint64               `protobuf:"varint,9,rep,packed,name=tables,proto3" json:"tables,omitempty"`                    // ids of those that it trains, ascending
+	Destinations  []string               `protobuf:"bytes,10,rep,name=destinations,proto3" json:"destinations,omitempty"`               // at most 8, of checkpoints that it may ask for as it parks; refused now if it may not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -962,6 +971,13 @@ func (x *AttendHello) GetAnnounces() bool {
 func (x *AttendHello) GetTables() []uint64 {
 	if x != nil {
 		return x.Tables
+	}
+	return nil
+}
+
+func (x *AttendHello) GetDestinations() []string {
+	if x != nil {
+		return x.Destinations
 	}
 	return nil
 }
@@ -4064,7 +4080,7 @@ var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"\x1browraft/v1/checkpoint.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\x87\x02\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\x9d\x02\n" +
 	"\x10CheckpointPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x19\n" +
@@ -4076,7 +4092,9 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"skipAbsent\x12\x1d\n" +
 	"\n" +
 	"full_every\x18\b \x01(\rR\tfullEvery\x12\x16\n" +
-	"\x06verify\x18\t \x01(\bR\x06verify\"\xe7\x01\n" +
+	"\x06verify\x18\t \x01(\bR\x06verify\x12\x14\n" +
+	"\x05owner\x18\n" +
+	" \x01(\tR\x05owner\"\xe7\x01\n" +
 	"\fPolicyRecord\x12\x15\n" +
 	"\x06set_ns\x18\x01 \x01(\x04R\x05setNs\x12\x19\n" +
 	"\bbegun_ns\x18\x02 \x01(\x04R\abegunNs\x12\x18\n" +
@@ -4117,7 +4135,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04park\x12,\n" +
 	"\x04beat\x18\a \x01(\v2\x16.rowraft.v1.WorkerBeatH\x00R\x04beat\x12;\n" +
 	"\tannounced\x18\b \x01(\v2\x1b.rowraft.v1.AttendAnnouncedH\x00R\tannouncedB\x06\n" +
-	"\x04stepJ\x04\b\x05\x10\x06\"\x93\x02\n" +
+	"\x04stepJ\x04\b\x05\x10\x06\"\xb7\x02\n" +
 	"\vAttendHello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
@@ -4130,7 +4148,9 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"tableEpoch\x12/\n" +
 	"\x06member\x18\a \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\x12\x1c\n" +
 	"\tannounces\x18\b \x01(\bR\tannounces\x12\x16\n" +
-	"\x06tables\x18\t \x03(\x04R\x06tables\"\x93\x01\n" +
+	"\x06tables\x18\t \x03(\x04R\x06tables\x12\"\n" +
+	"\fdestinations\x18\n" +
+	" \x03(\tR\fdestinations\"\x93\x01\n" +
 	"\fAttendPaused\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x14\n" +

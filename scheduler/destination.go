@@ -1,0 +1,110 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// runsCluster reports whether a caller runs the cluster, or comes without a certificate.
+func runsCluster(caller *rpc.Caller) bool {
+	return caller == nil || caller.Role == certs.Admin || caller.Role == certs.Operator
+}
+
+// mayWrite refuses a checkpoint that a trainer asks for. A checkpoint holds all tables, so the
+// trainer must be one that may read them all, and --checkpoint-destination must allow the place.
+func (s *Scheduler) mayWrite(ctx context.Context, caller *rpc.Caller, destination string) error {
+	if runsCluster(caller) {
+		return nil
+	}
+	if err := readsAll(caller, destination); err != nil {
+		return err
+	}
+	return s.allowed(ctx, destination, caller.String())
+}
+
+// readsAll refuses a caller that may not read all tables.
+func readsAll(caller *rpc.Caller, destination string) error {
+	if !caller.Limited() {
+		return nil
+	}
+	return &rowraft.DeniedError{
+		What: fmt.Sprintf("a checkpoint in %q, which holds all tables,", destination), Need: "admin or operator, or trainer with the tables *",
+		Have: caller.String() + " with the tables " + strings.Join(caller.Tables, ", "),
+	}
+}
+
+// allowed refuses a destination that the server does not allow to trainers.
+func (s *Scheduler) allowed(ctx context.Context, destination, who string) error {
+	if ok, err := depot.Within(ctx, s.opts.CheckpointDestinations, destination); ok || err != nil {
+		return err
+	}
+	list := "none"
+	if l := s.opts.CheckpointDestinations; len(l) > 0 {
+		list = fmt.Sprintf("%q and what is below", l)
+	}
+	return &rowraft.DeniedError{What: fmt.Sprintf("checkpoint destination %q (trainers may use, by --checkpoint-destination of the scheduler: %s)", destination, list), Need: "admin or operator", Have: who}
+}
+
+// mayRun refuses a run of a trainer's policy whose destination is not allowed any more, or whose
+// owner may not read all tables any more. The owner's certificates are those with which its
+// trainers attend now.
+func (s *Scheduler) mayRun(ctx context.Context, p *rowraftv1.CheckpointPolicy) error {
+	if p.GetOwner() == "" {
+		return nil
+	}
+	trains := false
+	for _, a := range s.attendance.list() {
+		if a.id.job != p.GetJob() || a.caller == nil || a.caller.Name != p.GetOwner() {
+			continue
+		}
+		trains = true
+		if err := readsAll(a.caller, p.GetDestination()); err != nil {
+			return err
+		}
+	}
+	if !trains {
+		return rowraft.Errorf(rowraft.CodePrecondition, "no trainer of job %s attends with a certificate of %s, the owner of checkpoint policy %s: start the job, or have an operator set the policy", p.GetJob(), p.GetOwner(), p.GetName())
+	}
+	return s.allowed(ctx, p.GetDestination(), "trainer "+p.GetOwner())
+}
+
+// maySet refuses a policy that a trainer sets for anything but its own job.
+func (c *Checkpoints) maySet(ctx context.Context, caller *rpc.Caller, p *rowraftv1.CheckpointPolicy) error {
+	if runsCluster(caller) {
+		return nil
+	}
+	if p.GetJob() == "" {
+		return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which names no job,", Need: "admin or operator", Have: caller.String()}
+	}
+	if err := c.s.jobs.checkOwner(ctx, p.GetJob()); err != nil {
+		return err
+	}
+	if err := c.mayChange(caller, p.GetName()); err != nil {
+		return err
+	}
+	return c.s.mayWrite(ctx, caller, p.GetDestination())
+}
+
+// mayChange refuses a change of a policy to all but its owner and those that run the cluster.
+func (c *Checkpoints) mayChange(caller *rpc.Caller, name string) error {
+	p := c.s.machine.policy(name)
+	if p == nil || runsCluster(caller) || p.GetPolicy().GetOwner() == caller.Name {
+		return nil
+	}
+	return notOwner(p.GetPolicy(), caller.String())
+}
+
+func notOwner(p *rowraftv1.CheckpointPolicy, have string) error {
+	owner := "those that run the cluster"
+	if p.GetOwner() != "" {
+		owner = "trainer " + p.GetOwner()
+	}
+	return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which " + owner + " set,", Need: "admin or operator, or its owner's name", Have: have}
+}
