@@ -276,6 +276,9 @@ func (s *Scheduler) welcome() *rowraftv1.AttendReply {
 // logAttend makes sure that the next leader knows of the trainer too.
 func (s *Scheduler) logAttend(ctx context.Context, h *rowraftv1.AttendHello) error {
 	t := &rowraftv1.MetaTrainer{Job: h.GetJob(), Rank: h.GetRank(), Trainers: h.GetTrainers(), Instance: h.GetInstance(), Tables: h.GetTables()}
+	if caller := rpc.CallerOf(ctx); caller != nil {
+		t.Owner = caller.Name
+	}
 	if _, epoch := s.machine.restored(); s.machine.knows(t) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
 		return nil // it comes back
 	}

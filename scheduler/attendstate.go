@@ -12,6 +12,9 @@ import (
 // maxTrainers bounds the trainers that the metadata group knows.
 const maxTrainers = 1 << 16
 
+// maxOwnerTrainers bounds the trainers of one owner, so that one cannot keep all others out.
+const maxOwnerTrainers = maxTrainers / 4
+
 // trainerID names a trainer.
 type trainerID struct {
 	job  string
@@ -55,13 +58,33 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 		}
 	}
 	if !found {
-		if len(s.trainers) >= maxTrainers {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster knows %d trainers already, the most there can be", idOf(t), maxTrainers)
+		if err := s.roomForTrainer(t); err != nil {
+			return err
 		}
 		s.trainers = slices.Insert(s.trainers, i, nil)
 	}
-	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables()}
+	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables(), Owner: t.GetOwner()}
 	s.noteAttended(t)
+	return nil
+}
+
+// roomForTrainer refuses a trainer that would be one too many, of its owner or in all.
+func (s *state) roomForTrainer(t *rowraftv1.MetaTrainer) error {
+	if len(s.trainers) >= maxTrainers {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster knows %d trainers, the limit; stop some, or restore a checkpoint of all tables, which forgets those that have stopped", idOf(t), maxTrainers)
+	}
+	if t.GetOwner() == "" {
+		return nil
+	}
+	n := 0
+	for _, o := range s.trainers {
+		if o.GetOwner() == t.GetOwner() {
+			n++
+		}
+	}
+	if n >= maxOwnerTrainers {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster knows %d trainers of %s, the limit for one name; stop some, or restore the tables of those that have stopped, which forgets them", idOf(t), n, t.GetOwner())
+	}
 	return nil
 }
 
@@ -86,7 +109,7 @@ func (s *state) comesFrom(a *rowraftv1.MetaAttend) (*rowraftv1.MetaRestored, err
 }
 
 func checkTrainer(t *rowraftv1.MetaTrainer) error {
-	if n := len(t.GetJob()); n < 1 || n > maxNameLength || t.GetTrainers() > MaxWorkers || t.GetRank() >= t.GetTrainers() || len(t.GetInstance()) != 16 || len(t.GetTables()) > MaxTables {
+	if n := len(t.GetJob()); n < 1 || n > maxNameLength || len(t.GetOwner()) > maxNameLength || t.GetTrainers() > MaxWorkers || t.GetRank() >= t.GetTrainers() || len(t.GetInstance()) != 16 || len(t.GetTables()) > MaxTables {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer %d of %d, a job's name of %d bytes, an instance of %d: want a rank below the number of trainers, at most %d, 1 to %d bytes, and 16",
 			t.GetRank(), t.GetTrainers(), len(t.GetJob()), len(t.GetInstance()), MaxWorkers, maxNameLength)
 	}
@@ -100,13 +123,22 @@ func (s *state) leave(l *rowraftv1.MetaLeave) error {
 	if !found || !slices.Equal(s.trainers[i].GetInstance(), l.GetInstance()) {
 		return nil
 	}
-	if len(s.restored) == 0 {
-		s.trainers = slices.Delete(slices.Clone(s.trainers), i, i+1) // nobody will ask
+	t := s.trainers[i]
+	if !s.trainsRestored(t) {
+		s.trainers = slices.Delete(slices.Clone(s.trainers), i, i+1)
 		return nil
 	}
-	t := s.trainers[i]
-	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables(), Left: true}
+	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables(), Owner: t.GetOwner(), Left: true}
 	return nil
+}
+
+// trainsRestored reports whether a trainer may train a table that comes from a checkpoint. Only
+// such a trainer is remembered after it left: a process in its place must not go on from that
+// checkpoint. One that names no tables may train any.
+func (s *state) trainsRestored(t *rowraftv1.MetaTrainer) bool {
+	return slices.ContainsFunc(s.restored, func(from *rowraftv1.MetaRestored) bool {
+		return len(t.GetTables()) == 0 || slices.ContainsFunc(from.GetTables(), func(id uint64) bool { return slices.Contains(t.GetTables(), id) })
+	})
 }
 
 // trainersFromProto checks what a snapshot says of trainers.

@@ -2,8 +2,10 @@ package scheduler
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -96,9 +98,60 @@ func TestATrainerGoesOnFromTheRestoredCheckpointOnce(t *testing.T) {
 	}
 }
 
+// TestOneOwnerCannotFillTheTrainers: the trainers of one name leave room for those of others, and
+// those that leave are forgotten unless they have trained tables that come from a checkpoint.
+func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
+	m := withShards(t)
+	for i, name := range []string{"fresh", "restored"} { // tables 0x50000 and 0x50001
+		table := restoredTable(rowraft.TableID(0x50000+i), name)
+		m.state.cluster.Tables = append(m.state.cluster.Tables, table)
+	}
+	attend := func(owner, job string, rank uint32, tables ...uint64) *rowraftv1.MetaCommand {
+		c := cmdAttend(job, rank, MaxWorkers, 1, "", 0)
+		c.GetAttend().Trainer.Owner, c.GetAttend().Trainer.Tables = owner, tables
+		return c
+	}
+	index := rowraft.Index(10)
+	step := func(c *rowraftv1.MetaCommand) error {
+		index++
+		return applyTo(t, m, index, c)
+	}
+	for i := range uint32(maxOwnerTrainers) {
+		if err := m.state.attend(attend("tom", fmt.Sprintf("job-%d", i/MaxWorkers), i%MaxWorkers, 0x50000).GetAttend()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := step(attend("tom", "more", 0)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "16384 trainers of tom") {
+		t.Errorf("one more of tom: %v", err)
+	}
+	if err := step(attend("ann", "hers", 0)); err != nil {
+		t.Errorf("one of ann: %v", err)
+	}
+	if err := step(attend("tom", "job-0", 7, 0x50000)); err != nil {
+		t.Errorf("one of tom that comes back: %v", err)
+	}
+	m.state.restored = []*rowraftv1.MetaRestored{{Id: "A", Tables: []uint64{0x50001}}}
+	if err := step(cmdLeave("job-0", 7, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := step(attend("tom", "more", 0, 0x50001)); err != nil {
+		t.Errorf("one of tom has left, and another comes: %v", err)
+	}
+	if err := step(cmdLeave("more", 0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := step(attend("tom", "more", 1)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a trainer of restored tables has left, and must be remembered: %v", err)
+	}
+	after := reloaded(t, m)
+	if !bytes.Equal(snapshotBytes(t, m), snapshotBytes(t, after)) {
+		t.Error("another state after a snapshot")
+	}
+}
+
 func TestGoldenBytesOfTrainers(t *testing.T) {
 	id := []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
-	trainer := &rowraftv1.MetaTrainer{Job: "ctr", Rank: 1, Trainers: 2, Instance: id}
+	trainer := &rowraftv1.MetaTrainer{Job: "ctr", Rank: 1, Trainers: 2, Instance: id, Owner: "tom"}
 	for name, c := range map[string]*rowraftv1.MetaCommand{
 		"attend": {Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{Trainer: trainer, Checkpoint: "ckpt", TableEpoch: 2}}},
 		"leave":  {Command: &rowraftv1.MetaCommand_Leave{Leave: &rowraftv1.MetaLeave{Job: "ctr", Rank: 1, Instance: id}}},

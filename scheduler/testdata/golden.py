@@ -70,11 +70,12 @@ open(os.path.join(here, "extended.snapshot"), "wb").write(frame(b"RRMS", num(1, 
 
 # Version 5: trainers.
 trainer = data(1, b"ctr") + num(2, 1) + num(3, 2) + data(4, begun)
-open(os.path.join(here, "attend.entry"), "wb").write(frame(b"RRME", data(30, data(1, trainer) + data(2, b"ckpt") + num(3, 2)), 5))
+owner = data(7, b"tom")
+open(os.path.join(here, "attend.entry"), "wb").write(frame(b"RRME", data(30, data(1, trainer + owner) + data(2, b"ckpt") + num(3, 2)), 5))
 open(os.path.join(here, "leave.entry"), "wb").write(frame(b"RRME", data(31, data(1, b"ctr") + num(2, 1) + data(3, begun)), 5))
 cmap = data(1, b"c-1") + num(2, 2) + num(8, 2)
 source = data(1, b"ckpt") + data(2, b"/mnt") + data(3, b"nightly")
-open(os.path.join(here, "trainers.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(30, source) + data(31, trainer + num(5, 1)), 5))
+open(os.path.join(here, "trainers.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(30, source) + data(31, trainer + num(5, 1) + owner), 5))
 drop = data(1, b"ads") + num(2, 7)
 open(os.path.join(here, "drop_table.entry"), "wb").write(frame(b"RRME", data(40, drop), 4))
 cmap = data(1, b"c-1") + num(2, 4) + num(8, 1)

@@ -2946,6 +2946,7 @@ type MetaTrainer struct {
 	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`  // 16 bytes, of its process
 	Left          bool                   `protobuf:"varint,5,opt,name=left,proto3" json:"left,omitempty"`
 	Tables        []uint64               `protobuf:"varint,6,rep,packed,name=tables,proto3" json:"tables,omitempty"` // ids of those that it trains, ascending
+	Owner         string                 `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`           // name in the certificate of its process; "": none. The server writes it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3020,6 +3021,13 @@ func (x *MetaTrainer) GetTables() []uint64 {
 		return x.Tables
 	}
 	return nil
+}
+
+func (x *MetaTrainer) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 // MetaAttend says that a trainer begins. One that goes on from a checkpoint is
@@ -3842,14 +3850,15 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
-	"\x06tables\x18\x04 \x03(\x04R\x06tables\"\x97\x01\n" +
+	"\x06tables\x18\x04 \x03(\x04R\x06tables\"\xad\x01\n" +
 	"\vMetaTrainer\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
 	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\fR\binstance\x12\x12\n" +
 	"\x04left\x18\x05 \x01(\bR\x04left\x12\x16\n" +
-	"\x06tables\x18\x06 \x03(\x04R\x06tables\"\x80\x01\n" +
+	"\x06tables\x18\x06 \x03(\x04R\x06tables\x12\x14\n" +
+	"\x05owner\x18\a \x01(\tR\x05owner\"\x80\x01\n" +
 	"\n" +
 	"MetaAttend\x121\n" +
 	"\atrainer\x18\x01 \x01(\v2\x17.rowraft.v1.MetaTrainerR\atrainer\x12\x1e\n" +
