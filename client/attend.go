@@ -93,7 +93,7 @@ type Parking struct {
 // Attending is a trainer's place in checkpoints, from Attend to Close.
 //
 // Goroutines: one keeps the call to the scheduler, through elections, with two that
-// listen to it; while it waits for Pause there is one more, and one while a state is sent. All end in Close, and with the client.
+// listen to it; while it waits for Pause there is one more, and one for each state that is sent. All end in Close, and with the client.
 type Attending struct {
 	c        *Client
 	a        Attendance
@@ -287,7 +287,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	}
 	// An error of Send says nothing; that of Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
-	call := &attendCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel, stopUpload: func() {}, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
+	call := &attendCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
 	broken := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -314,8 +314,7 @@ type attendCall struct {
 	pausing *pausing // nil: it trains
 	parked  bool     // it was said
 
-	uploads    sync.WaitGroup
-	stopUpload func() // ends the last upload
+	uploads sync.WaitGroup
 }
 
 // silence is how long nothing was heard, in ticks: while this process stands still there

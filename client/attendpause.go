@@ -126,18 +126,15 @@ func (c *attendCall) release(r *rowraftv1.AttendRelease) {
 	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{
 		Id: p.id, Held: true, PausedNs: uint64(time.Since(p.begun)),
 	}}})
-	c.stopUpload() // the scheduler has given up a checkpoint before this one
-	ctx, cancel := context.WithCancel(c.ctx)
-	c.stopUpload = cancel
-	c.uploads.Go(func() {
-		defer cancel()
-		c.upload(ctx, p)
-	})
+	c.uploads.Go(func() { c.upload(p) }) // beside those to checkpoints whose destinations are slower
 }
 
 // upload sends the state of a pause on a stream of its own: the destination may take it slowly, or not at all, and
-// the beats on the stream of Attend must not wait for that. The scheduler notices an upload that fails.
-func (c *attendCall) upload(ctx context.Context, p *pausing) {
+// the beats on the stream of Attend must not wait for that. The scheduler notices an upload that fails, and ends one that it
+// does not want any more.
+func (c *attendCall) upload(p *pausing) {
+	ctx, cancel := context.WithCancel(c.ctx) // frees the stream after a failure
+	defer cancel()
 	stream, err := rowraftv1.NewCheckpointsClient(c.conn).SendState(ctx)
 	if err != nil {
 		return

@@ -53,7 +53,7 @@ type attendance struct {
 
 func newAttendance() *attendance {
 	return &attendance{
-		patience: patience{absent: absentPatience, pause: pausePatience, ignored: ignoredPatience, announce: announcePatience, release: releasePatience, state: statePatience},
+		patience: patience{absent: absentPatience, pause: pausePatience, ignored: ignoredPatience, quick: quickPatience, announce: announcePatience, release: releasePatience, state: statePatience},
 		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), halts: make(map[string]*halt), claimed: make(map[string]bool), changed: make(chan struct{}),
 	}
 }
@@ -73,14 +73,15 @@ type attendee struct {
 		turn   turn // held while a message is sent
 		stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
 	}
-	pause   atomic.Pointer[paused] // that takes its answers
-	sending atomic.Pointer[paused] // that takes its state; nil: none is expected
+	pause atomic.Pointer[paused] // that takes its answers
 
 	// Under attendance.mu.
 	park     *rowraftv1.AttendPark // nil while it trains
 	parkedAt time.Time
-	stood    bool // it reached a boundary at the last pause; false: it has yet to answer one
-	ignored  bool // it failed to at the last one
+	stood    bool               // it reached a boundary at the last pause; false: it has yet to answer one
+	ignored  bool               // it failed to at the last one
+	took     time.Duration      // the last pause, until it stood or was given up
+	sending  map[uint64]*paused // that take its state, by the number of the pause
 
 	told       uint64 // generation of its job; of the goroutine of its call
 	toldToStop atomic.Bool
@@ -379,11 +380,12 @@ func (e *ending) covers(parkedAt time.Time) bool {
 // mayLeave returns what to tell a trainer that has parked, or nil if it has not, or
 // has to wait: for others of its job, or for a checkpoint, which is made in here.
 func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.AttendLeave {
-	if a.sending.Load() != nil {
-		return nil // a checkpoint is storing its state
-	}
 	t := c.s.attendance
 	t.mu.Lock()
+	if len(a.sending) > 0 {
+		t.mu.Unlock()
+		return nil // a checkpoint is storing its state
+	}
 	park, parkedAt := a.park, a.parkedAt
 	last := t.endings[a.id.job]
 	var train []*attendee

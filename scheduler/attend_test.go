@@ -32,7 +32,7 @@ func servedBeside(t *testing.T, more func(*grpc.Server)) (*Scheduler, *fakeLog, 
 	t.Helper()
 	s, l := newLeader(t, 1, 1)
 	const long = 2 * time.Minute
-	s.attendance.patience = patience{absent: long, pause: long, ignored: long, announce: long, release: long, state: long}
+	s.attendance.patience = patience{absent: long, pause: long, ignored: long, quick: long, announce: long, release: long, state: long}
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

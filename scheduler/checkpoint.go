@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -41,51 +40,16 @@ const (
 	leavingPatience = 10 * time.Minute
 )
 
-// Checkpoints is the service that makes and restores checkpoints. One operation
-// runs at a time; it lives in the call, and what must outlive the call is in logs.
+// Checkpoints is the service that makes and restores checkpoints. An operation
+// lives in the call, and what must outlive the call is in logs.
 type Checkpoints struct {
 	rowraftv1.UnimplementedCheckpointsServer
-	s    *Scheduler
-	busy sync.Mutex // held by the operation that runs
-	runs atomic.Pointer[holder]
-}
-
-// holder says what holds Checkpoints.busy, or held it last.
-type holder struct {
-	what  string
-	since time.Time
+	s   *Scheduler
+	ops tasks
 }
 
 // Checkpoints returns the service.
 func (s *Scheduler) Checkpoints() *Checkpoints { return s.checkpoints }
-
-// acquire makes the caller, who does what, the operation that runs. It waits a little:
-// the end of a restore before may be under way.
-func (c *Checkpoints) acquire(ctx context.Context, atMost time.Duration, what string) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	patience := time.NewTimer(atMost)
-	defer patience.Stop()
-	for !c.busy.TryLock() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-patience.C:
-			return c.inUse()
-		}
-	}
-	c.runs.Store(&holder{what, time.Now()})
-	return nil
-}
-
-// inUse says who is in the way.
-func (c *Checkpoints) inUse() error {
-	if by := c.runs.Load(); by != nil {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running: %s, for %v", by.what, time.Since(by.since).Round(time.Second))
-	}
-	return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running")
-}
 
 // CreateCheckpoint cuts through all shards and writes them.
 func (c *Checkpoints) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
@@ -93,22 +57,29 @@ func (c *Checkpoints) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, s
 	return err
 }
 
-// create runs op once nothing else runs, and returns what was made. It waits for that
-// for patience.
+// create runs op and returns what was made. It waits for each operation in the way for patience. The destination is
+// looked at first: as long as it does not answer, operations on others go on.
 func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *creation) (*rowraftv1.CreateCheckpointReply, error) {
 	_, term, err := c.s.leading()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.acquire(ctx, patience, "a checkpoint to "+op.req.GetDestination()); err != nil {
+	if op.depot, err = depot.Open(op.req.GetDestination()); err != nil {
 		return nil, err
 	}
-	defer c.busy.Unlock()
+	op.running = &task{what: "a checkpoint to " + op.depot.String(), destination: op.depot.String()}
+	if err := c.ops.enter(ctx, patience, op.running, opens); err != nil {
+		return nil, err
+	}
+	defer c.ops.leave(op.running)
 	op.s, op.term, op.id, op.created, op.left = c.s, term, uuid.New(), time.Now().UTC(), make(map[string]error)
 	if err := op.open(ctx); err != nil {
 		return nil, err
 	}
-	done, err := op.run(ctx)
+	var done *rowraftv1.CreateCheckpointReply
+	if err = c.ops.enter(ctx, patience, op.running, writes); err == nil {
+		done, err = op.run(ctx)
+	}
 	if err != nil {
 		c.s.logger.Warn("a checkpoint failed", "checkpoint", op.name, "destination", op.depot.String(), "err", err)
 		return nil, errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, err), op.cleanUp())
@@ -145,6 +116,7 @@ type creation struct {
 	report  func(*rowraftv1.CreateCheckpointReply) error // an error ends it
 	prefix  string                                       // of a name that is made up
 	paused  func()                                       // called before trainers are paused; may be nil
+	running *task
 	id      uuid.UUID
 	created time.Time
 	depot   depot.Depot
@@ -154,8 +126,8 @@ type creation struct {
 	left    map[string]error // jobs that are left out, and why
 }
 
-// open checks the request and the destination.
-func (op *creation) open(ctx context.Context) (err error) {
+// open checks the request, and looks what the destination, op.depot, has.
+func (op *creation) open(ctx context.Context) error {
 	if op.name = op.req.GetName(); op.name == "" {
 		op.name = op.prefix + op.created.Format("20060102T150405Z") + "-" + op.id.String()[:4]
 	}
@@ -163,9 +135,6 @@ func (op *creation) open(ctx context.Context) (err error) {
 		return err
 	}
 	if err := checkBlobs(op.req.GetBlobs()); err != nil {
-		return err
-	}
-	if op.depot, err = depot.Open(op.req.GetDestination()); err != nil {
 		return err
 	}
 	there, err := op.depot.List(ctx, op.name)
@@ -299,8 +268,8 @@ func (op *creation) cleanUp() error {
 	return op.base.claim.Drop(ctx)
 }
 
-// cut opens the parts of all shards, brings the trainers to a halt, holds all shards
-// and marks them all. Without an error each of them is being written, and the
+// cut opens the parts of all shards, and then, while no other checkpoint does, brings the trainers to a halt, holds all
+// shards and marks them all. Without an error each of them is being written, and the
 // trainers go on. If again is set another attempt follows one that fails for what passes.
 func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, trainers *muster, err error) {
 	m := op.s.view.Map()
@@ -326,7 +295,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	mark := uuid.New()
 	copy(mark[:], op.tag()) // it names the files of the parts
 	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
-	defer deadline.Stop()
+	defer func() { deadline.Stop() }()
 	if err := all(parts, func(p *partWriter) error { return p.prepare(ctx, mark) }); err != nil {
 		return nil, nil, err
 	}
@@ -335,6 +304,12 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 			return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d is of table epoch %d, the cluster of %d: a restore is being finished", p.shard.ID, p.epoch, m.Epoch)
 		}
 	}
+	deadline.Stop()
+	if err := op.s.checkpoints.ops.enter(ctx, cutTimeout, op.running, cuts); err != nil {
+		return nil, nil, err
+	}
+	defer op.s.checkpoints.ops.back(op.running)
+	deadline = time.AfterFunc(cutTimeout, func() { closeAll(parts) })
 	if op.paused != nil {
 		op.paused()
 	}

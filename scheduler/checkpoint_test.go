@@ -24,7 +24,11 @@ import (
 // the next one for the same name.
 func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
 	req := &rowraftv1.CreateCheckpointRequest{Destination: t.TempDir(), Name: "a"}
-	first, second := &creation{req: req, id: uuid.UUID{1}}, &creation{req: req, id: uuid.UUID{2}}
+	d, err := depot.Open(req.GetDestination())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := &creation{req: req, depot: d, id: uuid.UUID{1}}, &creation{req: req, depot: d, id: uuid.UUID{2}}
 	for _, op := range []*creation{first, second} {
 		if err := op.open(t.Context()); err != nil {
 			t.Fatal(err)
@@ -131,7 +135,11 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
 	s, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterPartsServer(srv, parts) })
 	attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.fail = fmt.Errorf("it has none") })
-	op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Destination: t.TempDir(), Name: "a", Job: "a"}, left: make(map[string]error)}
+	op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "a", Job: "a"}, left: make(map[string]error), running: &task{}}
+	var err error
+	if op.depot, err = depot.Open(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
 	if err := op.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -91,7 +91,7 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Destination: dest, Name: "b", Delta: true}}
+		op := &creation{s: s, depot: d, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "b", Delta: true}}
 		if err := op.open(t.Context()); err != nil || op.base.getName() != "a" {
 			t.Fatalf("base %q, %v", op.base.getName(), err)
 		}

@@ -88,12 +88,13 @@ func TestADropWaitsForNoRestoreThatNobodyGoesOnWith(t *testing.T) {
 	if err := s.proposeCommand(t.Context(), begin(1)); err != nil {
 		t.Fatal(err)
 	}
-	s.checkpoints.busy.Lock() // it is an operation of this leader
+	running := &task{what: "the restore"} // of this leader
+	s.checkpoints.ops.try(running, restores)
 	reconcile(t, s)
 	if s.machine.begunRestore() == nil {
 		t.Error("a restore that somebody is at was given up")
 	}
-	s.checkpoints.busy.Unlock()
+	s.checkpoints.ops.leave(running)
 	reconcile(t, s)
 	if err := s.proposeCommand(t.Context(), cmdDrop("t", 9)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("drop of a table that there is not: %v, want TableNotFound", err)

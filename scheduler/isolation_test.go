@@ -293,3 +293,51 @@ func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A job that answered before and hangs now stops no other job for longer than quickPatience, also if the checkpoint is
+// for it. Other attempts ask it while no quick job stands.
+func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
+	for _, need := range []string{"", "a"} {
+		t.Run("for "+need, func(t *testing.T) {
+			t.Parallel()
+			s, _, c := served(t)
+			honest := attend(t, c, "honest", 0, 1, nil)
+			hangs := attend(t, another(t, s), "a", 0, 1, func(f *fakeTrainer) {
+				f.hold = make(chan struct{}, 1)
+				f.hold <- struct{}{} // so it answers once
+			})
+			once, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
+			if err != nil {
+				t.Fatal(err)
+			}
+			once.letGo()
+			<-hangs.asked
+			eventually(t, "both train", func() bool { return !honest.isStill() && !hangs.isStill() })
+			s.attendance.patience.quick = quickPause + 200*time.Millisecond
+			if _, err := s.pauseTrainers(t.Context(), need, false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+				t.Fatalf("the first attempt: %v, want that the job does not answer", err)
+			}
+			<-hangs.asked
+			eventually(t, "the other job trains", func() bool { return !honest.isStill() })
+			// The next attempt has time to ask it, for no other job waits.
+			s.attendance.patience.quick, s.attendance.patience.pause = 2*time.Minute, time.Second
+			left := make(map[string]error)
+			ended := make(chan error, 1)
+			go func() {
+				m, err := s.pauseTrainers(t.Context(), need, false, false, left)
+				m.letGo()
+				ended <- err
+			}()
+			<-hangs.asked
+			for range 10 {
+				if honest.isStill() {
+					t.Error("the other job stands while this one is asked")
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if err := <-ended; need == "" && (err != nil || left["a"] == nil) || need != "" && rowraft.CodeOf(err) != rowraft.CodeDeadline {
+				t.Errorf("the second attempt: %v, left out: %v", err, left)
+			}
+		})
+	}
+}

@@ -20,6 +20,10 @@ const (
 	pausePatience = 30 * time.Second
 	// ignoredPatience is how long one may take that did not answer the last time, in a job that can be left out.
 	ignoredPatience = 2 * time.Second
+	// quickPause is how long a trainer took at most the last time that counts as quick. Quick ones are asked last, and may
+	// take quickPatience: others stand meanwhile. One that takes longer is asked before them from then on.
+	quickPause    = 500 * time.Millisecond
+	quickPatience = 2 * time.Second
 	// announcePatience is how long one may take to say how far it is, which needs no
 	// boundary.
 	announcePatience = 5 * time.Second
@@ -28,7 +32,7 @@ const (
 )
 
 // patience is that of checkpoints with trainers.
-type patience struct{ absent, pause, ignored, announce, release, state time.Duration }
+type patience struct{ absent, pause, ignored, quick, announce, release, state time.Duration }
 
 // muster are the trainers of one cut. The checkpoint must have the states of one job, need. Any other job of which a
 // trainer is absent, does not answer or fails is left out as a whole, so that no job keeps others from their
@@ -41,6 +45,7 @@ type muster struct {
 	skip    bool             // leave out single trainers that do not answer, also of need
 	again   bool             // another attempt follows: what it may not meet again fails this one, and leaves no job out
 	left    map[string]error // jobs that are left out, and why; also by attempts before this one
+	hurried bool             // those that are paused now have quickPatience only
 	claims  map[string]bool  // jobs that no other muster can pause
 	members []*paused
 	data    []*checkpoint.Parts // that the scheduler divides, by job
@@ -135,21 +140,26 @@ func (s *Scheduler) newMuster(need string, left map[string]error) *muster {
 }
 
 // pauseAll returns when all trainers stand that are not left out. Jobs that have not proved that they answer come
-// first, while no other job waits for them; those that did not answer the last time have little time to.
+// first, while no other job waits for them; those that did not answer the last time have little time to. Jobs that
+// answered slowly the last time come before those that were quick, so a quick job stands for no longer than
+// quickPatience because another does not answer. What a quick one misses then it may make good in the next attempt.
 func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
-	const fresh, ignored, known = 0, 1, 2
-	var rounds [3][]*attendee
+	const fresh, ignored, slow, quick = 0, 1, 2, 3
+	var rounds [4][]*attendee
 	class := make(map[string]int)
 	m.s.attendance.mu.Lock()
 	for _, a := range who {
 		c, found := class[a.id.job]
 		if !found {
-			c = known
+			c = quick
 		}
-		if a.id.job != m.need && a.ignored {
+		switch {
+		case a.id.job != m.need && a.ignored:
 			c = min(c, ignored)
-		} else if a.id.job != m.need && !a.stood {
+		case a.id.job != m.need && !a.stood:
 			c = fresh
+		case !a.stood || a.took > quickPause:
+			c = min(c, slow)
 		}
 		class[a.id.job] = c
 	}
@@ -159,11 +169,16 @@ func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
 	}
 	for c, round := range rounds {
 		patience := m.s.attendance.patience.pause
-		if c == ignored {
+		switch c {
+		case ignored:
 			patience = m.s.attendance.patience.ignored
+		case quick:
+			patience = m.s.attendance.patience.quick
 		}
 		wait, cancel := context.WithTimeout(ctx, patience)
+		m.hurried = c == quick
 		err := m.stop(wait, round)
+		m.hurried = false
 		cancel()
 		if err != nil {
 			return err
@@ -205,7 +220,12 @@ func (m *muster) stop(ctx context.Context, who []*attendee) error {
 	m.members = append(m.members, round...)
 	return m.each(ctx, round, func(ctx context.Context, p *paused) error {
 		b := barriers[p.a.id.job]
-		if err := p.stop(ctx, b); err != nil {
+		begun := time.Now()
+		err := p.stop(ctx, b)
+		m.s.attendance.mu.Lock()
+		p.a.took = time.Since(begun)
+		m.s.attendance.mu.Unlock()
+		if err != nil {
 			return err
 		}
 		if p.together && p.boundary != b.target {
@@ -357,7 +377,7 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 // checkpoint itself is not being ended, and no other attempt follows that may not meet the error.
 func (m *muster) mayLeaveOut(ctx context.Context, job string, err error) bool {
 	code := rowraft.CodeOf(err)
-	passes := code.Retryable() && code != rowraft.CodeDeadline
+	passes := code.Retryable() && (code != rowraft.CodeDeadline || m.hurried)
 	return job != m.need && !ofDestination(err) && ctx.Err() != context.Canceled && !(m.again && passes)
 }
 
@@ -387,7 +407,9 @@ func (m *muster) dismiss(p *paused) {
 // done takes no more answers of a trainer. Another muster may pause it when it has been let go.
 func (m *muster) done(p *paused) {
 	p.once.Do(func() { close(p.done) })
-	p.a.sending.CompareAndSwap(p, nil)
+	m.s.attendance.mu.Lock()
+	delete(p.a.sending, p.id)
+	m.s.attendance.mu.Unlock()
 	m.unclaim(p)
 }
 
@@ -437,7 +459,12 @@ func (m *muster) release(ctx context.Context) error {
 		m.leaveOut(a.id.job, err)
 	}
 	err := m.each(ctx, m.members, func(ctx context.Context, p *paused) error {
-		p.a.sending.Store(p) // it may send at once
+		m.s.attendance.mu.Lock()
+		if p.a.sending == nil {
+			p.a.sending = make(map[uint64]*paused)
+		}
+		p.a.sending[p.id] = p // it may send at once
+		m.s.attendance.mu.Unlock()
 		if err := p.goOn(true); err != nil {
 			return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone: %w", p.a.id, err)
 		}

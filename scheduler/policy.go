@@ -3,8 +3,10 @@ package scheduler
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/bits"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -22,11 +24,13 @@ const (
 	policyPatience = time.Minute
 )
 
-// runPolicies makes the checkpoints that are due, one at a time, while this member
-// leads the metadata group.
+// runPolicies makes the checkpoints that are due while this member leads the metadata group, one at a time to each
+// destination.
 func (s *Scheduler) runPolicies(ctx context.Context) {
 	tick := time.NewTicker(policyTick)
 	defer tick.Stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	for {
 		select {
 		case <-ctx.Done():
@@ -36,16 +40,47 @@ func (s *Scheduler) runPolicies(ctx context.Context) {
 		if _, _, err := s.leading(); err != nil {
 			continue
 		}
-		now := time.Now()
-		for _, p := range s.machine.policies() {
-			if next, due := s.due(p, now); !due || next.After(now) {
-				continue
+		for _, p := range s.duePolicies(time.Now()) {
+			run := runOfPolicy(p)
+			if s.policyRuns.try(run, opens) != nil {
+				continue // one to its destination runs
 			}
-			if err := s.tryPolicy(ctx, p.GetPolicy().GetName()); err != nil && ctx.Err() == nil {
-				s.logger.Warn("a checkpoint policy failed", "policy", p.GetPolicy().GetName(), "err", err)
-			}
+			wg.Go(func() {
+				defer s.policyRuns.leave(run)
+				if err := s.runIfDue(ctx, run.what); err != nil && ctx.Err() == nil {
+					s.logger.Warn("a checkpoint policy failed", "policy", run.what, "err", err)
+				}
+			})
 		}
 	}
+}
+
+// runOfPolicy is what runs of policies exclude each other by.
+func runOfPolicy(p *policy) *task {
+	return &task{what: p.GetPolicy().GetName(), destination: p.GetPolicy().GetDestination()}
+}
+
+// duePolicies returns the policies that are due, the longest due first.
+func (s *Scheduler) duePolicies(now time.Time) []*policy {
+	at := make(map[*policy]time.Time)
+	for _, p := range s.machine.policies() {
+		if next, due := s.due(p, now); due && !next.After(now) {
+			at[p] = next
+		}
+	}
+	return slices.SortedFunc(maps.Keys(at), func(a, b *policy) int { return at[a].Compare(at[b]) })
+}
+
+// runIfDue is runPolicy, unless a run ended that the caller did not know of.
+func (s *Scheduler) runIfDue(ctx context.Context, name string) error {
+	p := s.machine.policy(name)
+	if p == nil {
+		return nil
+	}
+	if next, due := s.due(p, time.Now()); !due || next.After(time.Now()) {
+		return nil
+	}
+	return s.runPolicy(ctx, name)
 }
 
 // due returns when a policy runs next, and false if that hangs on its job.
@@ -72,38 +107,30 @@ func (s *Scheduler) trains(job string) bool {
 	return !s.jobWaits(job) && slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.job == job })
 }
 
-// tryPolicy is runPolicy, unless one runs that somebody asked for.
-func (s *Scheduler) tryPolicy(ctx context.Context, name string) error {
-	select {
-	case s.policyRuns <- struct{}{}:
-		defer func() { <-s.policyRuns }()
-		return s.runPolicy(ctx, name)
-	default:
-		return nil
-	}
-}
-
-// runPolicyNow waits for the policy that runs, then is runPolicy. It makes one of its own also where an
-// earlier leader's run has to be ended first.
+// runPolicyNow waits for the run of a policy to the same destination, then is runPolicy. It makes one of its own also
+// where an earlier leader's run has to be ended first.
 func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
-	select {
-	case s.policyRuns <- struct{}{}:
-		defer func() { <-s.policyRuns }()
-		if s.machine.policy(name).GetRecord().GetRunning() != "" {
-			if err := s.runPolicy(ctx, name); err != nil {
-				return err
-			}
-		}
-		return s.runPolicy(ctx, name)
-	case <-ctx.Done():
-		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint policy is still running: %w", context.Cause(ctx))
+	p := s.machine.policy(name)
+	if p == nil {
+		return rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
+	run := runOfPolicy(p)
+	if err := s.policyRuns.enter(ctx, maxPolicyEvery, run, opens); err != nil {
+		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint policy is still running: %w", err)
+	}
+	defer s.policyRuns.leave(run)
+	if s.machine.policy(name).GetRecord().GetRunning() != "" {
+		if err := s.runPolicy(ctx, name); err != nil {
+			return err
+		}
+	}
+	return s.runPolicy(ctx, name)
 }
 
 // runPolicy makes the next checkpoint of a policy, then removes those that it need
 // not keep. What it did is logged before and afterwards, so that the next leader goes
 // on with it.
-// REQUIRES: policyRuns holds the caller's token.
+// REQUIRES: policyRuns holds the run.
 func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
 	p := s.machine.policy(name)
 	if p == nil {

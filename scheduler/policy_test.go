@@ -437,20 +437,28 @@ func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
 
 // Who asks for a run waits for the one that is under way, for as long as he likes.
 func TestRunNowWaitsForTheRunUnderWay(t *testing.T) {
-	s := &Scheduler{policyRuns: make(chan struct{}, 1), machine: newMachine(nil)}
-	s.policyRuns <- struct{}{}
+	s, _ := newLeader(t, 1, 1)
+	for name, dest := range map[string]string{"p": "/a", "other": "/b"} {
+		spec := nightly(dest, 2)
+		spec.Name = name
+		if err := s.proposeCommand(t.Context(), cmdSetPolicy(spec, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs := runOfPolicy(s.machine.policy("p"))
+	s.policyRuns.try(runs, opens)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := s.runPolicyNow(ctx, "p"); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Errorf("while another runs: %v, want CodeOverloaded", err)
 	}
-	if err := s.tryPolicy(context.Background(), "p"); err != nil {
-		t.Errorf("a policy that is due while another runs: %v", err)
+	if err := s.runPolicyNow(t.Context(), "other"); rowraft.CodeOf(err) != rowraft.CodeStarting {
+		t.Errorf("to another destination: %v, want the answer of the run itself, CodeStarting", err)
 	}
 	answer := make(chan error, 1)
 	go func() { answer <- s.runPolicyNow(context.Background(), "p") }()
-	<-s.policyRuns
-	if err := <-answer; rowraft.CodeOf(err) != rowraft.CodeNotFound {
-		t.Errorf("once it has ended: %v, want the answer of the run itself, CodeNotFound", err)
+	s.policyRuns.leave(runs)
+	if err := <-answer; rowraft.CodeOf(err) != rowraft.CodeStarting {
+		t.Errorf("once it has ended: %v, want the answer of the run itself, CodeStarting", err)
 	}
 }

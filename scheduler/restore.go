@@ -44,10 +44,15 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 	if err != nil {
 		return err
 	}
-	if err := c.acquire(stream.Context(), busyPatience, "a restore from "+req.GetDestination()); err != nil {
+	// A destination that does not answer keeps no other operation waiting.
+	if err := readable(stream.Context(), req); err != nil {
+		return fmt.Errorf("restore %s: %w", req.GetName(), err)
+	}
+	running := &task{what: "a restore from " + req.GetDestination()}
+	if err := c.ops.enter(stream.Context(), busyPatience, running, restores); err != nil {
 		return err
 	}
-	defer c.busy.Unlock()
+	defer c.ops.leave(running)
 	op := &restoration{s: c.s, term: term, req: req, stream: stream, id: uuid.New()}
 	if err := op.plan(stream.Context()); err != nil {
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
@@ -60,6 +65,19 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
 	return nil
+}
+
+// readable reports why the manifests of a checkpoint cannot be read.
+func readable(ctx context.Context, req *rowraftv1.RestoreCheckpointRequest) error {
+	if err := depot.CheckName(req.GetName()); err != nil {
+		return err
+	}
+	d, err := depot.Open(req.GetDestination())
+	if err != nil {
+		return err
+	}
+	_, err = depot.Chain(ctx, d, req.GetName())
+	return err
 }
 
 // restoration is one restore on its way.

@@ -257,7 +257,8 @@ func TestAnOrphanedStageIsDropped(t *testing.T) {
 	told := func(id []byte) {
 		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, Role: roleLeader, LeaderNode: "a", Term: 1, StagedRestore: id})
 	}
-	s.checkpoints.busy.Lock() // a checkpoint that takes hours, say
+	long := &task{what: "a checkpoint that takes hours"}
+	s.checkpoints.ops.try(long, writes)
 	told(id)
 	reconcile(t, s)
 	if n := p.dropped(); n != 1 || !bytes.Equal(p.drops[0], id) {
@@ -295,7 +296,7 @@ func TestAnOrphanedStageIsDropped(t *testing.T) {
 	if n := p.dropped(); n != 2 {
 		t.Errorf("the stage of a restore that is under way was dropped: %x", p.drops)
 	}
-	s.checkpoints.busy.Unlock() // its call is gone
+	s.checkpoints.ops.leave(long) // its call is gone
 	reconcile(t, s)
 	if n := p.dropped(); n != 3 || s.machine.begunRestore() != nil {
 		t.Errorf("%d drops, begun %x; want 3, and nothing begun", n, s.machine.begunRestore())

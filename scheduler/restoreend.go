@@ -142,11 +142,11 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 		}
 		s.logger.Info("dropped what a restore had staged that is over")
 	}
-	if r == nil && begun == nil || !s.checkpoints.busy.TryLock() {
+	running := &task{what: "the end of a restore"}
+	if r == nil && begun == nil || s.checkpoints.ops.try(running, restores) != nil {
 		return nil // or an operation of this leader is at it
 	}
-	defer s.checkpoints.busy.Unlock()
-	s.checkpoints.runs.Store(&holder{"the end of a restore", time.Now()})
+	defer s.checkpoints.ops.leave(running)
 	if r = s.machine.pendingRestore(); r != nil {
 		_, err := s.finishRestore(ctx, r)
 		if err != nil {

@@ -127,7 +127,7 @@ type Scheduler struct {
 	generations generations
 	jobKick     chan struct{} // capacity 1: wakes keepJobs
 	attendance  *attendance
-	policyRuns  chan struct{} // holds a token while a policy runs
+	policyRuns  tasks // of policies, which exclude others to their destination
 
 	waiting     atomic.Pointer[string] // what Form waits for
 	registering turn                   // held while a server is counted, added or marked
@@ -212,7 +212,7 @@ func New(opts Options) (*Scheduler, error) {
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout, helloTimeout: helloTimeout,
 		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
-		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), policyRuns: make(chan struct{}, 1), jobKick: make(chan struct{}, 1),
+		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
 	s.generations.drive, s.generations.positions, s.generations.end = s.driveMembers, s.positionsOf, s.endMembers

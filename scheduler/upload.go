@@ -42,9 +42,11 @@ func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.Send
 	}
 	var p *paused
 	if a := c.s.attendance.find(id, first.GetInstance()); a != nil {
-		p = a.sending.Load()
+		c.s.attendance.mu.Lock()
+		p = a.sending[first.GetId()]
+		c.s.attendance.mu.Unlock()
 	}
-	if p == nil || p.id != first.GetId() {
+	if p == nil {
 		return rowraft.Errorf(rowraft.CodePrecondition, "no checkpoint wants the state of %s at pause %d (any more)", id, first.GetId())
 	}
 	for piece := first; ; {

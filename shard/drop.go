@@ -47,7 +47,7 @@ func (m *Machine) freeDroppedLocked() {
 	var free []*table
 	m.mu.dropped = slices.DeleteFunc(m.mu.dropped, func(t *table) bool {
 		for _, s := range m.mu.snapshots {
-			if s != nil && s.reads(t) {
+			if s.reads(t) {
 				return false
 			}
 		}

@@ -76,10 +76,10 @@ type Machine struct {
 		// failed is the fatal error that stopped this replica; rows may be those of
 		// no index, so nothing is served. Only Restore clears it.
 		failed error
-		// snapshots are those not yet released, or nil.
-		snapshots [purposes]*Snapshot
-		// expected is the mark at which the next snapshot is to be taken, or nil.
-		expected *ExpectedMark
+		// snapshots are those not yet released.
+		snapshots []*Snapshot
+		// expected are the marks at which snapshots are to be taken.
+		expected []*ExpectedMark
 		// stage is what a restore brings, or nil.
 		stage *stage
 		// notes are the digests at the last marks.

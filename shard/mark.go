@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"slices"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -19,8 +21,8 @@ type ExpectedMark struct {
 // ExpectMark makes the machine take a snapshot when it applies the mark id. It may
 // take those of the log before and beside it.
 //
-// Errors: CodeOverloaded if another part is being written, another mark is
-// expected, or a restore is under way; *FatalError; CodeClosing.
+// Errors: CodeOverloaded if MaxParts parts are being written or their marks expected, or a restore is under way;
+// *FatalError; CodeClosing.
 func (m *Machine) ExpectMark(id wire.MarkID) (*ExpectedMark, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -30,11 +32,12 @@ func (m *Machine) ExpectMark(id wire.MarkID) (*ExpectedMark, error) {
 	if err := m.snapshotBusyLocked(forPart); err != nil {
 		return nil, err
 	}
-	if m.mu.expected != nil {
-		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a checkpoint is about to be taken", m.shard)
+	if n := len(m.mu.expected); n > 0 && n+m.snapshotsLocked(forPart) >= MaxParts {
+		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: %d checkpoints are about to be cut, and the limit of those with a part here is %d", m.shard, n, MaxParts)
 	}
-	m.mu.expected = &ExpectedMark{m: m, id: id}
-	return m.mu.expected, nil
+	e := &ExpectedMark{m: m, id: id}
+	m.mu.expected = append(m.mu.expected, e)
+	return e, nil
 }
 
 // Snapshot returns the snapshot at the mark's index once the mark is applied
@@ -58,9 +61,7 @@ func (e *ExpectedMark) Snapshot() (*Snapshot, error) {
 func (e *ExpectedMark) Cancel() {
 	e.m.mu.Lock()
 	defer e.m.mu.Unlock()
-	if e.m.mu.expected == e {
-		e.m.mu.expected = nil
-	}
+	e.m.mu.expected = slices.DeleteFunc(e.m.mu.expected, func(o *ExpectedMark) bool { return o == e })
 	if e.snapshot != nil {
 		_ = e.snapshot.endLocked()
 		e.snapshot = nil
@@ -86,10 +87,11 @@ func (m *Machine) applyMark(h wire.EntryHeader, body []byte, a *Applied) error {
 func (m *Machine) takeMark(id wire.MarkID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := m.mu.expected
-	if e == nil || e.id != id {
+	i := slices.IndexFunc(m.mu.expected, func(e *ExpectedMark) bool { return e.id == id })
+	if i < 0 {
 		return
 	}
-	m.mu.expected = nil
+	e := m.mu.expected[i]
+	m.mu.expected = slices.Delete(m.mu.expected, i, i+1)
 	e.snapshot, e.err = m.snapshotLocked(forPart)
 }

@@ -50,7 +50,7 @@ func (m *Machine) Restore(r io.Reader) error {
 	}
 	_ = m.dropStageLocked() // a snapshot is taken only where there is none
 	m.forgetProofsLocked()
-	m.mu.snapshots, m.mu.failed = [purposes]*Snapshot{}, nil
+	m.mu.snapshots, m.mu.failed = nil, nil
 	// An error can only mean that memory was not given back; the new state stands.
 	_ = m.replaceLocked(st, func() {
 		m.logTime.Store(h.LogTime)
@@ -66,7 +66,7 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 	m.entry.Lock()
 	defer m.entry.Unlock()
 	m.mu.Lock()
-	m.mu.snapshots = [purposes]*Snapshot{}
+	m.mu.snapshots = nil
 	closed := m.replaceLocked(&state{}, func() {})
 	m.mu.Unlock()
 	st, err := m.build(rd)

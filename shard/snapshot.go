@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -18,15 +19,18 @@ const (
 	walkEntries = 512
 )
 
-// purpose is what a snapshot is for. There may be one of each: the log's must not
-// wait for that of a checkpoint, which is as slow as where it goes.
+// purpose is what a snapshot is for. The log has one at most, and it does not wait for those of checkpoints: they are
+// as slow as their destinations.
 type purpose uint8
 
 const (
 	forLog purpose = iota
 	forPart
-	purposes
 )
+
+// MaxParts bounds the parts of checkpoints that a shard writes, or waits to cut, at a time: a checkpoint does not wait
+// for another whose destination is slow or hangs. Each keeps the old images of the rows that change.
+const MaxParts = rowstore.MaxSnapshots - 1
 
 // Snapshot is the state at one applied index. One goroutine calls WriteTo, at
 // most once; Release must be called, from any goroutine, and ends a WriteTo that
@@ -68,12 +72,25 @@ func (m *Machine) Snapshot() (*Snapshot, error) {
 // REQUIRES: m.mu is held.
 func (m *Machine) snapshotBusyLocked(p purpose) error {
 	switch {
-	case m.mu.snapshots[p] != nil:
+	case p == forLog && m.snapshotsLocked(forLog) > 0:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a snapshot is being written", m.shard)
+	case p == forPart && m.snapshotsLocked(forPart) >= MaxParts:
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: parts of %d checkpoints are being written, the limit", m.shard, MaxParts)
 	case m.mu.stage != nil:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a restore is under way, and no snapshot holds half of one", m.shard)
 	}
 	return nil
+}
+
+// snapshotsLocked counts the snapshots for p.
+// REQUIRES: m.mu is held.
+func (m *Machine) snapshotsLocked(p purpose) (n int) {
+	for _, s := range m.mu.snapshots {
+		if s.purpose == p {
+			n++
+		}
+	}
+	return n
 }
 
 // snapshotLocked is Snapshot.
@@ -99,7 +116,7 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	if canary.Is(canary.ForgetSessions) {
 		s.sessions, s.ended = nil, checkpoint.Ended{}
 	}
-	m.mu.snapshots[p] = s
+	m.mu.snapshots = append(m.mu.snapshots, s)
 	return s, nil
 }
 
@@ -218,9 +235,7 @@ func (s *Snapshot) endLocked() error {
 	if s.m.mu.state != s.st || s.m.mu.closed {
 		return nil // the rows are gone, and the images with them
 	}
-	if s.m.mu.snapshots[s.purpose] == s {
-		s.m.mu.snapshots[s.purpose] = nil
-	}
+	s.m.mu.snapshots = slices.DeleteFunc(s.m.mu.snapshots, func(o *Snapshot) bool { return o == s })
 	var errs []error
 	for _, t := range s.tables {
 		errs = append(errs, t.snap.End())

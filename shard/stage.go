@@ -240,7 +240,7 @@ func (m *Machine) closeStage(c *wire.RestoreClose) error {
 		m.replaceTables(g.state.tables)
 		return nil
 	}
-	m.mu.snapshots = [purposes]*Snapshot{}
+	m.mu.snapshots = nil
 	// An error can only mean that memory was not given back.
 	_ = m.replaceLocked(g.state, func() {
 		m.epoch.Store(uint64(g.epoch))

@@ -97,7 +97,7 @@ func TestSnapshotsBesideAStream(t *testing.T) {
 			defer close(w.stop)
 			wg.Go(func() { w.run(t) })
 			var readers sync.WaitGroup
-			for range maxSnapshots {
+			for range MaxSnapshots {
 				readers.Go(func() {
 					for range 100 {
 						w.snapshot(t)

@@ -276,7 +276,7 @@ func TestTableAgainstModel(t *testing.T) {
 			slot  rowraft.Slot
 			bytes []byte
 		}
-		var snaps [maxSnapshots]*running
+		var snaps [MaxSnapshots]*running
 		last := map[rowraft.Slot]uint64{}
 		rt.Repeat(map[string]func(*rapid.T){
 			"update": func(rt *rapid.T) {
@@ -325,7 +325,7 @@ func TestTableAgainstModel(t *testing.T) {
 				}
 			},
 			"snapshot": func(rt *rapid.T) {
-				which := rapid.IntRange(0, maxSnapshots-1).Draw(rt, "which")
+				which := rapid.IntRange(0, MaxSnapshots-1).Draw(rt, "which")
 				s := snaps[which]
 				if s == nil {
 					snap, err := table.BeginSnapshot()

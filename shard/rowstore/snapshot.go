@@ -11,9 +11,9 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// maxSnapshots is how many snapshots of a table run beside each other: the log's
-// must not wait for that of a checkpoint, which is as slow as where it goes.
-const maxSnapshots = 2
+// MaxSnapshots is how many snapshots of a table run concurrently: the log's must not wait for those of checkpoints,
+// nor these for each other. Each is as slow as its destination.
+const MaxSnapshots = 5
 
 // Snapshot is the table as it was when BeginSnapshot ran, read slot by slot
 // while updates go on.
@@ -90,9 +90,9 @@ const shortImages = 16 << 20
 // BeginSnapshot fixes the table's present state for reading. The Snapshot's End
 // must be called.
 //
-// Errors: CodeOverloaded if two snapshots are running.
+// Errors: CodeOverloaded if MaxSnapshots are running.
 func (t *Table) BeginSnapshot() (*Snapshot, error) {
-	if len(t.snaps) == maxSnapshots {
+	if len(t.snaps) == MaxSnapshots {
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "table %s: %d snapshots are running", t.schema.Name, len(t.snaps))
 	}
 	newSlab := slab.New

@@ -367,9 +367,9 @@ func TestTwoSnapshots(t *testing.T) {
 	}
 	update(0, n, 1)
 	slot, _ := table.locate(0)
-	var snaps [maxSnapshots]*Snapshot
-	var begins [maxSnapshots]*model
-	var records [maxSnapshots][]byte
+	var snaps [MaxSnapshots]*Snapshot
+	var begins [MaxSnapshots]*model
+	var records [MaxSnapshots][]byte
 	for i := range snaps {
 		var err error
 		if snaps[i], err = table.BeginSnapshot(); err != nil {
@@ -379,7 +379,7 @@ func TestTwoSnapshots(t *testing.T) {
 		update(i, n/2, uint64(2+i))
 	}
 	if _, err := table.BeginSnapshot(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
-		t.Errorf("the third BeginSnapshot: %v, want CodeOverloaded", err)
+		t.Errorf("one BeginSnapshot more: %v, want CodeOverloaded", err)
 	}
 	for i, s := range snaps {
 		records[i], _ = s.AppendSlot(nil, slot, 100)
