@@ -27,6 +27,7 @@ const (
 	seenFile    = verdict.SeenFile
 	resultFile  = "result.json"
 	serversDir  = "servers"
+	healthyDir  = "checkpoints"
 )
 
 // Lengths and bounds of a run, and what counts as too little.
@@ -56,6 +57,7 @@ type chaos struct {
 	load    *load.Load
 	rec     *history.Recorder
 	world   *nemesis.World
+	hung    *nemesis.HungStore
 }
 
 // runChaos does a whole run. The error is why it could not go through; what it
@@ -102,6 +104,7 @@ func (r *chaos) withCluster(ctx context.Context) (err error) {
 	if err := r.start(ctx); err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, r.hung.Close()) }()
 	defer func() {
 		r.watch.Close()
 		err = errors.Join(err, r.load.Close())
@@ -159,6 +162,19 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	if r.cfg.Backend != "bolt" { // it has its file in memory, which no fault reaches
 		cluster.WithDiskFaults(&opts)
 	}
+	healthy := filepath.Join(r.cfg.dir, healthyDir)
+	if err := os.Mkdir(healthy, 0o755); err != nil {
+		return err
+	}
+	if r.hung, err = nemesis.NewHungStore(); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.hung.Close())
+		}
+	}()
+	opts.Env = append(opts.Env, r.hung.Env()...)
 	if r.cluster, err = cluster.Start(ctx, opts); err != nil {
 		return err
 	}
@@ -172,6 +188,7 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	r.watch = r.cluster.NewWatch(r.rec.Now)
 	r.world = &nemesis.World{
 		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.view.event, ShortLogBytes: shortLog,
+		Checkpoints: healthy, Hung: r.hung,
 	}
 	disks := "that cannot be told to fail"
 	if r.cluster.CanDisk() {

@@ -200,6 +200,11 @@ func (l *Load) Guest(ctx context.Context, g int, opts client.Options) (*Counter,
 	return c, nil
 }
 
+// Client connects a client that does not count. The caller closes it.
+func (l *Load) Client(ctx context.Context) (*client.Client, error) {
+	return client.Dial(ctx, client.Options{Endpoints: l.opts.Endpoints, Dial: l.opts.Dial, ConnsPerNode: 1})
+}
+
 // Close ends the counter's client.
 func (c *Counter) Close() error { return c.c.Close() }
 

@@ -58,6 +58,8 @@ func init() {
 		{"slow-disks", "writes to the logs of all servers take 200 to 400 ms", slowDisks, stands},
 		{"session-flood", "throw-away clients open as many sessions as a shard remembers", sessionFlood, passes},
 		{"rolled-back", "the shards of a server return to an older state of its disk", rolledBack, passes},
+		{"invented-jobs", "jobs that wait for a peer, or never answer, stand in a registry while another trains", inventedJobs, passes},
+		{"hung-destination", "a checkpoint goes to a destination that accepts and never answers", hungDestination, passes},
 		{"foreign-log", "a server finds the log of another of its groups in the place of a log", foreignLog, passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
 	}

@@ -64,7 +64,11 @@ type World struct {
 	Recorder *history.Recorder
 	Machines Machines // nil if servers are processes
 	Shards   int
-	Log      func(format string, args ...any) // one line for a person
+
+	Checkpoints string     // directory for checkpoints that all servers reach; "": none
+	Hung        *HungStore // that the servers take for S3; nil: none
+
+	Log func(format string, args ...any) // one line for a person
 
 	// ShortLogBytes is after how much log of a shard a follower needs a snapshot; 0:
 	// unknown, and the fault "install" is left out.
@@ -73,6 +77,7 @@ type World struct {
 	mu       sync.Mutex
 	busy     map[string]bool // servers whose process a fault holds
 	counts   map[string]*Count
+	active   map[*act]bool // that are being done
 	problems []string
 }
 
@@ -95,6 +100,9 @@ type act struct {
 	target   string
 	observed []string
 	skipped  bool
+
+	gentle    bool // nothing but jobs and checkpoints
+	disturbed bool // another act, and not a gentle one, was done meanwhile; guarded by World.mu
 
 	heal  <-chan struct{} // closed when a fault that stands must end; nil: it ends by itself
 	stood chan<- struct{} // is told once that the fault stands
@@ -274,6 +282,8 @@ func (w *World) one(ctx context.Context, kind string, a *act) {
 	a.World = w
 	kinds := every()
 	i := slices.IndexFunc(kinds, func(f fault) bool { return f.kind == kind })
+	w.begin(kind, a)
+	defer w.end(a)
 	op := history.Op{Kind: history.Fault, Client: -1, Fault: kind, Call: w.Recorder.Now()}
 	err := kinds[i].do(ctx, a)
 	if a.skipped {
@@ -316,6 +326,36 @@ func (w *World) one(ctx context.Context, kind string, a *act) {
 		shown = "no effect seen"
 	}
 	w.Log("%-18s %-8s %.1fs  %s", kind, a.target, time.Duration(op.Return-op.Call).Seconds(), shown)
+}
+
+// gentle are the kinds that do nothing to servers, disks and links.
+var gentle = []string{"invented-jobs", "hung-destination"}
+
+func (w *World) begin(kind string, a *act) {
+	a.gentle = slices.Contains(gentle, kind)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.active == nil {
+		w.active = make(map[*act]bool)
+	}
+	for other := range w.active {
+		other.disturbed = other.disturbed || !a.gentle
+		a.disturbed = a.disturbed || !other.gentle
+	}
+	w.active[a] = true
+}
+
+func (w *World) end(a *act) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.active, a)
+}
+
+// alone reports that no other fault was done to servers, disks or links meanwhile.
+func (a *act) alone() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !a.disturbed
 }
 
 // Counts returns tried and observed faults by kind.

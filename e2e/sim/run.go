@@ -223,8 +223,13 @@ func (r *runner) start(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(err, r.cluster.Close())
 	}
+	healthy := filepath.Join(r.cfg.Dir, "checkpoints")
+	if err := os.Mkdir(healthy, 0o755); err != nil {
+		return errors.Join(err, r.load.Close(), r.cluster.Close())
+	}
 	r.world = &nemesis.World{
 		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.cluster.Watch, Machines: r.cluster, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.event,
+		Checkpoints: healthy,
 	}
 	return nil
 }
