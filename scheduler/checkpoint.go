@@ -292,6 +292,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if _, err := op.s.assemble(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), op.left); err != nil {
 		return nil, nil, err // before anything is opened
 	}
+	op.s.proveTrainers(ctx, op.req.GetJob())
 	mark := uuid.New()
 	copy(mark[:], op.tag()) // it names the files of the parts
 	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })

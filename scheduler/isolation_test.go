@@ -295,6 +295,38 @@ func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 }
 
 // A job that answered before and hangs now stops no other job for longer than quickPatience, also if the checkpoint is
+// A job that has yet to answer for the first time is waited for while no other job stands, and then has little time.
+func TestJobsProveThatTheyAnswerAlone(t *testing.T) {
+	s, _, c := served(t)
+	honest := attend(t, c, "honest", 0, 1, nil)
+	rawTrainer(t, s, "a", 0, 1, silent)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.attendance.patience.pause, s.attendance.patience.ignored = time.Hour, 50*time.Millisecond
+	ended := make(chan struct{})
+	go func() {
+		s.proveTrainers(ctx, "")
+		close(ended)
+	}()
+	<-honest.asked
+	eventually(t, "the honest job goes on", func() bool { return !honest.isStill() })
+	select {
+	case <-ended:
+		t.Error("the job that does not answer was not waited for")
+	default:
+	}
+	cancel()
+	<-ended
+	if claimed := s.attendance.allClaimed(); len(claimed) > 0 {
+		t.Errorf("still claimed: %v", claimed)
+	}
+	left := make(map[string]error)
+	m, err := s.pauseTrainers(t.Context(), "", false, true, left)
+	if err != nil || left["a"] == nil || len(m.members) != 1 {
+		t.Errorf("the cut: %v, left out: %v", err, left)
+	}
+	m.letGo()
+}
+
 // for it. Other attempts ask it while no quick job stands.
 func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
 	for _, need := range []string{"", "a"} {

@@ -139,13 +139,51 @@ func (s *Scheduler) newMuster(need string, left map[string]error) *muster {
 	return &muster{s: s, id: s.attendance.lastPause, need: need, left: left, claims: make(map[string]bool)}
 }
 
-// pauseAll returns when all trainers stand that are not left out. Jobs that have not proved that they answer come
-// first, while no other job waits for them; those that did not answer the last time have little time to. Jobs that
+// proveTrainers asks each job but need that has yet to prove that it answers, by itself, and lets it continue as soon as
+// its trainers stand: no job stands still because another one does not answer, and no cut waits for it. From then on the
+// attendees say whether they answered.
+func (s *Scheduler) proveTrainers(ctx context.Context, need string) {
+	jobs := make(map[string][]*attendee)
+	for _, a := range s.attendance.list() {
+		if a.id.job != need && !s.jobWaits(a.id.job) {
+			jobs[a.id.job] = append(jobs[a.id.job], a)
+		}
+	}
+	s.attendance.mu.Lock()
+	maps.DeleteFunc(jobs, func(_ string, who []*attendee) bool {
+		return !slices.ContainsFunc(who, func(a *attendee) bool { return !a.stood && !a.ignored })
+	})
+	s.attendance.mu.Unlock()
+	limited, cancel := context.WithTimeout(ctx, s.attendance.patience.pause)
+	defer cancel()
+	var wg sync.WaitGroup
+	for job, who := range jobs {
+		wg.Go(func() {
+			m := s.newMuster(job, make(map[string]error))
+			err := m.stop(limited, who)
+			m.letGo()
+			if rowraft.CodeOf(err) != rowraft.CodeDeadline || ctx.Err() != nil {
+				return
+			}
+			s.attendance.mu.Lock()
+			defer s.attendance.mu.Unlock()
+			for _, a := range who {
+				if !a.stood {
+					a.ignored = true
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// pauseAll returns when all trainers stand that are not left out. Jobs that have not proved that they answer, or did
+// not answer the last time, come first and have little time to: proveTrainers gave them more. Jobs that
 // answered slowly the last time come before those that were quick, so a quick job stands for no longer than
 // quickPatience because another does not answer. What a quick one misses then it may make good in the next attempt.
 func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
-	const fresh, ignored, slow, quick = 0, 1, 2, 3
-	var rounds [4][]*attendee
+	const unproved, slow, quick = 0, 1, 2
+	var rounds [3][]*attendee
 	class := make(map[string]int)
 	m.s.attendance.mu.Lock()
 	for _, a := range who {
@@ -154,10 +192,8 @@ func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
 			c = quick
 		}
 		switch {
-		case a.id.job != m.need && a.ignored:
-			c = min(c, ignored)
-		case a.id.job != m.need && !a.stood:
-			c = fresh
+		case a.id.job != m.need && (a.ignored || !a.stood):
+			c = unproved
 		case !a.stood || a.took > quickPause:
 			c = min(c, slow)
 		}
@@ -170,7 +206,7 @@ func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
 	for c, round := range rounds {
 		patience := m.s.attendance.patience.pause
 		switch c {
-		case ignored:
+		case unproved:
 			patience = m.s.attendance.patience.ignored
 		case quick:
 			patience = m.s.attendance.patience.quick
