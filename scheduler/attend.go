@@ -129,10 +129,16 @@ func (t *attendance) add(a *attendee) {
 	t.changeLocked()
 }
 
+// remove takes the trainer off the list. It may be called again.
 func (t *attendance) remove(a *attendee) {
-	close(a.gone)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	select {
+	case <-a.gone:
+		return
+	default:
+		close(a.gone)
+	}
 	if t.trainers[a.id] == a {
 		delete(t.trainers, a.id)
 		t.heard[a.id.job] = time.Now()
@@ -340,6 +346,7 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 			if err := c.s.logLeave(ctx, a.id, a.instance); err != nil {
 				return err
 			}
+			c.s.attendance.remove(a) // before it is told: its process may end at once, and a checkpoint must not ask it any more
 			return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Leave{Leave: leave}})
 		}
 		select {
