@@ -56,7 +56,6 @@ var unswept = []string{
 	"scheduler",
 	"scripts",
 	"shard",
-	"shard/rowstore",
 	"tablefile",
 	"trainer",
 	"trainer/accel",

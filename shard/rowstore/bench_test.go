@@ -88,8 +88,8 @@ func BenchmarkPull(b *testing.B) {
 	})
 }
 
-// BenchmarkPullGoMap is the same work on Go's map. It is a benchmark of its own
-// because marking a million pointers would slow the others.
+// BenchmarkPullGoMap does the same work on a Go map. It is a separate benchmark because the garbage
+// collector's marking of a million pointers would slow the others.
 func BenchmarkPullGoMap(b *testing.B) {
 	goMap := make(map[rowraft.Key]*[16]float32, benchRows)
 	for k := range benchRows {
@@ -113,7 +113,8 @@ func BenchmarkUpdate(b *testing.B) {
 	for _, bc := range []struct {
 		opt rowraft.OptimizerKind
 		dim int
-	}{{rowraft.Adagrad, 16}, {rowraft.Adagrad, 64}, {rowraft.SGD, 16}, {rowraft.Adam, 16}, {rowraft.RowWiseAdagrad, 64}, {rowraft.FTRL, 64}} {
+	}{{rowraft.Adagrad, 16}, {rowraft.Adagrad, 64}, {rowraft.SGD, 16}, {rowraft.Adam, 16}, {rowraft.RowWiseAdagrad, 64},
+		{rowraft.FTRL, 64}} {
 		t := filled(b, testSchema(rowraft.Sparse, bc.opt, bc.dim), benchRows)
 		for _, dist := range []string{"uniform", "zipf"} {
 			keys := batches(dist, benchRows)
@@ -163,9 +164,9 @@ func BenchmarkBeginSnapshot(b *testing.B) {
 	b.ReportMetric(float64(begin.Nanoseconds())/1e3/float64(b.N), "µs/begin")
 }
 
-// BenchmarkUpdateDuringSnapshot updates while snapshots run one after the other,
-// each saving as many rows as are updated meanwhile. The share of time and the
-// images are those of the snapshot; what a disk would add is not in it.
+// BenchmarkUpdateDuringSnapshot updates while snapshots run one after the other. Each snapshot saves as
+// many rows as are updated during it. The reported share of time and images are those of the snapshot,
+// without a disk.
 func BenchmarkUpdateDuringSnapshot(b *testing.B) {
 	for _, dist := range []string{"uniform", "zipf"} {
 		b.Run("adagrad/dim=64/rows=1M/"+dist, func(b *testing.B) {

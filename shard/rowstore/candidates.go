@@ -15,22 +15,22 @@ import (
 // and tick, little-endian.
 const CandidateBytes = 16
 
-// candidate is a key that was pushed and has no row yet.
+// candidate is a key that was pushed but has no row yet.
 type candidate struct {
 	key   rowraft.Key
-	count uint32 // pushes, from 1
-	tick  uint32 // of the last one
+	count uint32 // pushes of the key, at least 1
+	tick  uint32 // tick of the last push
 }
 
-// candidates is those of one slot, exact: an open-addressing table off the Go
-// heap, two words an entry, probed from the low bits of the key's tag. A count
-// of 0 is an empty entry.
+// candidates holds the candidates of one slot: an exact open-addressing table off the Go
+// heap, with two words per entry, probed from the low bits of the key's tag. An entry with
+// count 0 is empty.
 type candidates struct {
 	words []uint64
 	n     int
 }
 
-// minCandidates is the first number of entries: two cache lines.
+// minCandidates is the number of entries that a new table has: two cache lines.
 const minCandidates = 8
 
 func pack(c candidate) uint64 { return uint64(c.tick)<<32 | uint64(c.count) }
@@ -45,7 +45,7 @@ func (s *candidates) set(i uint32, c candidate) {
 
 func (s *candidates) mask() uint32 { return uint32(len(s.words)/2 - 1) }
 
-// find returns the entry of key, or the empty one where its probe ends.
+// find returns the entry of key, or the empty entry where its probe ends.
 // REQUIRES: there are entries.
 func (s *candidates) find(key rowraft.Key, tag uint32) (i uint32, ok bool) {
 	for i = tag & s.mask(); s.words[2*i+1] != 0; i = (i + 1) & s.mask() {
@@ -56,7 +56,7 @@ func (s *candidates) find(key rowraft.Key, tag uint32) (i uint32, ok bool) {
 	return i, false
 }
 
-// put adds c, which is not there. tag is that of its key.
+// put adds c, which must not be in the table. tag is the tag of its key.
 func (s *candidates) put(blocks *slab.Blocks, by *secret, c candidate, tag uint32) error {
 	if (s.n+1)*10 > len(s.words)/2*8 {
 		if err := s.grow(blocks, by); err != nil {
@@ -89,7 +89,7 @@ func (s *candidates) grow(blocks *slab.Blocks, by *secret) error {
 	return nil
 }
 
-// remove empties entry i and closes the gap, so that no probe ends at it.
+// remove empties entry i and moves later entries into the gap, so that no probe ends at it.
 func (s *candidates) remove(i uint32, by *secret) {
 	s.n--
 	for j := i; ; {
@@ -100,15 +100,15 @@ func (s *candidates) remove(i uint32, by *secret) {
 		}
 		home := by.tag(rowraft.Key(s.words[2*j])) & s.mask()
 		if (j-home)&s.mask() < (j-i)&s.mask() {
-			continue // it is probed from behind the gap
+			continue // its probe starts after the gap
 		}
 		s.words[2*i], s.words[2*i+1] = s.words[2*j], s.words[2*j+1]
 		i = j
 	}
 }
 
-// digest is a candidate's share of its slot's digest. The tick is no part of it,
-// as the recency of a row is not.
+// digest returns what a candidate adds to its slot's digest. The digest excludes the tick, as
+// it excludes the recency of a row.
 func (c candidate) digest() Digest {
 	var b [CandidateBytes]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(c.key))
@@ -117,17 +117,17 @@ func (c candidate) digest() Digest {
 	return Digest{Hi: h.Hi, Lo: h.Lo}
 }
 
-// candidateCut is the candidates at the begin of a snapshot: those of a slot that
-// has not changed since are where they were, of another one they are kept as they
-// were before its first change. A slot has few, so they are copied as a whole.
+// candidateCut is the candidates of all slots at the time when a snapshot began. While a slot
+// is unchanged, its candidates are read from the table. Before the first change of a slot, the
+// writer copies them to kept. A slot has few candidates, so it copies all of them.
 type candidateCut struct {
-	kept  map[rowraft.Slot][]uint64
-	saved [rowraft.NumSlots / 64]uint64
-	words int // in kept, now
-	most  int // the most that there were
+	kept     map[rowraft.Slot][]uint64
+	saved    [rowraft.NumSlots / 64]uint64
+	words    int // size of kept now
+	maxWords int // largest value of words so far
 }
 
-// bytes is the memory of what is kept now.
+// bytes returns the memory that kept uses now.
 func (c *candidateCut) bytes() int64 {
 	if c == nil {
 		return 0
@@ -135,40 +135,40 @@ func (c *candidateCut) bytes() int64 {
 	return 8 * int64(c.words)
 }
 
-// mostBytes is the most memory that was kept so far.
+// mostBytes returns the most memory that kept has used so far.
 func (c *candidateCut) mostBytes() int64 {
 	if c == nil {
 		return 0
 	}
-	return 8 * int64(c.most)
+	return 8 * int64(c.maxWords)
 }
 
 func (c *candidateCut) isSaved(slot rowraft.Slot) bool { return c.saved[slot/64]>>(slot%64)&1 != 0 }
 
-// keepCandidates is called before the candidates of slot change. It includes touch.
+// keepCandidates must be called before the candidates of slot change. It includes prepareSlot.
 func (t *Table) keepCandidates(slot rowraft.Slot) {
-	t.touch(slot)
+	t.prepareSlot(slot)
 	for _, s := range t.snaps {
-		s.aside.Lock()
-		c := s.aside.candidates
+		s.kept.Lock()
+		c := s.kept.candidates
 		if _, kept := c.kept[slot]; !kept && !c.isSaved(slot) {
 			was := slices.Clone(t.track.slots[slot].words)
 			c.kept[slot], c.words = was, c.words+len(was)
-			c.most = max(c.most, c.words)
+			c.maxWords = max(c.maxWords, c.words)
 		}
-		s.aside.Unlock()
+		s.kept.Unlock()
 	}
 }
 
-// AppendCandidates appends to dst the candidates that slot had at the begin,
-// ascending by key, CandidateBytes each, and returns the longer slice. It is
-// called at most once for a slot, under the rules of AppendSlot.
+// AppendCandidates appends to dst the candidates that slot had when the snapshot began,
+// ascending by key, CandidateBytes each, and returns the longer slice. It may be called at most
+// once per slot, under the rules of AppendSlot.
 func (s *Snapshot) AppendCandidates(dst []byte, slot rowraft.Slot) []byte {
 	s.enter(slot)
 	defer s.exit()
-	s.aside.Lock()
-	defer s.aside.Unlock()
-	c := s.aside.candidates
+	s.kept.Lock()
+	defer s.kept.Unlock()
+	c := s.kept.candidates
 	if c == nil || c.isSaved(slot) {
 		return dst
 	}

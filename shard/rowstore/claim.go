@@ -6,29 +6,29 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Who is in which slot. The writer says in Table.writing where it is and then looks where
-// the reader of a snapshot is; the reader says in Snapshot.reading where it is and then
-// looks where the writer is: one of them sees the other. For that the writer's store
-// must be seen before it looks, which costs it a full barrier a row, and the barrier
-// waits until every image that it has kept is in memory.
+// The writer and the reader of a snapshot must never be in the same slot. The writer stores its
+// slot in Table.writing and then loads the slot of each reader. The reader stores its slot in
+// Snapshot.reading and then loads the slot of the writer. So at least one of them sees the other.
+// This requires that the writer's store is visible before its load. That costs the writer a full
+// barrier per row, and the barrier waits until every image that the writer has saved is in memory.
 //
-// So where the system can make the other threads of a process pass a barrier (fenceOthers)
-// the reader pays. It says in Snapshot.near to which page of slots it comes, and fences.
-// A claim far from there is loose: a plain store. The writer looks at near behind it, so
-// either it sees the page and claims the slot as above, strictly, or its claim was seen
-// when the reader had fenced, and the reader waits for the next one. The second fence is
-// for the images that were kept under a loose claim: these are written past the
-// caches (putImage), and so are not in order with what the writer stores behind them. A
-// strict claim ends with a barrier of the writer.
+// Where the system can make the other threads of a process execute a barrier (fenceOthers), the
+// reader pays instead. It stores in Snapshot.nearPage the page of slots that it approaches, and
+// fences. A claim of a slot on another page is loose: a plain store. The writer loads nearPage after
+// that store. Either it sees the page and makes the claim strict as described above, or its claim
+// was visible when the reader's fence returned, and the reader waits for the writer's next claim.
+// The second fence is for the images that the writer saved under a loose claim: putImage writes
+// them past the caches, so they are not ordered with the writer's later stores. A strict claim
+// ends with a barrier of the writer.
 //
-// If the system cannot fence now, the reader asks for strict claims and tries again. The writer
-// makes all claims strict from its next change on, when it holds none, and until no snapshot
-// is left; with that the reader needs no fence.
+// If the system cannot fence now, the reader requests strict claims and tries again. At its next
+// change, when it holds no claim, the writer switches to strict claims and keeps them until no
+// snapshot is left. With strict claims the reader needs no fence.
 
-// looseClaim marks in Table.writing a slot that was claimed by a plain store.
+// looseClaim is set in Table.writing if the slot was claimed by a plain store.
 const looseClaim = int64(1) << 32
 
-// claim says that the writer comes into slot, until it claims another one or is done.
+// claim announces that the writer is in slot, until it claims another slot or calls done.
 func (t *Table) claim(slot rowraft.Slot) {
 	if t.claimed != int64(slot)+1 {
 		t.claimNow(slot)
@@ -50,24 +50,24 @@ func (t *Table) claimNow(slot rowraft.Slot) {
 	t.writing.Store(t.claimed)
 	for _, s := range t.snaps {
 		if int64(s.reading.Load()) == t.claimed {
-			s.gate.Lock()
+			s.slotMu.Lock()
 			s.disturbed = true
-			s.gate.Unlock()
+			s.slotMu.Unlock()
 		}
 	}
 }
 
-// readerNear reports whether a snapshot is read near slot.
+// readerNear reports whether a snapshot reads the page of slot.
 func (t *Table) readerNear(slot rowraft.Slot) bool {
 	for _, s := range t.snaps {
-		if s.near.Load() == int32(slot/cutsPerPage)+1 {
+		if s.nearPage.Load() == int32(slot/cutsPerPage)+1 {
 			return true
 		}
 	}
 	return false
 }
 
-// done ends the claim of whoever changed rows.
+// done ends the claim. Every function that changes rows calls it at its end.
 func (t *Table) done() {
 	if t.claimed != 0 {
 		t.claimed, t.strict = 0, false
@@ -75,13 +75,13 @@ func (t *Table) done() {
 	}
 }
 
-// comeNear has the writer claim slot, and those of the same page, strictly.
-func (s *Snapshot) comeNear(slot rowraft.Slot) {
+// approach makes the writer's claims of slot, and of all slots on its page, strict.
+func (s *Snapshot) approach(slot rowraft.Slot) {
 	page := int32(slot/cutsPerPage) + 1
-	if !s.t.loose.Load() || s.near.Load() == page {
+	if !s.t.loose.Load() || s.nearPage.Load() == page {
 		return
 	}
-	s.near.Store(page)
+	s.nearPage.Store(page)
 	for {
 		if !s.t.fence() {
 			return
@@ -95,7 +95,7 @@ func (s *Snapshot) comeNear(slot rowraft.Slot) {
 	s.t.fence()
 }
 
-// fence makes the writer pass a barrier, and returns false if its claims are strict instead.
+// fence makes the writer execute a barrier. It returns false if the writer's claims are strict.
 func (t *Table) fence() bool {
 	for !fenceOthers() {
 		t.wantStrict.Store(true)
@@ -107,8 +107,9 @@ func (t *Table) fence() bool {
 	return true
 }
 
-// mayLoosen is called where no claim is held: before a snapshot begins, and before a change.
-func (t *Table) mayLoosen() {
+// chooseClaims chooses between loose and strict claims. REQUIRES: the writer holds no claim. It is
+// called before a snapshot begins and before a change.
+func (t *Table) chooseClaims() {
 	switch {
 	case len(t.snaps) == 0:
 		t.wantStrict.Store(false)
@@ -118,26 +119,26 @@ func (t *Table) mayLoosen() {
 	}
 }
 
-// enter takes the gate of slot when the writer is somewhere else; it is the reader's.
-// Until exit the writer tells when it comes into the slot, and while the gate is held
-// it stays out.
+// enter locks slotMu when the writer is in another slot. Only the reader calls it.
+// Until exit, the writer sets disturbed when it comes into slot, and it cannot come in
+// while the reader holds slotMu.
 func (s *Snapshot) enter(slot rowraft.Slot) {
-	s.comeNear(slot)
+	s.approach(slot)
 	for {
-		s.gate.Lock()
+		s.slotMu.Lock()
 		s.reading.Store(int32(slot) + 1)
 		if s.t.writing.Load() != int64(slot)+1 {
 			s.disturbed = false
 			return
 		}
 		s.reading.Store(0)
-		s.gate.Unlock()
+		s.slotMu.Unlock()
 		runtime.Gosched()
 	}
 }
 
-// exit gives the gate up. REQUIRES: it is held.
+// exit unlocks slotMu. REQUIRES: the caller holds it.
 func (s *Snapshot) exit() {
 	s.reading.Store(0)
-	s.gate.Unlock()
+	s.slotMu.Unlock()
 }

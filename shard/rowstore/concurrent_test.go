@@ -10,16 +10,16 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// evenTable has rows whose weights are all equal, starting at 0, as long as every
-// gradient's numbers are.
+// evenTable returns a table whose rows start with all weights 0. The weights of a row stay equal as long as
+// the numbers of every gradient are equal.
 func evenTable(tb testing.TB, kind rowraft.TableKind, dim int) *Table {
 	s := testSchema(kind, rowraft.SGD, dim)
 	s.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
 	return mustNew(tb, s)
 }
 
-// pulls reads keys over and over until done, and checks what it reads: rows are
-// whole, a row never goes back, and one that was there stays.
+// pulls reads keys until done is closed, and checks the results: no row is torn, no row returns to an older
+// version, and no row disappears.
 func pulls(t *testing.T, table *Table, keys []rowraft.Key, dt rowraft.DType, done *atomic.Bool, rounds *atomic.Int64) {
 	dim := table.Schema().Dim
 	dst := make([]byte, len(keys)*dim*dt.Size())
@@ -37,17 +37,17 @@ func pulls(t *testing.T, table *Table, keys []rowraft.Key, dt rowraft.DType, don
 			w := floats(dst[i*dim*dt.Size():], dt, row)
 			for j := range w {
 				if w[j] != w[0] {
-					t.Errorf("key %d: half a row: weight 0 is %v, weight %d is %v", key, w[0], j, w[j])
+					t.Errorf("key %d: torn row: weight 0 is %v, weight %d is %v", key, w[0], j, w[j])
 					return
 				}
 			}
-			if w[0] > before[i] { // every step goes down, as far as float32 counts
-				t.Errorf("key %d: %v after %v: the row went back", key, w[0], before[i])
+			if w[0] > before[i] { // every step decreases the weight, up to the precision of float32
+				t.Errorf("key %d: %v after %v: the row returned to an older version", key, w[0], before[i])
 				return
 			}
 			before[i] = w[0]
 			if is := present[i/8] >> (i % 8) & 1; is < was[i/8]>>(i%8)&1 || is == 0 && w[0] != 0 {
-				t.Errorf("key %d with weight %v: presence went from %d to %d", key, w[0], was[i/8]>>(i%8)&1, is)
+				t.Errorf("key %d with weight %v: presence changed from %d to %d", key, w[0], was[i/8]>>(i%8)&1, is)
 				return
 			}
 		}
@@ -55,15 +55,16 @@ func pulls(t *testing.T, table *Table, keys []rowraft.Key, dt rowraft.DType, don
 	}
 }
 
-// TestPullsBesideUpdates: readers beside a writer that changes the same rows again
-// and again, creates others and makes segments grow see whole rows.
-func TestPullsBesideUpdates(t *testing.T) {
+// TestPullsDuringUpdates: readers see whole rows while a writer changes the same rows, creates others and
+// makes segments grow.
+func TestPullsDuringUpdates(t *testing.T) {
 	for _, tc := range []struct {
 		kind rowraft.TableKind
 		dt   rowraft.DType
 		dim  int
 		hot  int // rows that change all the time
-	}{{rowraft.Sparse, rowraft.Float32, 1024, 1}, {rowraft.Dense, rowraft.Float32, 16, 8}, {rowraft.Sparse, rowraft.BFloat16, 300, 2}} {
+	}{{rowraft.Sparse, rowraft.Float32, 1024, 1}, {rowraft.Dense, rowraft.Float32, 16, 8},
+		{rowraft.Sparse, rowraft.BFloat16, 300, 2}} {
 		t.Run(fmt.Sprintf("%s %s dim %d", tc.kind, tc.dt, tc.dim), func(t *testing.T) {
 			t.Parallel()
 			table := evenTable(t, tc.kind, tc.dim)
@@ -100,13 +101,13 @@ func TestPullsBesideUpdates(t *testing.T) {
 			}
 			done.Store(true)
 			wg.Wait()
-			t.Logf("%d rounds of reads beside %d of updates, %d rows", rounds.Load(), steps, table.Rows())
+			t.Logf("%d rounds of reads during %d of updates, %d rows", rounds.Load(), steps, table.Rows())
 		})
 	}
 }
 
-// TestHeldReader: a reader that stops in the middle of a pull keeps the writer
-// from nothing, and what it holds from being used again.
+// TestHeldReader: a reader that stops in the middle of a pull does not block the writer, and the memory
+// that it holds is not reused.
 func TestHeldReader(t *testing.T) {
 	table := evenTable(t, rowraft.Dense, 4)
 	keys := make([]rowraft.Key, 1000)
@@ -122,7 +123,7 @@ func TestHeldReader(t *testing.T) {
 
 	e := table.grace.enter()
 	seg := table.slots[slot].whole.root.load()
-	for n := range 20 { // outgrows seg
+	for n := range 20 { // the slot outgrows seg
 		more := make([]rowraft.Key, len(keys))
 		for i := range more {
 			more[i] = rowraft.Key((n+1)*len(keys) + i)
@@ -131,14 +132,14 @@ func TestHeldReader(t *testing.T) {
 		mustUpdate(t, table, keys, ones)
 	}
 	if table.slots[slot].directory.Load() == nil {
-		t.Fatal("the slot has one segment still")
+		t.Fatal("the slot still has one segment")
 	}
 	p, _, ok := seg.next(tag, tag)
 	if !ok || table.at(p).key() != uint64(keys[7]) {
 		t.Fatal("the segment that the reader holds has lost an entry")
 	}
 	if w := floats(table.weights(table.at(p)), rowraft.Float32, table.wide)[0]; math.Abs(float64(w)+2.1) > 1e-5 {
-		t.Errorf("the row behind it is %v, want -2.1", w)
+		t.Errorf("the row that it points to is %v, want -2.1", w)
 	}
 	held := table.blocks.Stats().UsedBytes
 	index := func() (n int64) {
@@ -151,12 +152,12 @@ func TestHeldReader(t *testing.T) {
 	mustUpdate(t, table, keys, ones)
 	mustUpdate(t, table, keys, ones)
 	if used, want := table.blocks.Stats().UsedBytes, index(); used != want || held <= want {
-		t.Errorf("index takes %d bytes, %d while the reader held the old segments; want %d at last", used, held, want)
+		t.Errorf("index uses %d bytes, %d while the reader held the old segments; want %d at the end", used, held, want)
 	}
 }
 
-// TestRetiredPlaceReadsAsGone: a reader that holds the place of a row that was
-// taken out looks again, and the place is not used before it has left.
+// TestRetiredPlaceReadsAsGone: a reader that holds the place of a removed row searches the index again, and
+// the place is not reused before the reader has left.
 func TestRetiredPlaceReadsAsGone(t *testing.T) {
 	table := evenTable(t, rowraft.Sparse, 2)
 	mustUpdate(t, table, []rowraft.Key{5}, []float32{1, 1})
@@ -173,7 +174,7 @@ func TestRetiredPlaceReadsAsGone(t *testing.T) {
 	}
 	mustUpdate(t, table, []rowraft.Key{6, 7}, []float32{1, 1, 1, 1})
 	if v := table.at(p).loadVersion(); v != gone {
-		t.Errorf("the place was used again, version %d, while a reader held it", v)
+		t.Errorf("the place was reused, version %d, while a reader held it", v)
 	}
 	table.grace.leave(e)
 	table.reclaim()

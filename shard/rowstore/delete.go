@@ -7,15 +7,14 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// Delete removes the rows of keys; those without a row are
-// passed over, unless they wait for one, which is then forgotten. Each
-// removal raises the counter of its slot, which is then the slot's removed
-// counter. Keys may repeat.
+// Delete removes the rows of keys. A key without a row is skipped; if the key is a candidate, it
+// is no longer one. Each removal increments the version counter of its slot, and the slot's
+// removed counter takes that value. Keys may repeat.
 //
-// REQUIRES: nobody else changes the table meanwhile.
+// REQUIRES: no other writer uses the table at the same time.
 //
 // Errors: CodeWrongShard if a key's slot is not owned, before anything changes;
-// CodeOverloaded as for Update.
+// CodeOverloaded as in Update.
 func (t *Table) Delete(keys []rowraft.Key) error {
 	if err := t.checkSlots(keys); err != nil {
 		return err
@@ -30,14 +29,14 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 			if err := t.remove(slot, tag, at); err != nil {
 				return err
 			}
-		} else if t.track != nil && t.forget(slot, tag, key) {
+		} else if t.track != nil && t.forgetCandidate(slot, tag, key) {
 			t.slots[slot].version++
 		}
 	}
 	return nil
 }
 
-// position returns where the entry of key is in the segment of its bucket.
+// position returns the position of the entry of key in the segment of its bucket.
 func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uint32, ok bool) {
 	seg := t.segment(slot, tag)
 	if len(seg) == 0 {
@@ -55,10 +54,12 @@ func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uin
 	}
 }
 
-// remove takes the row whose entry with tag is at position at of its segment out
-// of the table. Running snapshots that need it have its image. One that walks an
-// older segment of the slot, or a check that does, does not find the place there any
-// more, since it may soon hold a row of another slot, whose versions say nothing here.
+// remove takes a row out of the table. Its entry has the given tag and is at position at of its
+// segment. remove first saves an image for each running snapshot that needs one.
+//
+// A snapshot or a check that walks an older segment of the slot must not find the place there any
+// more: the place may soon hold a row of another slot, whose versions have no meaning in this
+// slot. So remove also erases the entry from those segments.
 func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	s := &t.slots[slot]
 	b := s.bucket(tag)
@@ -66,21 +67,21 @@ func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	e := seg[at]
 	p := slab.Place(uint32(e) - 1)
 	r := t.at(p)
-	if err := t.keep(slot, tag, r); err != nil {
+	if err := t.saveImage(slot, tag, r); err != nil {
 		return err
 	}
 	t.subtract(slot, tag, r)
 	for _, snap := range t.snaps {
 		if snap.take(slot).walking {
-			snap.walk.bury(seg, tag, e)
+			snap.walk.erase(seg, tag, e)
 		}
 	}
 	if t.slotCheck.active && t.slotCheck.slot == slot {
-		t.slotCheck.walk.bury(seg, tag, e)
+		t.slotCheck.walk.erase(seg, tag, e)
 	}
-	atomic.StoreUint64(&seg[at], grave)
+	atomic.StoreUint64(&seg[at], tombstone)
 	t.retirePlace(p)
-	b.dead++
+	b.tombstones++
 	b.rows--
 	s.rows--
 	s.version++

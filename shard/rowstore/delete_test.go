@@ -16,9 +16,9 @@ func mustDelete(tb testing.TB, t *Table, keys ...rowraft.Key) {
 	}
 }
 
-// TestPlacesAndIndexAreUsedAgain: rows that come and go for ever take the memory
-// of those that are there at one time.
-func TestPlacesAndIndexAreUsedAgain(t *testing.T) {
+// TestPlacesAndIndexAreReused: rows that are created and deleted forever need only the memory of the rows
+// that exist at one time.
+func TestPlacesAndIndexAreReused(t *testing.T) {
 	const live, rounds = 500, 200
 	table := evenTable(t, rowraft.Dense, 4) // one slot
 	keys, zeros := make([]rowraft.Key, live), make([]float32, 4*live)
@@ -30,7 +30,7 @@ func TestPlacesAndIndexAreUsedAgain(t *testing.T) {
 		mustUpdate(t, table, keys, zeros)
 		slot, _ := table.locate(0)
 		most = max(most, len(table.slots[slot].whole.root.load()))
-		if n%2 == 0 { // in part, then all
+		if n%2 == 0 { // delete some rows, then all
 			mustDelete(t, table, keys[:live/3]...)
 		}
 		mustDelete(t, table, keys...)
@@ -38,7 +38,7 @@ func TestPlacesAndIndexAreUsedAgain(t *testing.T) {
 	if table.Rows() != 0 || table.Digest() != (Digest{}) {
 		t.Errorf("%d rows and digest %v are left", table.Rows(), table.Digest())
 	}
-	mustDelete(t, table, 1) // two looks give back what waits for readers
+	mustDelete(t, table, 1) // two changes free the retired objects
 	mustDelete(t, table, 1)
 	if used := table.rows.Stats().UsedBytes; used != 0 {
 		t.Errorf("%d bytes of rows are in use without any", used)
@@ -51,14 +51,15 @@ func TestPlacesAndIndexAreUsedAgain(t *testing.T) {
 	}
 }
 
-// TestPlaceInAWalkedSegment: a snapshot walks a segment that its slot has
-// outgrown; rows of it are removed and their places go to another slot, where
-// versions are low. None of these is part of the snapshot of the first slot.
+// TestPlaceInAWalkedSegment: a snapshot walks a segment that its slot has outgrown. Rows of the segment are
+// removed, and their places go to another slot, where versions are low. The snapshot of the first slot
+// includes none of these rows.
 func TestPlaceInAWalkedSegment(t *testing.T) {
 	table := evenTable(t, rowraft.Dense, 2)
 	old, more, other := make([]rowraft.Key, 12), make([]rowraft.Key, 12), make([]rowraft.Key, 12)
 	for i := range old {
-		old[i], more[i], other[i] = rowraft.DenseKey(1, uint64(i)), rowraft.DenseKey(1, uint64(100+i)), rowraft.DenseKey(2, uint64(i))
+		old[i], more[i], other[i] = rowraft.DenseKey(1, uint64(i)), rowraft.DenseKey(1, uint64(100+i)),
+			rowraft.DenseKey(2, uint64(i))
 	}
 	zeros := make([]float32, 2*len(old))
 	for range 3 {
@@ -74,9 +75,9 @@ func TestPlaceInAWalkedSegment(t *testing.T) {
 	if done {
 		t.Fatal("one entry was the whole slot")
 	}
-	mustUpdate(t, table, more, zeros) // the slot outgrows the walked segment
+	mustUpdate(t, table, more, zeros) // the slot outgrows the segment
 	mustDelete(t, table, old...)
-	mustDelete(t, table, old...) // gives the places back
+	mustDelete(t, table, old...) // frees the places
 	mustDelete(t, table, old...)
 	mustUpdate(t, table, other, zeros)
 	out, done = snap.AppendSlot(out, slot, 1<<20)
@@ -94,13 +95,13 @@ func TestPlaceInAWalkedSegment(t *testing.T) {
 		delete(seen, k)
 	}
 	if len(seen) > 0 {
-		t.Errorf("strangers in the snapshot: %v", seen)
+		t.Errorf("rows of another slot in the snapshot: %v", seen)
 	}
 }
 
-// TestPullsBesideDeletes: readers beside a writer that removes rows and makes them
-// again, so that places change hands, see whole rows of the key they asked for.
-func TestPullsBesideDeletes(t *testing.T) {
+// TestPullsDuringDeletes: a writer removes rows and creates them again, so that places hold other keys.
+// Readers see whole rows of the keys that they asked for.
+func TestPullsDuringDeletes(t *testing.T) {
 	const dim, n = 16, 64
 	table := evenTable(t, rowraft.Dense, dim)
 	keys, odd := make([]rowraft.Key, n), make([]rowraft.Key, 0, n)
@@ -110,7 +111,7 @@ func TestPullsBesideDeletes(t *testing.T) {
 			odd = append(odd, keys[i])
 		}
 	}
-	// Row k is made by an assign of k + 1 everywhere.
+	// An assign of k + 1 to every weight creates row k.
 	values := func(keys []rowraft.Key) []byte {
 		var v []float32
 		for _, k := range keys {
@@ -185,12 +186,13 @@ func TestDeleteOfAForeignKeyChangesNothing(t *testing.T) {
 		}
 	}
 	mustUpdate(t, table, []rowraft.Key{mine}, []float32{1})
-	if err := table.Delete([]rowraft.Key{mine, foreign}); rowraft.CodeOf(err) != rowraft.CodeWrongShard || table.Rows() != 1 {
+	if err := table.Delete([]rowraft.Key{mine, foreign}); rowraft.CodeOf(err) != rowraft.CodeWrongShard ||
+		table.Rows() != 1 {
 		t.Errorf("%v, and %d rows are left; want WrongShard and the row", err, table.Rows())
 	}
 }
 
-// TestOneRowThatComesAndGoes takes one entry of the index for ever.
+// TestOneRowThatComesAndGoes: a row that is created and deleted forever uses one entry of the index.
 func TestOneRowThatComesAndGoes(t *testing.T) {
 	table := evenTable(t, rowraft.Sparse, 1)
 	mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
@@ -200,12 +202,12 @@ func TestOneRowThatComesAndGoes(t *testing.T) {
 		mustDelete(t, table, 5)
 		mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
 	}
-	if now := table.slots[slot].whole.root.load(); &now[0] != &seg[0] || table.slots[slot].whole.dead != 0 {
-		t.Errorf("the segment was made anew: %d entries, %d of them graves", len(now), table.slots[slot].whole.dead)
+	if now := table.slots[slot].whole.root.load(); &now[0] != &seg[0] || table.slots[slot].whole.tombstones != 0 {
+		t.Errorf("the segment was rebuilt: %d entries, %d of them tombstones", len(now), table.slots[slot].whole.tombstones)
 	}
 }
 
-// A snapshot that walks a slot which had no row at the begin knows no segment of it.
+// TestDeleteInASlotThatASnapshotFoundEmpty: a snapshot that walks a slot without rows has no segment of it.
 func TestDeleteInASlotThatASnapshotFoundEmpty(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
 	snap, err := table.BeginSnapshot()
@@ -213,7 +215,7 @@ func TestDeleteInASlotThatASnapshotFoundEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	slot, _ := table.locate(7)
-	snap.begin(slot) // the reader of the slot is just here
+	snap.begin(slot) // the reader is at this point
 	snap.exit()
 	if err := table.Assign([]rowraft.Key{7}, make([]byte, 4), rowraft.Float32); err != nil {
 		t.Fatal(err)

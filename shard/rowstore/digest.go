@@ -10,12 +10,11 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Digest is a sum of row hashes mod 2^128. It does not depend on the order of
-// rows or slots, so digests of disjoint sets of rows add up to that of their
-// union.
+// Digest is the sum of row hashes mod 2^128. It does not depend on the order of
+// rows or slots, so the digest of a union of disjoint sets of rows is the sum of their digests.
 //
 // The hash of a row is XXH3-128 with seed 0 of its key, version, weights and
-// optimizer state in the record's bytes; counters are not part of it.
+// optimizer state, in the bytes of the record. The header's recency and count are not included.
 type Digest struct{ Hi, Lo uint64 }
 
 // Add returns d + o mod 2^128.
@@ -61,7 +60,7 @@ func (t *Table) Digest() Digest {
 	return d
 }
 
-// rowHash is the hash of one row's key, version and numbers.
+// rowHash returns the hash of one row's key, version, weights and state.
 func (t *Table) rowHash(r record) Digest {
 	h := xxh3.Hash128(t.hashed(r))
 	return Digest{Hi: h.Hi, Lo: h.Lo}

@@ -8,44 +8,44 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// maxSegment is the longest segment that is made anew at once: 64 KiB, which
-// takes some 50 µs. A slot with more rows, such as that of a large dense tensor,
-// has several, in a directory.
+// maxSegment is the length of the longest segment that is rebuilt in one step: 64 KiB, which
+// takes about 50 µs. A slot with more rows, such as the slot of a large dense tensor,
+// has several segments in a directory.
 const maxSegment = 8192
 
-// bucket is a segment with what the writer counts of it.
+// bucket is a segment and the writer's counts of it.
 type bucket struct {
-	root root
-	rows uint32
-	dead uint32 // graves
-	bits uint8  // how many first bits of their tags its rows share
-	salt uint8  // below 16, another one in most slots and in most buckets of a directory
+	root       root
+	rows       uint32
+	tombstones uint32 // tombstones
+	bits       uint8  // number of leading tag bits that all its rows share
+	salt       uint8  // below 16; differs between most slots and between most buckets of a directory
 }
 
-// saltOf spreads n, of a slot or a bucket.
+// saltOf maps the number of a slot or a bucket to a salt.
 func saltOf(n uint32) uint8 { return uint8(n * 0x9E3779B1 >> 28) }
 
-// full reports whether the segment of b should grow before it takes another row:
-// load stays at or below 0.8, where a hit takes 3 probes on average, within one or
-// two cache lines. Slots fill evenly, and so do the buckets of a directory, so their
-// limits differ, down to 0.57: else all would grow within a few per cent of the
-// rows, which would slow down who adds these.
-func (b *bucket) full() bool { return b.over(b.rows+b.dead, len(b.root.load())) }
+// full reports whether the segment of b should grow before it takes another row.
+// The load stays at or below 0.8, where a hit takes 3 probes on average, within one or
+// two cache lines. The limit differs from bucket to bucket, down to a load of 0.57. Slots fill
+// evenly, and so do the buckets of a directory: with one limit, all of them would grow within a
+// few per cent of the rows, and pushes of new keys would be slow during that time.
+func (b *bucket) full() bool { return b.over(b.rows+b.tombstones, len(b.root.load())) }
 
 func (b *bucket) over(rows uint32, n int) bool {
 	return uint64(rows+1)*64 > uint64(n)*uint64(51-b.salt)
 }
 
 // directory is extendible hashing (Fagin, Nievergelt, Pippenger, Strong 1979):
-// a row is in the bucket at the first bits of its tag; a bucket that shares fewer
-// bits stands at all positions that begin with them. A bucket that is full is
-// split in two, so nothing grows at once but this list of pointers.
+// the first bits of a row's tag select its bucket. A bucket that shares fewer
+// bits occupies all positions that begin with them. A full bucket is
+// split in two, so the only thing that is copied as a whole is this list of pointers.
 //
-// Rows chosen to have tags that begin alike stay together in a split, in a segment
-// twice as long; so a directory never has more positions than the slot has rows.
+// Rows with tags that begin alike stay together in a split. splitBucket then doubles
+// their segment, so a directory never has more positions than the slot has rows.
 //
 // Readers load positions; the writer stores them. Both halves of a split are new
-// buckets, and the old one keeps its segment, for readers that have it.
+// buckets. The old bucket keeps its segment for readers that have already loaded it.
 type directory struct {
 	shift   uint8 // 32 − the number of bits
 	buckets []atomic.Pointer[bucket]
@@ -57,7 +57,7 @@ func newDirectory(bits uint8) *directory {
 
 func (d *directory) at(tag uint32) *bucket { return d.buckets[tag>>d.shift].Load() }
 
-// set puts b at its positions, those of tags that begin like tag.
+// set stores b at its positions: those of all tags that share its first bits with tag.
 func (d *directory) set(tag uint32, b *bucket) {
 	bits := 32 - d.shift
 	same := 1 << (bits - b.bits)
@@ -67,7 +67,7 @@ func (d *directory) set(tag uint32, b *bucket) {
 	}
 }
 
-// doubled is d with one bit more.
+// doubled returns d with one more bit.
 func (d *directory) doubled() *directory {
 	longer := newDirectory(32 - d.shift + 1)
 	for i := range longer.buckets {
@@ -76,7 +76,7 @@ func (d *directory) doubled() *directory {
 	return longer
 }
 
-// bucket returns where rows with tag are.
+// bucket returns the bucket of rows with tag.
 func (s *slotState) bucket(tag uint32) *bucket {
 	if d := s.directory.Load(); d != nil {
 		return d.at(tag)
@@ -84,8 +84,8 @@ func (s *slotState) bucket(tag uint32) *bucket {
 	return &s.whole
 }
 
-// segment returns where rows of slot with tag are, for readers too: t.roots has
-// the answer as long as the slot has no directory.
+// segment returns the segment of slot for rows with tag. Readers may call it too: t.roots has
+// the segment while the slot has no directory.
 func (t *Table) segment(slot rowraft.Slot, tag uint32) segment {
 	if seg := t.roots[slot%rowraft.NumSlots].load(); len(seg) > 0 {
 		return seg
@@ -93,7 +93,7 @@ func (t *Table) segment(slot rowraft.Slot, tag uint32) segment {
 	return t.slots[slot].bucket(tag).root.load()
 }
 
-// buckets goes through all buckets, by the tags of their rows.
+// buckets yields all buckets, in the order of their tags.
 func (s *slotState) buckets() iter.Seq[*bucket] {
 	return func(yield func(*bucket) bool) {
 		d := s.directory.Load()
@@ -111,8 +111,8 @@ func (s *slotState) buckets() iter.Seq[*bucket] {
 	}
 }
 
-// entries goes through the index entries of all rows of the slot. REQUIRES: nobody
-// changes it meanwhile.
+// entries yields the index entries of all rows of the slot. REQUIRES: the slot does not change
+// during the iteration.
 func (s *slotState) entries() iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
 		for b := range s.buckets() {
@@ -125,8 +125,8 @@ func (s *slotState) entries() iter.Seq[uint64] {
 	}
 }
 
-// grow makes room for one more row with tag: a segment without graves that is at
-// most half full, twice the length if there were none, or two in its place.
+// grow makes room for one more row with tag. It rebuilds the segment without tombstones, at most
+// half full, or splits the bucket in two if that segment would be too long.
 func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
 	s := &t.slots[slot]
 	b := s.bucket(tag)
@@ -152,17 +152,17 @@ func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
 		b.salt = saltOf(uint32(slot))
 		t.roots[slot].store(seg)
 	}
-	b.dead = 0
+	b.tombstones = 0
 	if len(old) > 0 {
 		t.outgrow(slot, old)
 	}
 	return nil
 }
 
-// splitBucket puts two buckets in the place of b, which holds tag.
+// splitBucket replaces b, the bucket of tag, by two buckets.
 func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 	old := b.root.load()
-	next := 31 - b.bits // the bit that tells the halves apart
+	next := 31 - b.bits // the bit that selects the half
 	prefix := tag &^ (1<<(next+1) - 1)
 	var halves [2]*bucket
 	for h := range halves {
@@ -205,13 +205,13 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 	return nil
 }
 
-// walk is the segments of a slot as they were when a snapshot began to read it,
-// and how far it came.
+// walk is the segments of a slot at the time when a reader began to read it, and the position
+// of the reader.
 type walk struct {
 	segs []segment
-	from []uint32 // the first tag of each
-	at   int      // the segment that is read
-	pos  int      // the entry that comes next
+	from []uint32 // the first tag of each segment
+	at   int      // the segment that is being read
+	pos  int      // the next entry to read in it
 }
 
 // begin starts a walk of slot s.
@@ -222,12 +222,12 @@ func (w *walk) begin(s *slotState) {
 		if seg := b.root.load(); len(seg) > 0 {
 			w.segs, w.from = append(w.segs, seg), append(w.from, tag)
 		}
-		tag += 1 << (32 - b.bits) // from the last to 0
+		tag += 1 << (32 - b.bits) // wraps to 0 after the last bucket
 	}
 }
 
-// of returns the number of the segment of tag. REQUIRES: there is one.
-func (w *walk) of(tag uint32) int {
+// of returns the index of the segment of tag. REQUIRES: w has a segment.
+func (w *walk) segmentOf(tag uint32) int {
 	i, ok := slices.BinarySearch(w.from, tag)
 	if ok {
 		return i
@@ -235,26 +235,26 @@ func (w *walk) of(tag uint32) int {
 	return i - 1
 }
 
-// bury removes the entry e with tag from the segment of w that had it, if the slot has
-// outgrown that: seg is where it is now.
-func (w *walk) bury(seg segment, tag uint32, e uint64) {
+// erase replaces by a tombstone the entry e with tag from the segment of w that holds it, unless that segment is
+// seg, the current one, from which the caller erases it.
+func (w *walk) erase(seg segment, tag uint32, e uint64) {
 	if len(w.segs) == 0 {
 		return
 	}
-	if old := w.segs[w.of(tag)]; &old[0] != &seg[0] {
-		old.bury(e)
+	if old := w.segs[w.segmentOf(tag)]; &old[0] != &seg[0] {
+		old.erase(e)
 	}
 }
 
-// reads reports whether seg is one of w.
-func (w *walk) reads(seg segment) bool {
+// includes reports whether the walk includes seg.
+func (w *walk) includes(seg segment) bool {
 	return slices.ContainsFunc(w.segs, func(s segment) bool { return &s[0] == &seg[0] })
 }
 
-// passed reports whether the walk has read the entry of r with tag, which was
-// there when it began.
+// passed reports whether the walk has read the entry of r. The entry has the given tag and
+// existed when the walk began.
 func (t *Table) passed(w *walk, tag uint32, r record) bool {
-	i := w.of(tag)
+	i := w.segmentOf(tag)
 	if i != w.at {
 		return i < w.at
 	}

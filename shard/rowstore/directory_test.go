@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// checkDirectory wants each row of slot in the bucket that its tag names, and
-// what buckets count.
+// checkDirectory checks that each row of slot is in the bucket of its tag, and that the counts of the
+// buckets are right.
 func checkDirectory(t *testing.T, table *Table, slot rowraft.Slot) {
 	t.Helper()
 	s := &table.slots[slot]
@@ -22,12 +22,13 @@ func checkDirectory(t *testing.T, table *Table, slot rowraft.Slot) {
 				if b.bits > 0 && e>>32>>(32-b.bits) != tag>>(32-b.bits) {
 					t.Fatalf("a row with tag %08x is in the bucket of %d bits of %08x", e>>32, b.bits, tag)
 				}
-			} else if e == grave {
+			} else if e == tombstone {
 				dead++
 			}
 		}
-		if n != int(b.rows) || dead != int(b.dead) {
-			t.Fatalf("the bucket of %08x has %d rows and %d graves in %d entries, and counts %d and %d", tag, n, dead, len(b.root.load()), b.rows, b.dead)
+		if n != int(b.rows) || dead != int(b.tombstones) {
+			t.Fatalf("the bucket of %08x has %d rows and %d tombstones in %d entries, and counts %d and %d",
+				tag, n, dead, len(b.root.load()), b.rows, b.tombstones)
 		}
 		rows += n
 		tag += 1 << (32 - b.bits)
@@ -37,8 +38,7 @@ func checkDirectory(t *testing.T, table *Table, slot rowraft.Slot) {
 	}
 }
 
-// TestDirectory grows one slot by many splits, takes most rows out again, and
-// finds in it what should be there.
+// TestDirectory grows one slot by many splits, removes most rows, and looks up all keys.
 func TestDirectory(t *testing.T) {
 	schema := testSchema(rowraft.Dense, rowraft.SGD, 1)
 	table, m := mustNew(t, schema), newModel(schema)
@@ -72,8 +72,9 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestEqualTagsDoNotSplitForEver: keys with equal tags cannot be told apart by bits; the directory stays small and the segment grows.
-func TestEqualTagsDoNotSplitForEver(t *testing.T) {
+// TestEqualTagsDoNotSplitForever: a split cannot separate keys with equal tags, so the directory stays
+// small and the segment grows.
+func TestEqualTagsDoNotSplitForever(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
 	table := mustNew(t, schema)
 	table.longest = 16
@@ -92,8 +93,7 @@ func TestEqualTagsDoNotSplitForEver(t *testing.T) {
 	}
 }
 
-// TestHeldBucketKeepsItsRows: a reader that has looked up a bucket finds its rows
-// in there, whatever splits.
+// TestHeldBucketKeepsItsRows: a reader that has loaded a bucket finds the bucket's rows in it after any split.
 func TestHeldBucketKeepsItsRows(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Dense, rowraft.SGD, 1))
 	table.longest = 16
@@ -121,9 +121,8 @@ func TestHeldBucketKeepsItsRows(t *testing.T) {
 	}
 }
 
-// TestPullsBesideSplits: rows that are there are found at all times while their
-// buckets split and the directory doubles.
-func TestPullsBesideSplits(t *testing.T) {
+// TestPullsDuringSplits: existing rows are found at all times while their buckets split and the directory doubles.
+func TestPullsDuringSplits(t *testing.T) {
 	for range 4 {
 		table := evenTable(t, rowraft.Dense, 2)
 		table.longest = 16
@@ -163,8 +162,7 @@ func TestPullsBesideSplits(t *testing.T) {
 	}
 }
 
-// TestSlotsDoNotAllGrowAtOnce: with as many rows, some slots have grown that others
-// have yet to.
+// TestSlotsDoNotAllGrowAtOnce: of the slots with an equal number of rows, some have grown and some have not.
 func TestSlotsDoNotAllGrowAtOnce(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
 	for k := rowraft.Key(0); k < 11*rowraft.NumSlots; k++ {

@@ -1,11 +1,11 @@
-// Package rowstore is key → row for one table on one shard.
+// Package rowstore stores the rows of one table on one shard by key.
 //
 //	Machine ──Pull──► Table ─► index segment of the slot ─► record in a slab
 //	        ──Update─►       ─► optim.Rule on the record, version, digest
 //
 // # Layout
 //
-// A row is one record off the Go heap, which never moves (all little-endian):
+// A row is one record off the Go heap. A record never moves (all little-endian):
 //
 //	offset | size      | field
 //	0      | 4         | recency: tick of the last push, in a tracked table; else 0
@@ -15,50 +15,52 @@
 //	24     | 4·dim     | weights, float32; of a bfloat16 table 2·dim, padded to 4
 //	…      | 4·state   | optimizer state, float32
 //
-// The same bytes are what a snapshot stores and [Table.RestoreRow] takes.
+// A snapshot stores the same bytes, and [Table.RestoreRow] takes them.
 //
-// Each slot has an open-addressing segment of its own, doubled on its own, of
-// 8-byte entries: the low half is 1 + the record's place, the high half the key's tag,
-// 32 bits that depend on the key and a secret of the table in this process. Probing is
-// linear from these bits; a hit is confirmed by the key in the record, which is read anyway. (An entry that
-// holds the key itself takes 16 bytes: just after doubling, at 40 % load, that
-// is 40 bytes a row, and 128 bytes of numbers would cost more than 1.4 times
-// themselves.) Growth needs the entries only, never the records. A slot of more
-// rows than a segment of 8,192 entries should hold, such as that of a large dense
-// tensor, has a directory of segments that are split one by one: nothing is ever
-// done at once that takes longer than some 0.1 ms.
+// Each slot has its own open-addressing segment of 8-byte entries, which grows independently of
+// the other slots. The low half of an entry is 1 + the record's place. The high half is the key's
+// tag: 32 bits that depend on the key and on a secret of the table in this process. Probing is
+// linear and starts at the tag. The key in the record confirms a hit; the record is
+// read anyway. Growth reads the entries only, never the records.
 //
-// A tracked table, one with admission, expiry or capacity, also keeps candidates:
-// keys that were pushed and have no row yet, in an exact open-addressing table a
-// slot, 16 bytes each. What makes a row, and what removes it, is
-// docs/formats/streaming.md; other tables have a nil pointer for all of it.
+// Rejected: an entry that holds the key itself takes 16 bytes. Just after doubling, at 40 % load,
+// that is 40 bytes a row, and a row of 128 bytes of numbers would cost more than 1.4 times
+// their size.
+//
+// A slot with too many rows for a segment of 8,192 entries, such as the slot of a large dense
+// tensor, has a directory of segments that are split one by one. So no single step takes longer
+// than about 0.1 ms.
+//
+// A tracked table is one with admission, expiry or capacity. It also stores candidates: keys that
+// were pushed but have no row yet, in an exact open-addressing table per slot, 16 bytes each.
+// docs/formats/streaming.md specifies when a row is created and removed. Tables that are not
+// tracked have a nil pointer instead of all this state.
 //
 // # Invariants
 //
-//  1. Determinism. Rows, versions and digests after an Update depend on the
-//     table before and the arguments only, whatever was pulled, snapshotted or
-//     rehashed in between.
-//  2. The version of a row is the value its slot's counter took with the row's
-//     last change; it starts at 1, and no two rows of a slot share one.
-//  3. A slot's digest is the sum mod 2^128 of the hashes of its rows and its
-//     candidates, at all times between calls. Whatever changes in a slot raises
-//     its counter.
-//  4. A key never pushed, or removed since, reads as the initializer and is not created; its first
-//     Update or Assign creates it from the same value.
+//  1. Determinism. Rows, versions and digests after an Update depend only on the
+//     table before it and on the arguments. Pulls, snapshots and growth of the index have no
+//     effect on them.
+//  2. The version of a row is the value that its slot's counter took at the row's
+//     last change. Versions start at 1, and no two rows of a slot share one.
+//  3. Between calls, a slot's digest is the sum mod 2^128 of the hashes of its rows and its
+//     candidates. Every change in a slot increments its counter.
+//  4. A key that was never pushed, or was removed since, reads as the initializer, and a pull does
+//     not create it. Its first Update or Assign creates it from the same value.
 //
 // # Concurrency
 //
-// Pull, Contains and Rows may run at any time, beside each other and
-// beside all else but Close; they take no lock and keep nobody waiting. The rest
-// has one owner at a time: the writer (Update, Assign, Delete,
-// RestoreRow, RestoreSlotVersion, BeginSnapshot, Snapshot.End, Close), or readers of what it
-// left between two calls (digests, slots, memory). The other methods of a [Snapshot]
-// run beside Update, Assign, Delete and pulls, on one goroutine at a time.
+// Pull, Contains and Rows may run at any time, concurrently with each other and with
+// everything else except Close. They take no lock and block no writer. All other methods of the
+// table have one owner at a time: either the writer (Update, Assign, Delete, RestoreRow,
+// RestoreSlotVersion, BeginSnapshot, Snapshot.End, Close), or readers of the state between
+// two calls of the writer (digests, slots, memory). The other methods of a [Snapshot]
+// may run concurrently with Update, Assign, Delete and pulls, on one goroutine at a time.
 //
 // # Readers
 //
-// Records lie off the Go heap and are copied while they may be changing, so a
-// reader proves that what it copied was whole, or copies again:
+// Records lie off the Go heap, and a reader copies them while the writer may change them. So a
+// reader proves that its copy is consistent, or copies again (a sequence lock):
 //
 //	writer                                  reader
 //	w1  version = old | busy                r1  v = version; busy: wait; gone: look again
@@ -66,27 +68,28 @@
 //	w2  change the record                       fence: loads before loads
 //	w3  version = next                      r3  version = v? else from r1
 //
-// w1, w3, r1 and r3 are atomic. If r2 read something that w2 stored, then r3 comes
-// behind w1 in the order of that word, because w1 is before w2 and r2 before r3;
-// so it finds busy or something later, never v: a slot's counter only rises, and
-// a place holds one key for as long as a reader can know it (below). If r2 missed
-// something of a change whose w3 is what r1 read, w3 would be before w2 or r2
-// before r1; w3 is a release and r1 an acquire, so neither is. On amd64 loads keep
-// their order and stores theirs, whatever their width, and the atomics hold the
-// compiler; the fences are empty. On arm64 w3 is STLR and r1 LDAR, but neither
-// orders what follows a store or precedes a load: the fences are DMB ISHST and
-// DMB ISHLD. Any other machine, and the race detector where records lie on the Go
-// heap (not Linux), uses a lock of readers and writer instead: rowLock.
+// w1, w3, r1 and r3 are atomic. Two cases would be wrong; neither can happen:
 //
-// An index entry is stored after its record is busy and has its key, and loaded
-// as an acquire, so whoever finds it sees that much. A segment is published whole,
-// by its root, and a bucket and a directory by their pointers; what they replace
-// stays as it was. What is taken out of the index, an outgrown segment or the place of
-// a deleted row, is used again only when no reader is left that entered before:
-// see grace. A row whose place was retired reads as gone, and the reader looks in
-// the index again.
+//   - r2 reads a value that w2 stored. w1 is before w2 and r2 is before r3, so r3 is after w1 in
+//     the modification order of the version. r3 reads busy or a later version, never v: a
+//     slot's counter only rises, and a place holds one key for as long as a reader can know the
+//     place (see below).
+//   - r2 misses part of a change whose w3 is the value that r1 read. Then w3 would be before w2, or
+//     r2 before r1. w3 is a release and r1 an acquire, so neither is possible.
 //
-// A writer that changes a record brackets it by open and seal: open marks it busy
-// when the digest and the snapshots have had the old one, seal gives it the next
-// version.
+// On amd64, loads keep their order and stores keep theirs, whatever their width, and the atomics
+// stop the compiler from reordering: the fences are empty. On arm64, w3 is STLR and r1 is LDAR, but
+// STLR does not order what follows it and LDAR does not order what precedes it: the fences are
+// DMB ISHST and DMB ISHLD. Other machines use a lock between readers and the writer (rowLock), and
+// so does the race detector where records lie on the Go heap (not Linux).
+//
+// The writer stores an index entry after the record is busy and has its key. A reader loads the
+// entry as an acquire, so a reader that finds the entry sees at least that state. A root publishes
+// a whole segment; pointers publish a bucket and a directory. What they replace
+// stays unchanged. An outgrown segment and the place of a deleted row are used
+// again only when all readers that entered before the removal have left: see grace. A row whose
+// place was retired reads as gone, and the reader searches the index again.
+//
+// A writer changes a record between open and seal. open marks the record busy after it has updated
+// the digest and the snapshots with the old row. seal gives the record the next version.
 package rowstore

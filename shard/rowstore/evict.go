@@ -9,12 +9,11 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// scanRecords is how many records are prefetched at a time where all of a slot are
-// looked at.
+// scanRecords is how many records a scan of a slot prefetches at a time.
 const scanRecords = 64
 
-// each calls do with the index entry and the record of every row of slot. do must
-// not change the index.
+// each calls do with the index entry and the record of every row of slot. It prefetches the first
+// touched bytes of each record. do must not change the index.
 func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
 	var entry [scanRecords]uint64
 	var addr [scanRecords]unsafe.Pointer
@@ -37,7 +36,7 @@ func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)
 	}
 }
 
-// removeEntry removes the row of an index entry of slot.
+// removeEntry removes the row of the index entry e of slot.
 func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 	tag := uint32(e >> 32)
 	seg := t.slots[slot].bucket(tag).root.load()
@@ -49,20 +48,20 @@ func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 	return t.remove(slot, tag, at)
 }
 
-// makeRoom removes rows of slot if it is full, and reports whether it did.
+// makeRoom removes rows of slot if the slot is full, and reports whether it removed any.
 func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 	k, s := t.track, &t.slots[slot]
-	if k.most == 0 || uint64(s.rows) < k.most {
+	if k.maxRows == 0 || uint64(s.rows) < k.maxRows {
 		return false, nil
 	}
 	k.ranks = k.ranks[:0]
-	period := agingRounds * k.most
-	present := s.version / period * period // the version with which the period began
+	period := agingRounds * k.maxRows
+	present := s.version / period * period // the version at which the current period began
 	t.each(slot, headerBytes, func(e uint64, r record) {
 		v := *r.version()
 		if k.lfu {
 			count := *r.count()
-			if v < present { // else it has not aged, and two divisions are spared
+			if v < present { // a row changed in this period has not aged: skip two divisions
 				count = k.aged(count, v, s.version)
 			}
 			k.ranks = append(k.ranks, rank{hi: uint64(count), lo: v, ref: e})
@@ -70,7 +69,7 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 			k.ranks = append(k.ranks, rank{hi: v, ref: e})
 		}
 	})
-	stay := k.most - max(1, k.most/evictShare)
+	stay := k.maxRows - max(1, k.maxRows/evictShare)
 	gone := lowest(k.ranks, len(k.ranks)-int(stay))
 	for _, r := range gone {
 		if err := t.removeEntry(slot, r.ref); err != nil {
@@ -81,7 +80,7 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 	return true, nil
 }
 
-// CheckSweep reports why w cannot be asked of this table.
+// CheckSweep returns an error if the conditions of w do not apply to this table.
 //
 // Errors: CodeInvalidArgument.
 func (t *Table) CheckSweep(w *wire.Sweep) error {
@@ -91,17 +90,20 @@ func (t *Table) CheckSweep(w *wire.Sweep) error {
 	case w.Conditions&wire.SweepExpire != 0 && t.schema.Expire == 0:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no expiry", t.schema.Name)
 	case w.Conditions&(wire.SweepUnseen|wire.SweepCount) != 0 && t.track == nil:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s keeps no count of pushes: only one with admission, expiry or capacity does", t.schema.Name)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"table %s keeps no count of pushes: only a table with admission, expiry or capacity does", t.schema.Name)
 	}
 	return nil
 }
 
-// CountSweep returns how many of the rows among the next most (> 0) index entries of l, a
-// Listing of slot, a Sweep would remove, and with the last of them how many candidates. It
-// changes nothing.
+// CountSweep returns how many rows a Sweep would remove among the next most (> 0) index entries of
+// l, a Listing of slot. With the last entries it also returns the number of candidates.
+// It changes nothing.
 //
-// REQUIRES: CheckSweep(w) is nil, and the table is not changed meanwhile.
-func (t *Table) CountSweep(l *Listing, slot rowraft.Slot, w *wire.Sweep, tick uint32, most int) (rows, candidates int, done bool) {
+// REQUIRES: CheckSweep(w) is nil, and the table does not change during the call.
+func (t *Table) CountSweep(
+	l *Listing, slot rowraft.Slot, w *wire.Sweep, tick uint32, most int,
+) (rows, candidates int, done bool) {
 	c := t.condition(slot, w, tick)
 	done = l.next(most, c.touched, func(r record) {
 		if *r.version() != gone && c.meets(t, r) {
@@ -119,9 +121,9 @@ func (t *Table) CountSweep(l *Listing, slot rowraft.Slot, w *wire.Sweep, tick ui
 }
 
 // Sweep removes the rows and candidates of slot that meet all conditions of w at
-// tick (docs/formats/streaming.md), and returns how many.
+// tick (docs/formats/streaming.md), and returns their numbers.
 //
-// REQUIRES: CheckSweep(w) is nil, and nobody else changes the table meanwhile.
+// REQUIRES: CheckSweep(w) is nil, and no other writer uses the table at the same time.
 //
 // Errors: CodeOverloaded as for Update.
 func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, candidates int, err error) {
@@ -148,7 +150,7 @@ func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, cand
 		}
 	})
 	for _, key := range keys {
-		t.forget(slot, t.secret.tag(key), key)
+		t.forgetCandidate(slot, t.secret.tag(key), key)
 		t.slots[slot].version++
 	}
 	if t.track != nil {
@@ -157,21 +159,24 @@ func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, cand
 	return len(found), len(keys), nil
 }
 
-// condition is a sweep as it is asked of each row of one slot.
+// condition is a sweep, prepared for the rows of one slot.
 type condition struct {
-	all     uint32
-	unseen  uint64 // more ticks than this; from both conditions
-	tick    uint32
-	count   uint32
-	square  float32
-	counter uint64
-	track   *track
-	touched int       // bytes of a record that are looked at
-	wide    []float32 // weights that are not stored as float32
+	conditions uint32 // wire.Sweep.Conditions
+	unseen     uint64 // a row is old after more ticks than this; the larger of the two limits
+	tick       uint32
+	count      uint32
+	square     float32 // the norm limit, squared
+	counter    uint64  // version counter of the slot
+	track      *track
+	touched    int       // bytes of a record that meets reads
+	wide       []float32 // scratch for weights that are not stored as float32
 }
 
 func (t *Table) condition(slot rowraft.Slot, w *wire.Sweep, tick uint32) condition {
-	c := condition{all: w.Conditions, tick: tick, count: w.Count, square: float32(w.Norm * w.Norm), counter: t.slots[slot].version, track: t.track, touched: headerBytes}
+	c := condition{
+		conditions: w.Conditions, tick: tick, count: w.Count, square: float32(w.Norm * w.Norm),
+		counter: t.slots[slot].version, track: t.track, touched: headerBytes,
+	}
 	if w.Conditions&wire.SweepExpire != 0 {
 		c.unseen = uint64(t.schema.Expire)
 	}
@@ -185,17 +190,17 @@ func (t *Table) condition(slot rowraft.Slot, w *wire.Sweep, tick uint32) conditi
 }
 
 func (c *condition) old(tick uint32) bool {
-	return c.all&(wire.SweepExpire|wire.SweepUnseen) == 0 || uint64(c.tick) > uint64(tick)+c.unseen
+	return c.conditions&(wire.SweepExpire|wire.SweepUnseen) == 0 || uint64(c.tick) > uint64(tick)+c.unseen
 }
 
 func (c *condition) meets(t *Table, r record) bool {
 	if !c.old(*r.recency()) {
 		return false
 	}
-	if c.all&wire.SweepCount != 0 && c.track.aged(*r.count(), *r.version(), c.counter) >= c.count {
+	if c.conditions&wire.SweepCount != 0 && c.track.aged(*r.count(), *r.version(), c.counter) >= c.count {
 		return false
 	}
-	if c.all&wire.SweepNorm == 0 {
+	if c.conditions&wire.SweepNorm == 0 {
 		return true
 	}
 	sum := float32(0)
@@ -206,7 +211,7 @@ func (c *condition) meets(t *Table, r record) bool {
 }
 
 func (c *condition) meetsCandidate(k candidate) bool {
-	return c.all&wire.SweepNorm == 0 && c.old(k.tick) && (c.all&wire.SweepCount == 0 || k.count < c.count)
+	return c.conditions&wire.SweepNorm == 0 && c.old(k.tick) && (c.conditions&wire.SweepCount == 0 || k.count < c.count)
 }
 
 // eachCandidate calls do with the candidates of slot. do must not change them.
@@ -222,7 +227,7 @@ func (t *Table) eachCandidate(slot rowraft.Slot, do func(at uint32, c candidate)
 	}
 }
 
-// increased is a count one higher, which stays at its limit.
+// increased returns count + 1, or count if it is at its limit.
 func increased(count uint32) uint32 {
 	if count == math.MaxUint32 {
 		return count

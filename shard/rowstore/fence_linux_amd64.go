@@ -16,26 +16,26 @@ const (
 	membarrierRegisterPrivate = 1 << 4
 )
 
-// canFence reports whether fenceOthers works, and prepares it: some milliseconds, once.
+// canFence reports whether fenceOthers works. Its first call prepares it, which takes some milliseconds.
 var canFence = sync.OnceValue(func() bool {
 	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierRegisterPrivate, 0, 0)
 	return errno == 0
 })
 
-// fenceOthers returns true when every thread of the process has passed a full barrier since,
-// and false if the system could not do that now: membarrier allocates memory (ENOMEM).
+// fenceOthers makes every thread of the process execute a full barrier and returns true. It
+// returns false if the system cannot do so now: membarrier allocates memory (ENOMEM).
 // REQUIRES: canFence.
 var fenceOthers = func() bool {
 	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierPrivate, 0, 0)
 	return errno == 0
 }
 
-// pauseFence waits a little for the system to have memory again.
+// pauseFence waits a short time, in which the system may free memory.
 func pauseFence() {
-	_ = unix.Nanosleep(&unix.Timespec{Nsec: 100_000}, nil) // a signal may end it early
+	_ = unix.Nanosleep(&unix.Timespec{Nsec: 100_000}, nil) // a signal may end the pause early
 }
 
-// storeClaim stores v behind all stores before it that are in order.
+// storeClaim stores v after all earlier ordered stores. (Images written past the caches are not ordered.)
 func storeClaim(p *atomic.Int64, v int64) {
 	storeVersion((*uint64)(unsafe.Pointer(p)), uint64(v))
 }

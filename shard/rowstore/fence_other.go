@@ -4,8 +4,8 @@ package rowstore
 
 import "sync/atomic"
 
-// Elsewhere a barrier of the writer costs little, or cannot be done without, or the race
-// detector would not know of it: all claims are strict.
+// On other systems all claims are strict: a barrier of the writer costs little there, or the system
+// has no membarrier, or the race detector does not know of it.
 
 func canFence() bool { return false }
 

@@ -11,15 +11,16 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestSnapshotWhileTheSystemCannotFence: where membarrier has no memory a snapshot waits until
-// it has, or until the writer claims strictly; it does not end the process, and is of one moment.
+// TestSnapshotWhileTheSystemCannotFence: while membarrier has no memory, a snapshot waits until it works
+// again or until the writer makes strict claims. The process continues, and the snapshot is that of its
+// begin.
 func TestSnapshotWhileTheSystemCannotFence(t *testing.T) {
 	if !canFence() {
 		t.Skip("this system has no membarrier")
 	}
 	works := fenceOthers
 	defer func() { fenceOthers = works }()
-	for _, fails := range []int64{5, 1 << 40} { // then it works again, or never
+	for _, fails := range []int64{5, 1 << 40} { // it works again after so many failures, or never
 		var left atomic.Int64
 		left.Store(fails)
 		fenceOthers = func() bool { return left.Add(-1) < 0 && works() }

@@ -13,15 +13,14 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// The secrets of tests: with the first the tag of a key is its low half; with the second
-// all tags are 0.
+// Secrets for tests: with the first one the tag of a key is its low half; with the second one all tags are 0.
 var (
 	lowHalf = secret{0, 1, 0, 1}
 	noTags  = secret{}
 )
 
-// equalTags gives table, which is empty, a secret with which the tags of n keys of slot
-// are 77, and returns them.
+// equalTags sets a secret of table, which must be empty, with which n keys of slot have tag 77, and returns
+// these keys.
 func equalTags(table *Table, slot rowraft.Slot, n int) (keys []rowraft.Key) {
 	table.secret = lowHalf
 	for i := uint64(0); len(keys) < n; i++ {
@@ -32,8 +31,8 @@ func equalTags(table *Table, slot rowraft.Slot, n int) (keys []rowraft.Key) {
 	return keys
 }
 
-// chosenKeys returns n keys of one slot, or with equal low bits of their public hash, or
-// both, as a client can choose them.
+// chosenKeys returns n keys of one slot, or with equal low bits of their public hash, or both, as a client
+// can choose them.
 func chosenKeys(table rowraft.TableID, n int, oneSlot, lowBits bool) []rowraft.Key {
 	keys := make([]rowraft.Key, n)
 	for i := range keys {
@@ -52,8 +51,7 @@ func chosenKeys(table rowraft.TableID, n int, oneSlot, lowBits bool) []rowraft.K
 	return keys
 }
 
-// probes returns how many index entries are looked at to find each row of the table, on
-// average and at most.
+// probes returns the number of index entries that a lookup of a row reads, on average and at most.
 func probes(t *Table) (mean float64, most int) {
 	sum, rows := 0, 0
 	for i := range t.slots {
@@ -70,7 +68,7 @@ func probes(t *Table) (mean float64, most int) {
 	return float64(sum) / float64(max(rows, 1)), most
 }
 
-// candidateProbes is probes of the candidates.
+// candidateProbes is probes for candidates.
 func candidateProbes(t *Table) (mean float64, most int) {
 	sum, n := 0, 0
 	for i := range t.track.slots {
@@ -83,15 +81,16 @@ func candidateProbes(t *Table) (mean float64, most int) {
 	return float64(sum) / float64(max(n, 1)), most
 }
 
-// TestChosenKeysAreFoundSoon: keys that a client chose by the public hash are found within
-// as few entries as others, both as rows and as candidates. 3 is what linear probing
-// takes on average at the highest load, 0.8.
+// TestChosenKeysAreFoundSoon: a lookup of a key that a client chose by the public hash reads as few entries
+// as any other lookup, both for rows and for candidates. 3 is the average of linear probing at the highest
+// load, 0.8.
 func TestChosenKeysAreFoundSoon(t *testing.T) {
 	for _, n := range []int{1 << 15, 1 << 18} {
 		for _, tc := range []struct {
 			name             string
 			oneSlot, lowBits bool
-		}{{"any", false, false}, {"equal low bits", false, true}, {"one slot", true, false}, {"one slot and equal low bits", true, true}} {
+		}{{"any", false, false}, {"equal low bits", false, true}, {"one slot", true, false},
+			{"one slot and equal low bits", true, true}} {
 			if tc.oneSlot && tc.lowBits && n > 1<<15 {
 				continue // there are 2^20 such keys: TestTagsOfChosenKeysSpread
 			}
@@ -114,8 +113,8 @@ func TestChosenKeysAreFoundSoon(t *testing.T) {
 	}
 }
 
-// TestTagsOfChosenKeysSpread: with any secret the tags of keys with a pattern fall into
-// 1,024 parts, by their first bits and by their last, as evenly as chance has it.
+// TestTagsOfChosenKeysSpread: with any secret, the tags of keys with a pattern fall evenly into 1,024
+// ranges, by their first bits and by their last bits.
 func TestTagsOfChosenKeysSpread(t *testing.T) {
 	const parts, per = 1 << 10, 256
 	rng := rand.New(rand.NewPCG(8, 16))
@@ -131,7 +130,7 @@ func TestTagsOfChosenKeysSpread(t *testing.T) {
 	} {
 		for range 20 {
 			s := newSecret()
-			for i := range s { // so that a failure comes again
+			for i := range s { // deterministic, so that a failure is reproducible
 				s[i] = rng.Uint64() | s[i]&1&uint64(i)
 			}
 			s[1], s[3] = s[1]|1, s[3]|1
@@ -144,7 +143,7 @@ func TestTagsOfChosenKeysSpread(t *testing.T) {
 			for _, of := range [][parts]int{first, last} {
 				// Chance gives 256 ± 16; 1 in 10^9 is beyond 6.1 of these.
 				if lo, hi := slices.Min(of[:]), slices.Max(of[:]); lo < per-112 || hi > per+112 {
-					t.Errorf("%s, secret %x: parts of %d to %d keys, want some %d", tc.name, s, lo, hi, per)
+					t.Errorf("%s, secret %x: ranges of %d to %d keys, want about %d", tc.name, s, lo, hi, per)
 				}
 			}
 		}
@@ -159,7 +158,7 @@ func TestSecretsDiffer(t *testing.T) {
 	}
 }
 
-// listed is the keys of slot.
+// listed returns the keys of slot.
 func listed(table *Table, slot rowraft.Slot) []rowraft.Key {
 	l := table.List(slot)
 	defer l.End()
@@ -167,8 +166,8 @@ func listed(table *Table, slot rowraft.Slot) []rowraft.Key {
 	return keys
 }
 
-// everything is what a table shows of itself. The rows of a slot have no order in a
-// snapshot, so they are sorted.
+// everything returns all state that a table exposes. It sorts the rows of a slot, which have no order in a
+// snapshot.
 func everything(t *testing.T, table *Table) string {
 	t.Helper()
 	snap, err := table.BeginSnapshot()
@@ -176,7 +175,8 @@ func everything(t *testing.T, table *Table) string {
 		t.Fatal(err)
 	}
 	defer snap.End()
-	out := fmt.Sprintf("%d rows, %d candidates, digest %v, %+v\n", table.Rows(), snap.Candidates(), table.Digest(), table.Counters())
+	out := fmt.Sprintf("%d rows, %d candidates, digest %v, %+v\n",
+		table.Rows(), snap.Candidates(), table.Digest(), table.Counters())
 	size := table.RecordBytes()
 	for slot := range rowraft.Slot(rowraft.NumSlots) {
 		var b []byte
@@ -198,14 +198,14 @@ func everything(t *testing.T, table *Table) string {
 			}
 		}
 		if _, _, ok := table.CheckSlot(slot, 1<<30); !ok {
-			t.Fatalf("slot %d is found damaged", slot)
+			t.Fatalf("CheckSlot reports damage in slot %d", slot)
 		}
 	}
 	return out
 }
 
-// TestNothingDependsOnTheSecret runs the same changes with several secrets: rows,
-// candidates, versions, digests, evictions and sweeps are the same at each step.
+// TestNothingDependsOnTheSecret applies the same changes with several secrets: rows, candidates, versions,
+// digests, evictions and sweeps are the same at each step.
 func TestNothingDependsOnTheSecret(t *testing.T) {
 	base := testSchema(rowraft.Sparse, rowraft.Adagrad, 2)
 	lru, lfu, counted, drawn, dense := base, base, base, base, base
@@ -215,7 +215,8 @@ func TestNothingDependsOnTheSecret(t *testing.T) {
 	counted.Capacity = rowraft.Capacity{Rows: 8 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
 	drawn.Admission, drawn.Expire = rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.5}, 3
 	dense.Kind = rowraft.Dense
-	for name, schema := range map[string]rowraft.Schema{"plain": base, "lru": lru, "lfu": lfu, "counted": counted, "drawn": drawn, "dense": dense} {
+	for name, schema := range map[string]rowraft.Schema{"plain": base, "lru": lru, "lfu": lfu, "counted": counted,
+		"drawn": drawn, "dense": dense} {
 		t.Run(name, func(t *testing.T) {
 			var tables []*Table
 			for _, s := range []secret{newSecret(), newSecret(), lowHalf, noTags} {
@@ -255,7 +256,8 @@ func TestNothingDependsOnTheSecret(t *testing.T) {
 							l.End()
 							rows, waiting, err := table.Sweep(slot, &sweep, uint32(step))
 							if err != nil || rows != wouldRows || waiting != wouldWait {
-								t.Fatalf("slot %d: swept %d rows and %d candidates, %v; counted %d and %d before", slot, rows, waiting, err, wouldRows, wouldWait)
+								t.Fatalf("slot %d: swept %d rows and %d candidates, %v; counted %d and %d before",
+									slot, rows, waiting, err, wouldRows, wouldWait)
 							}
 							if rows+waiting > 0 {
 								said += fmt.Sprintf("slot %d: swept %d and %d\n", slot, rows, waiting)
@@ -272,7 +274,7 @@ func TestNothingDependsOnTheSecret(t *testing.T) {
 					if i == 0 {
 						want = said
 					} else if said != want {
-						t.Fatalf("step %d: with another secret the table shows\n%.2000s\nwant\n%.2000s", step, said, want)
+						t.Fatalf("step %d: with another secret the table has\n%.2000s\nwant\n%.2000s", step, said, want)
 					}
 				}
 			}

@@ -6,28 +6,28 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// grace tells when no reader can hold what was taken out of the index any more.
+// grace reports when no reader can hold an object that was taken out of the index (epoch-based
+// reclamation).
 //
-// Time is cut into epochs. A reader counts itself in the epoch that it enters,
-// and leaves it when it is done; it never waits. What the writer takes out of the
-// index in epoch e can be held by readers of e and of those before, not by one
-// that entered later: that one finds the index without it. The writer goes on
-// from e to e+1 only when no reader of e-1 is left, so when it enters e+2, nobody
-// holds what it took out in e. It never waits either: a reader that stays keeps
-// memory from being used again, nothing else.
+// A reader counts itself in the epoch that it enters, and leaves that epoch when it is done; it
+// never waits. Readers of epoch e and of earlier epochs can hold an object that the writer took
+// out of the index in e. A reader that entered later cannot: it sees the index without the object.
+// The writer moves from e to e+1 only when no reader of e-1 is left. So when it enters e+2, no
+// reader holds an object that was taken out in e. The writer never waits either: a slow reader
+// only delays the reuse of memory.
 //
-// Atomic operations of Go are in one order that all goroutines agree on. A reader
-// that counts itself in e and then still sees e did so before the writer left e;
-// one that sees a later epoch takes its count back and tries again.
+// Go's atomic operations have one total order. A reader that counts itself in e and
+// then still sees e did so before the writer left e. A reader that sees a later epoch takes its
+// count back and tries again.
 type grace struct {
 	epoch   atomic.Uint64
 	readers [2]struct {
-		n atomic.Int64 // of epochs with this last bit
-		_ [56]byte     // a cache line of its own
+		n atomic.Int64 // readers in epochs with this last bit
+		_ [56]byte     // pads to a cache line
 	}
 }
 
-// enter returns what leave takes.
+// enter registers a reader. The caller passes the result to leave.
 func (g *grace) enter() uint64 {
 	for {
 		e := g.epoch.Load()
@@ -41,8 +41,8 @@ func (g *grace) enter() uint64 {
 
 func (g *grace) leave(e uint64) { g.readers[e&1].n.Add(-1) }
 
-// advance enters the next epoch and returns it, unless a reader of the one before
-// the present is left.
+// advance enters the next epoch and returns it. It returns false if a reader of the previous
+// epoch is left.
 func (g *grace) advance() (e uint64, ok bool) {
 	e = g.epoch.Load() + 1
 	if g.readers[e&1].n.Load() != 0 {
@@ -52,7 +52,7 @@ func (g *grace) advance() (e uint64, ok bool) {
 	return e, true
 }
 
-// retired is what was taken out of the index in one epoch.
+// retired is the objects that were taken out of the index in one epoch.
 type retired struct {
 	segs   []segment
 	places []slab.Place
@@ -60,24 +60,24 @@ type retired struct {
 
 func (r *retired) empty() bool { return len(r.segs)+len(r.places) == 0 }
 
-// retire frees seg, which no new reader finds, once no reader holds it.
+// retire frees seg when no reader holds it. REQUIRES: new readers cannot find seg.
 func (t *Table) retire(seg segment) {
 	r := &t.retired[t.grace.epoch.Load()&1]
 	r.segs = append(r.segs, seg)
 }
 
-// retirePlace frees the record at p, which no new reader finds, once no reader
-// holds it. Until then it reads as gone.
+// retirePlace frees the record at p when no reader holds it. Until then the record reads as gone.
+// REQUIRES: new readers cannot find the record.
 func (t *Table) retirePlace(p slab.Place) {
 	t.at(p).setVersion(gone)
 	r := &t.retired[t.grace.epoch.Load()&1]
 	r.places = append(r.places, p)
 }
 
-// reclaim frees what no reader holds any more. Every change of rows begins with it.
+// reclaim frees the retired objects that no reader holds any more. Every change of rows begins with it.
 func (t *Table) reclaim() {
 	if t.wantStrict.Load() {
-		t.mayLoosen()
+		t.chooseClaims()
 	}
 	if t.retired[0].empty() && t.retired[1].empty() {
 		return
@@ -86,7 +86,7 @@ func (t *Table) reclaim() {
 	if !ok {
 		return
 	}
-	r := &t.retired[e&1] // of two epochs ago
+	r := &t.retired[e&1] // from two epochs ago
 	for _, seg := range r.segs {
 		t.blocks.Free(seg)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestGraceWaitsForReaders: what was retired is freed when the readers that were
-// there have left, and no sooner; readers that came later do not count.
+// TestGraceWaitsForReaders: a retired object is freed as soon as the readers that had entered before have
+// left; later readers do not delay it.
 func TestGraceWaitsForReaders(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
 	retire := func() {
@@ -33,7 +33,7 @@ func TestGraceWaitsForReaders(t *testing.T) {
 		table.reclaim()
 	}
 	if held() != 1 {
-		t.Fatalf("%d segments held beside a reader that may look at one, want 1", held())
+		t.Fatalf("%d segments held while a reader may use one, want 1", held())
 	}
 	young := table.grace.enter() // entered after one epoch ended
 	retire()
@@ -41,7 +41,7 @@ func TestGraceWaitsForReaders(t *testing.T) {
 	table.reclaim()
 	table.reclaim()
 	if held() != 1 {
-		t.Fatalf("%d segments held beside a reader that may look at the second, want 1", held())
+		t.Fatalf("%d segments held while a reader may use the second, want 1", held())
 	}
 	table.grace.leave(young)
 	table.reclaim()
@@ -51,9 +51,9 @@ func TestGraceWaitsForReaders(t *testing.T) {
 	}
 }
 
-// TestGraceBesideReaders: a writer publishes objects, retires the one before and
-// marks it freed after the grace; no reader ever holds a freed one.
-func TestGraceBesideReaders(t *testing.T) {
+// TestGraceWithConcurrentReaders: a writer publishes objects, retires the previous one and marks it freed
+// when grace allows; no reader holds a freed object.
+func TestGraceWithConcurrentReaders(t *testing.T) {
 	type object struct{ freed atomic.Bool }
 	var g grace
 	var current atomic.Pointer[object]

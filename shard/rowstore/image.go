@@ -6,10 +6,10 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-const lineBytes = 64 // of the caches
+const lineBytes = 64 // of a cache line
 
-// imageBytes is the size of an image: a record, a link, and what makes it whole lines
-// where that is a sixteenth at most.
+// imageBytes is the size of an image: a record and a link. It is rounded up to whole cache lines
+// if that adds at most a sixteenth.
 func (t *Table) imageBytes() int {
 	n := t.slabRecordBytes() + 8
 	if lines := (n + lineBytes - 1) &^ (lineBytes - 1); lines-n <= n/16 {
@@ -18,7 +18,7 @@ func (t *Table) imageBytes() int {
 	return n
 }
 
-// putImage adds the image of r to those of the slot of c.
+// putImage saves the image of r and links it to the images of the slot of c.
 func (s *Snapshot) putImage(c *cut, r record) error {
 	t := s.t
 	p, at, err := s.newImage()
@@ -36,15 +36,14 @@ func (s *Snapshot) putImage(c *cut, r record) error {
 	return nil
 }
 
-// nextImage is the link behind an image.
+// nextImage is the link, which follows the image of the record.
 func (t *Table) nextImage(r record) *uint32 {
 	return (*uint32)(unsafe.Add(r.p, t.slabRecordBytes()))
 }
 
-// readyImages are places for the writer's next images, the last one first. It fetches
-// them under one hold of the lock. It asks for their memory before it needs it, unless
-// they are written past the caches: to wait for each line of it was half of what a push
-// costs.
+// readyImages are free places for the writer's next images, used from the last to the first. The
+// writer gets many places per lock. It prefetches their memory before it needs it, unless images
+// are written past the caches: waiting for each cache line was half of the cost of a push.
 type readyImages struct {
 	n     int
 	place [imagesAtOnce]slab.Place
@@ -53,7 +52,7 @@ type readyImages struct {
 
 const (
 	imagesAtOnce = 64
-	imagesAhead  = 4 // are asked for
+	imagesAhead  = 4 // how many are prefetched
 )
 
 // newImage returns a place for an image and its address.
@@ -71,15 +70,15 @@ func (s *Snapshot) newImage() (slab.Place, unsafe.Pointer, error) {
 	return f.place[f.n], f.at[f.n], nil
 }
 
-// readyMore gets places: those of saved slots, unless the reader is just adding some,
-// else new ones.
+// readyMore fills ready with places of images of saved slots. If the reader holds the lock to add
+// such places, or has too few, readyMore allocates new ones.
 func (s *Snapshot) readyMore() error {
-	f, images := &s.ready, s.aside.images
-	if s.aside.TryLock() {
-		rest := len(s.aside.spare) - min(imagesAtOnce, len(s.aside.spare))
-		f.n = copy(f.place[:], s.aside.spare[rest:])
-		s.aside.spare = s.aside.spare[:rest]
-		s.aside.Unlock()
+	f, images := &s.ready, s.kept.images
+	if s.kept.TryLock() {
+		rest := len(s.kept.spare) - min(imagesAtOnce, len(s.kept.spare))
+		f.n = copy(f.place[:], s.kept.spare[rest:])
+		s.kept.spare = s.kept.spare[:rest]
+		s.kept.Unlock()
 	}
 	for f.n < imagesAtOnce {
 		n, err := images.AllocSome(f.place[f.n:])

@@ -4,10 +4,10 @@ package rowstore
 
 import "unsafe"
 
-// streamImage writes n bytes of src and then link to whole cache lines at dst. It does
-// so past the caches (MOVNTDQ): a line that is only written need not be read first, and
-// images are read much later. What was written is in order with other stores only behind
-// a barrier. n is a multiple of 8, and n+8 at most one line less than a multiple of lines.
+// streamImage writes n bytes of src and then link to whole cache lines at dst. It writes past the
+// caches (MOVNTDQ): a line that is only written need not be read first, and images are read much
+// later. These writes are ordered with other stores only by a barrier. n is a multiple of 8, and
+// n+8 is less than one line below a multiple of the line size.
 //
 //go:noescape
 func streamImage(dst, src unsafe.Pointer, n int, link uint64)

@@ -9,8 +9,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestStreamImage: the record and the link are there, whatever is left of the last line, and
-// nothing behind it is touched.
+// TestStreamImage: streamImage writes the record and the link for every size of the remainder of the last
+// line, and nothing after them.
 func TestStreamImage(t *testing.T) {
 	for n := 8; n <= 700; n += 8 {
 		lines := (n + 8 + lineBytes - 1) &^ (lineBytes - 1)
@@ -30,12 +30,12 @@ func TestStreamImage(t *testing.T) {
 		}
 		rest := append(bytes.Clone(mem[:skip+lineBytes]), dst[lines:]...)
 		if want := bytes.Repeat([]byte{0xAA}, len(rest)); !bytes.Equal(rest, want) {
-			t.Fatalf("%d bytes: something beside the image changed", n)
+			t.Fatalf("%d bytes: bytes after the image changed", n)
 		}
 	}
 }
 
-// TestImageBytes: an image is whole lines where that costs a sixteenth at most.
+// TestImageBytes: an image is whole cache lines if that adds at most a sixteenth.
 func TestImageBytes(t *testing.T) {
 	for _, tc := range []struct {
 		dim  int

@@ -6,8 +6,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestKeptCandidatesAreCounted: what a snapshot keeps of candidates that changed is
-// memory of the table, and is gone once it has been read.
+// TestKeptCandidatesAreCounted: the candidates that a snapshot keeps count as memory of the table, until
+// the snapshot has read them.
 func TestKeptCandidatesAreCounted(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
 	schema.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 5}
@@ -24,10 +24,11 @@ func TestKeptCandidatesAreCounted(t *testing.T) {
 		t.Errorf("the snapshot has %d rows and %d candidates, want 0 and %d", snap.Rows(), snap.Candidates(), len(keys))
 	}
 	before := table.Bytes()
-	push() // counts change, their tables stay
+	push() // changes counts; the tables of candidates keep their size
 	kept := table.Bytes() - before
 	if least := int64(len(keys)) * CandidateBytes; kept < least || snap.ImageBytes() != kept {
-		t.Errorf("%d bytes more, %d by the snapshot, for %d candidates that were kept: want %d at least", kept, snap.ImageBytes(), len(keys), least)
+		t.Errorf("%d bytes more, %d by the snapshot, for %d kept candidates: want at least %d",
+			kept, snap.ImageBytes(), len(keys), least)
 	}
 	push()
 	if again := table.Bytes() - before; again != kept {
@@ -41,6 +42,7 @@ func TestKeptCandidatesAreCounted(t *testing.T) {
 		read += len(snap.AppendCandidates(nil, slot)) / CandidateBytes
 	}
 	if left := table.Bytes() - before; left != 0 || read != len(keys) || snap.ImageBytes() != kept {
-		t.Errorf("%d bytes are kept of what was read, %d candidates, %d bytes at most", left, read, snap.ImageBytes())
+		t.Errorf("after the read %d bytes are kept; %d candidates were read, with at most %d bytes",
+			left, read, snap.ImageBytes())
 	}
 }

@@ -6,11 +6,11 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// chunkKeys is how many keys are looked up together.
+// chunkKeys is how many keys a lookup handles together.
 const chunkKeys = 32
 
 // maxPrefetch is how many bytes of a record are prefetched: a record of dim 64 with
-// Adagrad, for which 320 took half as long again. The hardware follows a longer row by itself.
+// Adagrad, which took 1.5 times as long with 320. The hardware prefetches the rest of a longer row.
 const maxPrefetch = 576
 
 // chunk is the work of one batch of lookups. It lives on the stack.
@@ -18,69 +18,68 @@ type chunk struct {
 	slot [chunkKeys]rowraft.Slot
 	tag  [chunkKeys]uint32
 	seg  [chunkKeys]segment
-	addr [chunkKeys]unsafe.Pointer // first the index entries, then the records
+	addr [chunkKeys]unsafe.Pointer // first of the index entries, then of the records
 }
 
-// noRow is what addr holds for a key whose tag is not in the index.
+// noRow is the value of addr for a key whose tag is not in the index.
 var noRow [64]byte
 
-// chunks looks up keys, chunk by chunk, so that memory is on its way while others
-// are worked on: the entries of one chunk and the records of the next are asked
-// for before a chunk is handed out.
+// chunks looks up keys chunk by chunk, so that memory of later chunks is loading while the caller
+// works on the current one. Before next returns a chunk, it prefetches the records of the next
+// chunk and the index entries of the one after that.
 //
-//	entries asked for      2     3     4
-//	records asked for      1     2     3
-//	handed out by next     0     1     2
+//	entries prefetched     2     3     4
+//	records prefetched     1     2     3
+//	returned by next       0     1     2
 type chunks struct {
-	begun   int  // keys of which the entries were asked for
-	touched int  // the first bytes of the records that the caller will touch
-	changes bool // rather than reads
+	begun   int  // number of keys whose entries were prefetched
+	touched int  // how many bytes of each record the caller will use
+	changes bool // the caller changes the rows
 	ring    [3]chunk
-	n       [3]int // keys in each
-	at      int    // the chunk that is handed out next
+	n       [3]int // number of keys in each chunk
+	at      int    // the chunk that next returns
 }
 
-// look prepares c, which must be zero, for keys, which all calls are given anew:
-// what a pointer leads to would be on the heap. REQUIRES: the slots are owned.
-func (c *chunks) look(t *Table, keys []rowraft.Key, touched int, changes bool) {
+// start prepares c, which must be zero, for keys. Each call takes t and keys as arguments again:
+// a pointer to them in c would move c to the heap. REQUIRES: the slots are owned.
+func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) {
 	c.touched, c.changes = min(touched, maxPrefetch), changes
-	c.begin(t, keys, 0)
-	c.begin(t, keys, 1)
-	c.meet(t, 0)
+	c.prefetchEntries(t, keys, 0)
+	c.prefetchEntries(t, keys, 1)
+	c.prefetchRecords(t, 0)
 }
 
-// next returns the next chunk, until the next call of it, and how many keys it
-// has, 0 at the end.
+// next returns the next chunk and its number of keys, 0 at the end. The chunk is valid until the
+// next call.
 func (c *chunks) next(t *Table, keys []rowraft.Key) (*chunk, int) {
 	at := c.at
 	c.at = (at + 1) % 3
-	c.begin(t, keys, (at+2)%3)
-	c.meet(t, c.at)
+	c.prefetchEntries(t, keys, (at+2)%3)
+	c.prefetchRecords(t, c.at)
 	return &c.ring[at], c.n[at]
 }
 
-func (c *chunks) begin(t *Table, keys []rowraft.Key, i int) {
+func (c *chunks) prefetchEntries(t *Table, keys []rowraft.Key, i int) {
 	n := min(chunkKeys, len(keys)-c.begun)
 	c.n[i] = n
 	if n > 0 {
-		t.begin(&c.ring[i], keys[c.begun:c.begun+n])
+		t.prefetchEntries(&c.ring[i], keys[c.begun:c.begun+n])
 		c.begun += n
 	}
 }
 
-func (c *chunks) meet(t *Table, i int) {
+func (c *chunks) prefetchRecords(t *Table, i int) {
 	if c.n[i] > 0 {
-		t.meet(&c.ring[i], c.n[i], c.touched)
+		t.prefetchRecords(&c.ring[i], c.n[i], c.touched)
 	}
 	if c.changes {
-		t.expect(&c.ring[i], c.n[i])
+		t.prefetchSlots(&c.ring[i], c.n[i])
 	}
 }
 
-// expect asks for what a change of rows needs of the slots of c: digest and counter, and
-// the cuts of running snapshots. They are more than stays in a near cache beside the
-// rows that pass through it.
-func (t *Table) expect(c *chunk, n int) {
+// prefetchSlots prefetches the state of the slots of c that a change needs: digest, counter, and
+// the cuts of running snapshots. Together they are larger than a near cache that rows pass through.
+func (t *Table) prefetchSlots(c *chunk, n int) {
 	var addr [chunkKeys]unsafe.Pointer
 	for i, slot := range c.slot[:n] {
 		addr[i] = unsafe.Pointer(&t.slots[slot])
@@ -97,14 +96,14 @@ func (t *Table) expect(c *chunk, n int) {
 	}
 }
 
-// lookup is begin and meet.
+// lookup runs prefetchEntries and then prefetchRecords, for callers that do not use chunks.
 func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
-	t.begin(c, keys)
-	t.meet(c, len(keys), min(touched, maxPrefetch))
+	t.prefetchEntries(c, keys)
+	t.prefetchRecords(c, len(keys), min(touched, maxPrefetch))
 }
 
-// begin asks for the index entries of keys.
-func (t *Table) begin(c *chunk, keys []rowraft.Key) {
+// prefetchEntries prefetches the index entries of keys.
+func (t *Table) prefetchEntries(c *chunk, keys []rowraft.Key) {
 	for i, key := range keys {
 		slot, tag := t.locate(key)
 		seg := t.segment(slot, tag)
@@ -117,9 +116,9 @@ func (t *Table) begin(c *chunk, keys []rowraft.Key) {
 	prefetch(&c.addr[0], len(keys), 0, 8)
 }
 
-// meet finds the candidates of the keys of c: addr is the record of the first
-// entry with the key's tag, or noRow. A candidate may still be another key's.
-func (t *Table) meet(c *chunk, n, touched int) {
+// prefetchRecords sets addr to the record of the first entry with the key's tag, or to noRow, and prefetches
+// the records. The record may belong to another key with the same tag; record checks that.
+func (t *Table) prefetchRecords(c *chunk, n, touched int) {
 	for i := range n {
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(c.seg[i]) == 0 {
@@ -132,7 +131,7 @@ func (t *Table) meet(c *chunk, n, touched int) {
 	prefetch(&c.addr[0], n, keyOffset, touched)
 }
 
-// record returns the record of keys[i] after lookup, if there is one.
+// record returns the record of keys[i] after lookup. ok is false if the key has no row.
 func (t *Table) record(c *chunk, i int, key rowraft.Key) (record, bool) {
 	if c.addr[i] == unsafe.Pointer(&noRow) {
 		return record{}, false

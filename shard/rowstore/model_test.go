@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/optim"
 )
 
-// model is the table again: a Go map, one element at a time.
+// model is a naive second implementation of the table: a Go map, one row at a time.
 type model struct {
 	schema   rowraft.Schema
 	rows     map[rowraft.Key]modelRow
@@ -32,7 +32,8 @@ func (r modelRow) clone() modelRow {
 }
 
 func newModel(s rowraft.Schema) *model {
-	return &model{schema: s, rows: map[rowraft.Key]modelRow{}, versions: map[rowraft.Slot]uint64{}, removed: map[rowraft.Slot]uint64{}}
+	return &model{schema: s, rows: map[rowraft.Key]modelRow{}, versions: map[rowraft.Slot]uint64{},
+		removed: map[rowraft.Slot]uint64{}}
 }
 
 func (m *model) clone() *model {
@@ -56,8 +57,7 @@ func (m *model) initial(key rowraft.Key) []float32 {
 	return w
 }
 
-// round makes w what the table can store: the nearer of the two bfloat16 around
-// each number, by the distances themselves.
+// round rounds each number of w to the nearer of the two bfloat16 values around it, by their distances.
 func (m *model) round(w []float32) {
 	if m.schema.Storage != rowraft.BFloat16 {
 		return
@@ -141,7 +141,7 @@ func (m *model) delete(key rowraft.Key) {
 	}
 }
 
-// record is the row in the bytes of the package comment.
+// record returns the row in the bytes of the package comment.
 func (m *model) record(key rowraft.Key) []byte {
 	r := m.rows[key]
 	b := make([]byte, 8)
@@ -222,7 +222,7 @@ func checkAgainst(tb rapid.TB, table *Table, m *model) {
 	var sum Digest
 	digests := m.digests()
 	for slot := range m.versions {
-		digests[slot] = digests[slot].Add(Digest{}) // slots without rows, too
+		digests[slot] = digests[slot].Add(Digest{}) // include slots without rows
 	}
 	for slot, want := range digests {
 		if got := table.SlotDigest(slot); got != want {
@@ -235,9 +235,9 @@ func checkAgainst(tb rapid.TB, table *Table, m *model) {
 	}
 }
 
-// TestTableAgainstModel runs random pushes, assigns, pulls and snapshots on a
-// table and on a Go map. A snapshot is read piecemeal, with updates between the
-// pieces, and must be the model as it was at its begin, bit for bit.
+// TestTableAgainstModel runs random pushes, assigns, pulls and snapshots on a table and on a Go map. The
+// test reads a snapshot in several calls with updates between them; the result must equal the model at the
+// begin, bit for bit.
 func TestTableAgainstModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		kind := rapid.SampledFrom([]rowraft.TableKind{rowraft.Sparse, rowraft.Dense}).Draw(rt, "kind")
@@ -252,10 +252,11 @@ func TestTableAgainstModel(t *testing.T) {
 		defer table.Close()
 		table.longest = rapid.SampledFrom([]int{minSegment, 4 * minSegment, maxSegment}).Draw(rt, "longest segment")
 		m := newModel(schema)
-		// Dense keys of two tensors fall into two slots, so segments grow there.
+		// The dense keys of two tensors fall into two slots, so segments grow there.
 		keyGen := rapid.Custom(func(rt *rapid.T) rowraft.Key {
 			if kind == rowraft.Dense {
-				return rowraft.DenseKey(uint32(rapid.IntRange(0, 1).Draw(rt, "tensor")), uint64(rapid.IntRange(0, 150).Draw(rt, "row")))
+				return rowraft.DenseKey(uint32(rapid.IntRange(0, 1).Draw(rt, "tensor")),
+					uint64(rapid.IntRange(0, 150).Draw(rt, "row")))
 			}
 			return rowraft.Key(rapid.IntRange(0, 300).Draw(rt, "key"))
 		})
@@ -272,7 +273,7 @@ func TestTableAgainstModel(t *testing.T) {
 		type running struct {
 			*Snapshot
 			begin *model
-			base  map[rowraft.Slot]uint64 // counters of an earlier begin; empty for one that is no delta
+			base  map[rowraft.Slot]uint64 // counters of an earlier begin; empty for a full snapshot
 			slot  rowraft.Slot
 			bytes []byte
 		}
@@ -340,7 +341,8 @@ func TestTableAgainstModel(t *testing.T) {
 				}
 				for range rapid.IntRange(1, 3000).Draw(rt, "pieces") {
 					var done bool
-					s.bytes, done = s.AppendSlotSince(s.bytes, s.slot, s.base[s.slot], rapid.SampledFrom([]int{1, 7, 40, 1000}).Draw(rt, "entries"))
+					s.bytes, done = s.AppendSlotSince(s.bytes, s.slot, s.base[s.slot],
+						rapid.SampledFrom([]int{1, 7, 40, 1000}).Draw(rt, "entries"))
 					if done {
 						s.slot++
 					}
@@ -381,19 +383,21 @@ func checkSnapshot(rt rapid.TB, snap *Snapshot, records []byte, want *model) {
 	}
 	checkAgainst(rt, into, want)
 	if snap.Digest() != into.Digest() || snap.Rows() != into.Rows() {
-		rt.Fatalf("snapshot says %d rows and digest %v, its rows are %d with %v", snap.Rows(), snap.Digest(), into.Rows(), into.Digest())
+		rt.Fatalf("snapshot reports %d rows and digest %v, but has %d rows with %v",
+			snap.Rows(), snap.Digest(), into.Rows(), into.Digest())
 	}
 	for slot, v := range want.versions {
 		if err := into.RestoreSlotVersion(slot, snap.Slot(slot).Version, snap.Slot(slot).Removed); err != nil {
 			rt.Fatal(err)
 		}
 		if into.SlotVersion(slot) != v || into.SlotRemoved(slot) != want.removed[slot] {
-			rt.Fatalf("slot %d: version counter %d, removal %d restored, want %d and %d", slot, into.SlotVersion(slot), into.SlotRemoved(slot), v, want.removed[slot])
+			rt.Fatalf("slot %d: version counter %d, removal %d restored, want %d and %d",
+				slot, into.SlotVersion(slot), into.SlotRemoved(slot), v, want.removed[slot])
 		}
 	}
 }
 
-// checkDelta compares records with the rows of the begin that are newer than base.
+// checkDelta compares records with the rows at the begin that are newer than base.
 func checkDelta(rt rapid.TB, recordBytes int, base map[rowraft.Slot]uint64, records []byte, want *model) {
 	rt.Helper()
 	rows := map[rowraft.Key]string{}
@@ -405,7 +409,8 @@ func checkDelta(rt rapid.TB, recordBytes int, base map[rowraft.Slot]uint64, reco
 	for n := recordBytes; len(records) > 0; records = records[n:] {
 		key := rowraft.Key(binary.LittleEndian.Uint64(records[keyOffset:]))
 		if got := string(records[:n]); rows[key] != got {
-			rt.Fatalf("key %d: the delta has %x, want %x (once, if it is newer than %d)", key, got, rows[key], base[want.slot(key)])
+			rt.Fatalf("key %d: the delta has %x, want %x (once, if it is newer than %d)",
+				key, got, rows[key], base[want.slot(key)])
 		}
 		delete(rows, key)
 	}

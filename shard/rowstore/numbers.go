@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// floats reads n numbers of b into dst, or returns b itself as float32 where
-// that needs no copy.
+// floats returns len(dst) numbers of b as float32. It converts them into dst, or returns b itself
+// if that needs no copy.
 func floats(b []byte, dt rowraft.DType, dst []float32) []float32 {
 	if dt == rowraft.BFloat16 {
 		wire.GetFloats(dst, dt, b[:2*len(dst)])
@@ -23,8 +23,8 @@ func floats(b []byte, dt rowraft.DType, dst []float32) []float32 {
 	return dst
 }
 
-// convert writes the numbers of src, of type from and perhaps padded, to dst as
-// type to; dst tells how many.
+// convert writes len(dst)/to.Size() numbers of src, of type from, to dst as type to. src may have
+// padding at its end.
 func convert(dst []byte, to rowraft.DType, src []byte, from rowraft.DType) {
 	switch {
 	case from == to:
@@ -36,7 +36,7 @@ func convert(dst []byte, to rowraft.DType, src []byte, from rowraft.DType) {
 	}
 }
 
-// roundAll rounds numbers to what they would be as bfloat16.
+// roundAll rounds numbers to the nearest bfloat16.
 func roundAll(v []float32) {
 	for i := range v {
 		v[i] = math.Float32frombits(uint32(wire.BFloat16(v[i])) << 16)

@@ -2,18 +2,17 @@
 
 package rowstore
 
-// loadFence orders the loads before it before those behind it. On amd64 they are
-// in order anyway; the atomic load of a version that follows holds the compiler.
+// loadFence orders earlier loads before later ones. On amd64 loads are in order
+// anyway; the atomic load of a version that follows stops the compiler from reordering.
 func loadFence() {}
 
-// storeFence orders the stores before it before those behind it. On amd64 they
-// are in order anyway, and storeVersion holds the compiler.
+// storeFence orders earlier stores before later ones. On amd64 stores are in order anyway, and
+// storeVersion stops the compiler from reordering.
 func storeFence() {}
 
-// storeVersion stores v behind all stores before it: a plain store, which the
-// compiler does not see into. An atomic one of Go would wait until every store has
-// reached the cache, which loads behind it need and nothing here does; it cost
-// 12 ns each, a tenth of an update.
+// storeVersion stores v after all earlier stores. It is a plain store that the compiler cannot
+// inline. An atomic store of Go would also wait until every store has reached the cache. Only
+// later loads would need that, and there are none here; it cost 12 ns per store, a tenth of an update.
 //
 //go:noescape
 func storeVersion(p *uint64, v uint64)

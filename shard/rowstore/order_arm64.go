@@ -4,15 +4,15 @@ package rowstore
 
 import "sync/atomic"
 
-// loadFence orders the loads before it before those behind it: DMB ISHLD.
+// loadFence orders earlier loads before later ones: DMB ISHLD.
 //
 //go:noescape
 func loadFence()
 
-// storeFence orders the stores before it before those behind it: DMB ISHST.
+// storeFence orders earlier stores before later ones: DMB ISHST.
 //
 //go:noescape
 func storeFence()
 
-// storeVersion stores v behind all stores before it: STLR.
+// storeVersion stores v after all earlier stores: STLR.
 func storeVersion(p *uint64, v uint64) { atomic.StoreUint64(p, v) }

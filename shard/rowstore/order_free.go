@@ -2,7 +2,7 @@
 
 package rowstore
 
-// rowLock is nothing where readers need no lock; see the package's "Readers".
+// rowLock does nothing on machines where readers need no lock; see "Readers" in the package comment.
 type rowLock struct{}
 
 func (*rowLock) RLock()   {}

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// rowLock keeps readers and the writer apart where the order of their loads and
-// stores has not been argued; see the package's "Readers".
+// rowLock excludes readers while the writer changes rows, on machines for which the package
+// comment ("Readers") does not prove the order of loads and stores.
 type rowLock struct{ sync.RWMutex }
 
 func loadFence()  {}

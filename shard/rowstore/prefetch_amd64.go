@@ -2,7 +2,7 @@ package rowstore
 
 import "unsafe"
 
-// prefetch asks for the cache lines of bytes from … to-1 (from < to) behind each
+// prefetch loads the cache lines of bytes from … to-1 (from < to) after each
 // of the n addresses.
 //
 //go:noescape

@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// rank orders what may have to leave a slot: the lowest go first. No two are
-// equal in (hi, lo), so which ones go does not depend on how they are found.
+// rank orders rows or candidates for removal from a slot: the lowest leave first. No two are
+// equal in (hi, lo), so the result does not depend on the order of the input.
 type rank struct {
 	hi, lo uint64
-	ref    uint64 // which one it is
+	ref    uint64 // the index entry of the row
 }
 
 func compareRanks(a, b rank) int {
@@ -22,15 +22,15 @@ func compareRanks(a, b rank) int {
 
 func (a rank) less(b rank) bool { return a.hi < b.hi || a.hi == b.hi && a.lo < b.lo }
 
-// lowest moves the n lowest of r to its front, in no order, and returns them. It
-// takes time in the length of r: a tenth of what sorting takes.
+// lowest moves the n lowest of r to its front, in no order, and returns them (quickselect). It
+// takes linear time: a tenth of the time of sorting.
 func lowest(r []rank, n int) []rank {
 	if n <= 0 {
 		return r[:0]
 	}
 	from, to := 0, len(r)
 	for tries := 2 * bits.Len(uint(len(r))); from < n && n < to; tries-- {
-		if tries == 0 { // pivots that part nothing; never seen
+		if tries == 0 { // bad pivots; never observed
 			slices.SortFunc(r[from:to], compareRanks)
 			break
 		}
@@ -43,8 +43,8 @@ func lowest(r []rank, n int) []rank {
 	return r[:n]
 }
 
-// partition puts the median of three where it belongs, those below before it and
-// those above behind, and returns where that is. REQUIRES: r is not empty.
+// partition moves the median of three to its sorted position, lower ranks before it and higher
+// ranks after it, and returns that position. REQUIRES: r is not empty.
 func partition(r []rank) int {
 	last := len(r) - 1
 	mid := last / 2

@@ -7,34 +7,35 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Flags in the version of a record. Counters of slots never come near them.
+// Flags in the version of a record. A slot's counter never reaches them.
 const (
 	busy = uint64(1) << 63 // the record is being changed
-	gone = ^uint64(0)      // the record was taken out of the index
+	gone = ^uint64(0)      // the record is no longer in the index
 )
 
-// loadVersion is for readers beside the writer.
+// loadVersion is for readers that run concurrently with the writer.
 func (r record) loadVersion() uint64 { return atomic.LoadUint64(r.version()) }
 
-// setVersion ends a change: what was stored before is seen by whoever loads v.
+// setVersion ends a change: a reader that loads v sees all stores before it.
 func (r record) setVersion(v uint64) { storeVersion(r.version(), v) }
 
-// setBusy begins a change: whoever loads what is stored behind it finds the
+// setBusy begins a change: a reader that loads a later store finds the
+// record busy, or with a later version.
 // record busy, or of a later version.
 func (r record) setBusy() {
 	storeVersion(r.version(), *r.version()|busy)
 	storeFence()
 }
 
-// read writes the weights of key to dst, as a whole, and reports whether key has
-// a row. It never holds the writer up; while the row is being changed it waits.
-// REQUIRES: the caller is within t.grace.
+// read writes the weights of key to dst, all from one version, and reports whether key has
+// a row. It never blocks the writer. It waits while the writer changes the row.
+// REQUIRES: the caller has entered t.grace.
 func (t *Table) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DType) bool {
 	r, ok := t.record(c, i, key)
 	for tries := 1; ok; tries++ {
 		v := r.loadVersion()
 		if v == gone {
-			// Its entry was taken out behind our look, and may have come back.
+			// The writer removed the row after the lookup. It may have created a new one since.
 			r, ok = t.find(c.slot[i], c.tag[i], key)
 			continue
 		}
@@ -46,7 +47,7 @@ func (t *Table) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DT
 			}
 		}
 		if tries%64 == 0 {
-			runtime.Gosched() // the writer may wait for this processor
+			runtime.Gosched() // the writer may need this processor
 		}
 	}
 	return false

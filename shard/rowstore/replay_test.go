@@ -9,9 +9,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestReplayGolden runs the pushes of testdata/replay.py, a replay in Python from
-// the written formulas (hash, slot, version, initializer, rule, record, digest),
-// and compares the digests. Every build must give these: plain, SIMD, arm64.
+// TestReplayGolden applies the pushes of testdata/replay.py and compares the digests. The script implements
+// the written formulas (hash, slot, version, initializer, rule, record, digest) in Python. Every build must
+// give the same digests: plain, SIMD, arm64.
 func TestReplayGolden(t *testing.T) {
 	text, err := os.ReadFile("testdata/replay.hex")
 	if err != nil {

@@ -7,20 +7,20 @@ import (
 )
 
 // RestoreRow adds a row from its record, as Snapshot.AppendSlot wrote it, with
-// its version and counters. The digest of what was restored is kept as for any
-// change; the caller compares it with the one it expects. RestoreRow keeps no
-// part of rec.
+// its version, recency and count. It updates the digest as any change does; the caller compares
+// the digest with the expected one. RestoreRow keeps no part of rec.
 //
-// Errors, and then nothing changed: CodeCorrupt if the record has another
-// length than this table's, has an impossible version or is of a key that has a row already;
+// On an error nothing has changed: CodeCorrupt if the length of the record is not that of this
+// table, its version is impossible, or its key already has a row;
 // CodeWrongShard if the slot of its key is not owned; CodeOverloaded if the
-// system gives no memory.
+// system has no memory.
 func (t *Table) RestoreRow(rec []byte) error {
 	if len(rec) != t.RecordBytes() {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of %d bytes: want %d for dim %d with %s",
 			t.schema.Name, len(rec), t.RecordBytes(), t.dim, t.schema.Optimizer.Kind)
 	}
-	if pad := 2 * t.dim; t.storage == rowraft.BFloat16 && t.dim%2 == 1 && rec[headerBytes+pad]|rec[headerBytes+pad+1] != 0 {
+	if pad := 2 * t.dim; t.storage == rowraft.BFloat16 && t.dim%2 == 1 &&
+		rec[headerBytes+pad]|rec[headerBytes+pad+1] != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record has padding that is not 0", t.schema.Name)
 	}
 	key := rowraft.Key(binary.LittleEndian.Uint64(rec[keyOffset:]))
@@ -28,15 +28,17 @@ func (t *Table) RestoreRow(rec []byte) error {
 	slot, tag := t.locate(key)
 	switch {
 	case version == 0 || version&busy != 0:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of key %d has version %d", t.schema.Name, key, version)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of key %d has version %d",
+			t.schema.Name, key, version)
 	case !t.Owns(slot):
-		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold", t.schema.Name, key, slot)
+		return t.notOwned(key, slot)
 	}
 	if t.SlotCandidates(slot) > 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: a row of slot %d comes after the slot's candidates", t.schema.Name, slot)
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"table %s: a row of slot %d comes after the slot's candidates: want all rows first", t.schema.Name, slot)
 	}
 	if _, ok := t.find(slot, tag, key); ok {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d was restored twice", t.schema.Name, key)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: the snapshot has key %d twice", t.schema.Name, key)
 	}
 	r, err := t.insert(slot, tag, key)
 	if err != nil {
@@ -54,24 +56,28 @@ func (t *Table) RestoreRow(rec []byte) error {
 	return nil
 }
 
-// RestoreSlotVersion sets the version counter of slot to v and its removed counter,
-// after its rows were restored: the counter may be beyond every row when the last
-// one changed was deleted.
+// RestoreSlotVersion sets the version counter of slot to v and its removed counter to removed,
+// after the rows of the slot were restored. v may be above the version of every row: the row that
+// changed last may have been deleted.
 //
-// Errors: CodeCorrupt if a row of the slot, or removed, is above v, or v impossible;
-// CodeWrongShard.
+// Errors: CodeCorrupt if a row of the slot or removed is above v, or v is impossible;
+// CodeWrongShard if the slot is not owned.
 func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 	if !t.Owns(slot) {
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
 	}
 	if s := &t.slots[slot]; v < s.version {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d and a row of version %d", t.schema.Name, slot, v, s.version)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d, below its row of version %d",
+			t.schema.Name, slot, v, s.version)
 	}
 	if v&busy != 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has the impossible version counter %d", t.schema.Name, slot, v)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has the impossible version counter %d",
+			t.schema.Name, slot, v)
 	}
 	if removed > v {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d and a removal of version %d", t.schema.Name, slot, v, removed)
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"table %s: slot %d has version counter %d, below its removal of version %d",
+			t.schema.Name, slot, v, removed)
 	}
 	t.slots[slot].version, t.slots[slot].removed = v, removed
 	t.removals = t.removals || removed > 0

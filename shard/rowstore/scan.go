@@ -8,25 +8,26 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// Listing goes through the rows that one slot had when it began, in no particular order and in
-// pieces, between which rows may change. A row that is deleted meanwhile may be left out, one
-// that is created meanwhile may be included. Until End, nothing that the table gives up is
-// used again. One goroutine uses a Listing.
+// Listing lists the rows that one slot had when the Listing began, in no particular order and in
+// several calls. Rows may change between two calls: a row deleted since may be missing, and a row
+// created since may be included. Until End, the table does not reuse the memory of removed rows
+// and segments. One goroutine uses a Listing.
 type Listing struct {
 	t     *Table
 	walk  walk
 	epoch uint64
 }
 
-// List begins a Listing of slot. It is one of the readers of what the writer left between two
-// calls, and takes time in the number of the slot's segments: some µs for a million rows.
+// List begins a Listing of slot. The caller must be a reader of the state between two calls of the
+// writer (see "Concurrency"). List takes time linear in the number of the slot's segments: some µs
+// for a million rows.
 func (t *Table) List(slot rowraft.Slot) *Listing {
 	l := &Listing{t: t, epoch: t.grace.enter()}
 	l.walk.begin(&t.slots[slot])
 	return l
 }
 
-// Entries is how many index entries there are to look at.
+// Entries returns the total number of index entries.
 func (l *Listing) Entries() (n int) {
 	for _, seg := range l.walk.segs {
 		n += len(seg)
@@ -34,11 +35,13 @@ func (l *Listing) Entries() (n int) {
 	return n
 }
 
-// End lets the table use again what it gives up. It may follow Close of the table.
+// End allows the table to reuse the memory of removed rows and segments. It may be called after the
+// table was closed.
 func (l *Listing) End() { l.t.grace.leave(l.epoch) }
 
-// AppendKeys appends the keys of the rows among the next most (> 0) index entries to dst. It
-// may run beside all but Close, as a pull may. done says that there are no more.
+// AppendKeys looks at the next most (> 0) index entries and appends the keys of their rows to dst.
+// It may run concurrently with everything except Close, as a pull may. done means that no entries
+// are left.
 func (l *Listing) AppendKeys(dst []rowraft.Key, most int) (out []rowraft.Key, done bool) {
 	l.t.lock.RLock()
 	defer l.t.lock.RUnlock()
@@ -50,7 +53,7 @@ func (l *Listing) AppendKeys(dst []rowraft.Key, most int) (out []rowraft.Key, do
 	return dst, done
 }
 
-// next calls do with the records of the next most entries; touched is as in prefetch.
+// next calls do with the records of the next most entries. It prefetches the first touched bytes of each.
 func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 	var addr [scanRecords]unsafe.Pointer
 	n := 0

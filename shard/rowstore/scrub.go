@@ -8,29 +8,30 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// slotCheck is CheckSlot between two calls. It walks the segments that the slot had at first and
-// sums the hashes of the rows that it has come to; the writer keeps sum up to date for the rows
-// that are in it (checked). So in the end sum is that of all rows of the slot as they are then,
-// as is the digest, which has seen the same changes: they differ by what changed otherwise.
+// slotCheck is the state of CheckSlot between two calls. The check walks the segments that the slot
+// had when the check began, and sums the hashes of the rows that it has read. The writer applies
+// its changes to sum for rows that are in it (checked). At the end, sum covers all rows of
+// the slot as they are then. The digest has seen the same changes, so the two are equal unless
+// memory was damaged.
 type slotCheck struct {
-	active bool // the walk has begun, and not ended
+	active bool // a walk is in progress
 	slot   rowraft.Slot
 	walk   walk
 	sum    Digest
 
-	outgrown []segment // that it walks alone
+	outgrown []segment // segments that only this check still reads
 }
 
-func (c *slotCheck) reads(seg segment) bool { return c.active && c.walk.reads(seg) }
+func (c *slotCheck) includes(seg segment) bool { return c.active && c.walk.includes(seg) }
 
-// checked reports whether the row r with tag is in the sum of the running check, or is to be
-// because the check will not come to it: rows that were made in segments that it does not walk.
+// checked reports whether row r with tag is in the sum of the running check. It is also true for a
+// row that the check will not reach, because the row is in a segment that the check does not walk.
 func (t *Table) checked(tag uint32, r record) bool {
 	w := &t.slotCheck.walk
 	if len(w.segs) == 0 {
 		return true
 	}
-	i := w.of(tag)
+	i := w.segmentOf(tag)
 	seg := w.segs[i]
 	for pos := tag; ; {
 		have, after, ok := seg.next(pos, tag)
@@ -45,13 +46,15 @@ func (t *Table) checked(tag uint32, r record) bool {
 	}
 }
 
-// CheckSlot hashes the rows and candidates of slot s anew and reports whether they are those
-// whose digest the table has kept, change by change. If they are not, memory was damaged. It
-// goes on until it has looked at about most bytes, 8 for an index entry, or done; between two
-// calls rows may change. A slot that was begun is called until it is done, or given up by a
-// call for another one. size is how many bytes of rows and candidates it has read.
+// CheckSlot hashes the rows and candidates of slot s again and compares the sum with the digest
+// that the table has updated at each change. ok is false if they differ: memory was damaged.
 //
-// It is one of the readers of what the writer left between two calls, one at a time.
+// One call reads about most bytes, 8 per index entry; size is how many bytes of rows and
+// candidates it has read. Rows may change between two calls. The caller calls CheckSlot for s
+// until done is true, or gives up the check by a call for another slot.
+//
+// The caller must be a reader of the state between two calls of the writer (see "Concurrency"). One
+// check runs at a time.
 func (t *Table) CheckSlot(s rowraft.Slot, most int) (size int, done, ok bool) {
 	c := &t.slotCheck
 	if c.active && c.slot != s {
@@ -76,7 +79,7 @@ func (t *Table) CheckSlot(s rowraft.Slot, most int) (size int, done, ok bool) {
 	return size, true, ok
 }
 
-// endCheck lets go of what the check walked.
+// endCheck retires the segments that only the check has read.
 func (t *Table) endCheck() {
 	t.slotCheck.active = false
 	for _, seg := range t.slotCheck.outgrown {
@@ -85,14 +88,14 @@ func (t *Table) endCheck() {
 	t.slotCheck.outgrown = t.slotCheck.outgrown[:0]
 }
 
-// checkRows adds the next rows to the sum. ok is false if an entry of the index is damaged.
+// checkRows adds the next rows to the sum. ok is false if an index entry is damaged.
 func (t *Table) checkRows(most int) (size int, ok bool) {
 	var tags [chunkKeys]uint32
 	var addr [chunkKeys]unsafe.Pointer
 	c, w := &t.slotCheck, &t.slotCheck.walk
 	atOnce := min(chunkKeys, max(1, most/t.RecordBytes()))
 	n, entries := 0, 0
-	hash := func() bool { // the records at addr, which are on their way
+	hash := func() bool { // adds the records at addr
 		prefetch(&addr[0], n, keyOffset, min(t.RecordBytes(), maxPrefetch))
 		for i := range n {
 			r := record{addr[i]}
@@ -128,8 +131,8 @@ func (t *Table) checkRows(most int) (size int, ok bool) {
 	return size, n == 0 || hash()
 }
 
-// Rot is the sabotage canary.MemoryRots: a bit of the first row of a slot that has one
-// turns. It reports whether there was a row.
+// Rot implements the sabotage canary.MemoryRots: it flips a bit in the first row of the first slot
+// that has one. It reports whether the table has a row.
 func (t *Table) Rot() bool {
 	if !canary.Is(canary.MemoryRots) {
 		return false

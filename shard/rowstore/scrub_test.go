@@ -7,8 +7,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestCheckSlotFindsEveryBit: any bit of any byte that the digest covers, in a row of any
-// shape, an entry of the index that points elsewhere, and one that is gone.
+// TestCheckSlotFindsEveryBit: CheckSlot finds a flip of any bit that the digest covers, in a row of any
+// shape, an index entry that points to another place, and a missing index entry.
 func TestCheckSlotFindsEveryBit(t *testing.T) {
 	for _, storage := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
 		schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 3)
@@ -38,7 +38,7 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 		rows := 0
 		for s := range rowraft.Slot(rowraft.NumSlots) {
 			if !clean(s) {
-				t.Fatalf("slot %d is whole, and found damaged", s)
+				t.Fatalf("CheckSlot reports damage in slot %d, which is not damaged", s)
 			}
 			rows += tb.SlotRows(s)
 		}
@@ -63,7 +63,7 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 		}
 		seg := tb.slots[slot].whole.root.load()
 		for i, e := range seg {
-			if e == 0 || e == grave {
+			if e == 0 || e == tombstone {
 				continue
 			}
 			for bit := range 64 {
@@ -90,13 +90,13 @@ func TestCheckSlotFindsEveryBitOfCandidates(t *testing.T) {
 	mustUpdate(t, tb, []rowraft.Key{5}, []float32{1})
 	slot, _ := tb.locate(5)
 	if n, _, ok := tb.CheckSlot(slot, 1<<30); n != CandidateBytes || !ok {
-		t.Fatalf("read %d bytes, whole: %v", n, ok)
+		t.Fatalf("read %d bytes, ok: %v", n, ok)
 	}
 	words := tb.track.slots[slot].words
 	for i := range words {
 		for bit := range 64 {
 			if i%2 == 1 && bit >= 32 {
-				continue // the tick, or what an empty entry has in its place
+				continue // the tick, which the digest excludes, or an empty entry
 			}
 			if i%2 == 0 && words[i+1] == 0 {
 				continue // the key of an empty entry
@@ -110,10 +110,10 @@ func TestCheckSlotFindsEveryBitOfCandidates(t *testing.T) {
 	}
 }
 
-// TestCheckSlotInPieces checks a slot with a directory piece by piece while its rows are changed,
-// created and deleted, its segments split, and their places used again. It finds nothing where
-// nothing is damaged, and a damaged row that nothing changes, whenever that happens.
-func TestCheckSlotInPieces(t *testing.T) {
+// TestCheckSlotInSteps checks a slot with a directory in many calls. Between them rows change, are created
+// and deleted, segments split, and places are reused. The check reports no damage where there is none, and
+// finds each damaged row that no change overwrites.
+func TestCheckSlotInSteps(t *testing.T) {
 	for _, admit := range []bool{false, true} {
 		rng := rand.New(rand.NewPCG(16, 64))
 		schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 2)
@@ -139,14 +139,14 @@ func TestCheckSlotInPieces(t *testing.T) {
 		for range 20 {
 			change()
 		}
-		checks, pieces := 0, 0
+		checks, calls := 0, 0
 		for ; checks < 300; checks++ {
 			damagedAt, damaged := -1, (*byte)(nil)
 			if checks%3 == 2 {
 				damagedAt = rng.IntN(4)
 			}
-			for piece, done := 0, false; !done; piece++ {
-				if piece == damagedAt {
+			for call, done := 0, false; !done; call++ {
+				if call == damagedAt {
 					key := rowraft.Key(0)
 					for _, k := range listed(table, slot) {
 						key = k
@@ -154,7 +154,7 @@ func TestCheckSlotInPieces(t *testing.T) {
 					_, tag := table.locate(key)
 					r, _ := table.find(slot, tag, key)
 					damaged = &table.weights(r)[0]
-					// Damage in the part that the check has passed is for the next one to find.
+					// The next check finds damage in rows that this check has passed.
 					if table.checked(tag, r) && table.slotCheck.active {
 						damaged = nil
 					} else {
@@ -164,12 +164,12 @@ func TestCheckSlotInPieces(t *testing.T) {
 				most := 1 + rng.IntN(4000)
 				size, end, ok := table.CheckSlot(slot, most)
 				if size > most+table.RecordBytes()+CandidateBytes*table.SlotCandidates(slot) {
-					t.Fatalf("%d bytes in a call for %d", size, most)
+					t.Fatalf("%d bytes in a call with limit %d", size, most)
 				}
 				if done = end; done && ok != (damaged == nil) {
-					t.Fatalf("check %d ends with %v after %d pieces; a row is damaged: %v", checks, ok, piece+1, damaged != nil)
+					t.Fatalf("check %d ends with %v after %d calls; a row is damaged: %v", checks, ok, call+1, damaged != nil)
 				}
-				if pieces++; !done && damaged == nil {
+				if calls++; !done && damaged == nil {
 					change()
 				}
 			}
@@ -178,8 +178,8 @@ func TestCheckSlotInPieces(t *testing.T) {
 			}
 			change()
 		}
-		if pieces < 3*checks || table.slots[slot].directory.Load() == nil {
-			t.Errorf("%d pieces in %d checks", pieces, checks)
+		if calls < 3*checks || table.slots[slot].directory.Load() == nil {
+			t.Errorf("%d calls in %d checks", calls, checks)
 		}
 		if n := len(table.slotCheck.outgrown); n > 0 {
 			t.Errorf("%d segments are kept for a check that has ended", n)

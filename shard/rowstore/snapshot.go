@@ -11,89 +11,92 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// MaxSnapshots is how many snapshots of a table run concurrently: the log's must not wait for those of checkpoints,
-// nor these for each other. Each is as slow as its destination.
+// MaxSnapshots is how many snapshots of a table run concurrently. A snapshot is as slow as its
+// destination: the snapshots of the Raft log must not wait for those of checkpoints, and those of
+// checkpoints must not wait for each other.
 const MaxSnapshots = 5
 
-// Snapshot is the table as it was when BeginSnapshot ran, read slot by slot
-// while updates go on.
+// Snapshot is the table at the time of BeginSnapshot, read slot by slot
+// while updates continue.
 //
-// A row whose version is at most its slot's counter at the begin is unchanged
-// since. The first change of such a row, in a slot not saved yet, keeps its
-// image aside; a slot is then its unchanged rows and its images. Nothing is
-// copied at the begin: the first change of a slot, or its walk, takes its cut.
+// A row whose version is at most its slot's counter at the begin has not changed
+// since. Before the first change of such a row, in a slot that is not saved yet, the writer saves
+// the row's image. A saved slot is its unchanged rows plus its images. BeginSnapshot copies
+// nothing: the first change or the first read of a slot takes the slot's cut.
 //
-// One goroutine reads it, beside the writer and the pulls; see the package for what
-// may not. It begins to read where the writer is not: each says where it is, then looks
-// where the other one is. A writer that comes into the slot meanwhile does not wait: it
-// tells the reader, who throws away what it has read since, as it may be torn, and
-// reads again; after some such tries it keeps the writer out. What the writer changed
-// in between has left its image.
+// One goroutine reads the snapshot, concurrently with the writer and with pulls; the package
+// comment says what else may run. The reader starts to read a slot only when the writer is in
+// another slot: each of them publishes its own slot and then looks at the other's (see claim.go).
+// A writer that comes into the slot during the read does not wait: it sets disturbed, and the
+// reader discards what it has read since, because that may be torn, and reads again. After
+// maxDisturbed such tries the reader keeps the writer out. The writer has saved the images of
+// the rows that it changed in between, so a second read loses nothing.
 type Snapshot struct {
 	t        *Table
 	rows     int
-	waiting  int // candidates
+	waiting  int // number of candidates
 	removals bool
-	cuts     [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until one of the page is taken
+	cuts     [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until a cut of the page is taken
 
-	near      atomic.Int32 // 1 + the page of slots where the reader is or was last; 0: it has not begun
+	nearPage  atomic.Int32 // 1 + the page of slots where the reader is or was last; 0: it has not begun
 	reading   atomic.Int32 // 1 + the slot that is read; 0: none
-	gate      sync.Mutex   // held while cuts and walk of that slot are changed
-	disturbed bool         // the writer came into the slot; guarded by gate
+	slotMu    sync.Mutex   // held while the cut or the walk of that slot changes
+	disturbed bool         // the writer came into the slot; guarded by slotMu
 
-	// aside is what the writer keeps of slots not saved yet, and the reader takes.
-	aside struct {
+	// kept is what the writer saves of slots that are not saved yet. The reader consumes it.
+	kept struct {
 		sync.Mutex
-		// An image is a record and, behind it, 1 + the place of the slot's next image.
-		// Those of saved slots are spare and used again. The writer calls Alloc, and
-		// whoever has seen an image calls At, without the lock.
+		// An image is a record followed by 1 + the place of the slot's next image.
+		// spare are the places of images of saved slots, for reuse. Only the writer calls
+		// images.Alloc. images.At needs no lock once the caller has seen the image.
 		images     *slab.Slab
 		spare      []slab.Place
-		candidates *candidateCut // nil: the table has none
+		candidates *candidateCut // nil if the table has no candidates
 	}
-	ready readyImages  // the writer's
-	read  []slab.Place // the reader's: images that it has passed on
+	ready readyImages  // owned by the writer
+	read  []slab.Place // owned by the reader: images that it has appended
 
-	// The slot being saved and the walk through the segments it had at first:
-	// records never move, so they stay good when the slot outgrows them. The writer
-	// looks at the walk in this slot only, which its cut tells.
+	// The slot that is being saved, and the walk through the segments that it had when the walk
+	// began: records never move, so these segments stay valid when the slot outgrows them. The
+	// writer reads walk only for this slot, when cut.walking is set.
 	walking bool
 	slot    rowraft.Slot
 	walk    walk
 }
 
-// cut is one slot at the begin.
+// cut is the state of one slot at the begin of a snapshot.
 type cut struct {
-	taken   bool // else the slot is as it was at the begin
+	taken   bool // false: the slot has not changed since the begin, and the fields below are unset
 	walking bool
-	saved   uint32 // 1: nothing of the slot is read any more; atomic, the writer looks without a claim
-	image   uint32 // 1 + place of the last image kept; 0 = none
+	saved   uint32 // 1: the snapshot reads nothing more of the slot; atomic, the writer loads it without a claim
+	image   uint32 // 1 + place of the last image; 0: none
 	rows    uint32
 	version uint64
 	removed uint64
 	digest  Digest
 }
 
-// cutsPerPage is also how many slots the reader comes near to at once.
+// cutsPerPage is the number of slots on a page of cuts, and the granularity of Snapshot.nearPage.
 const cutsPerPage = 64
 
 func (c *cut) isSaved() bool { return atomic.LoadUint32(&c.saved) != 0 }
 
 type cutPage [cutsPerPage]cut
 
-// cutPages are of snapshots that ended: memory that is new is slow at first.
+// cutPages reuses the pages of snapshots that ended: the first writes to new memory are slow.
 var cutPages = sync.Pool{New: func() any { return new(cutPage) }}
 
-// shortImages is from how many bytes of rows on images have chunks of the process's stock.
+// shortImages: from this many bytes of rows on, images use the process's stock of chunks.
 const shortImages = 16 << 20
 
-// BeginSnapshot fixes the table's present state for reading. The Snapshot's End
-// must be called.
+// BeginSnapshot fixes the present state of the table for reading. The caller must call End of the
+// Snapshot.
 //
 // Errors: CodeOverloaded if MaxSnapshots are running.
 func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if len(t.snaps) == MaxSnapshots {
-		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "table %s: %d snapshots are running", t.schema.Name, len(t.snaps))
+		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "table %s: %d snapshots are running, the limit; try again later",
+			t.schema.Name, len(t.snaps))
 	}
 	newSlab := slab.New
 	if t.rows.Stats().MappedBytes > shortImages {
@@ -103,19 +106,19 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
-	t.mayLoosen()
+	t.chooseClaims()
 	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals}
-	s.aside.images = images
+	s.kept.images = images
 	if t.track != nil && t.track.slots != nil {
 		s.waiting = int(t.track.total.Load())
-		s.aside.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64)}
+		s.kept.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64)}
 	}
 	t.snaps = append(t.snaps, s)
 	return s, nil
 }
 
-// End ends the snapshot, complete or not, and frees what it kept; it must not be
-// used afterwards, but to call End again, which does nothing.
+// End ends the snapshot, complete or not, and frees its memory. The snapshot must not be
+// used afterwards. A second call of End does nothing.
 func (s *Snapshot) End() error {
 	t := s.t
 	i := slices.Index(t.snaps, s)
@@ -124,10 +127,10 @@ func (s *Snapshot) End() error {
 	}
 	t.snaps = slices.Delete(t.snaps, i, i+1)
 	t.outgrown = slices.DeleteFunc(t.outgrown, func(seg segment) bool {
-		if slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && s.walk.reads(seg) }) {
+		if slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && s.walk.includes(seg) }) {
 			return false
 		}
-		t.retireUnchecked(seg)
+		t.retireUnlessChecked(seg)
 		return true
 	})
 	for i := range s.cuts {
@@ -136,13 +139,13 @@ func (s *Snapshot) End() error {
 			cutPages.Put(p)
 		}
 	}
-	if err := s.aside.images.Close(); err != nil {
+	if err := s.kept.images.Close(); err != nil {
 		return fmt.Errorf("table %s: end a snapshot: %w", t.schema.Name, err)
 	}
 	return nil
 }
 
-// peek is the cut of slot, taken or not.
+// peek returns the cut of slot without taking it.
 // REQUIRES: the slot is entered or claimed, as for take.
 func (s *Snapshot) peek(slot rowraft.Slot) cut {
 	if p := s.cuts[slot/cutsPerPage].Load(); p != nil && p[slot%cutsPerPage].taken {
@@ -152,8 +155,8 @@ func (s *Snapshot) peek(slot rowraft.Slot) cut {
 	return cut{rows: now.rows, version: now.version, removed: now.removed, digest: now.digest}
 }
 
-// take takes the cut of slot, which has not changed since the begin unless it was
-// taken before.
+// take takes the cut of slot, unless it was taken before. REQUIRES: the slot has not changed
+// since the begin, or its cut was taken; the slot is entered or claimed.
 func (s *Snapshot) take(slot rowraft.Slot) *cut {
 	if p := s.cuts[slot/cutsPerPage].Load(); p != nil && p[slot%cutsPerPage].taken {
 		return &p[slot%cutsPerPage]
@@ -163,7 +166,7 @@ func (s *Snapshot) take(slot rowraft.Slot) *cut {
 
 func (s *Snapshot) takeNow(slot rowraft.Slot) *cut {
 	page := &s.cuts[slot/cutsPerPage]
-	if page.Load() == nil { // the other side may be making it, too
+	if page.Load() == nil { // the writer and the reader may both be here, for different slots of the page
 		if p := cutPages.Get().(*cutPage); !page.CompareAndSwap(nil, p) {
 			cutPages.Put(p)
 		}
@@ -174,7 +177,7 @@ func (s *Snapshot) takeNow(slot rowraft.Slot) *cut {
 	return c
 }
 
-// at is the cut of slot for the reader.
+// at returns the cut of slot. Only the reader calls it.
 func (s *Snapshot) at(slot rowraft.Slot) cut {
 	if s.saved(slot) {
 		return s.peek(slot)
@@ -200,15 +203,15 @@ func (s *Snapshot) Digest() (d Digest) {
 	return d
 }
 
-// SlotCut is what a slot was at the begin.
+// SlotCut is the state of a slot when the snapshot began.
 type SlotCut struct {
 	Rows    int
-	Version uint64 // the counter; a restored slot takes both back by RestoreSlotVersion
-	Removed uint64 // its value when a row was last removed
+	Version uint64 // the version counter; RestoreSlotVersion restores it and Removed
+	Removed uint64 // value of the counter when a row was last removed
 	Digest  Digest
 }
 
-// Slot returns what slot was at the begin.
+// Slot returns the state of slot when the snapshot began.
 func (s *Snapshot) Slot(slot rowraft.Slot) SlotCut {
 	if !s.t.Owns(slot) {
 		return SlotCut{}
@@ -220,41 +223,45 @@ func (s *Snapshot) Slot(slot rowraft.Slot) SlotCut {
 // Removals reports whether any slot has a removed counter.
 func (s *Snapshot) Removals() bool { return s.removals }
 
-// ImageBytes returns the most memory that images of changed rows, and candidates that
-// were kept as they were, took so far.
+// ImageBytes returns the most memory that the images of changed rows and the kept candidates have
+// used so far.
 func (s *Snapshot) ImageBytes() int64 {
-	s.aside.Lock()
-	defer s.aside.Unlock()
-	return s.aside.images.Stats().UsedBytes + s.aside.candidates.mostBytes()
+	s.kept.Lock()
+	defer s.kept.Unlock()
+	return s.kept.images.Stats().UsedBytes + s.kept.candidates.mostBytes()
 }
 
-// AppendSlot appends to dst the records of slot as they were at the begin, in
-// no particular order, and returns the longer slice. Between two calls the owner
-// may let updates in: it looks at up to maxEntries (> 0) index entries and then
-// images a call, which bounds the time, and done tells that the slot is complete. A slot that
-// was begun is called until it is done before another one is; a slot that is
-// done stays so and appends nothing.
+// AppendSlot appends to dst the records that slot had when the snapshot began, in
+// no particular order, and returns the longer slice. One call looks at up to maxEntries (> 0) index
+// entries, then images, which bounds its time: the owner may let updates in between two calls.
+// done means that the slot is complete. The caller calls AppendSlot for a slot until it is done,
+// before it starts another slot. A slot that is done appends nothing.
 func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (out []byte, done bool) {
 	return s.AppendSlotSince(dst, slot, 0, maxEntries)
 }
 
-// AppendSlotSince is AppendSlot of the rows whose version is above since, which is
-// the same in all calls for one slot.
-func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, maxEntries int) (out []byte, done bool) {
+// AppendSlotSince is AppendSlot for the rows whose version is above since. All calls for one slot
+// must pass the same since.
+func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, maxEntries int) (out []byte,
+	done bool) {
 	for tries := 1; ; tries++ {
-		out, done, whole := s.appendPiece(dst, slot, since, maxEntries, tries > maxDisturbed)
+		out, done, whole := s.tryAppend(dst, slot, since, maxEntries, tries > maxDisturbed)
 		if whole {
 			return out, done
 		}
 	}
 }
 
-// maxDisturbed is how often the writer may spoil what is read before it has to wait: a
-// slot that is changed all the time, as that of a large dense tensor, must end.
+// maxDisturbed is how often the writer may spoil a read before it has to wait. Without the limit,
+// the snapshot of a slot that changes all the time, such as that of a large dense tensor, would
+// never end.
 const maxDisturbed = 3
 
-// appendPiece is AppendSlotSince, unless whole says that the writer came between.
-func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxEntries int, insist bool) (out []byte, done, whole bool) {
+// tryAppend is one try of AppendSlotSince. whole is false if the writer came into the slot. With
+// exclusive, tryAppend holds slotMu throughout, and the writer waits.
+func (s *Snapshot) tryAppend(
+	dst []byte, slot rowraft.Slot, since uint64, maxEntries int, exclusive bool,
+) (out []byte, done, whole bool) {
 	before := len(dst)
 	c, to := s.begin(slot)
 	switch {
@@ -262,18 +269,18 @@ func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxE
 		s.exit()
 		return dst, true, true
 	case since >= c.version:
-		to.at = len(to.segs) // no row is as new
+		to.at = len(to.segs) // every row is older
 	}
-	if insist {
+	if exclusive {
 		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
 	} else {
-		s.gate.Unlock()
-		epoch := s.t.grace.enter() // nothing that is read is used again
+		s.slotMu.Unlock()
+		epoch := s.t.grace.enter() // the memory that is read is not reused
 		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
 		s.t.grace.leave(epoch)
-		s.gate.Lock()
+		s.slotMu.Lock()
 	}
-	if !insist && s.disturbed {
+	if !exclusive && s.disturbed {
 		s.exit()
 		return dst[:before], false, false
 	}
@@ -282,7 +289,7 @@ func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxE
 	if to.at < len(to.segs) {
 		return dst, false, true
 	}
-	// The walk has passed every row, so no image is added any more.
+	// The walk has passed every row, so the writer saves no more images for the slot.
 	if dst = s.appendImages(dst, c, since, maxEntries); c.image != 0 {
 		return dst, false, true
 	}
@@ -293,7 +300,7 @@ func (s *Snapshot) appendPiece(dst []byte, slot rowraft.Slot, since uint64, maxE
 	return dst, true, true
 }
 
-// begin enters slot and returns its cut and where its walk stands.
+// begin enters slot and returns its cut and the position of its walk.
 func (s *Snapshot) begin(slot rowraft.Slot) (*cut, walk) {
 	s.enter(slot)
 	c := s.take(slot)
@@ -305,13 +312,13 @@ func (s *Snapshot) begin(slot rowraft.Slot) (*cut, walk) {
 		s.walk.begin(&s.t.slots[slot])
 	}
 	if s.slot != slot {
-		panic(fmt.Sprintf("rowstore: snapshot of slot %d was asked for while slot %d is not done", slot, s.slot))
+		panic(fmt.Sprintf("rowstore: snapshot reads slot %d while slot %d is not done: finish that slot first", slot, s.slot))
 	}
-	return c, s.walk // the writer looks at s.walk
+	return c, s.walk // a copy: the writer reads s.walk
 }
 
-// appendRows appends the unchanged rows that w comes to within maxEntries, and
-// returns how many entries are left of these.
+// appendRows appends the unchanged rows among the next maxEntries entries of w, and
+// returns how many of maxEntries are left.
 func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEntries int) ([]byte, int) {
 	for ; w.at < len(w.segs); w.at, w.pos = w.at+1, 0 {
 		seg := w.segs[w.at]
@@ -327,7 +334,7 @@ func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEnt
 }
 
 // appendEntries appends the rows of entries whose version is above since and at most
-// counter. A few records ahead it asks for their memory.
+// counter. It prefetches records recordsAhead before it reads them.
 func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter uint64) []byte {
 	var ring [recordsAhead]unsafe.Pointer
 	found, size := 0, s.t.slabRecordBytes()
@@ -356,17 +363,17 @@ func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter ui
 	return dst
 }
 
-// recordsAhead is how many records the reader asks for before it reads one.
+// recordsAhead is how many records the reader prefetches before it reads one.
 const recordsAhead = 8
 
-// appendImages appends images of the slot of c, up to maxEntries, and gives them up.
-// It holds nothing while it copies: the writer would wait for it at its next image of
+// appendImages appends up to maxEntries images of the slot of c and frees their places.
+// It holds no lock during the copy: otherwise the writer would wait for it at its next image, in
 // any slot.
 func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int) []byte {
 	s.read = s.read[:0]
 	for ; c.image != 0 && maxEntries > 0; maxEntries-- {
 		p := slab.Place(c.image - 1)
-		r := record{s.aside.images.At(p)}
+		r := record{s.kept.images.At(p)}
 		if *r.version() > since {
 			dst = append(dst, s.t.bytes(r)...)
 		}
@@ -374,16 +381,16 @@ func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int
 		c.image = *s.t.nextImage(r)
 	}
 	if len(s.read) > 0 {
-		s.aside.Lock()
-		s.aside.spare = append(s.aside.spare, s.read...)
-		s.aside.Unlock()
+		s.kept.Lock()
+		s.kept.spare = append(s.kept.spare, s.read...)
+		s.kept.Unlock()
 	}
 	return dst
 }
 
-// touch is called before slot changes: it claims the slot and takes the cuts of the
-// running snapshots. Whoever calls it calls done in the end.
-func (t *Table) touch(slot rowraft.Slot) {
+// prepareSlot must be called before slot changes: it claims the slot and takes the cuts of the
+// running snapshots. The caller must call done at its end.
+func (t *Table) prepareSlot(slot rowraft.Slot) {
 	if len(t.snaps) == 0 {
 		return
 	}
@@ -393,9 +400,9 @@ func (t *Table) touch(slot rowraft.Slot) {
 	}
 }
 
-// keep saves the image of r, which is about to change, for the running snapshots
-// that still need it. It includes touch, unless they have saved the slot.
-func (t *Table) keep(slot rowraft.Slot, tag uint32, r record) error {
+// saveImage must be called before r changes: it saves the image of r for each running snapshot
+// that still needs it. It includes prepareSlot, except for snapshots that have saved the slot.
+func (t *Table) saveImage(slot rowraft.Slot, tag uint32, r record) error {
 	for _, s := range t.snaps {
 		if s.saved(slot) {
 			continue
@@ -412,28 +419,28 @@ func (t *Table) keep(slot rowraft.Slot, tag uint32, r record) error {
 	return nil
 }
 
-// saved reports whether nothing of slot is read any more.
+// saved reports whether the snapshot reads nothing more of slot.
 func (s *Snapshot) saved(slot rowraft.Slot) bool {
 	p := s.cuts[slot/cutsPerPage].Load()
 	return p != nil && p[slot%cutsPerPage].isSaved()
 }
 
-// outgrow retires a segment that slot, which is claimed, has outgrown, or keeps it
-// until the snapshots and the check that walk it have ended.
+// outgrow retires a segment that slot has outgrown. If a snapshot or the check walks it, the
+// segment stays until they have ended. REQUIRES: slot is claimed.
 func (t *Table) outgrow(slot rowraft.Slot, seg segment) {
 	for _, s := range t.snaps {
-		if s.take(slot).walking && s.walk.reads(seg) {
+		if s.take(slot).walking && s.walk.includes(seg) {
 			t.outgrown = append(t.outgrown, seg)
 			return
 		}
 	}
-	t.retireUnchecked(seg)
+	t.retireUnlessChecked(seg)
 }
 
-// retireUnchecked retires seg, which the slot has outgrown and no snapshot walks, when the
-// check does not walk it either.
-func (t *Table) retireUnchecked(seg segment) {
-	if t.slotCheck.reads(seg) {
+// retireUnlessChecked retires seg unless the check walks it. REQUIRES: no snapshot walks seg, and its
+// slot has outgrown it.
+func (t *Table) retireUnlessChecked(seg segment) {
+	if t.slotCheck.includes(seg) {
 		t.slotCheck.outgrown = append(t.slotCheck.outgrown, seg)
 		return
 	}

@@ -10,9 +10,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// TestDimsOfEveryKind: dims from 1 to the largest, even and odd, for each
-// optimizer and storage: two pushes and an assign against the model, records
-// that restore, pulls in both types.
+// TestDimsOfEveryKind: dims from 1 to the largest, even and odd, for each optimizer and storage type. It
+// compares two pushes and an assign with the model, restores records, and pulls in both types.
 func TestDimsOfEveryKind(t *testing.T) {
 	for _, opt := range []rowraft.OptimizerKind{rowraft.SGD, rowraft.Adagrad, rowraft.Adam} {
 		for _, storage := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
@@ -64,12 +63,12 @@ func checkDim(t *testing.T, schema rowraft.Schema) {
 		}
 	}
 	if again.Digest() != table.Digest() {
-		t.Errorf("%s dim %d: restored rows have another digest", schema.Optimizer.Kind, dim)
+		t.Errorf("%s dim %d: restored rows have a different digest", schema.Optimizer.Kind, dim)
 	}
 	checkPulls(t, table, m, append(keys, 77))
 }
 
-// checkPulls reads keys, one of which has no row, as both types.
+// checkPulls reads keys, one of which has no row, in both types.
 func checkPulls(t *testing.T, table *Table, m *model, keys []rowraft.Key) {
 	t.Helper()
 	dim := m.schema.Dim
@@ -94,8 +93,7 @@ func checkPulls(t *testing.T, table *Table, m *model, keys []rowraft.Key) {
 	}
 }
 
-// TestRoundsToNearestEven names the ties and the ends; all other numbers are
-// the model's business.
+// TestRoundsToNearestEven tests the ties and the extremes; TestTableAgainstModel tests other numbers.
 func TestRoundsToNearestEven(t *testing.T) {
 	inf := float32(math.Inf(1))
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
@@ -118,12 +116,12 @@ func TestRoundsToNearestEven(t *testing.T) {
 	}
 	nan := math.Float32frombits(0x7F800001)
 	if got := wire.BFloat16(nan); got != 0x7FC0 {
-		t.Errorf("a NaN with low bits alone is stored as %#x, want 0x7fc0", got)
+		t.Errorf("a NaN with only low bits set is stored as %#x, want 0x7fc0", got)
 	}
 }
 
-// TestPaddingOfOddRows: what pads a record is 0, also after its place was used
-// by another table's record, and a record with anything else is refused.
+// TestPaddingOfOddRows: the padding of a record is 0, also when its place held a record of another table
+// before. A record with any other padding is refused.
 func TestPaddingOfOddRows(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 3)
 	schema.Storage = rowraft.BFloat16
@@ -145,12 +143,12 @@ func TestPaddingOfOddRows(t *testing.T) {
 	}
 }
 
-// TestBFloat16OnTheWire: a pull rounds, a push widens exactly, and a buffer need not be
-// aligned.
+// TestBFloat16OnTheWire: a pull rounds, a push widens exactly, and a buffer needs no alignment.
 func TestBFloat16OnTheWire(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 3))
 	keys := []rowraft.Key{8, 9}
-	wire := append([]byte{0xFF}, 0x80, 0x3F, 0x00, 0xC0, 0x40, 0x40, 0x00, 0x00, 0x01, 0x00, 0x80, 0xBF)[1:] // 1 -2 3, 0 tiny -1
+	// 1 -2 3, 0 tiny -1
+	wire := append([]byte{0xFF}, 0x80, 0x3F, 0x00, 0xC0, 0x40, 0x40, 0x00, 0x00, 0x01, 0x00, 0x80, 0xBF)[1:]
 	if err := table.Assign(keys, wire, rowraft.BFloat16); err != nil {
 		t.Fatal(err)
 	}

@@ -12,16 +12,15 @@ import (
 	"github.com/rowraft/rowraft/optim"
 )
 
-// Options is what a Table is made of.
+// Options are the arguments of New.
 type Options struct {
 	Schema rowraft.Schema
-	// Owned tells which slots this shard holds; nil means all. It is asked in New
-	// only.
+	// Owned reports which slots this shard holds; nil means all. Only New calls it.
 	Owned func(rowraft.Slot) bool
 }
 
-// Table holds the rows of one table on one shard. See the package for the
-// concurrency rules. Close gives its memory back; it starts no goroutine.
+// Table holds the rows of one table on one shard. The package comment has the
+// concurrency rules. Table starts no goroutine. Close unmaps its memory.
 type Table struct {
 	schema   rowraft.Schema
 	rule     optim.Rule
@@ -29,55 +28,59 @@ type Table struct {
 	storage  rowraft.DType // of the weights
 	stateAt  int           // offset of the optimizer state in a record
 	stateLen int
-	hashSeed uint64 // the part of clustermap.Hash that depends on the table alone
+	hashSeed uint64 // the part of clustermap.Hash that depends only on the table
 	secret   secret // of the tags
 	dense    bool
 
 	imageLines bool // an image of a row is whole cache lines
 
 	rows   *slab.Slab
-	blocks slab.Blocks             // index segments
-	roots  *[rowraft.NumSlots]root // of the slots without a directory, again, for they are looked up first
-	slots  []slotState             // indexed by rowraft.Slot; pages of slots not owned are never touched
-	owned  [rowraft.NumSlots / 64]uint64
-	count  atomic.Int64
+	blocks slab.Blocks // index segments
+	// copies of the roots of slots without a directory; dense, because lookups load them first
+	roots *[rowraft.NumSlots]root
+	slots []slotState // indexed by rowraft.Slot; pages of slots not owned are never touched
+	owned [rowraft.NumSlots / 64]uint64
+	count atomic.Int64
 
 	longest int // maxSegment; smaller in tests
 
 	grace   grace
-	retired [2]retired // by the last bit of the epoch
+	retired [2]retired // indexed by the last bit of the epoch
 	lock    rowLock
 
 	removals bool // a slot has a removed counter
 
-	track      *track       // nil: the table is not tracked
-	snaps      []*Snapshot  // that are running
-	writing    atomic.Int64 // 1 + the slot that the writer is in, while there are snapshots, perhaps with looseClaim; 0: none
-	claimed    int64        // the slot of it, of the writer
-	loose      atomic.Bool  // claims may be; the writer's
-	wantStrict atomic.Bool  // a reader could not fence
-	strict     bool         // that of claimed is, though they may be loose
-	outgrown   []segment    // could not be freed because a snapshot walks them
-	slotCheck  slotCheck    // that runs: of one slot, against its digest
-	scratch    []float32    // one unpacked gradient or value; used by Update and Assign only
-	wide       []float32    // weights that are not stored as float32, unpacked; likewise
+	track *track      // nil if the table is not tracked
+	snaps []*Snapshot // the running snapshots
+
+	// Claims of the writer; see claim.go.
+	writing    atomic.Int64 // 1 + the slot that the writer is in, perhaps with looseClaim; 0: none or no snapshots
+	claimed    int64        // the writer's copy of writing, without looseClaim
+	loose      atomic.Bool  // loose claims are allowed; only the writer stores it
+	wantStrict atomic.Bool  // a reader could not fence and needs strict claims
+	strict     bool         // the claim of claimed is strict although loose claims are allowed
+
+	outgrown  []segment // segments that snapshots still walk
+	slotCheck slotCheck // the running check of one slot against its digest
+	scratch   []float32 // one unpacked gradient or value; only Update and Assign use it
+	wide      []float32 // unpacked weights that are not stored as float32; only Update and Assign use it
 }
 
 // slotState is one slot of the table.
 type slotState struct {
 	directory atomic.Pointer[directory]
-	whole     bucket // all rows, while there is no directory; then for readers that came before
+	whole     bucket // all rows while there is no directory; later for readers that loaded it before
 
 	rows    uint32
 	version uint64 // of the last change
-	removed uint64 // version when a row was last removed; 0: none ever was
+	removed uint64 // version at the last removal of a row; 0: none
 	digest  Digest
 }
 
 // New returns an empty table.
 //
 // Errors: CodeInvalidArgument if the schema is not valid; CodeInternal on a
-// big-endian machine, since records are kept in wire order.
+// big-endian machine, since records are stored in wire order.
 func New(o Options) (*Table, error) {
 	if err := o.Schema.Validate(); err != nil {
 		return nil, err
@@ -107,7 +110,7 @@ func New(o Options) (*Table, error) {
 		wide:     make([]float32, o.Schema.Dim),
 	}
 	t.imageLines = t.imageBytes()%lineBytes == 0
-	t.mayLoosen()
+	t.chooseClaims()
 	t.rows, err = slab.New(t.slabRecordBytes())
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", o.Schema.Name, err)
@@ -132,7 +135,7 @@ func (t *Table) Close() error {
 		}
 	}
 	for _, s := range t.snaps {
-		if e := s.aside.images.Close(); err == nil {
+		if e := s.kept.images.Close(); err == nil {
 			err = e
 		}
 	}
@@ -161,20 +164,19 @@ func (t *Table) SlotRows(s rowraft.Slot) int { return int(t.slots[s].rows) }
 func (t *Table) SlotVersion(s rowraft.Slot) uint64 { return t.slots[s].version }
 
 // SlotRemoved returns the version counter that slot s had when a row was last
-// removed from it, 0 if none ever was.
+// removed from it, 0 if none was.
 func (t *Table) SlotRemoved(s rowraft.Slot) uint64 { return t.slots[s].removed }
 
-// Bytes returns the memory mapped for rows, candidates and index, and what running
-// snapshots keep.
+// Bytes returns the memory mapped for rows, candidates, index and running snapshots.
 func (t *Table) Bytes() int64 {
 	n := t.rows.Stats().MappedBytes + t.blocks.Stats().MappedBytes
 	if t.track != nil {
 		n += t.track.blocks.Stats().MappedBytes
 	}
 	for _, s := range t.snaps {
-		s.aside.Lock()
-		n += s.aside.images.Stats().MappedBytes + s.aside.candidates.bytes()
-		s.aside.Unlock()
+		s.kept.Lock()
+		n += s.kept.images.Stats().MappedBytes + s.kept.candidates.bytes()
+		s.kept.Unlock()
 	}
 	return n
 }
@@ -203,20 +205,20 @@ func (r record) key() uint64          { return *(*uint64)(unsafe.Add(r.p, keyOff
 func (r record) setKey(k rowraft.Key) { *(*uint64)(unsafe.Add(r.p, keyOffset)) = uint64(k) }
 func (r record) version() *uint64     { return (*uint64)(unsafe.Add(r.p, versionOffset)) }
 
-// bytes is the whole record as a snapshot stores it.
+// bytes returns the whole record as a snapshot stores it.
 func (t *Table) bytes(r record) []byte { return unsafe.Slice((*byte)(r.p), t.RecordBytes()) }
 
-// weights is the weights as they are stored, padding included.
+// weights returns the weights as they are stored, padding included.
 func (t *Table) weights(r record) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(r.p, headerBytes)), t.stateAt-headerBytes)
 }
 
-// state is the optimizer state.
+// state returns the optimizer state.
 func (t *Table) state(r record) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Add(r.p, t.stateAt)), t.stateLen)
 }
 
-// hashed is what the digest covers: key, version, numbers.
+// hashed returns what the digest covers: key, version, weights and state.
 func (t *Table) hashed(r record) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(r.p, keyOffset)), t.RecordBytes()-keyOffset)
 }

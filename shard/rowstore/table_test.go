@@ -38,8 +38,8 @@ func mustUpdate(tb testing.TB, t *Table, keys []rowraft.Key, grads []float32) {
 	}
 }
 
-// TestGrowth fills one slot of a dense table far beyond its first segments and
-// a sparse one over all slots, against the model.
+// TestGrowth fills one slot of a dense table far beyond its first segments, and a sparse table over all
+// slots, and compares them with the model.
 func TestGrowth(t *testing.T) {
 	for _, kind := range []rowraft.TableKind{rowraft.Sparse, rowraft.Dense} {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -64,8 +64,7 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// TestTagCollision: two keys of one slot with the same tag are told apart by the key in
-// the record.
+// TestTagCollision: the key in the record distinguishes two keys of one slot with the same tag.
 func TestTagCollision(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 2)
 	table := mustNew(t, schema)
@@ -87,7 +86,7 @@ func TestTagCollision(t *testing.T) {
 // unmix64 is the inverse of clustermap.Mix64.
 func unmix64(z uint64) uint64 {
 	inverse := func(a uint64) uint64 {
-		x := a // Newton: doubles the correct bits, 3 at first
+		x := a // Newton's method doubles the correct bits; 3 at first
 		for range 6 {
 			x *= 2 - a*x
 		}
@@ -100,9 +99,8 @@ func unmix64(z uint64) uint64 {
 	return z ^ z>>30 ^ z>>60
 }
 
-// TestBytesPerRow holds the targets of memory over a doubling of the rows,
-// so at every fill grade of the segments, the worst among them: just after all of
-// them doubled.
+// TestBytesPerRow checks the memory targets while the number of rows doubles, so at every load of the
+// segments. The worst case is just after all of them doubled.
 func TestBytesPerRow(t *testing.T) {
 	for _, tc := range []struct {
 		dim   int
@@ -122,15 +120,16 @@ func TestBytesPerRow(t *testing.T) {
 				if err := table.Update(keys, grads, rowraft.Float32, 0.1); err != nil {
 					t.Fatal(err)
 				}
-				// Below this the last huge pages of rows and index, not full yet, weigh
-				// more than a per cent each.
+				// Below this number of rows, the last partly filled huge pages of rows and index add more
+				// than a per cent each.
 				if n+batch >= tc.rows/2 {
 					if r := float64(table.Bytes()) / float64(table.Rows()) / float64(8*tc.dim); r > worst {
 						worst, at = r, table.Rows()
 					}
 				}
 			}
-			t.Logf("worst %.3f at %d rows, %.3f at %d", worst, at, float64(table.Bytes())/float64(table.Rows())/float64(8*tc.dim), table.Rows())
+			t.Logf("worst %.3f at %d rows, %.3f at %d",
+				worst, at, float64(table.Bytes())/float64(table.Rows())/float64(8*tc.dim), table.Rows())
 			if worst > tc.limit {
 				t.Errorf("%.3f times the numbers at %d rows, want at most %v", worst, at, tc.limit)
 			}
@@ -138,9 +137,9 @@ func TestBytesPerRow(t *testing.T) {
 	}
 }
 
-// TestPullsBesideSnapshot: what may run beside each other does so under the race
-// detector: statistics under the owner's lock, a snapshot and pulls under none.
-func TestPullsBesideSnapshot(t *testing.T) {
+// TestPullsDuringSnapshot runs concurrently what may run concurrently, for the race detector: statistics
+// under the owner's lock, a snapshot and pulls without a lock.
+func TestPullsDuringSnapshot(t *testing.T) {
 	const n = 2000
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.Adagrad, 5))
 	keys := someKeys(3, n)
@@ -172,7 +171,8 @@ func TestPullsBesideSnapshot(t *testing.T) {
 		more, grads := someKeys(5, n), appendFloats(nil, someFloats(6, n*5))
 		for i := 0; i < n; i += 50 {
 			mu.Lock()
-			err := table.Update(append(more[i:i+50:i+50], keys[i:i+50]...), append(grads[i*20:(i+50)*20:(i+50)*20], grads[i*20:(i+50)*20]...), rowraft.Float32, 0.1)
+			err := table.Update(append(more[i:i+50:i+50], keys[i:i+50]...),
+				append(grads[i*20:(i+50)*20:(i+50)*20], grads[i*20:(i+50)*20]...), rowraft.Float32, 0.1)
 			mu.Unlock()
 			if err != nil {
 				t.Error(err)
@@ -200,11 +200,11 @@ func TestPullsBesideSnapshot(t *testing.T) {
 	}
 }
 
-// TestASlotThatIsChangedAllTheTimeIsSaved: of a slot in which updates and deletes
-// never end the snapshot is what it was at the begin, and ends.
+// TestASlotThatIsChangedAllTheTimeIsSaved: updates and deletes in a slot never stop; the snapshot of the
+// slot ends and is its state at the begin.
 func TestASlotThatIsChangedAllTheTimeIsSaved(t *testing.T) {
 	const n = 3000
-	schema := testSchema(rowraft.Dense, rowraft.Adagrad, 4) // one slot
+	schema := testSchema(rowraft.Dense, rowraft.Adagrad, 4) // all rows are in one slot
 	table := mustNew(t, schema)
 	var keys []rowraft.Key
 	for k := range rowraft.Key(n) {
@@ -248,7 +248,8 @@ func TestASlotThatIsChangedAllTheTimeIsSaved(t *testing.T) {
 		close(stop)
 		wg.Wait()
 		if snap.Digest() != before || snap.Rows() != rows || snap.Slot(slot).Rows != rows {
-			t.Errorf("the snapshot says %d rows of digest %v, at its begin there were %d of %v", snap.Rows(), snap.Digest(), rows, before)
+			t.Errorf("the snapshot reports %d rows with digest %v, want %d with %v as at its begin",
+				snap.Rows(), snap.Digest(), rows, before)
 		}
 		if err := snap.End(); err != nil {
 			t.Fatal(err)
@@ -260,14 +261,13 @@ func TestASlotThatIsChangedAllTheTimeIsSaved(t *testing.T) {
 			}
 		}
 		if into.Digest() != before || into.Rows() != rows {
-			t.Errorf("restored %d rows of digest %v, want %d of %v", into.Rows(), into.Digest(), rows, before)
+			t.Errorf("restored %d rows with digest %v, want %d with %v", into.Rows(), into.Digest(), rows, before)
 		}
 	}
 }
 
-// TestUpdatesWithinASlotBeingSaved: rows before and behind the cursor change, new
-// ones come, and the slot outgrows the segment that is walked; what was saved is
-// the slot at the begin.
+// TestUpdatesWithinASlotBeingSaved: rows before and after the cursor change, new rows are created, and the
+// slot outgrows the segment that is walked. The saved rows are those of the slot at the begin.
 func TestUpdatesWithinASlotBeingSaved(t *testing.T) {
 	const n, seed = 600, 8
 	schema := testSchema(rowraft.Dense, rowraft.Adagrad, 2)
@@ -317,7 +317,7 @@ func TestUpdatesWithinASlotBeingSaved(t *testing.T) {
 	}
 }
 
-// TestSnapshotEndsEarly: nothing stays behind when a snapshot ends early.
+// TestSnapshotEndsEarly: a snapshot that ends early frees all its memory.
 func TestSnapshotEndsEarly(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Dense, rowraft.SGD, 4))
 	keys := make([]rowraft.Key, 3000)
@@ -333,25 +333,26 @@ func TestSnapshotEndsEarly(t *testing.T) {
 	if _, done := snap.AppendSlot(nil, slot, 10); done {
 		t.Fatal("1000 rows were done within 10 entries")
 	}
-	mustUpdate(t, table, keys, someFloats(2, 12000)) // the walked segment is outgrown
+	mustUpdate(t, table, keys, someFloats(2, 12000)) // the slot outgrows the segment that is walked
 	if len(table.outgrown) != 1 || snap.ImageBytes() == 0 {
-		t.Fatalf("%d segments kept for the walk and %d bytes of images, want 1 and some", len(table.outgrown), snap.ImageBytes())
+		t.Fatalf("%d segments kept for the walk and %d bytes of images, want 1 and some",
+			len(table.outgrown), snap.ImageBytes())
 	}
 	if err := snap.End(); err != nil {
 		t.Fatal(err)
 	}
-	table.reclaim() // what no reader holds
+	table.reclaim() // frees what no reader holds
 	table.reclaim()
 	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].whole.root.load())*8); used != want {
-		t.Errorf("index takes %d bytes after the snapshot, want %d for its one segment", used, want)
+		t.Errorf("index uses %d bytes after the snapshot, want %d for its one segment", used, want)
 	}
 	if err := snap.End(); err != nil {
 		t.Errorf("the second End: %v", err)
 	}
 }
 
-// TestTwoSnapshots: two may run, each is the table at its own begin, and a segment
-// that both walk stays until neither needs it.
+// TestTwoSnapshots: two snapshots run concurrently. Each is the table at its own begin, and a segment that
+// both walk stays until both have ended.
 func TestTwoSnapshots(t *testing.T) {
 	const n = 1000
 	schema := testSchema(rowraft.Dense, rowraft.SGD, 4)
@@ -379,7 +380,7 @@ func TestTwoSnapshots(t *testing.T) {
 		update(i, n/2, uint64(2+i))
 	}
 	if _, err := table.BeginSnapshot(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
-		t.Errorf("one BeginSnapshot more: %v, want CodeOverloaded", err)
+		t.Errorf("BeginSnapshot beyond the limit: %v, want CodeOverloaded", err)
 	}
 	for i, s := range snaps {
 		records[i], _ = s.AppendSlot(nil, slot, 100)
@@ -397,10 +398,11 @@ func TestTwoSnapshots(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	table.reclaim() // what no reader holds
+	table.reclaim() // frees what no reader holds
 	table.reclaim()
-	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].whole.root.load())*8); used != want || len(table.outgrown) != 0 {
-		t.Errorf("index takes %d bytes after the snapshots, want %d for its one segment", used, want)
+	if used, want := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].whole.root.load())*8); used != want ||
+		len(table.outgrown) != 0 {
+		t.Errorf("index uses %d bytes after the snapshots, want %d for its one segment", used, want)
 	}
 	checkAgainst(t, table, m)
 }
@@ -412,7 +414,8 @@ func TestRefusals(t *testing.T) {
 	for clustermap.SlotOf(schema.ID, schema.Kind, foreign) == clustermap.SlotOf(schema.ID, schema.Kind, key) {
 		foreign++
 	}
-	table, err := New(Options{Schema: schema, Owned: func(s rowraft.Slot) bool { return s == clustermap.SlotOf(schema.ID, schema.Kind, key) }})
+	table, err := New(Options{Schema: schema,
+		Owned: func(s rowraft.Slot) bool { return s == clustermap.SlotOf(schema.ID, schema.Kind, key) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -434,25 +437,37 @@ func TestRefusals(t *testing.T) {
 		do   func() error
 		want rowraft.Code
 	}{
-		{"pull into a short buffer", func() error { return table.Pull([]rowraft.Key{key}, row[:15], rowraft.Float32, nil) }, rowraft.CodeInvalidArgument},
-		{"pull as bfloat16 into a float32 buffer", func() error { return table.Pull([]rowraft.Key{key}, row, rowraft.BFloat16, nil) }, rowraft.CodeInvalidArgument},
-		{"pull of an unknown dtype", func() error { return table.Pull([]rowraft.Key{key}, row, 9, nil) }, rowraft.CodeInvalidArgument},
-		{"pull with a long presence bitmap", func() error { return table.Pull([]rowraft.Key{key}, row, rowraft.Float32, make([]byte, 2)) }, rowraft.CodeInvalidArgument},
-		{"pull of a foreign key", func() error { return table.Pull([]rowraft.Key{foreign}, row, rowraft.Float32, nil) }, rowraft.CodeWrongShard},
-		{"update with too few numbers", func() error { return table.Update([]rowraft.Key{key}, half, rowraft.Float32, 1) }, rowraft.CodeInvalidArgument},
+		{"pull into a short buffer",
+			func() error { return table.Pull([]rowraft.Key{key}, row[:15], rowraft.Float32, nil) }, rowraft.CodeInvalidArgument},
+		{"pull as bfloat16 into a float32 buffer",
+			func() error { return table.Pull([]rowraft.Key{key}, row, rowraft.BFloat16, nil) }, rowraft.CodeInvalidArgument},
+		{"pull of an unknown dtype",
+			func() error { return table.Pull([]rowraft.Key{key}, row, 9, nil) }, rowraft.CodeInvalidArgument},
+		{"pull with a long presence bitmap",
+			func() error { return table.Pull([]rowraft.Key{key}, row, rowraft.Float32, make([]byte, 2)) },
+			rowraft.CodeInvalidArgument},
+		{"pull of a foreign key", func() error { return table.Pull([]rowraft.Key{foreign}, row, rowraft.Float32, nil) },
+			rowraft.CodeWrongShard},
+		{"update with too few numbers",
+			func() error { return table.Update([]rowraft.Key{key}, half, rowraft.Float32, 1) }, rowraft.CodeInvalidArgument},
 		{"update whose last key is foreign", func() error {
 			return table.Update([]rowraft.Key{key, foreign}, make([]byte, 32), rowraft.Float32, 1)
 		}, rowraft.CodeWrongShard},
-		{"assign of a foreign key", func() error { return table.Assign([]rowraft.Key{foreign}, half, rowraft.BFloat16) }, rowraft.CodeWrongShard},
+		{"assign of a foreign key", func() error { return table.Assign([]rowraft.Key{foreign}, half, rowraft.BFloat16) },
+			rowraft.CodeWrongShard},
 		{"restore of a short record", func() error { return table.RestoreRow(good[:len(good)-4]) }, rowraft.CodeCorrupt},
 		{"restore of a row that is there", func() error { return table.RestoreRow(good) }, rowraft.CodeCorrupt},
 		{"restore of version 0", func() error {
 			return table.RestoreRow(edit(func(rec []byte) { clear(rec[versionOffset : versionOffset+8]) }))
 		}, rowraft.CodeCorrupt},
-		{"restore of a foreign key", func() error { return table.RestoreRow(edit(func(rec []byte) { rec[keyOffset] = byte(foreign) })) }, rowraft.CodeWrongShard},
+		{"restore of a foreign key",
+			func() error { return table.RestoreRow(edit(func(rec []byte) { rec[keyOffset] = byte(foreign) })) },
+			rowraft.CodeWrongShard},
 		{"slot version below a row's", func() error { return table.RestoreSlotVersion(slot, 0, 0) }, rowraft.CodeCorrupt},
-		{"slot version that no slot can reach", func() error { return table.RestoreSlotVersion(slot, 1<<63, 0) }, rowraft.CodeCorrupt},
-		{"slot version of a foreign slot", func() error { return table.RestoreSlotVersion((slot+1)%rowraft.NumSlots, 9, 0) }, rowraft.CodeWrongShard},
+		{"slot version that no slot can reach",
+			func() error { return table.RestoreSlotVersion(slot, 1<<63, 0) }, rowraft.CodeCorrupt},
+		{"slot version of a foreign slot",
+			func() error { return table.RestoreSlotVersion((slot+1)%rowraft.NumSlots, 9, 0) }, rowraft.CodeWrongShard},
 		{"a table of dim 0", func() error {
 			_, err := New(Options{Schema: testSchema(rowraft.Sparse, rowraft.SGD, 0)})
 			return err
@@ -472,7 +487,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestInitialRowsOfAnyDim: never-pushed rows are made in parts of 64 weights.
+// TestInitialRowsOfAnyDim: rows without a push are computed 64 weights at a time.
 func TestInitialRowsOfAnyDim(t *testing.T) {
 	for _, dim := range []int{1, 63, 64, 65, 1000, rowraft.MaxDim} {
 		schema := testSchema(rowraft.Sparse, rowraft.SGD, dim)
@@ -482,7 +497,7 @@ func TestInitialRowsOfAnyDim(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := appendFloats(nil, newModel(schema).initial(3)); string(dst) != string(want) {
-			t.Errorf("dim %d: a never-pushed row reads otherwise than the initializer", dim)
+			t.Errorf("dim %d: a row without a push differs from the initializer", dim)
 		}
 		if table.Rows() != 0 {
 			t.Errorf("dim %d: a pull created a row", dim)
@@ -515,7 +530,8 @@ func TestRecordGolden(t *testing.T) {
 	if !ok {
 		t.Fatal("the golden record's key is not in the table")
 	}
-	if got := fmt.Sprint(floats(table.weights(r), rowraft.Float32, make([]float32, 3)), table.state(r)); *r.version() != 5 || got != "[1 -2 0.5] [4 9 16]" {
+	if got := fmt.Sprint(floats(table.weights(r), rowraft.Float32, make([]float32, 3)),
+		table.state(r)); *r.version() != 5 || got != "[1 -2 0.5] [4 9 16]" {
 		t.Errorf("golden record reads as version %d, numbers %s", *r.version(), got)
 	}
 	if b := table.Digest().Bytes(); DigestOf(b) != table.Digest() {

@@ -2,6 +2,7 @@ package rowstore
 
 import (
 	"encoding/binary"
+	"fmt"
 	"sync/atomic"
 	"unsafe"
 
@@ -13,42 +14,42 @@ import (
 const (
 	gamma = 0x9E3779B97F4A7C15
 
-	// maxCandidates and minRoom bound the candidates of a slot; constants of apply
-	// version 2 (docs/formats/streaming.md), as are the others of this file.
+	// maxCandidates and minRoom bound the candidates of a slot. All these constants are part of the
+	// apply version (docs/formats/streaming.md).
 	maxCandidates = 4096
 	minRoom       = 64
 	roomPerRow    = 4
-	evictShare    = 8 // one row of so many leaves at a time
-	agingRounds   = 8 // a period of LFU: so many pushes for each row of a full slot
+	evictShare    = 8 // a full slot evicts one of this many rows at a time
+	agingRounds   = 8 // length of an LFU period: this many pushes for each row of a full slot
 )
 
-// track is what a tracked table decides by: one that has admission, expiry or
-// capacity. Other tables have none, and pay for none of it.
+// track is the policy and the state of a tracked table: one with admission, expiry or
+// capacity. Other tables have none, and do not pay for it.
 type track struct {
 	admission rowraft.Admission
-	draws     uint64 // the part of a draw that depends on the table alone
+	draws     uint64 // the part of a draw that depends only on the table
 	expire    uint32 // ticks; 0: never
-	most      uint64 // rows in a slot; 0: any number
+	maxRows   uint64 // limit of rows in a slot; 0: none
 	lfu       bool
-	room      int // candidates in a slot
+	room      int // limit of candidates in a slot
 
 	slots  []candidates // by slot; nil without count admission
-	blocks slab.Blocks  // theirs
+	blocks slab.Blocks  // memory of slots
 	ranks  []rank       // scratch
-	tick   uint32       // of the entry that is applied
+	tick   uint32       // tick of the entry that is being applied
 
-	base, source uint32       // of a restore; source 0: ticks are taken as they are
-	total        atomic.Int64 // candidates
+	base, source uint32       // arguments of SetAges; source 0: ticks are restored unchanged
+	total        atomic.Int64 // number of candidates
 
 	counters struct{ admitted, rejected, evicted, expired atomic.Uint64 }
 }
 
-// Counters tells what became of keys since the table was made or restored by
-// this process. They are no part of the state.
+// Counters counts what happened to keys since this process made or restored the table. They are
+// not part of the replicated state.
 type Counters struct {
 	Admitted   uint64 // rows made for keys that had none
-	Rejected   uint64 // pushes that were counted and dropped
-	Evicted    uint64 // rows that made room
+	Rejected   uint64 // pushes that were counted but created no row
+	Evicted    uint64 // rows removed to make room
 	Expired    uint64 // rows that a sweep removed
 	Candidates uint64 // keys that wait for a row now
 }
@@ -63,8 +64,8 @@ func newTrack(s *rowraft.Schema) *track {
 		draws: clustermap.Mix64(clustermap.Mix64(s.Initializer.Seed+gamma+gamma) ^ uint64(s.ID)),
 	}
 	if s.Capacity.Rows > 0 {
-		k.most = (s.Capacity.Rows-1)/rowraft.NumSlots + 1
-		k.room = int(min(maxCandidates, max(minRoom, roomPerRow*k.most)))
+		k.maxRows = (s.Capacity.Rows-1)/rowraft.NumSlots + 1
+		k.room = int(min(maxCandidates, max(minRoom, roomPerRow*k.maxRows)))
 	}
 	if s.Admission.Kind == rowraft.AdmitCount {
 		k.slots = make([]candidates, rowraft.NumSlots)
@@ -72,7 +73,7 @@ func newTrack(s *rowraft.Schema) *track {
 	return k
 }
 
-// SetTick says when the changes that follow were logged: the tick of their entry
+// SetTick sets the tick of the entry whose changes follow: the time when it was logged
 // (docs/formats/streaming.md).
 func (t *Table) SetTick(tick uint32) {
 	if t.track != nil {
@@ -80,16 +81,16 @@ func (t *Table) SetTick(tick uint32) {
 	}
 }
 
-// SetAges says how old what is restored from now on is: its ticks were counted
-// where the time was source, and it is as old at base. Source 0: ticks are taken
-// as they are.
+// SetAges sets how RestoreRow and RestoreCandidates translate ticks: a tick that was counted in a
+// cluster at time source becomes a tick of the same age at time base. With source 0 ticks are
+// restored unchanged.
 func (t *Table) SetAges(base, source uint32) {
 	if t.track != nil {
 		t.track.base, t.track.source = base, source
 	}
 }
 
-// restored is a tick of a restore as it is kept.
+// restored returns the translated tick of a restored row or candidate.
 func (k *track) restored(tick uint32) uint32 {
 	if k.source == 0 {
 		return tick
@@ -101,7 +102,7 @@ func (k *track) restored(tick uint32) uint32 {
 // Tracked reports whether the table keeps recency and counts of its rows.
 func (t *Table) Tracked() bool { return t.track != nil }
 
-// Counters is safe beside changes.
+// Counters may be called concurrently with changes.
 func (t *Table) Counters() Counters {
 	k := t.track
 	if k == nil {
@@ -114,41 +115,43 @@ func (t *Table) Counters() Counters {
 func (r record) recency() *uint32 { return (*uint32)(r.p) }
 func (r record) count() *uint32   { return (*uint32)(unsafe.Add(r.p, countOffset)) }
 
-// draw reports whether the draw number n of a slot admits key.
+// draw reports whether draw number n of a slot admits key.
 func (k *track) draw(key rowraft.Key, n uint64) bool {
 	a := clustermap.Mix64(k.draws ^ uint64(key))
 	u := float64(clustermap.Mix64(a+n*gamma)>>11) / (1 << 53) // exact
 	return u < float64(k.admission.Probability)
 }
 
-// aged returns what a count that was stored with version is worth at counter:
-// with LFU it is halved with each period since.
+// aged returns the value at counter of a count that was stored at version. With LFU, each
+// period since then halves it.
 func (k *track) aged(count uint32, version, counter uint64) uint32 {
 	if !k.lfu {
 		return count
 	}
-	period := agingRounds * k.most
-	return count >> min(32, counter/period-version/period) // a shift by 32 leaves 0
+	period := agingRounds * k.maxRows
+	return count >> min(32, counter/period-version/period) // a shift by 32 gives 0
 }
 
-// touch counts a push of r, which has its old version yet, in the slot whose
-// counter will give it the next one.
-func (k *track) touch(r record, counter uint64) {
+// countPush counts a push of r. r still has its old version; counter is the counter of its slot before
+// the push.
+func (k *track) countPush(r record, counter uint64) {
 	c := r.count()
 	*c, *r.recency() = increased(k.aged(*c, *r.version()&^busy, counter+1)), k.tick
 }
 
-// changeTracked is change in a tracked table: the order of
-// docs/formats/streaming.md.
-func (t *Table) changeTracked(keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32)) error {
+// changeTracked is change for a tracked table. docs/formats/streaming.md specifies the order of its
+// steps.
+func (t *Table) changeTracked(
+	keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32),
+) error {
 	var c chunk
 	rowBytes := t.dim * dt.Size()
 	touched := t.RecordBytes()
 	for base := 0; base < len(keys); base += chunkKeys {
-		part := keys[base:min(base+chunkKeys, len(keys))]
-		t.lookup(&c, part, touched)
-		t.expect(&c, len(part))
-		for i, key := range part {
+		chunkOf := keys[base:min(base+chunkKeys, len(keys))]
+		t.lookup(&c, chunkOf, touched)
+		t.prefetchSlots(&c, len(chunkOf))
+		for i, key := range chunkOf {
 			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
 			arg = arg[rowBytes:]
 			ok, err := t.mayPush(&c, i, key, assign)
@@ -162,7 +165,7 @@ func (t *Table) changeTracked(keys []rowraft.Key, arg []byte, dt rowraft.DType, 
 			if err != nil {
 				return err
 			}
-			t.track.touch(r, t.slots[c.slot[i]].version)
+			t.track.countPush(r, t.slots[c.slot[i]].version)
 			w := floats(t.weights(r), t.storage, t.wide)
 			do(w, t.state(r), values)
 			t.store(r, w)
@@ -172,13 +175,13 @@ func (t *Table) changeTracked(keys []rowraft.Key, arg []byte, dt rowraft.DType, 
 	return nil
 }
 
-// mayPush reports whether keys[i] has a row, or room for one that it may have.
+// mayPush reports whether keys[i] has a row or may get one. In the second case it makes room for it.
 func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, error) {
 	slot, tag := c.slot[i], c.tag[i]
 	if _, ok := t.record(c, i, key); ok {
 		return true, nil
 	}
-	if _, ok := t.find(slot, tag, key); ok { // an earlier key of the chunk
+	if _, ok := t.find(slot, tag, key); ok { // an earlier key of the chunk created it
 		return true, nil
 	}
 	if !assign {
@@ -186,10 +189,10 @@ func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, er
 			return false, err
 		}
 	}
-	t.forget(slot, tag, key)
+	t.forgetCandidate(slot, tag, key)
 	t.track.counters.admitted.Add(1)
 	evicted, err := t.makeRoom(slot)
-	if evicted { // what lookup found may be gone
+	if evicted { // records that lookup found may have been removed
 		for j := i + 1; j < len(c.addr); j++ {
 			c.addr[j] = unsafe.Pointer(&noRow)
 		}
@@ -197,8 +200,8 @@ func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, er
 	return true, err
 }
 
-// admit decides on a push of a key without a row. If it says no, all that the
-// push does is done.
+// admit decides whether a push of a key without a row creates the row. If not, admit has applied
+// all effects of the push.
 func (t *Table) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, error) {
 	k, s := t.track, &t.slots[slot]
 	switch k.admission.Kind {
@@ -206,10 +209,10 @@ func (t *Table) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, err
 		if k.draw(key, s.version+1) {
 			return true, nil
 		}
-		t.touch(slot)
+		t.prepareSlot(slot)
 		s.version++
 	case rowraft.AdmitCount:
-		c, err := t.candidacy(slot, tag, key)
+		c, err := t.countCandidate(slot, tag, key)
 		if err != nil || c >= k.admission.Count {
 			return true, err
 		}
@@ -220,9 +223,9 @@ func (t *Table) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, err
 	return false, nil
 }
 
-// candidacy counts a push of a key without a row, and returns how many there
-// were. The last one before admission is not kept.
-func (t *Table) candidacy(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint32, error) {
+// countCandidate counts a push of a key without a row, and returns the number of its pushes. It does not
+// store the push that reaches the admission limit.
+func (t *Table) countCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint32, error) {
 	k, s, set := t.track, &t.slots[slot], &t.track.slots[slot]
 	c := candidate{key: key, count: 1, tick: k.tick}
 	at, known := uint32(0), false
@@ -252,9 +255,9 @@ func (t *Table) candidacy(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint3
 	return c.count, nil
 }
 
-// forget removes the candidate key, if there is one. The counter is the caller's
-// to raise.
-func (t *Table) forget(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
+// forgetCandidate removes the candidate key, and reports whether there was one. The caller increments the
+// slot's counter.
+func (t *Table) forgetCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
 	if t.track.slots == nil || t.track.slots[slot].n == 0 {
 		return false
 	}
@@ -266,7 +269,7 @@ func (t *Table) forget(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
 	return ok
 }
 
-// dropCandidate removes one entry. The counter is the caller's to raise.
+// dropCandidate removes one entry. The caller increments the slot's counter.
 func (t *Table) dropCandidate(slot rowraft.Slot, at uint32) {
 	s, set := &t.slots[slot], &t.track.slots[slot]
 	s.digest = s.digest.Sub(set.at(at).digest())
@@ -274,8 +277,8 @@ func (t *Table) dropCandidate(slot rowraft.Slot, at uint32) {
 	t.track.total.Add(-1)
 }
 
-// thinCandidates makes room in a slot that is full of candidates: those that
-// were unseen for longest leave.
+// thinCandidates makes room in a slot that is full of candidates: it removes those that were pushed
+// least recently.
 func (t *Table) thinCandidates(slot rowraft.Slot) {
 	k, set := t.track, &t.track.slots[slot]
 	k.ranks = k.ranks[:0]
@@ -304,7 +307,7 @@ func (t *Table) SlotCandidates(slot rowraft.Slot) int {
 // Snapshot.AppendCandidates wrote them: strictly ascending by key. It keeps no
 // part of b.
 //
-// Errors, and then nothing changed: CodeCorrupt if the table has no candidates,
+// Errors: CodeCorrupt, before anything changes, if the table has no candidates
 // or cannot have these; CodeWrongShard if the slot is not owned; CodeOverloaded.
 func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 	bad := func(what string) error {
@@ -315,9 +318,9 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 	case !t.Owns(slot):
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
 	case t.track == nil || t.track.slots == nil:
-		return bad("of a table that has none")
+		return bad("in a table that has no admission by count")
 	case n == 0 || len(b)%CandidateBytes != 0 || n > t.track.room:
-		return bad("of an impossible number")
+		return bad(fmt.Sprintf("of %d bytes: want 1 to %d of %d bytes", len(b), t.track.room, CandidateBytes))
 	case t.track.slots[slot].n != 0:
 		return bad("come twice")
 	}
@@ -327,7 +330,7 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 		at, tag := t.locate(c.key)
 		_, row := t.find(at, tag, c.key)
 		if at != slot || row || c.count == 0 || c.count >= t.track.admission.Count || i > 0 && c.key <= last {
-			return bad("that cannot be there")
+			return bad(fmt.Sprintf("include key %d, which cannot be there", c.key))
 		}
 		last = c.key
 	}
@@ -344,5 +347,6 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 }
 
 func parseCandidate(b []byte) candidate {
-	return candidate{rowraft.Key(binary.LittleEndian.Uint64(b)), binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:])}
+	return candidate{rowraft.Key(binary.LittleEndian.Uint64(b)), binary.LittleEndian.Uint32(b[8:]),
+		binary.LittleEndian.Uint32(b[12:])}
 }

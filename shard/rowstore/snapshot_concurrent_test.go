@@ -15,15 +15,15 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// streamSlots are in three pages of slots.
+// streamSlots are slots on three pages of cuts.
 var streamSlots = []rowraft.Slot{0, 1, 2, cutsPerPage, cutsPerPage + 1, 3*cutsPerPage - 1}
 
-// streamWriter changes streamSlots of a table in every way, until stop is closed.
+// streamWriter changes the streamSlots of a table in every way, until stop is closed.
 type streamWriter struct {
 	table *Table
 	keys  []rowraft.Key
-	mu    sync.Mutex   // held over each change, as the shard's is
-	life  sync.RWMutex // held for reading over each read, and for the end of a snapshot, likewise
+	mu    sync.Mutex   // held during each change, as the shard's lock is
+	life  sync.RWMutex // held for reading during each read, and for writing at the end of a snapshot
 	stop  chan struct{}
 }
 
@@ -65,10 +65,10 @@ func (w *streamWriter) change(r *rand.Rand, batch []rowraft.Key, numbers []byte,
 	return w.table.Update(batch, numbers, rowraft.Float32, 0.1)
 }
 
-// TestSnapshotsBesideAStream: while rows come, change, make room, expire and are
-// deleted in the slots that it reads, a snapshot has the rows and candidates of its
-// begin; so has another one beside it.
-func TestSnapshotsBesideAStream(t *testing.T) {
+// TestSnapshotsDuringChanges: rows are created, changed, evicted, expired and deleted in the slots that a
+// snapshot reads. The snapshot has the rows and candidates of its begin, and so has a second one that runs
+// at the same time.
+func TestSnapshotsDuringChanges(t *testing.T) {
 	for name, set := range map[string]func(*rowraft.Schema){
 		"plain":           func(*rowraft.Schema) {},
 		"images in lines": func(s *rowraft.Schema) { s.Dim = 64 },
@@ -109,13 +109,13 @@ func TestSnapshotsBesideAStream(t *testing.T) {
 	}
 }
 
-// held is what the slots of a streamWriter hold.
+// held is the content of the slots of a streamWriter.
 type held struct {
 	digest           Digest
 	rows, candidates int
 }
 
-// snapshot takes one beside the changes and compares it with the table at its begin.
+// snapshot takes a snapshot during the changes and compares it with the table at its begin.
 func (w *streamWriter) snapshot(t *testing.T) {
 	w.mu.Lock()
 	snap, err := w.table.BeginSnapshot()
@@ -156,7 +156,7 @@ func (w *streamWriter) snapshot(t *testing.T) {
 	defer w.mu.Unlock()
 	for _, slot := range streamSlots {
 		if _, _, ok := w.table.CheckSlot(slot, 1<<30); !ok {
-			t.Errorf("slot %d is not what its digest says", slot)
+			t.Errorf("slot %d does not match its digest", slot)
 		}
 	}
 	w.life.Lock()
@@ -166,9 +166,9 @@ func (w *streamWriter) snapshot(t *testing.T) {
 	}
 }
 
-// TestReaderAndWriterAreNeverInOneSlot: while the reader has entered a slot the writer is not in
-// it, and all that it did there is seen, what went past the caches too; whether the writer's
-// claim was loose or strict, and as the reader comes near again and again.
+// TestReaderAndWriterAreNeverInOneSlot: after the reader has entered a slot, the writer is not in it, and
+// the reader sees all that the writer did there, including what it wrote past the caches. This holds for
+// loose and for strict claims, each time that the reader approaches the slot.
 func TestReaderAndWriterAreNeverInOneSlot(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.Adagrad, 64))
 	snap, err := table.BeginSnapshot()
