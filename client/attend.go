@@ -235,29 +235,15 @@ var errLeft = errors.New("left")
 func (t *Attending) run(welcomed func()) {
 	defer close(t.ended)
 	defer t.cancel()
-	b := backoff{}
-	hint := ""
-	for i := 0; t.ctx.Err() == nil; i++ {
-		addr := hint
-		if addr == "" {
-			addr = t.c.schedulerAddr(i)
-		}
-		err := t.call(addr, func() { welcomed(); b = backoff{} })
+	for w := t.c.schedulerWalk(); t.ctx.Err() == nil; {
+		err := t.call(w.Addr(), func() { welcomed(); w.Answered() })
 		t.mu.Lock()
 		t.err = err
 		if t.lost.IsZero() {
 			t.lost = time.Now()
 		}
 		t.mu.Unlock()
-		if err == errLeft || !rowraft.CodeOf(err).Retryable() {
-			return
-		}
-		followed := hint != ""
-		hint = ""
-		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok && nl.Leader != "" && !followed {
-			hint = t.c.addrOf(nl.Leader)
-		}
-		if hint == "" && t.c.pause(t.ctx, &b, 0) != nil {
+		if err == errLeft || !w.Again(t.ctx, err) {
 			return
 		}
 	}
@@ -265,7 +251,7 @@ func (t *Attending) run(welcomed func()) {
 
 // call is one call, to the server at addr, until it breaks.
 func (t *Attending) call(addr string, welcomed func()) error {
-	conn, err := t.c.conns.get(addr)
+	conn, err := t.c.conns.Get(addr)
 	if err != nil {
 		return err
 	}

@@ -9,35 +9,9 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
-
-func TestBudgetIsAFifthAndAFloor(t *testing.T) {
-	var b budget
-	now := time.Now()
-	taken := 0
-	for b.take(now) {
-		taken++
-	}
-	if taken != retryBurst {
-		t.Errorf("%d at once, want %v", taken, retryBurst)
-	}
-	count := func() (n int) {
-		for b.take(now) {
-			n++
-		}
-		return n
-	}
-	b.since, now = b.since.Add(time.Hour), now.Add(time.Hour+2*time.Second) // as if nothing but 2 s had passed
-	if n := count(); n != 2*retryFloor {
-		t.Errorf("%d after two seconds, want %v", n, 2*retryFloor)
-	}
-	b.since = now.Add(time.Hour) // no floor: real time stands still for it
-	b.tokens += retryShare * 50
-	if n := int(b.tokens); n != 10 {
-		t.Errorf("%d for 50 requests, want 10", n)
-	}
-}
 
 // overloaded refuses everything while it is told to.
 type overloaded struct {
@@ -72,13 +46,6 @@ func newOverloaded(t *testing.T) *overloaded {
 	return s
 }
 
-// spend leaves a client n retries now.
-func (c *Client) spend(n float64) {
-	c.budget.mu.Lock()
-	defer c.budget.mu.Unlock()
-	c.budget.tokens, c.budget.since = n, time.Now()
-}
-
 // TestRetriesOfAnOverloadedServerAreBounded: calls that are all refused make
 // at most a fifth more of them, and what the floor gives.
 func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
@@ -86,7 +53,7 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 	c, table := s.dial(t, func(o *Options) { o.FailWhenOverloaded = true })
 	s.refuse.Store(true)
 	begin := time.Now()
-	c.spend(5)
+	c.budget.Set(5)
 	const calls = 300
 	var wg sync.WaitGroup
 	for range 10 {
@@ -104,14 +71,14 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 	done, ended, taken := make(chan struct{}), make(chan struct{}), int64(0)
 	go func() {
 		defer close(ended)
-		for tick := time.NewTicker(retryPoll); ; {
+		for tick := time.NewTicker(route.RetryPoll); ; {
 			select {
 			case <-tick.C:
 			case <-done:
 				tick.Stop()
 				return
 			}
-			for c.budget.take(time.Now()) {
+			for c.budget.Take(time.Now()) {
 				taken++
 			}
 		}
@@ -119,7 +86,7 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 	wg.Wait()
 	close(done)
 	<-ended
-	most := calls + 5 + calls*retryShare + retryFloor*time.Since(begin).Seconds() + 1
+	most := calls + 5 + calls*route.RetryShare + route.RetryFloor*time.Since(begin).Seconds() + 1
 	if got := s.pulls.Load(); got+taken > int64(most) || got < calls {
 		t.Errorf("%d calls made %d tries and left %d, at most %v", calls, got, taken, most)
 	}
@@ -135,11 +102,11 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.refuse.Store(true)
-	c.spend(-1e9) // so that time brings none
+	c.budget.Set(-1e9) // so that time brings none
 	first := make(chan error, 1)
 	go func() { first <- push() }()
 	for deadline := time.Now().Add(time.Minute); ; {
-		if _, spent := c.budget.spent(); spent {
+		if c.budget.Waiting() > 0 {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -153,7 +120,7 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 		}
 	}
 	s.refuse.Store(false)
-	c.spend(retryBurst)
+	c.budget.Set(route.RetryBurst)
 	if err := <-first; err != nil {
 		t.Errorf("the push that had a number: %v", err)
 	}
@@ -180,7 +147,7 @@ func TestPatientCallsWaitForTheBudget(t *testing.T) {
 	s := newOverloaded(t)
 	c, table := s.dial(t, nil)
 	s.refuse.Store(true)
-	c.spend(0)
+	c.budget.Set(0)
 	short, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
 	defer cancel()
 	if err := table.Pull(short, []rowraft.Key{1}, make([]float32, 2)); err == nil {

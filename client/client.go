@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -16,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -70,7 +70,7 @@ type Client struct {
 	opts  Options
 	tls   *certs.Source
 	log   *slog.Logger
-	conns *connPool
+	conns *route.Pool
 
 	ctx    context.Context // ends in Close
 	cancel context.CancelFunc
@@ -89,8 +89,8 @@ type Client struct {
 	asking  [clustermap.MaxShards]atomic.Bool   // one goroutine asks replicas who leads
 	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged part
 
-	spread spread // of bounded reads
-	budget budget // of what is sent again
+	spread spread       // of bounded reads
+	budget route.Budget // of what is sent again
 
 	session   session
 	endpoints endpoints
@@ -153,7 +153,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		opts:    opts,
 		tls:     conf,
 		log:     opts.Logger,
-		conns:   newConnPool(conf, opts.Dial, opts.ConnsPerNode),
+		conns:   route.NewPool(conf, opts.Dial, opts.ConnsPerNode),
 		refresh: make(chan struct{}, 1),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -193,7 +193,7 @@ func (c *Client) Close() error {
 	if first {
 		c.closeSessions()
 	}
-	return c.conns.close()
+	return c.conns.Close()
 }
 
 // spawn runs f on a goroutine that Close waits for, or reports that Close has begun.
@@ -221,8 +221,8 @@ func (c *Client) ended(last error) error {
 
 // pause waits for b's next delay, or for atLeast if that is longer. It returns the
 // error of ctx, or errClosed, if that ends it.
-func (c *Client) pause(ctx context.Context, b *backoff, atLeast time.Duration) error {
-	t := time.NewTimer(b.delay(atLeast))
+func (c *Client) pause(ctx context.Context, b *route.Backoff, atLeast time.Duration) error {
+	t := time.NewTimer(b.Delay(atLeast))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -239,33 +239,33 @@ func (c *Client) Map() *clustermap.Map { return c.cluster.Load() }
 
 // firstMap asks the endpoints in turn until one has a map with shards.
 func (c *Client) firstMap(ctx context.Context) error {
-	b := backoff{}
-	var last error
-	for i := 0; ; i++ {
-		err := c.fetchMap(ctx, c.opts.Endpoints[i%len(c.opts.Endpoints)], 0)
+	w := route.Walk{Layer: route.Control, Places: func() []string { return c.opts.Endpoints }, AddrOf: c.addrOf}
+	for {
+		err := c.fetchMap(ctx, w.Addr(), 0)
 		if err == nil {
 			if m := c.cluster.Load(); m != nil && len(m.Shards) > 0 {
 				return nil
 			}
 			err = rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: it waits for more servers")
 		}
-		if code := rowraft.CodeOf(err); !code.Retryable() {
+		if !w.Again(ctx, err) {
 			return err
-		}
-		last = err
-		if i%len(c.opts.Endpoints) == len(c.opts.Endpoints)-1 {
-			if err := c.pause(ctx, &b, 0); err != nil {
-				return last
-			}
 		}
 	}
 }
 
-// fetchMap gets a newer map from addr, waiting up to wait for one.
+// fetchMap is askMap without the hints.
 func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) error {
-	conn, err := c.conns.get(addr)
+	_, err := c.askMap(ctx, addr, wait)
+	return err
+}
+
+// askMap asks addr for a newer map, waiting up to wait for one. It takes the map and the
+// leader hints of the reply, and returns the hints.
+func (c *Client) askMap(ctx context.Context, addr string, wait time.Duration) ([]*rowraftv1.LeaderHint, error) {
+	conn, err := c.conns.Get(addr)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var known uint64
 	var home rowraft.ClusterID
@@ -276,15 +276,15 @@ func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) 
 	defer cancel()
 	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(wait), ClusterId: string(home)})
 	if err != nil {
-		return fmt.Errorf("cluster map from %s: %w", addr, err)
+		return nil, fmt.Errorf("cluster map from %s: %w", addr, err)
 	}
 	if reply.Map != nil {
 		m, err := rpc.MapFromProto(reply.Map)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := c.takeMap(addr, m); err != nil {
-			return err
+			return nil, err
 		}
 		home = m.Cluster
 	}
@@ -294,7 +294,7 @@ func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) 
 		}
 	})
 	c.heard(addr)
-	return nil
+	return reply.Leaders, nil
 }
 
 // takeMap makes m, from addr, the client's map if it is newer. Versions of two clusters
@@ -319,7 +319,7 @@ func (c *Client) takeMap(addr string, m *clustermap.Map) error {
 // watchMap keeps the map fresh by long polls, and at once when asked.
 func (c *Client) watchMap() {
 	const poll = 10 * time.Second
-	b := backoff{}
+	var b route.Backoff
 	for i := 0; c.ctx.Err() == nil; i++ {
 		addrs := c.addrs()
 		ctx, cancel := context.WithCancel(c.ctx)
@@ -340,7 +340,7 @@ func (c *Client) watchMap() {
 			_ = c.pause(c.ctx, &b, 0)
 			continue
 		}
-		b = backoff{}
+		b = route.Backoff{}
 	}
 }
 
@@ -379,8 +379,8 @@ func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term ro
 	}
 }
 
-// schedulerCall runs call against the metadata leader, following hints until it
-// answers or ctx ends.
+// schedulerCall makes a call to the leader of the metadata group. It returns when a server
+// has answered for good, or ctx ends.
 func (c *Client) schedulerCall(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
 	return c.schedulerConn(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		return call(ctx, rowraftv1.NewClusterClient(conn))
@@ -389,14 +389,11 @@ func (c *Client) schedulerCall(ctx context.Context, what string, call func(conte
 
 // schedulerConn is schedulerCall for any service of the metadata leader.
 func (c *Client) schedulerConn(ctx context.Context, what string, call func(context.Context, grpc.ClientConnInterface) error) error {
-	b := backoff{}
-	hint := ""
-	for i := 0; ; i++ {
-		addr := hint
-		if addr == "" {
-			addr = c.schedulerAddr(i)
-		}
-		conn, err := c.conns.get(addr)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	for w := c.schedulerWalk(); ; {
+		conn, err := c.conns.Get(w.Addr())
 		if err == nil {
 			attempt, cancel := context.WithTimeout(ctx, 5*c.opts.AttemptTimeout)
 			err = call(attempt, conn)
@@ -405,40 +402,31 @@ func (c *Client) schedulerConn(ctx context.Context, what string, call func(conte
 		if err == nil {
 			return nil
 		}
-		if !rowraft.CodeOf(err).Retryable() {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		followed := hint != ""
-		hint = ""
-		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok && nl.Leader != "" && !followed {
-			hint = c.addrOf(nl.Leader)
-		}
-		if hint != "" {
-			continue
-		}
-		if c.pause(ctx, &b, 0) != nil {
+		if !w.Again(ctx, err) {
 			return fmt.Errorf("%s: %w", what, c.ended(err))
 		}
 	}
 }
 
-// schedulerAddr returns the i-th place to look for the scheduler.
-func (c *Client) schedulerAddr(i int) string {
-	var addrs []string
-	if m := c.cluster.Load(); m != nil {
-		for _, n := range m.Nodes {
-			if n.Scheduler {
-				addrs = append(addrs, n.Addr)
+// schedulerWalk asks the members of the metadata group, or all servers while the map
+// names none.
+func (c *Client) schedulerWalk() *route.Walk {
+	return &route.Walk{Layer: route.Control, AddrOf: c.addrOf, Places: func() (addrs []string) {
+		if m := c.cluster.Load(); m != nil {
+			for _, n := range m.Nodes {
+				if n.Scheduler {
+					addrs = append(addrs, n.Addr)
+				}
 			}
 		}
-	}
-	if len(addrs) == 0 {
-		addrs = c.addrs()
-	}
-	return addrs[i%len(addrs)]
+		if len(addrs) == 0 {
+			addrs = c.addrs()
+		}
+		return addrs
+	}}
 }
 
-// addrOf turns a leader hint into an address: a node id of the map, or an address itself.
+// addrOf returns the address of a server; "" if the map does not have the server.
 func (c *Client) addrOf(id rowraft.NodeID) string {
 	if m := c.cluster.Load(); m != nil {
 		if n, ok := m.Node(id); ok {

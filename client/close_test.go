@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 )
 
 // Pushes begin while Close waits for those under way.
@@ -76,7 +77,7 @@ func TestCloseEndsAPause(t *testing.T) {
 	c, _ := s.dial(t, nil)
 	done := make(chan error, 1)
 	ctx := patience(t)
-	go func() { done <- c.pause(ctx, &backoff{}, time.Hour) }()
+	go func() { done <- c.pause(ctx, new(route.Backoff), time.Hour) }()
 	c.Close()
 	if err := <-done; err != errClosed {
 		t.Errorf("a pause of an hour on a closed client ended with %v", err)

@@ -176,13 +176,10 @@ func connect(t *testing.T, c *Client) {
 	t.Helper()
 	ctx := patience(t)
 	for _, n := range c.Map().Nodes {
-		if _, err := c.conns.get(n.Addr); err != nil {
+		if _, err := c.conns.Get(n.Addr); err != nil {
 			t.Fatal(err)
 		}
-		c.conns.mu.RLock()
-		conns := c.conns.addrs[n.Addr].conns
-		c.conns.mu.RUnlock()
-		for _, conn := range conns {
+		for _, conn := range c.conns.All(n.Addr) {
 			for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
 				conn.Connect()
 				if !conn.WaitForStateChange(ctx, state) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -57,7 +58,7 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 			return Freshness{}, err
 		}
 	}
-	b := backoff{}
+	var b route.Backoff
 	for {
 		m := c.cluster.Load()
 		if err := ofCluster(m, segs); err != nil {

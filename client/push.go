@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -64,7 +65,7 @@ func (c *Client) parts(op wire.Op, segs []Segment) ([]*part, error) {
 	if err := c.takeLost(); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier one failed after its caller had left: %w", opName(op), err)
 	}
-	if err := c.mayPush(); err != nil {
+	if err := c.admitPush(); err != nil {
 		return nil, err
 	}
 	ready, err := c.prepare(op, segs)
@@ -101,6 +102,15 @@ func (c *Client) sendParts(ctx context.Context, parts []*part) (Ack, error) {
 		}
 	}
 	return c.await(ctx, parts)
+}
+
+// admitPush refuses a new push while batches of earlier pushes wait for the retry budget,
+// if the client is to fail then. Nothing of the new push was sent.
+func (c *Client) admitPush() error {
+	if waiting := c.budget.Waiting(); waiting > 0 && c.opts.FailWhenOverloaded {
+		return route.SpentError(fmt.Errorf("%d parts of earlier pushes wait to be sent again, nothing of this one was sent", waiting))
+	}
+	return nil
 }
 
 // prepare checks and normalizes segs.
@@ -283,7 +293,7 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 	var index uint64
 	maybe, tries := false, 0
 	unsure := false // a try may have been applied
-	ctx, b := c.ctx, backoff{}
+	ctx, b := c.ctx, route.Backoff{}
 	var broken error
 	for {
 		m := c.cluster.Load()
@@ -308,8 +318,7 @@ func (c *Client) deliver(ss *shardSession, p *part) (rowraft.Index, error) {
 		}
 		if ws, ok := errors.AsType[*rowraft.WrongShardError](err); ok && m.SlotsVersion < ws.Want {
 			c.askForMap()
-			b := backoff{}
-			if c.pause(c.ctx, &b, 0) == nil {
+			if c.pause(c.ctx, new(route.Backoff), 0) == nil {
 				continue
 			}
 		}

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/internal/route"
 )
 
 // A leader that this client cannot reach, and a follower can, stays the leader: the client
@@ -26,7 +26,7 @@ func (c *Client) relayBy(shard rowraft.ShardID, leader, node rowraft.NodeID) {
 	c.log.Info("the leader of the shard cannot be reached from here: a follower forwards", "shard", uint32(shard), "leader", string(leader), "by", string(node))
 	err := c.spawn(func() {
 		for c.relays[shard].Load() == r {
-			if c.pause(c.ctx, &backoff{}, relayProbe) != nil {
+			if c.pause(c.ctx, new(route.Backoff), relayProbe) != nil {
 				return
 			}
 			if _, err := c.askHint(c.ctx, leader, shard); err == nil {
@@ -56,31 +56,21 @@ func (c *Client) endRelay(shard rowraft.ShardID, at server) {
 	}
 }
 
-// askHint asks a server who leads a shard; "" if it does not know.
+// askHint asks a server which server leads a shard; "" if it does not know.
 func (c *Client) askHint(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID) (rowraft.NodeID, error) {
 	addr := c.addrOf(node)
 	if addr == "" {
 		return "", rowraft.Errorf(rowraft.CodeNoLeader, "server %s is not in the cluster map", node)
 	}
-	conn, err := c.conns.get(addr)
-	if err != nil {
-		return "", err
-	}
-	ctx, cancel := context.WithTimeout(ctx, slowTry)
+	ctx, cancel := context.WithTimeout(ctx, slowTry) // it may be silent, too
 	defer cancel()
-	defer context.AfterFunc(c.ctx, cancel)()
-	m := c.cluster.Load()
-	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx, &rowraftv1.GetMapRequest{KnownVersion: uint64(m.Version), ClusterId: string(m.Cluster)})
-	if err != nil {
-		return "", err
-	}
-	for _, l := range reply.Leaders {
-		c.inCluster(m.Cluster, func() { c.learnLeader(rowraft.ShardID(l.Shard), rowraft.NodeID(l.Node), rowraft.Term(l.Term)) })
+	leaders, err := c.askMap(ctx, addr, 0)
+	for _, l := range leaders {
 		if l.Shard == uint32(shard) {
 			return rowraft.NodeID(l.Node), nil
 		}
 	}
-	return "", nil
+	return "", err
 }
 
 // findRelay looks, while a try at the leader is silent, whether the leader answers anything at

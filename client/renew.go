@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -176,7 +177,7 @@ func (c *Client) closeSession(ctx context.Context, shard rowraft.ShardID, ss *sh
 	var to server
 	for hint, tries := true, 0; tries < 4 && ctx.Err() == nil; tries++ {
 		to = c.target(shard, to.node, hint, true)
-		conn, cerr := c.conns.get(to.addr)
+		conn, cerr := c.conns.Get(to.addr)
 		if cerr != nil {
 			return fmt.Errorf("server %s: %w", to.addr, cerr)
 		}
@@ -186,7 +187,7 @@ func (c *Client) closeSession(ctx context.Context, shard rowraft.ShardID, ss *sh
 		}
 		_, err = rowraftv1.NewTableClient(conn).CloseSession(attempt, q)
 		cancel()
-		if err == nil || !rowraft.CodeOf(err).Retryable() {
+		if err == nil || route.On(route.Table, err) == route.Return {
 			return err
 		}
 		hint = false

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -45,7 +46,7 @@ type callKind struct {
 
 // onLeader is shardCall of any way to try.
 func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind, try func(at server) error) (maybe bool, err error) {
-	b, retries, useHint := backoff{}, c.newRetries(kind.failFast), true
+	b, retries, useHint := route.Backoff{}, c.budget.NewCall(kind.failFast), true
 	var last rowraft.NodeID // that answered, or did not
 	var gone rowraft.NodeID // that did not
 	mayRelay := !kind.direct
@@ -63,24 +64,25 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			if !at.forwards() {
 				c.inCluster(home, func() { c.confirmLeader(shard, node) })
 			}
-			retries.succeeded()
+			retries.Succeeded()
 			return false, nil
 		}
 		code := rowraft.CodeOf(err)
 		c.log.Debug("a try failed", "shard", shard, "node", string(node), "code", code.String(), "err", err)
 		maybe = maybe || code.MaybeApplied()
-		if !elsewhere(code) || code == rowraft.CodeWrongShard {
+		action := route.OnCode(route.Table, code)
+		if action == route.Return || action == route.Refresh {
 			return maybe, err
 		}
 		if ctx.Err() != nil {
 			break
 		}
 		useHint = false
-		if at.forwards() && code != rowraft.CodeOverloaded && code != rowraft.CodeTooStale {
+		if at.forwards() && action != route.Wait && code != rowraft.CodeTooStale {
 			mayRelay = false // until the next call
 			c.endRelay(shard, at)
 		}
-		if !answers(code) {
+		if action == route.Avoid {
 			gone = at.leader
 		} else if gone == node {
 			gone = ""
@@ -105,18 +107,18 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		}
 		if c.leaderMoved(shard, at) {
 			useHint = true
-			c.conns.reach(ctx, c.hintedAddr(shard))
+			c.conns.Reach(ctx, c.hintedAddr(shard))
 			continue // follow a new hint at once
 		}
-		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
-			useHint, atLeast = true, o.RetryAfter
-			if err := retries.may(ctx, err); err != nil {
+		if action == route.Wait {
+			useHint, atLeast = true, retryAfter(err)
+			if err := retries.Take(ctx, err, c.pause); err != nil {
 				return maybe, c.ended(err)
 			}
 		} else {
 			c.askForMap()
 		}
-		if atLeast == 0 && time.Since(begin) >= longestBackoff {
+		if atLeast == 0 && time.Since(begin) >= route.Longest {
 			continue // the server has waited already
 		}
 		if c.pause(ctx, &b, atLeast) != nil {
@@ -126,17 +128,12 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 	return maybe, c.ended(err)
 }
 
-// elsewhere reports that the same call may succeed later, or on another server: one of
-// another cluster may run under an address of this one.
-func elsewhere(code rowraft.Code) bool { return code.Retryable() || code == rowraft.CodeIdentity }
-
-// answers says that an error of this code comes from a server that is there.
-func answers(code rowraft.Code) bool {
-	switch code {
-	case rowraft.CodeNotLeader, rowraft.CodeNoLeader, rowraft.CodeStarting, rowraft.CodeOverloaded, rowraft.CodeTooStale:
-		return true
+// retryAfter is the time that an overloaded server asks a client to wait; 0 if it names none.
+func retryAfter(err error) time.Duration {
+	if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
+		return o.RetryAfter
 	}
-	return false
+	return 0
 }
 
 // soonKnown makes CodeTableNotFound an answer to try again after, if the map names
@@ -178,7 +175,7 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call
 	if at.addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
 	}
-	conn, err := c.conns.get(at.addr)
+	conn, err := c.conns.Get(at.addr)
 	if err != nil {
 		return err
 	}
@@ -260,15 +257,12 @@ func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node ro
 		return
 	}
 	for _, r := range m.Shards[shard].Replicas {
-		n, ok := m.Node(r.Node)
-		if !ok || r.Node == node {
+		if r.Node == node {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, slowTry) // it may be silent, too
-		if err := c.fetchMap(ctx, n.Addr, 0); err != nil {
+		if _, err := c.askHint(ctx, r.Node, shard); err != nil {
 			c.log.Debug("leader hints", "err", err)
 		}
-		cancel()
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -191,7 +192,7 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 		{"a replica that does not know of the last leader", func(c *Client) { c.learnLeader(0, "a", 3) }, []error{gone, named}, "abc"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := &Client{log: slog.New(slog.DiscardHandler), refresh: make(chan struct{}, 1), conns: newConnPool(nil, nil, 1)}
+			c := &Client{log: slog.New(slog.DiscardHandler), refresh: make(chan struct{}, 1), conns: route.NewPool(nil, nil, 1)}
 			c.ctx, c.cancel = context.WithCancel(patience(t))
 			defer c.cancel()
 			c.cluster.Store(m)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -50,7 +51,7 @@ type scan struct {
 	epoch uint64 // of the tables, once a server has told
 	slot  uint32 // what is next
 	key   uint64
-	b     backoff
+	b     route.Backoff
 
 	keys   []rowraft.Key // of one message
 	values []float32
@@ -107,7 +108,7 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 	if at.addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
 	}
-	conn, err := c.conns.get(at.addr)
+	conn, err := c.conns.Get(at.addr)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -110,7 +111,7 @@ func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 // could mend, or all have been asked and some of them cannot meet the bound. tries is how
 // often req was sent.
 func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
-	b, retries := backoff{}, c.newRetries(c.opts.FailWhenOverloaded)
+	b, retries := route.Backoff{}, c.budget.NewCall(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
 		if err := c.replaced(home); err != nil {
 			return nil, tries, err
@@ -118,22 +119,21 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 		round := round{c: c, home: home, shard: shard, req: req}
 		reply, err = round.run(ctx)
 		tries += round.tries
-		code := rowraft.CodeOf(err)
-		if err == nil || !elsewhere(code) || code == rowraft.CodeWrongShard || code == rowraft.CodeTooStale || ctx.Err() != nil {
-			if err == nil {
-				retries.succeeded()
-			}
+		if err == nil {
+			retries.Succeeded()
+			return reply, tries, nil
+		}
+		action := route.On(route.Replica, err)
+		if endsRound(action) || action == route.Next || ctx.Err() != nil { // all replicas were asked
 			return reply, tries, err
 		}
 		c.askForMap()
-		var atLeast time.Duration
-		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
-			atLeast = o.RetryAfter
-			if err := retries.may(ctx, err); err != nil {
+		if action == route.Wait {
+			if err := retries.Take(ctx, err, c.pause); err != nil {
 				return nil, tries, c.ended(err)
 			}
 		}
-		if c.pause(ctx, &b, atLeast) != nil {
+		if c.pause(ctx, &b, retryAfter(err)) != nil {
 			break
 		}
 	}
@@ -188,7 +188,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 			if a.err == nil {
 				return a.reply, nil
 			}
-			if code := rowraft.CodeOf(a.err); !elsewhere(code) || code == rowraft.CodeWrongShard {
+			if endsRound(route.On(route.Replica, a.err)) {
 				return nil, a.err
 			}
 			if whole.Err() == nil {
@@ -200,6 +200,9 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	}
 	return nil, worst
 }
+
+// endsRound reports that no other replica would answer better.
+func endsRound(a route.Action) bool { return a == route.Return || a == route.Refresh }
 
 // ask sends the request to the next replica, if there is one and time left.
 func (r *round) ask(ctx context.Context) {
@@ -229,7 +232,7 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	if addr == "" {
 		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "server %s is not in the cluster map", node)
 	}
-	conn, err := c.conns.get(addr)
+	conn, err := c.conns.Get(addr)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -183,7 +184,7 @@ type stepPart struct {
 
 // push sends p until its outcome is known.
 func (p *stepPart) push(ctx context.Context) error {
-	b := backoff{}
+	var b route.Backoff
 	for {
 		outcome, err := p.send(ctx)
 		for err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_HELD {

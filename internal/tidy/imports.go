@@ -28,6 +28,7 @@ var tree = map[string]int{
 	"shard/rowstore": 3,
 	"checkpoint":     3, // and checkpoint/depot
 	"internal/rpc":   3,
+	"internal/route": 3,
 	"tablefile":      3,
 
 	"wire":       2,
@@ -94,10 +95,10 @@ func filesIn(dirs ...string) func(*File) bool {
 
 var borders = []border{
 	{
-		why:     "generated types stop at client, node, scheduler, internal/rpc, internal/localcluster, raftstore's transport, cmd and e2e: convert at the border",
+		why:     "generated types stop at client, node, scheduler, internal/rpc, internal/route, internal/localcluster, raftstore's transport, cmd and e2e: convert at the border",
 		library: under(Module + "/proto"),
 		inside: func(f *File) bool {
-			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "internal/localcluster", "cmd", "e2e")(f) ||
+			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "internal/route", "internal/localcluster", "cmd", "e2e")(f) ||
 				f.Dir == "raftstore" && strings.Contains(f.Path, "transport")
 		},
 	},
