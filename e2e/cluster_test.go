@@ -38,9 +38,6 @@ func start(t testing.TB, opts localcluster.Options) *cluster {
 	}
 	if opts.Profile == "" {
 		opts.Profile = "fast"
-		if raceEnabled {
-			opts.Profile = "default"
-		}
 	}
 	opts.Args = append(opts.Args, "--disk-reserve-bytes", "1")
 	lc, err := localcluster.Start(deadline(t, patience), opts)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -72,9 +71,9 @@ func TestKillLeaders(t *testing.T) {
 	l.check(c)
 }
 
-// rounds is how often a fault is repeated: half as often under the race detector.
+// rounds returns how often a test repeats its fault: n times before a release, half as often in `make test`.
 func rounds(n int) int {
-	if raceEnabled {
+	if !everyTest() {
 		return n / 2
 	}
 	return n
@@ -89,41 +88,10 @@ func countOf(leads []*localcluster.Server, s *localcluster.Server) (n int) {
 	return n
 }
 
-// A leader that is stopped for three seconds wakes up and believes for a moment
-// that it still leads. Nobody may read old rows from it, nor lose a push to it.
-func TestStoppedLeader(t *testing.T) {
-	rng := seed(t)
-	c := start(t, localcluster.Options{})
-	l := startLoad(c, rng, loadOptions{clients: 4, workers: 2, keys: 128, perPush: 64})
-	for range rounds(2) {
-		l.more(50 + rng.IntN(200))
-		leads, err := c.leaders(deadline(t, patience))
-		if err != nil {
-			t.Fatal(err)
-		}
-		victim := leads[rng.IntN(len(leads))]
-		stopped := time.Now()
-		awake := time.NewTimer(3 * time.Second) // the length of the fault
-		if err := victim.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("%s, leader of %d shards, stopped: next acknowledged push after %.2f s", victim.Name, countOf(leads, victim), l.recovered(stopped).Seconds())
-		l.more(50)
-		<-awake.C
-		if err := victim.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		l.more(200)
-		if err := c.caughtUp(deadline(t, patience), victim); err != nil {
-			t.Fatal(err)
-		}
-	}
-	l.check(c)
-}
-
 // A server is away while the others write so much that their logs no longer reach
 // back to where it was: only a snapshot can bring it up.
 func TestBehindTheLog(t *testing.T) {
+	beforeRelease(t)
 	for _, backend := range []string{"rowlog", "bolt"} {
 		t.Run(backend, func(t *testing.T) { testBehindTheLog(t, backend) })
 	}

@@ -43,6 +43,7 @@ func openChain(t testing.TB, dest, name string) checkpoint.Chain {
 // TestDeltasUnderLoad: deltas are cuts as full checkpoints are; one whose servers die
 // is absent or whole; and the end of the chain is what the shards hold.
 func TestDeltasUnderLoad(t *testing.T) {
+	beforeRelease(t)
 	c := start(t, localcluster.Options{})
 	rng := seed(t)
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 3000, perPush: 200})
@@ -62,10 +63,7 @@ func TestDeltasUnderLoad(t *testing.T) {
 		}
 		ch.check(t, savedRows(t, dest, name, "chain"))
 	}
-	most := 20 // of a round
-	if raceEnabled {
-		most = 4
-	}
+	const most = 20 // of a round
 	for round := range rounds(3) {
 		done := make(chan struct{})
 		go func() {
@@ -139,6 +137,7 @@ func chained(t testing.TB, opts localcluster.Options) (c *cluster, dest string) 
 }
 
 func TestRestoreOfAChain(t *testing.T) {
+	beforeRelease(t)
 	src, dest := chained(t, localcluster.Options{Servers: 1, Shards: 4})
 	want, sum := slotSums(t, dest, "c"), src.digestOfAll()
 	for _, shards := range []int{4, 16, 64} {
@@ -207,6 +206,7 @@ func TestAChainInABucket(t *testing.T) {
 // TestDamageInAChainIsFound flips one bit in each file of a chain that is needed, and
 // takes away what the delta stands on.
 func TestDamageInAChainIsFound(t *testing.T) {
+	beforeRelease(t)
 	c, dest := chained(t, localcluster.Options{Servers: 1, Shards: 2})
 	before, rng := c.digestOfAll(), seed(t)
 	var files []string

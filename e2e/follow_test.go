@@ -15,7 +15,7 @@ import (
 // A trainer follows a folder on a real cluster: rows of new ids appear, windows are told, a leader
 // dies meanwhile, SIGINT makes a checkpoint, and from it training goes on behind what was read.
 func TestTrainingOnAStream(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	c := start(t, localcluster.Options{})
 	dir, dest := t.TempDir(), t.TempDir()
 	folder := filepath.Join(dir, "clicks")

@@ -173,7 +173,6 @@ func (p *pusher) gap() (worst time.Duration) {
 // good and replaced, one loses its disk, and it shrinks back to three: no push is lost or
 // counts twice, and the replicas are equal.
 func TestAClusterGrowsAndShrinks(t *testing.T) {
-	skipUnderRace(t)
 	const shards = 4
 	c := start(t, localcluster.Options{Servers: 3, Shards: shards, Profile: "default", Args: []string{"--replace-after", "15s", "--labels", "zone={server}"}})
 	p := c.startPusher(shards)

@@ -16,7 +16,7 @@ import (
 // servers. One, which takes its time so that the job is not done before, is killed: when its lease has run out, which is longer than
 // the other may stand still, that one goes on in the next generation, and ends.
 func TestATrainerThatAveragesDies(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	needBinaries(t)
 	c := start(t, localcluster.Options{})
 	dir := t.TempDir()

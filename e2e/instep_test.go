@@ -174,7 +174,6 @@ func (w *stepWorkers) audit() (rows [][]float32) {
 // The audit rows tell that no part was lost or counted twice: a step adds 3 to each of
 // them, shared by its contributors.
 func TestWorkersInStepComeAndGo(t *testing.T) {
-	skipUnderRace(t)
 	c := start(t, localcluster.Options{})
 	w := inStepJob(c, "synced", "lease: 15s\naudit: true\nsteps: 1000000000\n")
 	a, b, dies := w.start("a"), w.start("b"), w.start("dies")
@@ -250,7 +249,7 @@ func TestWorkersInStepComeAndGo(t *testing.T) {
 // step is open. The step waits, and ends under the next leader; the job goes on and is stopped at one
 // boundary, with every batch counted once.
 func TestAStepOutlivesTheScheduler(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	c := start(t, localcluster.Options{})
 	w := inStepJob(c, "steady", "lease: 10m\naudit: true\nsteps: 1000000000\n")
 	names := []string{"a", "b", "c"}
@@ -309,7 +308,6 @@ func TestAStepOutlivesTheScheduler(t *testing.T) {
 // TestAWorkerInStepLeavesAtASignal: one of three workers in step gets SIGTERM, and nobody else: it leaves behind a step that
 // it is in, with each of its batches counted once, and the others go on without waiting for its lease.
 func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
-	skipUnderRace(t)
 	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
 	w := inStepJob(c, "fewer", "lease: 1h\naudit: true\nsteps: 1000000000\n")
 	names := []string{"a", "b", "leaves"}
@@ -363,7 +361,7 @@ func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
 // TestAQuorumGoesOnWithoutTheDead: two of three workers are a quorum, so nobody waits for
 // the lease of one that is killed inside a step.
 func TestAQuorumGoesOnWithoutTheDead(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
 	w := inStepJob(c, "most", "quorum: 0.66\nlease: 1h\nsteps: 1000000000\n")
 	all := []*running{w.start("a"), w.start("b"), w.start("dies")}

@@ -134,7 +134,7 @@ func (c *cluster) hasRows(table string, want uint64) {
 // The data has an example per key, and in the end every key has a row: each example of
 // the epoch was trained.
 func TestWorkersComeAndGo(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	needBinaries(t)
 	c := start(t, localcluster.Options{})
 	dir := t.TempDir()

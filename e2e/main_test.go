@@ -61,14 +61,9 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-// build makes the binaries as the test itself was built: with or without the SIMD
-// kernels and the race detector.
+// build builds the binaries as the test itself was built: with or without the SIMD kernels.
 func build(dir string) error {
-	args := []string{"build", "-o", dir + string(filepath.Separator)}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	cmd := exec.Command("go", append(args, "./cmd/rowraft", "./cmd/rowraft-trainer", "./cmd/rowraft-bench")...)
+	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./cmd/rowraft", "./cmd/rowraft-trainer", "./cmd/rowraft-bench")
 	cmd.Dir = root
 	experiment := ""
 	if strings.Contains(runtime.Version(), "X:simd") {
@@ -134,13 +129,18 @@ func needBinaries(t testing.TB) {
 	}
 }
 
-// skipUnderRace leaves out what measures or trains: the race detector makes it
-// too slow, and the other tests run the same code.
-func skipUnderRace(t testing.TB) {
+// beforeRelease skips a test in `make test`, because cheaper tests check the same promise there: docs/testing.md
+// lists them. It runs in `make verify-full` and when -run chooses tests.
+func beforeRelease(t testing.TB) {
 	t.Helper()
-	if raceEnabled {
-		t.Skip("too slow under the race detector")
+	if !everyTest() {
+		t.Skip("runs in make verify-full, with ROWRAFT_E2E=all, or with -run; docs/testing.md says what make test runs for it")
 	}
+}
+
+// everyTest reports whether the tests that are kept for a release run, too.
+func everyTest() bool {
+	return os.Getenv("ROWRAFT_E2E") == "all" || flag.Lookup("test.run").Value.String() != ""
 }
 
 // running is a process of one of the binaries. The test ends it.

@@ -15,7 +15,7 @@ import (
 // which takes all of them, in short. One thing after another, so that a run does
 // not depend on how busy the machine is.
 func TestDigits(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	needBinaries(t)
 	dir, err := filepath.Abs(filepath.Join(root, "..", "shared", "data", "mnist"))
 	if err != nil {

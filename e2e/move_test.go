@@ -80,13 +80,9 @@ func (m *mover) must(err error) {
 func startMover(t *testing.T, dir string) *mover {
 	needBinaries(t)
 	m := &mover{t: t, ctx: deadline(t, 2*patience), rng: seed(t)}
-	profile := "fast"
-	if raceEnabled {
-		profile = "default"
-	}
 	var err error
 	m.c, err = procs.Start(m.ctx, localcluster.Options{
-		Binary: filepath.Join(bin, "rowraft"), Dir: dir, Servers: 4, Shards: moveShards, Profile: profile,
+		Binary: filepath.Join(bin, "rowraft"), Dir: dir, Servers: 4, Shards: moveShards, Profile: "fast",
 		// Short logs: who joins gets a snapshot.
 		Args: []string{"--disk-reserve-bytes", "1", "--snapshot-every-bytes", "131072", "--trailing-log-bytes", "32768", "--log-segment-bytes", "131072"},
 	})
@@ -213,6 +209,7 @@ func (m *mover) choose(shard rowraft.ShardID, leaders bool) (from, to, leader st
 // clients push; then they move while the source, the target, the shard's leader or
 // the scheduler's leader is killed at any moment.
 func TestReplicasMoveAboutServers(t *testing.T) {
+	beforeRelease(t)
 	dir := t.TempDir()
 	m := startMover(t, dir)
 	m.load.Start()

@@ -17,6 +17,7 @@ import (
 // cores others have, a leader may be without one for a second. The minute with the usual
 // timers is `make bench-overload`.
 func TestTenTimesTheLimits(t *testing.T) {
+	beforeRelease(t)
 	type result struct {
 		Factor        float64  `json:"factor"`
 		Refused       float64  `json:"refused_per_second"`

@@ -20,7 +20,6 @@ import (
 // row that it touched as the same run on tables inside the process, for each
 // optimizer, and also when the leader of every shard is killed on the way.
 func TestParity(t *testing.T) {
-	skipUnderRace(t)
 	c := start(t, localcluster.Options{})
 	for _, tc := range []struct {
 		name, optimizer string
@@ -36,6 +35,9 @@ func TestParity(t *testing.T) {
 		{"ftrl with a schedule", "ftrl", 30, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if !tc.kill {
+				beforeRelease(t)
+			}
 			c := &cluster{Cluster: c.Cluster, t: t}
 			cfg := smallJob(fmt.Sprintf("parity%d", time.Now().UnixNano()), tc.optimizer, tc.steps)
 			decay, l1 := float32(0.01), float32(0.001)

@@ -18,7 +18,7 @@ import (
 // leaves, at a signal. The lease is long, or the others are done while that one stands still. In the end each example has its row, how many were read again is known exactly, and the other one that was
 // killed learns that the job is done.
 func TestPartsInStep(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	needBinaries(t)
 	c := start(t, localcluster.Options{})
 	dir := t.TempDir()

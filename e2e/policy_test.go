@@ -102,6 +102,7 @@ func leads(t testing.TB, s *localcluster.Server) bool {
 // leader; two are kept, and what others made stays. A destination that fails is told,
 // and tried again.
 func TestAPolicyMakesCheckpoints(t *testing.T) {
+	beforeRelease(t)
 	c, dest, _ := filled(t, localcluster.Options{}, 2000) // made checkpoint "a"
 	c.must("checkpoint", "policy", "set", "often", "--to", dest, "--every", "1s", "--keep", "2")
 	seen := map[string]bool{}

@@ -96,7 +96,6 @@ func TestRefusals(t *testing.T) {
 
 // The data of one cluster is never mixed with another's, nor used twice.
 func TestForeignDataIsRefused(t *testing.T) {
-	skipUnderRace(t)
 	one, other := start(t, localcluster.Options{}), start(t, localcluster.Options{})
 	n1, n2 := one.Servers()[0], one.Servers()[1]
 	// While a server runs its files come and go under a copy.

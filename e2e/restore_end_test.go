@@ -21,6 +21,7 @@ import (
 // TestADecidedRestoreIsFinishedByTheNextLeader kills the leader of the metadata
 // group as soon as it has decided.
 func TestADecidedRestoreIsFinishedByTheNextLeader(t *testing.T) {
+	beforeRelease(t)
 	_, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 2000)
 	c := start(t, localcluster.Options{Servers: 3, Shards: 16}) // many to close
 	var victim *localcluster.Server

@@ -152,6 +152,7 @@ func (c *cluster) sweepDryRun(table string, args ...string) (out shrunk) {
 }
 
 func TestRestoreIntoOtherNumbersOfShards(t *testing.T) {
+	beforeRelease(t)
 	const rows = 3000
 	_, dest, m := filled(t, localcluster.Options{}, rows)
 	want := slotSums(t, dest, "a")
@@ -293,10 +294,7 @@ func TestRestoreInPlace(t *testing.T) {
 // TestKillsDuringRestore kills the leaders of shards and of the metadata group
 // while a restore runs, then repeats it until it says that it succeeded.
 func TestKillsDuringRestore(t *testing.T) {
-	rows := 60_000
-	if raceEnabled {
-		rows = 10_000
-	}
+	const rows = 60_000
 	_, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 4}, rows)
 	c := start(t, localcluster.Options{})
 	rng := seed(t)
@@ -350,10 +348,8 @@ func TestKillsDuringCreate(t *testing.T) {
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 3000, perPush: 300})
 	l.more(20)
 	dest := t.TempDir()
-	made, most := 0, 20 // checkpoints of a round
-	if raceEnabled {
-		most = 4
-	}
+	const most = 20 // checkpoints of a round
+	made := 0
 	for round := range rounds(4) {
 		name := fmt.Sprintf("c%d", round)
 		done := make(chan int, 1)

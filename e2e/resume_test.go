@@ -38,7 +38,6 @@ func runJob(c *cluster, cfg trainer.Config, observe trainer.Observer) (*trainer.
 // what goes on from it in a cluster with another number of shards, end in the same
 // bits: equal digests of all rows, the dense weights among them.
 func TestATrainerGoesOnExactly(t *testing.T) {
-	skipUnderRace(t)
 	dest := t.TempDir()
 	a := start(t, localcluster.Options{Servers: 1, Shards: 3})
 	cfg := smallJob("exact", "adagrad", 80)
@@ -201,7 +200,6 @@ func (tr *trainers) ended() {
 // some time after a checkpoint, and go on from it: the audit rows count every batch
 // of theirs once.
 func TestTrainersGoOnWithoutLossOrDoubles(t *testing.T) {
-	skipUnderRace(t)
 	c := start(t, localcluster.Options{})
 	dest, dir := t.TempDir(), t.TempDir()
 	config := filepath.Join(dir, "job.yaml")

@@ -26,7 +26,6 @@ func (c *cluster) restartScheduler(s *localcluster.Server) {
 // with it: training goes on while both are away, every push counts once, and the
 // scheduler goes on from its disk.
 func TestTrainingOutlivesItsScheduler(t *testing.T) {
-	skipUnderRace(t)
 	c := start(t, localcluster.Options{Schedulers: 1})
 	dir := t.TempDir()
 	config := filepath.Join(dir, "job.yaml")
@@ -93,7 +92,7 @@ model: {dim: 8, sleep: 5ms} # else what they say of so many steps is long to rea
 // parts. It is killed for longer than a part takes. The trainers read the parts that they hold ahead, keep their leases,
 // and train every example once; the run ends after the scheduler is back.
 func TestTrainingInPartsOutlivesItsScheduler(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	c := start(t, localcluster.Options{Schedulers: 1})
 	dir := t.TempDir()
 	config := filepath.Join(dir, "job.yaml")
@@ -164,6 +163,7 @@ model: {dim: 8, sleep: 5ms}
 // Three processes of the scheduler go on without any one of them, and every process of
 // the cluster comes back from its directory.
 func TestThreeSchedulersGoOnWithoutOne(t *testing.T) {
+	beforeRelease(t)
 	c := start(t, localcluster.Options{Schedulers: 3, Servers: 1, Shards: 2})
 	cl := c.dial(client.Options{})
 	create := func(name string) {

@@ -12,7 +12,6 @@ import (
 // some tables makes no checkpoint, one of all tables makes them where the servers allow it, and an
 // operator makes them anywhere. What is refused is refused before the training, and says why.
 func TestTrainersWriteCheckpointsWhereTheyMay(t *testing.T) {
-	skipUnderRace(t)
 	needBinaries(t)
 	lab := newCertificates(t, "lab")
 	lab.rowraft("node", "--name", "node")

@@ -90,7 +90,6 @@ func ask(t testing.TB, addr string, conf *tls.Config) (answer string, err error)
 // TestTrainersSpeakTLS: with certificates the port on which trainers average, that of their
 // metrics, and the calls by which they enter and attend a job take nobody without the right one.
 func TestTrainersSpeakTLS(t *testing.T) {
-	skipUnderRace(t)
 	needBinaries(t)
 	lab, other := newCertificates(t, "lab"), newCertificates(t, "lab") // another CA for the same name
 	lab.rowraft("node", "--name", "node")

@@ -74,7 +74,6 @@ func says(t testing.TB, file, text string) {
 // The example scripts run as they are, workers first; the second run of MindSpore's is a restart
 // of the whole cluster on its data.
 func TestThreeRoleScripts(t *testing.T) {
-	skipUnderRace(t)
 	needBinaries(t)
 	run := func(t *testing.T, script, dir, env string) string {
 		t.Helper()
@@ -122,7 +121,6 @@ func TestThreeRoleScripts(t *testing.T) {
 // One server and the workers that come before it; one server, one worker and one scheduler more
 // than expected are refused.
 func TestAStartTakesTheExpectedNumbers(t *testing.T) {
-	skipUnderRace(t)
 	needBinaries(t)
 	dir := t.TempDir()
 	addr := freePorts(t, 1)[0]

@@ -18,7 +18,7 @@ import (
 // on tables inside the process, whose steps are averaged here: so two runs with one seed are
 // equal, though leaders are killed in one of them.
 func TestSyncParity(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	const workers, steps = 3, 60
 	c := start(t, localcluster.Options{})
 	cfg := smallJob("synced", "adagrad", steps)

@@ -83,7 +83,7 @@ func (m *midway) make(c *cluster, dest string) {
 // one at their end; what goes on from the first in a cluster with another number of shards ends in the
 // same bits. Pushes of others wait at most 200 ms for the cut.
 func TestTrainersInStepGoOnExactly(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	dest := t.TempDir()
 	a := start(t, localcluster.Options{Servers: 1, Shards: 3})
 	cfg := smallJob("pairs", "adagrad", 0)
@@ -140,7 +140,7 @@ func TestTrainersInStepGoOnExactly(t *testing.T) {
 // TestPartsGoOnExactly: trainers who are handed the data out stop in the middle of parts of
 // theirs for a checkpoint, and go on from it: each batch is trained once.
 func TestPartsGoOnExactly(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	dest := t.TempDir()
 	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
 	yes := true
@@ -182,7 +182,7 @@ func TestPartsGoOnExactly(t *testing.T) {
 // workers restarts, which finds no state of its own to go on from: its learning rate is that of the
 // others' step all the same, or its first push is refused.
 func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	const before, all = 8, 24
 	dest := t.TempDir()
 	c := start(t, localcluster.Options{Servers: 1, Shards: 1})
@@ -230,7 +230,6 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 // TestAStoppedJobStandsBehindOneStep: `job stop` has trainers in step end behind the same one, so that what goes
 // on from the checkpoint that they make then ends with the bits of a run that was not stopped.
 func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
-	skipUnderRace(t)
 	needBinaries(t)
 	const all, from = 120, 20
 	dest := t.TempDir()

@@ -13,7 +13,7 @@ import (
 
 // The examples that the project ships reach on a cluster what they promise.
 func TestQuality(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	needBinaries(t)
 	for _, tc := range []struct {
 		name, data string
@@ -73,7 +73,7 @@ func readJSON(t testing.TB, path string, v any) {
 // The demo, shorter than `make demo` runs it: its exit code, and the fields that
 // programs read. Mode async is `make demo` itself.
 func TestDemo(t *testing.T) {
-	skipUnderRace(t)
+	beforeRelease(t)
 	needBinaries(t)
 	for mode, steps := range map[string]int{"sync": 250, "ssp": 250, "geo": 350} {
 		t.Run(mode, func(t *testing.T) { demo(t, mode, steps) })

@@ -525,7 +525,7 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 func TestNoReplicaIsFenced(t *testing.T) {
 	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.tamper = nil }) // but what the build does
 	start, last := time.Now(), uint64(0)
-	for marks := 0; marks < 10; {
+	for marks := 0; marks < 10 || time.Since(start) < 5*scrubEvery; {
 		c.push()
 		for name, r := range c.replicas() {
 			if r.Fenced != "" {

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# verify.sh runs every gate of the project in the order that fails fastest, and
-# prints how long each took. It leaves the workspace as it found it; where it
-# was clean, `git status --porcelain` is empty afterwards too.
+# verify.sh runs the checks of CI, those that fail fastest first, and prints how
+# long each took. It leaves the workspace as it found it: if `git status --porcelain`
+# was empty before, it is empty afterwards.
 #
 #   scripts/verify.sh [--full]
 #
-# --full runs the stages test-plain, race and arm64 over everything, and then fuzzing
-# (FUZZTIME=30s for each target) and a soak (MIN=30 minutes): some hours.
+# --full is for a release and takes hours. It adds the e2e tests that only run before a
+# release (docs/testing.md), more seeds of simulation and chaos, every package without
+# SIMD and under the race detector, arm64, the benchmarks that must keep running,
+# fuzzing (FUZZTIME=30s for each target) and a soak (MIN=30 minutes).
 #
 # SKIP="race demo" leaves stages out, for a run at the desk; CI skips none.
 set -euo pipefail
@@ -41,27 +43,34 @@ stage() {
 }
 
 before=$(fingerprint)
-stage build build
-stage build-plain build-plain
+stage build build-faults
 stage lint lint
 stage gen-check gen-check
 stage mod-check mod-check
-stage test test-simd
+if [ -n "$full" ]; then
+	export ROWRAFT_E2E=all
+	stage build-plain build-plain
+fi
+stage test test
 if [ -z "$full" ]; then
 	stage test-plain test-plain
 	stage race race
+	stage canaries canaries
+	stage demo demo
+	stage chaos chaos CHAOS_SEEDS="2 3"
 else
-	stage test-plain test-plain PLAIN_PKG="$(scripts/plain-packages.sh | grep -v '/e2e$' | tr '\n' ' ')"
-	stage race race RACE_PKG=./...
+	stage test-plain test-plain PLAIN_PKG="$(scripts/plain-packages.sh | tr '\n' ' ')"
+	stage race race RACE_SKIP= RACE_PKG="$(go list ./... | grep -v '/e2e$' | tr '\n' ' ')"
+	stage sim sim
+	stage canaries canaries
+	stage demo demo
+	stage chaos chaos
 	stage arm64 arm64 ARGS=--all
+	stage bench-smoke bench-smoke
+	stage failover bench-failover-smoke
 	stage fuzz fuzz FUZZTIME="${FUZZTIME:-30s}"
+	stage soak soak MIN="${MIN:-30}"
 fi
-stage canaries canaries
-stage demo demo
-stage chaos chaos
-stage bench-smoke bench-smoke
-stage failover bench-failover-smoke
-[ -z "$full" ] || stage soak soak MIN="${MIN:-30}"
 
 if [ "$(fingerprint)" != "$before" ]; then
 	echo "verify: a stage changed the workspace:" >&2

@@ -14,7 +14,7 @@ import (
 //
 //	go test ./e2e/sim -run TestSeeds -sim.seeds 60 -sim.for 6m -timeout 1h
 var (
-	seedCount  = flag.Int("sim.seeds", 0, "how many seeds TestSeeds runs; 0: 8, or 2 under -race")
+	seedCount  = flag.Int("sim.seeds", 0, "how many seeds TestSeeds runs; 0: 4, or 1 under -race")
 	firstSeed  = flag.Uint64("sim.seed", 1, "the first of them")
 	faultsFor  = flag.Duration("sim.for", defaultFor, "how long faults are done, in virtual time")
 	faultKinds = flag.String("sim.faults", "all", "all, or kinds separated by commas")
@@ -87,9 +87,9 @@ func runSeed(t *testing.T, cfg Config) *Result {
 func TestSeeds(t *testing.T) {
 	n := *seedCount
 	if n == 0 {
-		n = 8
+		n = 4
 		if raceEnabled {
-			n = 2
+			n = 1
 		}
 	}
 	for i := range n {

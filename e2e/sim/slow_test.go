@@ -79,6 +79,9 @@ func (p *pushes) push(ctx context.Context, t *testing.T, c *Cluster, stop <-chan
 
 // A cluster on slow disks forms and serves, slowly: the timers follow the disks, without a leader too.
 func TestAClusterFormsOnSlowDisks(t *testing.T) {
+	if raceEnabled {
+		t.Skip("minutes under the race detector; TestSeeds runs the same code")
+	}
 	for _, late := range []time.Duration{200 * time.Millisecond, 400 * time.Millisecond} {
 		t.Run(late.String(), func(t *testing.T) {
 			dir := tempDir(t)
@@ -115,6 +118,9 @@ func TestAClusterFormsOnSlowDisks(t *testing.T) {
 // Disks become slow while the cluster serves: timers and leases follow, the status says whose disk it is, a disk that
 // hangs then still ends its server, and the timers are the old ones two minutes after the disks are well.
 func TestTimersFollowTheDisks(t *testing.T) {
+	if raceEnabled {
+		t.Skip("minutes under the race detector; TestSeeds runs the same code")
+	}
 	dir := tempDir(t)
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
