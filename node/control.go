@@ -375,7 +375,7 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 			st.Role = roleLearner
 		}
 	}
-	st.ProvedIndex, st.DividedIndex = uint64(r.machine.Proved()), uint64(r.machine.Divided())
+	st.ProvedIndex, st.DividedIndex = uint64(r.machine.AgreedAt()), uint64(r.machine.NoMajority())
 	if e := r.whyFenced(); e != nil {
 		st.Fenced, st.Error = e.Error(), e.Error()
 	}

@@ -26,7 +26,7 @@ var insideMetrics = []struct {
 }{
 	{desc("replica_unproved_entries", "Entries applied since the newest comparison at which this replica had the rows of the majority.", "shard"), prometheus.GaugeValue,
 		func(r *replica, g *raftstore.GroupStatus) float64 {
-			return float64(max(g.AppliedIndex, r.machine.Proved()) - r.machine.Proved())
+			return float64(max(g.AppliedIndex, r.machine.AgreedAt()) - r.machine.AgreedAt())
 		}},
 	{desc("replica_proof_age_seconds", "Time since that comparison; 0 if there was none since the server started. It grows while no row changes.", "shard"), prometheus.GaugeValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 {

@@ -122,7 +122,7 @@ func (r *replica) applied(entry []byte, a *shard.Applied) {
 		r.written.Add(uint64(len(entry)))
 		return
 	}
-	if proved := uint64(r.machine.Proved()); r.lastProved.Swap(proved) != proved {
+	if proved := uint64(r.machine.AgreedAt()); r.lastProved.Swap(proved) != proved {
 		r.provedAt.Store(time.Now().UnixNano())
 	}
 	r.noticeFence()
@@ -156,7 +156,7 @@ func (r *replica) mustServe() error {
 
 // undivided reports that nobody may answer for the rows of the shard.
 func (r *replica) undivided() error {
-	if at := r.machine.Divided(); at != 0 {
+	if at := r.machine.NoMajority(); at != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, so nobody serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas that you do not trust", r.shard, at, r.shard)
 	}
 	return nil
@@ -224,7 +224,7 @@ func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRoun
 	switch {
 	case round.verdict == agreed:
 		p.Step = wire.ProofAgreed
-	case round.verdict == divided && r.machine.Divided() == 0:
+	case round.verdict == divided && r.machine.NoMajority() == 0:
 		p.Step = wire.ProofDivided
 	default:
 		return round, nil
@@ -271,7 +271,7 @@ func (n *Node) understood(ctx context.Context, r *replica, members *raftstore.Me
 	if voters < 2 {
 		return rowraft.Errorf(rowraft.CodePrecondition, "shard %d has one replica, and nothing to compare it with", r.shard)
 	}
-	if r.machine.KnowsProofs() {
+	if r.machine.KnowsDigestRounds() {
 		return nil
 	}
 	for _, t := range n.hear(ctx, r, members, 0, true) {

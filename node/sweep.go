@@ -71,12 +71,12 @@ func (r *replica) sweepExpired(ctx context.Context) error {
 // sweepPiece looks at some slots from w.First on, and logs a sweep of them if
 // there is anything to remove and it is not a dry run. It returns what was removed,
 // or would be.
-func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p shard.Piece, swept shard.Swept, err error) {
+func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p shard.SweepPreview, swept shard.Swept, err error) {
 	if err := r.mustServe(); err != nil {
 		return p, swept, err
 	}
 	h := r.header()
-	p, err = r.machine.LookForSweep(&w, rowraft.TickOf(h.LogTime), sweepPiece)
+	p, err = r.machine.PreviewSweep(&w, rowraft.TickOf(h.LogTime), sweepPiece)
 	if err != nil || dryRun || p.Slots == 0 {
 		return p, p.Found, err
 	}

@@ -22,7 +22,7 @@ map-order             e2e/sim      bridge
 forget-sessions       e2e/sim      kill-leader,kill-follower
 keep-deleted          e2e/sim      kill-leader,kill-follower
 skip-fsync            e2e/sim      power-all,power-follower
-restore-in-place      shard        TestLiesWithGoodSums|TestPullsBesideRestores
+restore-in-place      shard        TestLiesWithGoodSums|TestPullsDuringRestores
 follower-misapplies   node         TestNoReplicaIsFenced
 leader-misapplies     node         TestNoReplicaIsFenced
 memory-rots           node         TestNoReplicaIsFenced

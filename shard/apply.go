@@ -8,29 +8,29 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// chunkRows is how many rows change under one hold of the lock, so that a
-// snapshot gets in between. Pulls do not wait for it.
+// chunkRows is how many rows change while Apply holds mu once, so that a
+// snapshot can read in between. Pulls do not wait for mu.
 const chunkRows = 1024
 
-// Applied is what Apply returns for an entry that the state machine understood.
+// Applied is the result of an entry that the state machine understood.
 type Applied struct {
 	Index rowraft.Index
-	Parts []PartResult // of an EntryParts; the one answer of any other kind
+	Parts []PartResult // of an EntryParts, one result per part; of any other kind, exactly one result
 
 	Swept Swept // of an EntrySweep
 
 	mark *wire.MarkID // of an EntryMark
 }
 
-// PartResult is the answer to one part.
+// PartResult is the result of one part.
 type PartResult struct {
-	Err       error // nil: it is applied, now or before
-	Duplicate bool  // it had been applied before; nothing changed now
+	Err       error // nil: the part is applied, by this entry or an earlier one
+	Duplicate bool  // an earlier entry applied the part; this one changed nothing
 }
 
-// FatalError reports an entry that this replica cannot apply: it is corrupt, of
-// a later version, or memory ran out half-way. The replica must stop: its state
-// is that of no later index, and Machine serves nothing until Restore.
+// FatalError reports an entry that this replica cannot apply: the entry is corrupt or of
+// a later version, or memory ran out while it was applied. The replica must stop: its rows may
+// match no index, and Machine serves nothing until Restore.
 type FatalError struct {
 	Shard rowraft.ShardID
 	Index rowraft.Index
@@ -38,25 +38,25 @@ type FatalError struct {
 }
 
 func (e *FatalError) Error() string {
-	return fmt.Sprintf("shard %d: entry %d cannot be applied, the replica stops: %v", e.Shard, e.Index, e.Err)
+	return fmt.Sprintf("shard %d: the replica stops, because it cannot apply entry %d: %v", e.Shard, e.Index, e.Err)
 }
 func (e *FatalError) Unwrap() error { return e.Err }
 
-// Code is CodeInternal whatever Err's is: this replica cannot say whether the
-// others applied the entry, so to whoever proposed it the outcome is open.
+// Code is CodeInternal, whatever the code of Err: this replica does not know whether the
+// other replicas applied the entry, so for the client the outcome is open.
 func (e *FatalError) Code() rowraft.Code { return rowraft.CodeInternal }
 
 // Apply applies a committed entry and returns *Applied, or *FatalError if this
-// replica must stop. Entries up to AppliedIndex have been applied: it ignores
-// them and returns nil. A fenced replica applies nothing and returns its *FencedError.
+// replica must stop. It ignores entries up to AppliedIndex and returns nil for them. A fenced
+// replica applies nothing and returns its *FencedError.
 //
 // It keeps no part of entry. One goroutine calls it, in log order.
 func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 	if index <= m.AppliedIndex() {
 		return nil
 	}
-	m.entry.Lock()
-	defer m.entry.Unlock()
+	m.applyMu.Lock()
+	defer m.applyMu.Unlock()
 	if fenced := m.Fenced(); fenced != nil {
 		return fenced
 	}
@@ -71,7 +71,7 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 	return a
 }
 
-// fail stops the replica for good.
+// fail stops the replica until Restore.
 func (m *Machine) fail(index rowraft.Index, err error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,8 +82,9 @@ func (m *Machine) fail(index rowraft.Index, err error) error {
 	return m.mu.failed
 }
 
-// applyEntry returns an error only if the replica must stop.
-// REQUIRES: m.entry is held.
+// applyEntry applies entry. An error means that the replica must stop; a refused request is
+// a result in Applied.
+// REQUIRES: m.applyMu is held.
 func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error) {
 	m.mu.RLock()
 	err := m.usableLocked()
@@ -116,14 +117,18 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 		if err != nil {
 			return nil, err
 		}
-		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { st.closeSession(client, inc, index); return nil, nil })
+		return a, m.change(h, a, func(st *state, _ uint64) (error, error) {
+			st.closeSession(client, inc, index)
+			return nil, nil
+		})
 	case wire.EntryCreateTable:
 		s, rest, err := wire.ParseSchema(body)
 		if err != nil {
 			return nil, err
 		}
 		if len(rest) != 0 {
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the schema of table %s", len(rest), s.Name)
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the schema of table %s: want none",
+				len(rest), s.Name)
 		}
 		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
 	case wire.EntryDropTable:
@@ -145,40 +150,43 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 	case wire.EntryRestoreBegin, wire.EntryRestoreRows, wire.EntryRestoreClose, wire.EntryRestoreDrop:
 		return a, m.applyRestore(h, body, a)
 	}
-	return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry of kind %d, which this binary does not know: upgrade it", h.Kind)
+	return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "this binary does not know log entries of kind %d: upgrade it",
+		h.Kind)
 }
 
-// change applies an entry with one answer. do returns the answer, and an error
+// change applies an entry that has one result. do returns the result, and an error
 // if the replica must stop.
-func (m *Machine) change(h wire.EntryHeader, a *Applied, do func(st *state, now uint64) (answer, fatal error)) error {
+func (m *Machine) change(h wire.EntryHeader, a *Applied, do func(st *state, now uint64) (result, fatal error)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.tick(h)
-	answer, fatal := m.checkEpoch(h), error(nil)
-	if answer == nil {
-		answer, fatal = do(m.mu.state, now)
+	result, fatal := m.checkEpoch(h), error(nil)
+	if result == nil {
+		result, fatal = do(m.mu.state, now)
 	}
-	m.publishLocked() // tables may have come or gone
-	a.Parts = []PartResult{{Err: answer}}
+	m.publishLocked() // the set of tables may have changed
+	a.Parts = []PartResult{{Err: result}}
 	return fatal
 }
 
-// tick advances log time, which never goes back, and returns it.
+// tick advances log time to that of h and returns it. Log time never decreases.
 func (m *Machine) tick(h wire.EntryHeader) uint64 {
 	now := max(m.logTime.Load(), h.LogTime)
 	m.logTime.Store(now)
 	return now
 }
 
-// checkEpoch reports an entry that was proposed for the tables of another epoch.
+// checkEpoch refuses an entry that was proposed for the tables of another epoch.
 func (m *Machine) checkEpoch(h wire.EntryHeader) error {
 	if have := m.Epoch(); h.Epoch != have {
-		return rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the entry is of table epoch %d, the tables are of %d", m.shard, h.Epoch, have)
+		return rowraft.Errorf(rowraft.CodeSessionExpired,
+			"shard %d: the entry is for table epoch %d, but the tables have epoch %d: open a new session",
+			m.shard, h.Epoch, have)
 	}
 	return nil
 }
 
-func (st *state) createTable(s rowraft.Schema, owned *ownedSlots) (answer, fatal error) {
+func (st *state) createTable(s rowraft.Schema, owned *ownedSlots) (result, fatal error) {
 	if s.ID == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no id", s.Name), nil
 	}
@@ -187,23 +195,25 @@ func (st *state) createTable(s rowraft.Schema, owned *ownedSlots) (answer, fatal
 		case t.schema == s:
 			return nil, nil
 		case t.schema.ID == s.ID:
-			return rowraft.Errorf(rowraft.CodeTableExists, "table id %#x exists as %q with another schema", uint64(s.ID), t.schema.Name), nil
+			return rowraft.Errorf(rowraft.CodeTableExists, "table id %#x exists as %q with another schema",
+				uint64(s.ID), t.schema.Name), nil
 		case t.schema.Name == s.Name:
 			return rowraft.Errorf(rowraft.CodeTableExists, "table %q exists with id %#x", s.Name, uint64(t.schema.ID)), nil
 		}
 	}
 	if len(st.tables) >= MaxTables {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the shard has %d tables, and no more can be", MaxTables), nil
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the shard has %d tables, the limit: drop one first", MaxTables),
+			nil
 	}
 	_, fatal = st.addTable(s, owned)
 	return nil, fatal
 }
 
-// applyParts walks the whole entry before it changes anything, so that a corrupt
-// one has no effect at all.
+// applyParts parses the whole entry before it changes anything, so that a corrupt
+// entry has no effect.
 func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error {
 	if h.Parts > len(body)/wire.PartHeaderSize {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "log entry names %d parts in %d bytes", h.Parts, len(body))
+		return rowraft.Errorf(rowraft.CodeCorrupt, "a log entry of %d bytes claims to have %d parts", len(body), h.Parts)
 	}
 	var p wire.Part
 	rest, err := body, error(nil)
@@ -213,7 +223,7 @@ func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error 
 		}
 	}
 	if len(rest) != 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the parts of a log entry", len(rest))
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the parts of a log entry: want none", len(rest))
 	}
 	now := m.tick(h)
 	wrongEpoch := m.checkEpoch(h)
@@ -230,8 +240,8 @@ func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error 
 	return nil
 }
 
-// applyPart answers one part. Only parts of a living session whose number is in
-// the window are recorded; such a part is applied or refused as a whole.
+// applyPart applies or refuses one part as a whole and returns its result. It records the result
+// only if the part's session is alive and its number is in the window.
 // The error is fatal.
 func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 	m.mu.Lock()
@@ -240,14 +250,14 @@ func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 		m.mu.Unlock()
 		return PartResult{Err: err}, nil
 	}
-	s = m.mu.own(s)
+	s = m.mu.writable(s)
 	s.LastUsed = now
-	v, err := look(s, p)
-	if v == answered || err != nil {
+	known, err := lookup(s, p)
+	if known || err != nil {
 		m.mu.Unlock()
 		return PartResult{Err: err, Duplicate: err == nil}, nil
 	}
-	raise(s, p.Floor)
+	raiseFloor(s, p.Floor)
 	m.mu.Unlock()
 
 	refusal := m.Validate(p.Op, p.Payload)
@@ -260,12 +270,12 @@ func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 		}
 	}
 	m.mu.Lock()
-	answer(s, p.Seq, refusal) // s stays: only this goroutine changes sessions
+	record(s, p.Seq, refusal) // s is still valid: only this goroutine changes sessions
 	m.mu.Unlock()
 	return PartResult{Err: refusal}, nil
 }
 
-// applyRows runs the op on every row of p. It holds the lock for chunkRows at a
+// applyRows runs the op on every row of p. It holds mu for chunkRows at a
 // time. Any error is fatal, since some rows may have changed.
 // REQUIRES: Validate(p.Op, p.Payload) == nil.
 func (m *Machine) applyRows(p *wire.Part) error {
@@ -315,7 +325,8 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 	return nil
 }
 
-func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32) error {
+func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []byte, dt rowraft.DType,
+	lr float32) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t.rows.SetTick(rowraft.TickOf(m.logTime.Load()))
@@ -331,7 +342,7 @@ func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []
 	return t.rows.Update(keys, values, dt, lr)
 }
 
-// updateInMapOrder is the sabotage canary.MapOrder.
+// updateInMapOrder implements the sabotage canary.MapOrder: it breaks invariant 1.
 func updateInMapOrder(t *table, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32) error {
 	rowBytes := len(values) / len(keys)
 	for _, i := range canary.Order(len(keys)) {

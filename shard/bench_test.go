@@ -17,7 +17,7 @@ const (
 	benchPart = 7_000
 )
 
-// benchMachine has an Adagrad table of dim 16 with benchRows rows.
+// benchMachine returns a machine with an Adagrad table of dim 16 and benchRows rows.
 func benchMachine(b *testing.B) (*replica, rowraft.Schema) {
 	table := testTable(3, "bench", 16, adagrad)
 	r := newReplica(b, Config{})
@@ -67,7 +67,7 @@ func BenchmarkApply(b *testing.B) {
 			for b.Loop() {
 				e := entries[seq%uint64(len(entries))]
 				seq++
-				// number and floor of the only part
+				// the number and the floor of the only part
 				le.PutUint64(e[wire.EntryHeaderSize+24:], seq)
 				le.PutUint64(e[wire.EntryHeaderSize+32:], seq-1)
 				if got := r.apply(e).Parts[0]; got.Err != nil || got.Duplicate {
@@ -103,8 +103,8 @@ func BenchmarkPull(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshot is the pause that applying sees (begin, release), and the
-// time until all rows are written and restored.
+// BenchmarkSnapshot measures the pause of Apply (begin and release), and the time until all rows are
+// written and restored.
 func BenchmarkSnapshot(b *testing.B) {
 	r, _ := benchMachine(b)
 	b.Run("begin/rows=1M", func(b *testing.B) {
@@ -144,7 +144,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	})
 }
 
-// BenchmarkMark is what noting a digest takes apply; BenchmarkScrub a pass over all rows.
+// BenchmarkMark measures how long Apply takes to record a digest; BenchmarkScrub measures a pass over all rows.
 func BenchmarkMark(b *testing.B) {
 	r, _ := benchMachine(b)
 	entry := wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark})
@@ -166,8 +166,7 @@ func BenchmarkScrub(b *testing.B) {
 	b.ReportMetric(float64(benchRows)*152*float64(b.N)/b.Elapsed().Seconds()/1e6, "MB/s")
 }
 
-// BenchmarkPart writes the part of a checkpoint: all rows, or those of a delta when
-// some have been pushed since its base.
+// BenchmarkPart writes the part of a checkpoint: all rows, or a delta after some rows were pushed since its base.
 func BenchmarkPart(b *testing.B) {
 	r, table := benchMachine(b)
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -11,10 +11,9 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// TestPullsBesideAppliesAndSnapshots: every push adds the same number to all
-// weights of all rows, so a row whose weights differ was read half-written; and
-// what a pull says it reflects, it reflects.
-func TestPullsBesideAppliesAndSnapshots(t *testing.T) {
+// TestPullsDuringAppliesAndSnapshots: every push adds the same number to all weights of all rows, so a row
+// with different weights is torn. The rows of a pull reflect at least the index that it returns.
+func TestPullsDuringAppliesAndSnapshots(t *testing.T) {
 	const dim, pushes = 24, 30
 	table := testTable(1, "t", dim, sgd)
 	table.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
@@ -72,7 +71,7 @@ func TestPullsBesideAppliesAndSnapshots(t *testing.T) {
 	}
 }
 
-// checkRows wants equal weights in a row, of at least min pushes.
+// checkRows checks that the weights of a row are equal and include at least min pushes.
 func checkRows(t *testing.T, reply []byte, min float32, dim int) {
 	_, body, _, err := wire.ParseSegment(reply)
 	if err != nil {
@@ -91,8 +90,7 @@ func checkRows(t *testing.T, reply []byte, min float32, dim int) {
 	}
 }
 
-// checkSnapshot writes a snapshot and wants the restored rows to be those of
-// exactly its index.
+// checkSnapshot writes a snapshot, restores it, and checks that the rows are those of exactly its index.
 func checkSnapshot(t *testing.T, m *Machine, twin *replica, last rowraft.Key, first rowraft.Index) {
 	s, err := m.Snapshot()
 	if err != nil {
@@ -126,9 +124,8 @@ func checkSnapshot(t *testing.T, m *Machine, twin *replica, last rowraft.Key, fi
 	}
 }
 
-// TestPullsBesideRestores: a pull ends with whole rows of one state, or says
-// that it was interrupted.
-func TestPullsBesideRestores(t *testing.T) {
+// TestPullsDuringRestores: a pull returns whole rows of one state, or the error that it was interrupted.
+func TestPullsDuringRestores(t *testing.T) {
 	const dim = 8
 	table := testTable(1, "t", dim, sgd)
 	table.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
@@ -175,9 +172,9 @@ func TestPullsBesideRestores(t *testing.T) {
 	wg.Wait()
 }
 
-// TestApplyDoesNotWaitForPulls: a pull that stands still in the middle of its keys
-// (here: its hold on the rows) delays no entry: rows change, come, segments grow,
-// sessions open, tables are made. A restore waits for it, and only that.
+// TestApplyDoesNotWaitForPulls: a pull that stops in the middle of its keys (here: a held readers lock)
+// delays no entry. Rows change and are created, segments grow, sessions open, tables are created. Only a
+// restore waits for it.
 func TestApplyDoesNotWaitForPulls(t *testing.T) {
 	table := testTable(1, "t", 4, sgd)
 	r := newReplica(t, Config{})
@@ -191,7 +188,7 @@ func TestApplyDoesNotWaitForPulls(t *testing.T) {
 	stream := r.snapshot()
 	digest := r.digest()
 
-	r.life.RLock() // as pullChunk holds it
+	r.readers.RLock() // as pullChunk holds it
 	for seq := rowraft.Seq(2); seq < 20; seq++ {
 		for i := range keys {
 			keys[i] = rowraft.Key(i * int(seq))
@@ -208,8 +205,8 @@ func TestApplyDoesNotWaitForPulls(t *testing.T) {
 	}
 	restored := make(chan error)
 	go func() { restored <- r.Restore(bytes.NewReader(stream)) }()
-	for r.life.TryRLock() { // until the restore waits for the lock
-		r.life.RUnlock()
+	for r.readers.TryRLock() { // until the restore waits for the lock
+		r.readers.RUnlock()
 		runtime.Gosched()
 	}
 	select {
@@ -217,7 +214,7 @@ func TestApplyDoesNotWaitForPulls(t *testing.T) {
 		t.Fatalf("the restore did not wait for the pull: %v", err)
 	default:
 	}
-	r.life.RUnlock()
+	r.readers.RUnlock()
 	if err := <-restored; err != nil {
 		t.Fatal(err)
 	}

@@ -16,8 +16,8 @@ func deletion(c byte, seq rowraft.Seq, table rowraft.Schema, keys ...rowraft.Key
 	return p
 }
 
-// TestDeletedRowsAreGone: they leave the digest and read as the initializer; the
-// next push creates them anew, with a version that was never given out.
+// TestDeletedRowsAreGone: deleted rows leave the digest and read as the initializer. The next push creates
+// them again, with a version that was never used before.
 func TestDeletedRowsAreGone(t *testing.T) {
 	table := testTable(1, "t", 3, adagrad)
 	r, twin := newReplica(t, Config{}), newReplica(t, Config{})
@@ -29,20 +29,21 @@ func TestDeletedRowsAreGone(t *testing.T) {
 	r.parts(push(1, 1, ones))
 	twin.parts(push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{1, 3}})))
 
-	part := deletion(1, 2, table, 2, 4, 5) // 4 and 5 have no row
+	part := deletion(1, 2, table, 2, 4, 5) // keys 4 and 5 have no row
 	res := r.parts(part, part)
 	if res[0].Err != nil || res[0].Duplicate || res[1].Err != nil || !res[1].Duplicate {
-		t.Fatalf("answers %+v, want applied, then a duplicate", res)
+		t.Fatalf("results %+v, want applied, then a duplicate", res)
 	}
 	if got, want := r.digest(), twin.digest(); got.Sum != want.Sum || got.Rows != 2 {
-		t.Errorf("%d rows with digest %x, want 2 with that of a shard that never had the third, %x", got.Rows, got.Sum, want.Sum)
+		t.Errorf("%d rows with digest %x, want 2 with the digest of a shard that never had the third row, %x",
+			got.Rows, got.Sum, want.Sum)
 	}
 	w, present := r.pull(table, 2)
 	initial, _ := twin.pull(table, 2)
 	if present[0] || !slices.Equal(w, initial) {
 		t.Errorf("the deleted row reads %v, present %v; want the initializer %v", w, present, initial)
 	}
-	// A copy of the push that came before has no effect, nor has one of the delete.
+	// Late copies of the earlier push and of the delete have no effect.
 	r.parts(push(1, 1, ones), part)
 	if d := r.digest(); d.Rows != 2 {
 		t.Errorf("copies made %d rows of 2", d.Rows)
@@ -51,15 +52,15 @@ func TestDeletedRowsAreGone(t *testing.T) {
 	r.parts(push(1, 3, payloadOf(rows{schema: table, keys: []rowraft.Key{2}})))
 	again, _ := r.pull(table, 2)
 	if want, _ := twin.pull(table, 2); !slices.Equal(again, want) {
-		t.Errorf("pushed again it is %v, want %v, as a new row", again, want)
+		t.Errorf("after another push the row is %v, want %v, as a new row", again, want)
 	}
 	if r.digest().Sum == twin.digest().Sum {
 		t.Error("the new row has a version that the old one had")
 	}
 }
 
-// TestSnapshotsKnowOfRemovals: format 2 once a row was removed, also after a
-// restore and when no row is left; and the removal is read back.
+// TestSnapshotsKnowOfRemovals: a snapshot has format 2 after a row was removed, also after a restore and
+// when no row is left, and a restore reads the removal.
 func TestSnapshotsKnowOfRemovals(t *testing.T) {
 	table := testTable(1, "t", 1, sgd)
 	r := newReplica(t, Config{})
@@ -82,7 +83,8 @@ func TestSnapshotsKnowOfRemovals(t *testing.T) {
 		}
 		blk, err := rd.Next()
 		if err != nil || rd.Header().Format != 2 || blk.Rows != 0 || blk.Counter != 2 || blk.Removed != 2 {
-			t.Errorf("%s: format %d, slot %+v, %v; want format 2, no rows, counter and removal 2", name, rd.Header().Format, blk.Slot, err)
+			t.Errorf("%s: format %d, slot %+v, %v; want format 2, no rows, counter and removal 2",
+				name, rd.Header().Format, blk.Slot, err)
 		}
 	}
 }
@@ -105,10 +107,14 @@ func TestDeletesThatAreRefused(t *testing.T) {
 		code rowraft.Code
 	}{
 		{"with values", rows{schema: table, keys: mine[:2]}, rowraft.CodeInvalidArgument},
-		{"with a learning rate", rows{schema: table, keys: mine[:2], flags: wire.FlagNoValues | wire.FlagLR, lr: 1}, rowraft.CodeInvalidArgument},
-		{"of a key twice", rows{schema: table, keys: []rowraft.Key{mine[0], mine[0]}, flags: wire.FlagNoValues}, rowraft.CodeInvalidArgument},
-		{"of a foreign key", rows{schema: table, keys: []rowraft.Key{foreign}, flags: wire.FlagNoValues}, rowraft.CodeWrongShard},
-		{"of no table", rows{schema: rowraft.Schema{ID: 99, Dim: 1}, keys: mine[:1], flags: wire.FlagNoValues}, rowraft.CodeTableNotFound},
+		{"with a learning rate", rows{schema: table, keys: mine[:2], flags: wire.FlagNoValues | wire.FlagLR, lr: 1},
+			rowraft.CodeInvalidArgument},
+		{"of a key twice", rows{schema: table, keys: []rowraft.Key{mine[0], mine[0]}, flags: wire.FlagNoValues},
+			rowraft.CodeInvalidArgument},
+		{"of a foreign key", rows{schema: table, keys: []rowraft.Key{foreign}, flags: wire.FlagNoValues},
+			rowraft.CodeWrongShard},
+		{"of no table", rows{schema: rowraft.Schema{ID: 99, Dim: 1}, keys: mine[:1], flags: wire.FlagNoValues},
+			rowraft.CodeTableNotFound},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := r.digest()

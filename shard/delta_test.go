@@ -20,14 +20,14 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// deltaCluster is two shards that are saved and trained on.
+// deltaCluster is two shards that are saved while they are trained.
 type deltaCluster struct {
 	rt      *rapid.T
 	shards  []*replica
 	slots   [][]rowraft.Slot
 	tables  []rowraft.Schema
 	seq     rowraft.Seq
-	removed bool // something was deleted
+	removed bool // a row was deleted
 	saved   map[string]savedFiles
 	counter map[string]map[slotOf]uint64 // at each checkpoint
 }
@@ -62,7 +62,7 @@ func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
 	return c
 }
 
-// addShards makes n empty shards.
+// addShards adds n empty shards.
 func (c *deltaCluster) addShards(t *testing.T, n int) {
 	for shard := range n {
 		var slots []rowraft.Slot
@@ -118,7 +118,7 @@ func (c *deltaCluster) change(op wire.Op, keys []int) {
 	}
 }
 
-// during pushes while something is written.
+// during runs write and pushes at the same time.
 type during struct {
 	bytes.Buffer
 	each func()
@@ -129,7 +129,7 @@ func (d *during) Write(b []byte) (int, error) {
 	return d.Buffer.Write(b)
 }
 
-// save writes a checkpoint; whatever is pushed meanwhile is not in it.
+// save writes a checkpoint. Pushes during the write are not in it.
 func (c *deltaCluster) save(name, parent string, meanwhile func()) {
 	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1}
 	var base func(rowraft.TableID, rowraft.Slot) uint64
@@ -169,7 +169,8 @@ func (c *deltaCluster) save(name, parent string, meanwhile func()) {
 		if err := errors.Join(err1, err2, err3); err != nil {
 			c.rt.Fatal(err)
 		}
-		p := checkpoint.Part{Shard: rowraft.ShardID(i), Applied: snap.Index(), Slots: c.slots[i], Digest: digest, Stream: file(fmt.Sprintf("%d.rows", i), out.Bytes())}
+		p := checkpoint.Part{Shard: rowraft.ShardID(i), Applied: snap.Index(), Slots: c.slots[i], Digest: digest,
+			Stream: file(fmt.Sprintf("%d.rows", i), out.Bytes())}
 		for _, s := range sums {
 			counters[slotOf{s.Table, s.Slot}] = s.Counter
 		}
@@ -192,8 +193,7 @@ func (c *deltaCluster) save(name, parent string, meanwhile func()) {
 	c.saved[name], c.counter[name] = files, counters
 }
 
-// read returns every record and candidate of a chain by table and key, and how many
-// rows were written for it.
+// read returns every record and candidate of a chain by table and key, and the number of rows written for it.
 func (c *deltaCluster) read(name string) (map[string]string, uint64) {
 	chain, err := checkpoint.OpenChain(context.Background(), func(n string) checkpoint.Files { return c.saved[n] }, name)
 	if err != nil {
@@ -220,8 +220,8 @@ func (c *deltaCluster) read(name string) (map[string]string, uint64) {
 	return out, chain.Manifest().Written()
 }
 
-// TestDeltasMergeToTheState saves shards that are trained on, full once and then as
-// deltas, each beside a full one of the same moment, and while pushes go on.
+// TestDeltasMergeToTheState saves shards during training, first full and then as deltas, each together with
+// a full checkpoint of the same index.
 func TestDeltasMergeToTheState(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := newDeltaCluster(t, rt)
@@ -229,7 +229,8 @@ func TestDeltasMergeToTheState(t *testing.T) {
 		parent := ""
 		for n := range rapid.IntRange(2, 4).Draw(rt, "checkpoints") {
 			for range rapid.IntRange(0, 3).Draw(rt, "pushes") {
-				c.change(rapid.SampledFrom([]wire.Op{wire.OpPush, wire.OpPush, wire.OpDelete}).Draw(rt, "op"), keys.Draw(rt, "keys"))
+				c.change(rapid.SampledFrom([]wire.Op{wire.OpPush, wire.OpPush, wire.OpDelete}).Draw(rt, "op"),
+					keys.Draw(rt, "keys"))
 			}
 			if len(c.tables) == 2 && rapid.IntRange(0, 5).Draw(rt, "drop") == 0 {
 				for _, r := range c.shards {
@@ -250,7 +251,7 @@ func TestDeltasMergeToTheState(t *testing.T) {
 			})
 			got, written := c.read(name)
 			if !maps.Equal(got, want) {
-				rt.Fatalf("checkpoint %d: the chain holds %d rows, the full one %d, and not the same", n, len(got), len(want))
+				rt.Fatalf("checkpoint %d: the chain has %d rows, the full checkpoint %d, and they differ", n, len(got), len(want))
 			}
 			if parent != "" {
 				was, _ := c.read(parent)
@@ -264,7 +265,7 @@ func TestDeltasMergeToTheState(t *testing.T) {
 	})
 }
 
-// changes counts the rows that are new or not what they were.
+// changes counts the rows that are new or have changed.
 func changes(was, is map[string]string) (n uint64) {
 	for k, rec := range is {
 		if was[k] != rec && !strings.HasPrefix(k, "candidate") {
@@ -305,8 +306,8 @@ func TestADeltaIsNoSnapshotOfAShard(t *testing.T) {
 	wantCode(t, newReplica(t, Config{}).Restore(&b), rowraft.CodeCorrupt)
 }
 
-// TestASlotThatChangesOnlyAfterTheCut: a delta has nothing of a slot, and all its rows
-// change before the walk comes to it.
+// TestASlotThatChangesOnlyAfterTheCut: a delta contains nothing of a slot whose rows all change after the
+// cut and before the walk reads it.
 func TestASlotThatChangesOnlyAfterTheCut(t *testing.T) {
 	r := newReplica(t, Config{})
 	s := testTable(2, "t", 1, sgd)

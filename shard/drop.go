@@ -8,9 +8,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// dropTable takes a table out of the state, if it is there. Its memory is given
-// back aside: what a running snapshot reads of it when that ends, else at once.
-// REQUIRES: m.entry is held, and m.mu for writing.
+// dropTable removes a table from the state, if it exists. A goroutine frees its memory: at once,
+// or when the last running snapshot that reads the table ends.
+// REQUIRES: m.applyMu is held, and m.mu for writing.
 func (m *Machine) dropTable(id rowraft.TableID) {
 	st := m.mu.state
 	i := slices.IndexFunc(st.tables, func(t *table) bool { return t.schema.ID == id })
@@ -23,8 +23,8 @@ func (m *Machine) dropTable(id rowraft.TableID) {
 	m.freeDroppedLocked()
 }
 
-// replaceTables puts tables in the place of those that have their names.
-// REQUIRES: m.entry is held, and m.mu for writing.
+// replaceTables adds tables and drops the present tables with the same names.
+// REQUIRES: m.applyMu is held, and m.mu for writing.
 func (m *Machine) replaceTables(tables []*table) {
 	st := m.mu.state
 	next := slices.Clone(tables)
@@ -40,7 +40,7 @@ func (m *Machine) replaceTables(tables []*table) {
 	m.freeDroppedLocked()
 }
 
-// freeDroppedLocked gives back the memory of the dropped tables that no running
+// freeDroppedLocked frees the memory of the dropped tables that no running
 // snapshot reads.
 // REQUIRES: m.mu is held for writing.
 func (m *Machine) freeDroppedLocked() {
@@ -59,17 +59,17 @@ func (m *Machine) freeDroppedLocked() {
 	}
 	m.publishLocked()
 	m.freeing.Go(func() {
-		// Pulls that found a table in an earlier view end their chunk first.
-		m.life.Lock()
-		m.life.Unlock() //lint:ignore SA2001 it waits for those who hold it
+		// Pulls that found the table in an earlier view first end their chunk.
+		m.readers.Lock()
+		m.readers.Unlock() //lint:ignore SA2001 the lock waits for present readers
 		for _, t := range free {
-			// An error can only mean that memory was not given back; nobody uses it.
+			// An error only means that the system did not take back memory. The table is no longer used.
 			_ = t.rows.Close()
 		}
 	})
 }
 
-// reads reports whether s goes through the rows of t.
+// reads reports whether s reads the rows of t.
 func (s *Snapshot) reads(t *table) bool {
 	return slices.ContainsFunc(s.tables, func(o tableSnapshot) bool { return o.rows == t.rows })
 }

@@ -16,12 +16,13 @@ func twoTables(t *testing.T) (r *replica, a, b rowraft.Schema) {
 	r = newReplica(t, Config{})
 	r.create(a, b)
 	r.mustOpen(1, 1)
-	r.parts(push(1, 1, payloadOf(rows{schema: a, keys: []rowraft.Key{1, 2, 3}}, rows{schema: b, keys: []rowraft.Key{1, 2}})))
+	r.parts(push(1, 1, payloadOf(rows{schema: a, keys: []rowraft.Key{1, 2, 3}},
+		rows{schema: b, keys: []rowraft.Key{1, 2}})))
 	return r, a, b
 }
 
-// TestADroppedTableIsGone: with its rows, their digest, and for whoever comes late;
-// the others stay, and a new table takes the name.
+// TestADroppedTableIsGone: a drop removes the rows and their digest, and late requests are refused. Other
+// tables stay, and a new table can use the name.
 func TestADroppedTableIsGone(t *testing.T) {
 	r, a, b := twoTables(t)
 	only := newReplica(t, Config{})
@@ -66,8 +67,8 @@ func TestADropOfAnotherEpochIsRefused(t *testing.T) {
 	}
 }
 
-// TestASnapshotOutlivesADrop: one that began before has the table, whole; its
-// memory is given back when the last of two snapshots ends, and by Close.
+// TestASnapshotOutlivesADrop: a snapshot that began before the drop has the whole table. The memory is
+// freed when the last of two snapshots ends, and by Close.
 func TestASnapshotOutlivesADrop(t *testing.T) {
 	r, a, b := twoTables(t)
 	mine, err := r.Snapshot()
@@ -99,14 +100,14 @@ func TestASnapshotOutlivesADrop(t *testing.T) {
 	}
 	mine.Release()
 	if held() != 1 {
-		t.Fatal("the rows that the other snapshot reads were freed")
+		t.Fatal("rows that the other snapshot reads were freed")
 	}
 	if _, err := other.WriteRows(&bytes.Buffer{}); err != nil {
 		t.Fatal(err)
 	}
 	other.Release()
 	if held() != 0 {
-		t.Error("the rows of the dropped table are held for nobody")
+		t.Error("no snapshot reads the dropped table, but its rows are not freed")
 	}
 	old := newReplica(t, Config{})
 	if err := old.Restore(&stream); err != nil {
@@ -115,16 +116,15 @@ func TestASnapshotOutlivesADrop(t *testing.T) {
 	if got := old.digest(); got.Sum != before.Sum || got.Rows != before.Rows {
 		t.Errorf("the snapshot holds %d rows with %x, want %d with %x", got.Rows, got.Sum, before.Rows, before.Sum)
 	}
-	// Close with a snapshot that reads a dropped table frees it, too.
+	// Close frees a dropped table that a snapshot still reads.
 	if _, err := r.Snapshot(); err != nil {
 		t.Fatal(err)
 	}
 	r.apply(wire.DropTableEntry(r.header(), b.ID))
 }
 
-// TestPullsBesideDrops: readers find a table or do not; they never touch rows
-// that were given back.
-func TestPullsBesideDrops(t *testing.T) {
+// TestPullsDuringDrops: readers find a table or not; they never read rows that were freed.
+func TestPullsDuringDrops(t *testing.T) {
 	r := newReplica(t, Config{})
 	r.mustOpen(1, 1)
 	keys := make([]rowraft.Key, 3*chunkRows)

@@ -10,8 +10,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// TestEntriesThatStopTheReplica: each is refused before it changes anything, and
-// nothing is served after it until a snapshot is restored.
+// TestEntriesThatStopTheReplica: the replica refuses each of these entries before it changes anything, and
+// serves nothing until a snapshot is restored.
 func TestEntriesThatStopTheReplica(t *testing.T) {
 	table := testTable(9, "t", 1, sgd)
 	part := push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{1}}))
@@ -36,7 +36,8 @@ func TestEntriesThatStopTheReplica(t *testing.T) {
 		{"an unknown kind", kind, rowraft.CodeVersionTooNew},
 		{"a part more than it names", parts, rowraft.CodeCorrupt},
 		{"a cut second part", good[:len(good)-8], rowraft.CodeCorrupt},
-		{"half a session", wire.OpenSessionEntry(h, wire.Opening{Client: client(1), Incarnation: 1})[:40], rowraft.CodeCorrupt},
+		{"half a session", wire.OpenSessionEntry(h, wire.Opening{Client: client(1), Incarnation: 1})[:40],
+			rowraft.CodeCorrupt},
 		{"an impossible schema", wire.CreateTableEntry(h, &badSchema), rowraft.CodeCorrupt},
 		{"bytes behind a schema", append(wire.CreateTableEntry(h, &table), make([]byte, 8)...), rowraft.CodeCorrupt},
 	} {
@@ -53,7 +54,7 @@ func TestEntriesThatStopTheReplica(t *testing.T) {
 			}
 			wantCode(t, fatal.Err, tc.code)
 			if !rowraft.CodeOf(fatal).MaybeApplied() {
-				t.Errorf("code %v says that no replica applied the entry", rowraft.CodeOf(fatal))
+				t.Errorf("code %v means that no replica applied the entry", rowraft.CodeOf(fatal))
 			}
 			if r.AppliedIndex() != before.Index {
 				t.Errorf("applied index %d, want %d", r.AppliedIndex(), before.Index)
@@ -64,7 +65,7 @@ func TestEntriesThatStopTheReplica(t *testing.T) {
 			_, _, err := r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
 			for _, err := range []error{err, second(r.Snapshot()), second(r.Digest())} {
 				if !errors.As(err, &fatal) {
-					t.Errorf("a stopped replica answered: %v", err)
+					t.Errorf("a stopped replica returned: %v", err)
 				}
 			}
 			if err := r.Restore(bytes.NewReader(stream)); err != nil {
@@ -143,11 +144,11 @@ func TestOneSnapshotAtATime(t *testing.T) {
 	if s, err = p.Snapshot(); err != nil {
 		t.Fatal(err)
 	}
-	s.Release() // without WriteTo
+	s.Release() // no WriteTo before
 	p.snapshot()
 }
 
-// TestRestoreEndsARunningSnapshot: the rows it reads are gone.
+// TestRestoreEndsARunningSnapshot: a restore frees the rows that the snapshot reads.
 func TestRestoreEndsARunningSnapshot(t *testing.T) {
 	p := newPusher(t)
 	p.mustOpen(1, 1)
@@ -166,7 +167,7 @@ func TestRestoreEndsARunningSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the new state's snapshot: %v", err)
 	}
-	s.Release() // must not end the other
+	s.Release() // must not end the other snapshot
 	var b bytes.Buffer
 	if _, err := next.WriteTo(&b); err != nil || !bytes.Equal(b.Bytes(), stream) {
 		t.Errorf("the snapshot after a restore differs: %v", err)
@@ -203,8 +204,7 @@ func TestAFailedWriteEndsTheSnapshot(t *testing.T) {
 	p.snapshot()
 }
 
-// smallSnapshot is a replica with rows of every optimizer, sessions and a
-// refusal, and its stream.
+// smallSnapshot returns a replica with rows of every optimizer, sessions and a refusal, and its snapshot.
 func smallSnapshot(tb testing.TB) (*replica, []byte) {
 	r := newReplica(tb, Config{Shard: 6})
 	tables := []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad), testTable(3, "c", 3, adam)}
@@ -219,8 +219,8 @@ func smallSnapshot(tb testing.TB) (*replica, []byte) {
 	return r, r.snapshot()
 }
 
-// TestADamagedSnapshotChangesNothing flips a bit of each byte and cuts there.
-// (checkpoint flips all of them; TestLiesWithGoodSums changes the content.)
+// TestADamagedSnapshotChangesNothing flips one bit of each byte, and truncates the snapshot there. (Package
+// checkpoint tests all bits; TestLiesWithGoodSums changes the content.)
 func TestADamagedSnapshotChangesNothing(t *testing.T) {
 	r, stream := smallSnapshot(t)
 	before := r.digest()
@@ -245,8 +245,8 @@ func TestADamagedSnapshotChangesNothing(t *testing.T) {
 	}
 }
 
-// TestLiesWithGoodSums changes one byte of each record, of its slot and of the
-// trailer, and sets the checksums: the digest, the hash or the counts tell.
+// TestLiesWithGoodSums changes one byte of each record, of its slot and of the trailer, and corrects the
+// checksums. The digest, the hash or the counts reveal the change.
 func TestLiesWithGoodSums(t *testing.T) {
 	r, stream := smallSnapshot(t)
 	before := r.digest()
@@ -254,7 +254,7 @@ func TestLiesWithGoodSums(t *testing.T) {
 	for at := 64; at < len(stream); {
 		kind, end := stream[at], at+16+int(le.Uint64(stream[at+8:]))
 		for i := at + 16; i < end; i++ {
-			// The counter and the recency of a row are in no digest: the CRC has them.
+			// No digest covers the count and the recency of a row; only the CRC does.
 			counter, recency := i >= at+32 && i < at+40, i >= at+48 && i < at+56
 			if kind < 3 || kind == 3 && (counter || recency) {
 				continue
@@ -276,11 +276,12 @@ func TestLiesWithGoodSums(t *testing.T) {
 func TestRestoreWantsItsShardAndItsSlots(t *testing.T) {
 	_, stream := smallSnapshot(t)
 	wantCode(t, newReplica(t, Config{Shard: 5}).Restore(bytes.NewReader(stream)), rowraft.CodeIdentity)
-	wantCode(t, newReplica(t, Config{Shard: 6, Slots: []rowraft.Slot{1}}).Restore(bytes.NewReader(stream)), rowraft.CodeWrongShard)
+	wantCode(t, newReplica(t, Config{Shard: 6, Slots: []rowraft.Slot{1}}).Restore(bytes.NewReader(stream)),
+		rowraft.CodeWrongShard)
 }
 
-// TestARestoredReplicaWritesTheSameSnapshot holds byte for byte as long as no
-// slot has two rows, whose order is free.
+// TestARestoredReplicaWritesTheSameSnapshot: the bytes are equal as long as no slot has two rows, whose
+// order is undefined.
 func TestARestoredReplicaWritesTheSameSnapshot(t *testing.T) {
 	a, first := smallSnapshot(t)
 	b := newReplica(t, Config{Shard: 6})

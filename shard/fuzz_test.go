@@ -9,8 +9,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// withSums sets the checksums of whatever stands where the header and chunks of
-// a snapshot would, so that the content behind them is tested.
+// withSums sets the checksums at the positions of the header and the chunks of a snapshot, so that the
+// fuzzer tests the content.
 func withSums(b []byte) []byte {
 	if len(b) < 64 {
 		return b
@@ -28,8 +28,7 @@ func withSums(b []byte) []byte {
 	return b
 }
 
-// FuzzRestore: whatever comes in, the state is the old one or what a whole
-// stream holds, and nothing panics.
+// FuzzRestore: for any input, the state afterwards is the old one or that of a complete stream, and nothing panics.
 func FuzzRestore(f *testing.F) {
 	_, stream := smallSnapshot(f)
 	f.Add(stream)
@@ -51,10 +50,11 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// FuzzPull: bytes of a client never panic, and never create a row.
+// FuzzPull: bytes from a client never cause a panic and never create a row.
 func FuzzPull(f *testing.F) {
 	f.Add(payloadOf(rows{schema: testTable(1, "a", 1, sgd), flags: wire.FlagNoValues, keys: []rowraft.Key{3, 1}}), true)
-	f.Add(payloadOf(rows{schema: testTable(3, "c", 3, adam), flags: wire.FlagNoValues, dtype: rowraft.BFloat16, keys: []rowraft.Key{5}}), false)
+	f.Add(payloadOf(rows{schema: testTable(3, "c", 3, adam), flags: wire.FlagNoValues, dtype: rowraft.BFloat16,
+		keys: []rowraft.Key{5}}), false)
 	r, _ := smallSnapshot(f)
 	before := r.digest()
 	f.Fuzz(func(t *testing.T, payload []byte, presence bool) {

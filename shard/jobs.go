@@ -12,35 +12,37 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// jobs are the training jobs that the shard knows (docs/formats/steps.md), ascending
+// jobs are the training jobs of the shard (docs/formats/steps.md), ascending
 // by id.
 type jobs []*checkpoint.Job
 
-// find returns the place of a job, or where it belongs, and the job or nil.
+// find returns the position of a job, or where to insert it, and the job or nil.
 func (t jobs) find(id rowraft.JobID) (at int, j *checkpoint.Job) {
-	at, ok := slices.BinarySearchFunc(t, id, func(j *checkpoint.Job, id rowraft.JobID) int { return bytes.Compare(j.ID[:], id[:]) })
+	at, ok := slices.BinarySearchFunc(t, id,
+		func(j *checkpoint.Job, id rowraft.JobID) int { return bytes.Compare(j.ID[:], id[:]) })
 	if !ok {
 		return at, nil
 	}
 	return at, t[at]
 }
 
-// get returns a job to be looked at only, or CodeNotFound.
+// get returns a job, read-only, or CodeNotFound.
 func (t jobs) get(id rowraft.JobID) (*checkpoint.Job, error) {
 	if _, j := t.find(id); j != nil {
 		return j, nil
 	}
-	return nil, rowraft.Errorf(rowraft.CodeNotFound, "job %x is not known here: it was never made, has ended, or was forgotten by a restore", id[:4])
+	return nil, rowraft.Errorf(rowraft.CodeNotFound,
+		"job %x is unknown: it never existed, has ended, or a restore removed it", id[:4])
 }
 
-// shareJobs returns all jobs for a snapshot; from now on they are changed as copies.
+// shareJobs returns all jobs for a snapshot. From now on a change of a job copies it first.
 func (st *state) shareJobs() []*checkpoint.Job {
 	st.privateJobs = make(map[*checkpoint.Job]bool)
 	return slices.Clone(st.jobs)
 }
 
-// ownJob returns the job at a place, or a copy that has taken its place if a snapshot
-// shares it: what may be changed.
+// ownJob returns the job at position at for a change. If a snapshot shares the job, ownJob first
+// replaces it by a copy.
 func (st *state) ownJob(at int) *checkpoint.Job {
 	j := st.jobs[at]
 	if st.privateJobs == nil || st.privateJobs[j] {
@@ -67,6 +69,7 @@ func sameMembership(j *checkpoint.Job, w *wire.Membership) bool {
 		slices.EqualFunc(j.Members, w.Members, func(a checkpoint.JobMember, b wire.Member) bool { return a.Member == b })
 }
 
+// ranks returns the ranks of the members of j.
 func ranks(j *checkpoint.Job) (s wire.RankSet) {
 	for _, w := range j.Members {
 		s.Add(w.Rank)
@@ -82,12 +85,14 @@ func member(j *checkpoint.Job, rank rowraft.Rank, inc rowraft.Incarnation) (*che
 			return w, nil
 		}
 		if w.Rank == rank {
-			return nil, rowraft.Errorf(rowraft.CodeNotMember, "job %x: rank %d has incarnation %d, not %d", j.ID[:4], rank, w.Incarnation, inc)
+			return nil, rowraft.Errorf(rowraft.CodeNotMember, "job %x: rank %d has incarnation %d, not %d",
+				j.ID[:4], rank, w.Incarnation, inc)
 		}
 	}
-	return nil, rowraft.Errorf(rowraft.CodeNotMember, "job %x: no rank %d in generation %d", j.ID[:4], rank, j.Generation)
+	return nil, rowraft.Errorf(rowraft.CodeNotMember, "job %x: generation %d has no rank %d", j.ID[:4], j.Generation, rank)
 }
 
+// slowest returns the lowest clock of the members of j.
 func slowest(j *checkpoint.Job) uint64 {
 	low := uint64(math.MaxUint64)
 	for i := range j.Members {
@@ -105,7 +110,7 @@ func (m *Machine) applyMembership(h wire.EntryHeader, body []byte, a *Applied) e
 	return m.change(h, a, func(st *state, _ uint64) (error, error) { return st.setMembership(m.shard, &w), nil })
 }
 
-// CheckMembership reports why w would be refused. Safe for concurrent use.
+// CheckMembership returns the error with which Apply would refuse w, or nil. Safe for concurrent use.
 func (m *Machine) CheckMembership(w *wire.Membership) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -113,17 +118,23 @@ func (m *Machine) CheckMembership(w *wire.Membership) error {
 	return m.mu.checkMembership(m.shard, j, w)
 }
 
-// checkMembership refuses what cannot be the next membership of j, nil for a new job.
+// checkMembership refuses w if it cannot be the next membership of j. j is nil for a new job.
 func (st *state) checkMembership(shard rowraft.ShardID, j *checkpoint.Job, w *wire.Membership) error {
 	switch {
 	case len(w.Members) == 0:
 	case j == nil && len(st.jobs) >= checkpoint.MaxJobs:
-		return &rowraft.OverloadedError{What: fmt.Sprintf("shard %d keeps %d jobs that train in step or with clocks, as many as it can", shard, checkpoint.MaxJobs), RetryAfter: time.Minute}
+		return &rowraft.OverloadedError{
+			What: fmt.Sprintf("shard %d has %d jobs with steps or clocks, the limit: end one first",
+				shard, checkpoint.MaxJobs),
+			RetryAfter: time.Minute,
+		}
 	case j == nil:
 	case j.Generation > w.Generation:
 		return &rowraft.StaleGenerationError{Shard: shard, Have: w.Generation, Want: j.Generation, Next: j.LastClosed + 1}
 	case j.Generation == w.Generation && !sameMembership(j, w):
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "shard %d: generation %d of job %x has other members, or another rule", shard, w.Generation, w.Job[:4])
+		return rowraft.Errorf(rowraft.CodeAlreadyExists,
+			"shard %d: generation %d of job %x exists with other members or another quorum or deadline",
+			shard, w.Generation, w.Job[:4])
 	}
 	return nil
 }
@@ -153,14 +164,14 @@ func (st *state) setMembership(shard rowraft.ShardID, w *wire.Membership) error 
 	j.Generation, j.First, j.Deadline, j.Quorum = w.Generation, w.First, w.Deadline, w.Quorum
 	j.LastClosed = max(j.LastClosed, w.First-1)
 	if j.Open != nil {
-		// Some of its rows have changed: pushed anew they would change twice.
+		// Some rows of the open step have changed. A repeated step would change them twice.
 		j.LastClosed, j.Open = max(j.LastClosed, j.Open.Step), nil
 	}
 	return nil
 }
 
-// newMembers are those of the next membership of j, with their clocks: who stays
-// keeps its own, the others begin with the lowest.
+// newMembers returns the next members of j with their clocks. A member that stays
+// keeps its clock; a new member starts with the lowest clock of those that stay.
 func newMembers(j *checkpoint.Job, next []wire.Member) []checkpoint.JobMember {
 	out := make([]checkpoint.JobMember, len(next))
 	low, kept := uint64(math.MaxUint64), make([]bool, len(next))
@@ -185,7 +196,7 @@ func newMembers(j *checkpoint.Job, next []wire.Member) []checkpoint.JobMember {
 	return out
 }
 
-// setPositions notes how far data was read. REQUIRES: parts ascend.
+// setPositions records how far trainers have read the data. REQUIRES: read is ascending by part.
 func setPositions(j *checkpoint.Job, read []rowraft.Position) {
 	for _, p := range read {
 		at, ok := slices.BinarySearchFunc(j.Positions, p.Part, func(p rowraft.Position, part rowraft.DataPart) int {
@@ -208,7 +219,7 @@ func setPositions(j *checkpoint.Job, read []rowraft.Position) {
 	}
 }
 
-// checkClock reports why a clocked push cannot be. Safe for concurrent use.
+// checkClock returns the error with which Apply would refuse a clocked push, or nil. Safe for concurrent use.
 func (m *Machine) checkClock(c *wire.Clock) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -219,18 +230,18 @@ func (m *Machine) checkClock(c *wire.Clock) error {
 	return err
 }
 
-// setClock applies the clock of a push that checkClock has found right.
-// REQUIRES: m.entry is held.
+// setClock applies the clock of a push that checkClock has accepted.
+// REQUIRES: m.applyMu is held.
 func (m *Machine) setClock(payload []byte) {
 	c, _, err := wire.ParseClock(payload)
 	if err != nil {
-		return // checked before
+		return // unreachable: Validate has parsed it
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at, found := m.mu.jobs.find(c.Job)
 	if found == nil {
-		return // likewise
+		return // unreachable: checkClock has found it
 	}
 	j := m.mu.ownJob(at)
 	if w, err := member(j, c.Rank, c.Incarnation); err == nil {
@@ -239,7 +250,7 @@ func (m *Machine) setClock(payload []byte) {
 	}
 }
 
-// Jobs lists the ids of the jobs, ascending.
+// Jobs returns the ids of the jobs, ascending.
 func (m *Machine) Jobs() (ids []rowraft.JobID) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -249,7 +260,7 @@ func (m *Machine) Jobs() (ids []rowraft.JobID) {
 	return ids
 }
 
-// Job returns a copy of all that is known of a job. Errors: CodeNotFound.
+// Job returns a copy of a job. Errors: CodeNotFound.
 func (m *Machine) Job(id rowraft.JobID) (*checkpoint.Job, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -260,7 +271,7 @@ func (m *Machine) Job(id rowraft.JobID) (*checkpoint.Job, error) {
 	return cloneJob(j), nil
 }
 
-// SlowestClock is the lowest clock of a job's members. Errors: CodeNotFound.
+// SlowestClock returns the lowest clock of a job's members. Errors: CodeNotFound.
 func (m *Machine) SlowestClock(id rowraft.JobID) (uint64, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

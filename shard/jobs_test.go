@@ -15,7 +15,7 @@ var stepTables = []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 1
 
 func jobID(n byte) (id rowraft.JobID) { id[0], id[15] = n, n; return id }
 
-// members are ranks from 0 on with these incarnations, 0: no member.
+// members returns the ranks from 0 on with these incarnations; 0 means that the rank is not a member.
 func members(incs ...rowraft.Incarnation) (out []wire.Member) {
 	for r, inc := range incs {
 		if inc > 0 {
@@ -56,7 +56,8 @@ func newStepReplica(t *testing.T, incs ...rowraft.Incarnation) *replica {
 	r := newReplica(t, Config{})
 	r.create(stepTables...)
 	r.mustOpen(1, 1)
-	if err := r.membership(wire.Membership{Job: jobID(1), Generation: 1, First: 1, Members: members(incs...)}); err != nil {
+	if err := r.membership(wire.Membership{Job: jobID(1), Generation: 1, First: 1,
+		Members: members(incs...)}); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -77,17 +78,19 @@ func clocks(j *checkpoint.Job) (all []uint64) {
 	return all
 }
 
-// Who stays keeps its clock, the others begin with the slowest of those who stay.
+// TestANewMembershipKeepsClocks: a member that stays keeps its clock; a new member starts with the slowest
+// clock of those that stay.
 func TestANewMembershipKeepsClocks(t *testing.T) {
 	r := newStepReplica(t, 1, 1, 1)
 	for rank, clock := range []uint64{7, 5, 3} {
-		if err := r.clock(rowraft.Seq(rank+1), wire.Clock{Rank: rowraft.Rank(rank), Incarnation: 1, Clock: clock}); err != nil {
+		if err := r.clock(rowraft.Seq(rank+1),
+			wire.Clock{Rank: rowraft.Rank(rank), Incarnation: 1, Clock: clock}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wantCode(t, r.clock(4, wire.Clock{Rank: 1, Incarnation: 2, Clock: 99}), rowraft.CodeNotMember)
 	wantCode(t, r.clock(5, wire.Clock{Rank: 3, Incarnation: 1, Clock: 99}), rowraft.CodeNotMember)
-	if err := r.clock(6, wire.Clock{Rank: 0, Incarnation: 1, Clock: 2}); err != nil { // falls not
+	if err := r.clock(6, wire.Clock{Rank: 0, Incarnation: 1, Clock: 2}); err != nil { // the clock does not decrease
 		t.Fatal(err)
 	}
 	for i, tc := range []struct {
@@ -97,16 +100,18 @@ func TestANewMembershipKeepsClocks(t *testing.T) {
 		{members(1, 1, 1), []uint64{7, 5, 3}},
 		{members(1, 1, 2, 1), []uint64{7, 5, 5, 5}}, // rank 2 is another worker, 3 is new
 		{members(1), []uint64{7}},
-		{members(2, 1), []uint64{7, 7}}, // nobody stays
+		{members(2, 1), []uint64{7, 7}}, // no member stays
 	} {
-		if err := r.membership(wire.Membership{Job: jobID(1), Generation: rowraft.Generation(i + 2), First: 1, Members: tc.members}); err != nil {
+		if err := r.membership(wire.Membership{Job: jobID(1), Generation: rowraft.Generation(i + 2), First: 1,
+			Members: tc.members}); err != nil {
 			t.Fatal(err)
 		}
 		if got := clocks(r.job(1)); !reflect.DeepEqual(got, tc.want) {
 			t.Errorf("membership %d: clocks %d, want %d", i, got, tc.want)
 		}
 	}
-	wantCode(t, r.membership(wire.Membership{Job: jobID(1), Generation: 4, First: 1, Members: members(1)}), rowraft.CodeStaleGeneration)
+	wantCode(t, r.membership(wire.Membership{Job: jobID(1), Generation: 4, First: 1, Members: members(1)}),
+		rowraft.CodeStaleGeneration)
 	again := wire.Membership{Job: jobID(1), Generation: 5, First: 1, Members: members(2, 1)}
 	if err := r.membership(again); err != nil || !r.HasMembership(&again) {
 		t.Errorf("the same membership again: %v", err)
@@ -117,7 +122,7 @@ func TestANewMembershipKeepsClocks(t *testing.T) {
 	}
 }
 
-// Each line of the table of kind 13.
+// TestAPieceIsAppliedOnceAndInOrder tests each row of the table of entry kind 13.
 func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 	r := newStepReplica(t, 1, 1)
 	both := wire.RankSet{}
@@ -135,22 +140,30 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 	stranger := wire.RankSet{}
 	stranger.Add(2)
 	want(r.step(wire.Step{Generation: 1, Step: 1, Contributors: stranger}), false, rowraft.CodeInvalidArgument)
-	want(r.step(wire.Step{Generation: 1, Step: 1, Payload: payloadOf(rows{schema: stepTables[1]}, rows{schema: stepTables[0]})}), false, rowraft.CodeInvalidArgument)
-	want(r.step(wire.Step{Generation: 1, Step: 1, Payload: payloadOf(rows{schema: testTable(9, "z", 1, sgd)})}), false, rowraft.CodeTableNotFound)
+	want(r.step(wire.Step{Generation: 1, Step: 1,
+		Payload: payloadOf(rows{schema: stepTables[1]}, rows{schema: stepTables[0]})}), false, rowraft.CodeInvalidArgument)
+	want(r.step(wire.Step{Generation: 1, Step: 1, Payload: payloadOf(rows{schema: testTable(9, "z", 1, sgd)})}), false,
+		rowraft.CodeTableNotFound)
 
 	first := wire.Step{Generation: 1, Step: 1, Positions: []rowraft.Position{{Part: 4, Offset: 9}}}
 	want(r.step(first, 1, 2), false, rowraft.CodeUnknown)
 	after := r.digest()
 	want(r.step(first, 1, 2), true, rowraft.CodeUnknown)
-	want(r.step(wire.Step{Generation: 1, Step: 2, Piece: 1, AfterTable: 1, AfterKey: 2}, 3), false, rowraft.CodePrecondition)
-	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 2, AfterTable: 1, AfterKey: 2}, 3), false, rowraft.CodePrecondition)
-	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 1}, 3), false, rowraft.CodePrecondition)
-	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 2}, 2, 3), false, rowraft.CodeInvalidArgument)
-	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 2, Contributors: both}, 3), false, rowraft.CodeInvalidArgument)
+	want(r.step(wire.Step{Generation: 1, Step: 2, Piece: 1, AfterTable: 1, AfterKey: 2}, 3), false,
+		rowraft.CodePrecondition)
+	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 2, AfterTable: 1, AfterKey: 2}, 3), false,
+		rowraft.CodePrecondition)
+	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 1}, 3), false,
+		rowraft.CodePrecondition)
+	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 2}, 2, 3), false,
+		rowraft.CodeInvalidArgument)
+	want(r.step(wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 2, Contributors: both}, 3), false,
+		rowraft.CodeInvalidArgument)
 	if after.Sum != r.digest().Sum {
 		t.Error("what was refused, or was a copy, has changed rows")
 	}
-	last := wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 2, Last: true, Positions: []rowraft.Position{{Part: 4, Offset: 8}, {Part: 5, Offset: 1}}}
+	last := wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 2, Last: true,
+		Positions: []rowraft.Position{{Part: 4, Offset: 8}, {Part: 5, Offset: 1}}}
 	want(r.step(last, 3), false, rowraft.CodeUnknown)
 	after = r.digest()
 	want(r.step(last, 3), true, rowraft.CodeUnknown)
@@ -159,19 +172,20 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 		t.Error("a copy of a closed step has changed rows")
 	}
 	j := r.job(1)
-	if j.Open != nil || j.LastClosed != 1 || !reflect.DeepEqual(j.Positions, []rowraft.Position{{Part: 4, Offset: 9}, {Part: 5, Offset: 1}}) {
+	if j.Open != nil || j.LastClosed != 1 ||
+		!reflect.DeepEqual(j.Positions, []rowraft.Position{{Part: 4, Offset: 9}, {Part: 5, Offset: 1}}) {
 		t.Errorf("the job is %+v", j)
 	}
 	part := StepPart{Job: jobID(1), Generation: 1, Rank: 0, Incarnation: 1, Step: 1}
 	if applied, err := r.CheckStep(&part); !applied || err != nil {
-		t.Errorf("a contributor is told %v, %v", applied, err)
+		t.Errorf("CheckStep of a contributor: %v, %v", applied, err)
 	}
 	part.Rank = 1
 	if applied, err := r.CheckStep(&part); applied || rowraft.CodeOf(err) != rowraft.CodeStepClosed {
-		t.Errorf("one who was late is told %v, %v", applied, err)
+		t.Errorf("CheckStep of a late worker: %v, %v", applied, err)
 	}
 
-	// A membership closes what is open.
+	// A membership closes the open step.
 	want(r.step(wire.Step{Generation: 1, Step: 2}, 1), false, rowraft.CodeUnknown)
 	if err := r.membership(wire.Membership{Job: jobID(1), Generation: 2, First: 5, Members: members(1, 1)}); err != nil {
 		t.Fatal(err)
@@ -180,7 +194,7 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 		t.Errorf("after a membership from step 5 on the job is %+v", j)
 	}
 
-	// Also a step that is not below its first one: its rows would change twice.
+	// It also closes an open step that is not below its first step: a repeated step would change its rows twice.
 	want(r.step(wire.Step{Generation: 2, Step: 5}, 1), false, rowraft.CodeUnknown)
 	after = r.digest()
 	if err := r.membership(wire.Membership{Job: jobID(1), Generation: 3, First: 5, Members: members(1, 1)}); err != nil {
@@ -192,11 +206,11 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 	}
 	part = StepPart{Job: jobID(1), Generation: 3, Rank: 0, Incarnation: 1, Step: 5}
 	if applied, err := r.CheckStep(&part); applied || rowraft.CodeOf(err) != rowraft.CodeStepClosed {
-		t.Errorf("who had contributed to the open step is told %v, %v", applied, err)
+		t.Errorf("CheckStep of a contributor to the open step: %v, %v", applied, err)
 	}
 }
 
-// After 16 steps a shard cannot tell any more who was in one.
+// TestContributorsAreForgotten: after 16 steps a shard no longer knows the contributors of a step.
 func TestContributorsAreForgotten(t *testing.T) {
 	r := newStepReplica(t, 1, 1)
 	for s := range rowraft.Step(20) {
@@ -227,7 +241,8 @@ func TestJobsAndPositionsAreBounded(t *testing.T) {
 	if err := r.membership(wire.Membership{Job: rowraft.JobID{1, 9}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.membership(wire.Membership{Job: rowraft.JobID{1, 9}}); err != nil || len(r.Jobs()) != checkpoint.MaxJobs-1 {
+	if err := r.membership(wire.Membership{Job: rowraft.JobID{1, 9}}); err != nil ||
+		len(r.Jobs()) != checkpoint.MaxJobs-1 {
 		t.Errorf("%d jobs after one has ended, %v", len(r.Jobs()), err)
 	}
 	var read []rowraft.Position
@@ -235,14 +250,16 @@ func TestJobsAndPositionsAreBounded(t *testing.T) {
 		read = append(read, rowraft.Position{Part: p + 1})
 	}
 	r.step(wire.Step{Generation: 1, Step: 1, Last: true, Positions: read})
-	r.step(wire.Step{Generation: 1, Step: 2, Last: true, Positions: []rowraft.Position{{Part: 3, Offset: 1}, {Part: math.MaxUint64, Offset: 2}}})
-	if got := r.job(1).Positions; len(got) != checkpoint.JobPositions || got[0].Part != 2 || got[1] != (rowraft.Position{Part: 3, Offset: 1}) || got[len(got)-1].Offset != 2 {
+	r.step(wire.Step{Generation: 1, Step: 2, Last: true,
+		Positions: []rowraft.Position{{Part: 3, Offset: 1}, {Part: math.MaxUint64, Offset: 2}}})
+	if got := r.job(1).Positions; len(got) != checkpoint.JobPositions || got[0].Part != 2 ||
+		got[1] != (rowraft.Position{Part: 3, Offset: 1}) || got[len(got)-1].Offset != 2 {
 		t.Errorf("%d positions, the first are %v", len(got), got[:2])
 	}
 }
 
-// A snapshot holds the jobs of its moment whatever comes while it is written, and what
-// was restored goes on as the original.
+// TestASnapshotHasTheJobsOfItsBegin: a snapshot has the jobs at its index, whatever changes during the
+// write, and a restored replica continues like the original.
 func TestASnapshotHasTheJobsOfItsBegin(t *testing.T) {
 	r := newStepReplica(t, 1, 1)
 	r.step(wire.Step{Generation: 1, Step: 1, Last: true}, 1)
@@ -255,7 +272,8 @@ func TestASnapshotHasTheJobsOfItsBegin(t *testing.T) {
 	defer s.Release()
 	go1 := func(r *replica) {
 		t.Helper()
-		if err := r.clock(1, wire.Clock{Rank: 0, Incarnation: 1, Clock: 9, Positions: []rowraft.Position{{Part: 4, Offset: 11}, {Part: 6, Offset: 1}}}); err != nil {
+		if err := r.clock(1, wire.Clock{Rank: 0, Incarnation: 1, Clock: 9,
+			Positions: []rowraft.Position{{Part: 4, Offset: 11}, {Part: 6, Offset: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 		r.step(wire.Step{Generation: 1, Step: 2, Piece: 1, AfterTable: 1, AfterKey: 1, Last: true}, 2)
@@ -274,12 +292,12 @@ func TestASnapshotHasTheJobsOfItsBegin(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := other.job(1); !reflect.DeepEqual(got, want) || len(other.Jobs()) != 1 {
-		t.Errorf("the snapshot holds %+v, want %+v", got, want)
+		t.Errorf("the snapshot has %+v, want %+v", got, want)
 	}
 	other.index = index
 	go1(other)
 	if !reflect.DeepEqual(other.job(1), r.job(1)) || other.digest() != r.digest() {
-		t.Errorf("what was restored goes on to %+v, the original to %+v", other.job(1), r.job(1))
+		t.Errorf("the restored replica continues to %+v, the original to %+v", other.job(1), r.job(1))
 	}
 	part := bytes.Buffer{}
 	next, err := other.Snapshot()
@@ -295,7 +313,7 @@ func TestASnapshotHasTheJobsOfItsBegin(t *testing.T) {
 	}
 }
 
-// A restore from a checkpoint forgets jobs, as it does sessions.
+// TestARestoreForgetsJobs: a restore of a checkpoint removes jobs, as it removes sessions.
 func TestARestoreForgetsJobs(t *testing.T) {
 	r := newStepReplica(t, 1)
 	begin, chunks, end := restoreEntries(t, restoreSource(t), wire.RestoreID{5})
@@ -311,18 +329,19 @@ func TestARestoreForgetsJobs(t *testing.T) {
 		t.Error("a restore has left a job")
 	}
 	if got := r.step(wire.Step{Generation: 1, Step: 1, Last: true}); rowraft.CodeOf(got.Err) != rowraft.CodeNotFound {
-		t.Errorf("a step of a job that was forgotten: %v", got.Err)
+		t.Errorf("a step of a removed job: %v", got.Err)
 	}
 }
 
-// A worker that is no member any more pushes nothing, also to a shard that does not have the
-// clocks: its parts there have clock 0. What it pushed before raises no clock, and its
-// positions stay known.
+// TestAWorkerThatLeftPushesNothing: a shard refuses the pushes of a worker that is no longer a member, even
+// if it does not store the clocks: there the worker's parts have clock 0. Its earlier pushes raise no
+// clock, and its positions stay known.
 func TestAWorkerThatLeftPushesNothing(t *testing.T) {
 	r := newStepReplica(t, 1, 2)
 	part := func(seq rowraft.Seq, offset uint64) error {
 		c := wire.Clock{Job: jobID(1), Rank: 1, Incarnation: 2, Positions: []rowraft.Position{{Part: 4, Offset: offset}}}
-		p := push(1, seq, append(wire.AppendClock(nil, &c), payloadOf(rows{schema: stepTables[0], keys: []rowraft.Key{rowraft.Key(seq)}})...))
+		p := push(1, seq, append(wire.AppendClock(nil, &c),
+			payloadOf(rows{schema: stepTables[0], keys: []rowraft.Key{rowraft.Key(seq)}})...))
 		p.Op = wire.OpClocked
 		return r.parts(p)[0].Err
 	}
@@ -333,12 +352,14 @@ func TestAWorkerThatLeftPushesNothing(t *testing.T) {
 		t.Errorf("clocks %d", got)
 	}
 	for i, next := range [][]wire.Member{members(1), {{Incarnation: math.MaxUint64}}} {
-		if err := r.membership(wire.Membership{Job: jobID(1), Generation: rowraft.Generation(i + 2), First: 1, Members: next}); err != nil {
+		if err := r.membership(wire.Membership{Job: jobID(1), Generation: rowraft.Generation(i + 2), First: 1,
+			Members: next}); err != nil {
 			t.Fatal(err)
 		}
 		wantCode(t, part(rowraft.Seq(i+2), 16), rowraft.CodeNotMember)
 	}
-	if d, read := r.digest(), r.job(1).Positions; d.Rows != 1 || !reflect.DeepEqual(read, []rowraft.Position{{Part: 4, Offset: 8}}) {
+	if d, read := r.digest(), r.job(1).Positions; d.Rows != 1 ||
+		!reflect.DeepEqual(read, []rowraft.Position{{Part: 4, Offset: 8}}) {
 		t.Errorf("%d rows, positions %v; want those of the first push", d.Rows, read)
 	}
 	if err := r.membership(wire.Membership{Job: jobID(1)}); err != nil {

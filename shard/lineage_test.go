@@ -18,7 +18,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// streamTables are tables in which rows come and go for every reason there is.
+// streamTables are tables in which rows are created and removed for every possible reason.
 var streamTables = func() []rowraft.Schema {
 	drawn := testTable(61, "drawn", 3, sgd)
 	drawn.Admission = rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.4}
@@ -45,25 +45,27 @@ var crowds = func() map[rowraft.TableID][]rowraft.Key {
 	return out
 }()
 
-// act is something that is done in every shard of a cluster, so many seconds later.
+// act is a change in every shard of a cluster, some seconds after the previous one.
 type act struct {
 	seconds uint64
 	op      wire.Op // 0: sweep
-	from, n int     // of each crowd
-	salt    int     // of the values
+	from, n int     // range of the keys of each crowd
+	salt    int     // varies the values
 	sweep   wire.Sweep
 }
 
 func drawAct(rt *rapid.T) act {
 	a := act{
 		seconds: uint64(rapid.SampledFrom([]int{0, 0, 1, 3, 15}).Draw(rt, "seconds")),
-		op:      rapid.SampledFrom([]wire.Op{wire.OpPush, wire.OpPush, wire.OpPush, wire.OpPush, wire.OpAssign, wire.OpDelete, 0}).Draw(rt, "op"),
-		from:    rapid.IntRange(0, 69).Draw(rt, "from"), n: rapid.IntRange(1, 30).Draw(rt, "keys"),
+		op: rapid.SampledFrom([]wire.Op{wire.OpPush, wire.OpPush, wire.OpPush, wire.OpPush, wire.OpAssign,
+			wire.OpDelete, 0}).Draw(rt, "op"),
+		from: rapid.IntRange(0, 69).Draw(rt, "from"), n: rapid.IntRange(1, 30).Draw(rt, "keys"),
 		salt: rapid.IntRange(0, 8).Draw(rt, "salt"),
 	}
 	if a.op == 0 {
 		s := rapid.SampledFrom(streamTables).Draw(rt, "table")
-		a.sweep = wire.Sweep{Table: s.ID, Slots: rowraft.NumSlots, Conditions: wire.SweepUnseen, Unseen: rapid.Uint32Range(0, 30).Draw(rt, "unseen")}
+		a.sweep = wire.Sweep{Table: s.ID, Slots: rowraft.NumSlots, Conditions: wire.SweepUnseen,
+			Unseen: rapid.Uint32Range(0, 30).Draw(rt, "unseen")}
 		if s.Expire > 0 {
 			a.sweep.Conditions, a.sweep.Unseen = wire.SweepExpire, 0
 		}
@@ -112,8 +114,8 @@ func (c *deltaCluster) do(a act) {
 	}
 }
 
-// content is all that the shards hold, whatever the number of shards and the time: rows
-// and candidates with their ages, counters of slots.
+// content is everything that the shards hold, independent of the number of shards and of the time: rows and
+// candidates with their ages, and counters of slots.
 func (c *deltaCluster) content() map[string]string {
 	out := make(map[string]string)
 	for _, r := range c.shards {
@@ -140,7 +142,8 @@ func (c *deltaCluster) content() map[string]string {
 				out[fmt.Sprintf("%s key %d", s.Name, le.Uint64(rec[8:]))] = fmt.Sprintf("age %d, %x", age, rec[4:b.RecordBytes])
 			}
 			for w := b.Candidates; len(w) > 0; w = w[checkpoint.CandidateBytes:] {
-				out[fmt.Sprintf("%s key %d waits", s.Name, le.Uint64(w))] = fmt.Sprintf("age %d, count %d", tick-le.Uint32(w[12:]), le.Uint32(w[8:]))
+				out[fmt.Sprintf("%s key %d waits", s.Name, le.Uint64(w))] = fmt.Sprintf("age %d, count %d",
+					tick-le.Uint32(w[12:]), le.Uint32(w[8:]))
 			}
 		}
 	}
@@ -162,10 +165,11 @@ func (c *deltaCluster) same(o *deltaCluster, when string) {
 	c.rt.Fatalf("%s: %d entries, want %d", when, len(got), len(want))
 }
 
-// restored returns a cluster of n shards into which a checkpoint of c was restored when its
-// log time was now.
+// restored returns a cluster of n shards into which a checkpoint of c was restored when the log time of the
+// cluster was now.
 func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *deltaCluster {
-	to := &deltaCluster{rt: c.rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{}, tables: c.tables}
+	to := &deltaCluster{rt: c.rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
+		tables: c.tables}
 	to.addShards(t, n)
 	ctx := context.Background()
 	chain, err := checkpoint.OpenChain(ctx, func(n string) checkpoint.Files { return c.saved[n] }, name)
@@ -190,7 +194,8 @@ func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *d
 	for shard, r := range to.shards {
 		r.now = now
 		closes[shard] = wire.RestoreClose{ID: id, Epoch: 2}
-		step(shard, wire.RestoreBeginEntry(r.header(), &wire.RestoreBegin{ID: id, Epoch: 2, Tables: c.tables, Base: slices.Max(ticks)}))
+		step(shard, wire.RestoreBeginEntry(r.header(),
+			&wire.RestoreBegin{ID: id, Epoch: 2, Tables: c.tables, Base: slices.Max(ticks)}))
 	}
 	piece := rapid.IntRange(1, 9).Draw(c.rt, "rows of a chunk")
 	for i := range chain.Manifest().Parts {
@@ -202,14 +207,16 @@ func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *d
 			}
 			records, size := b.Records, piece*b.RecordBytes
 			if b.Candidates != nil {
-				block.Candidates, block.RecordBytes, records, size = true, checkpoint.CandidateBytes, b.Candidates, len(b.Candidates)
+				block.Candidates, block.RecordBytes, records, size = true, checkpoint.CandidateBytes, b.Candidates,
+					len(b.Candidates)
 			}
 			for first := true; first || len(records) > 0; first = false {
 				block.Records = records[:min(size, len(records))]
 				records = records[len(block.Records):]
 				block.Rows = len(block.Records) / block.RecordBytes
 				closes[shard].Chunks++
-				step(shard, wire.RestoreRowsEntry(to.shards[shard].header(), id, closes[shard].Chunks, wire.AppendRestoreBlock(nil, &block)))
+				step(shard, wire.RestoreRowsEntry(to.shards[shard].header(), id, closes[shard].Chunks,
+					wire.AppendRestoreBlock(nil, &block)))
 			}
 			return nil
 		})
@@ -230,15 +237,16 @@ func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *d
 	return to
 }
 
-// TestARestoredClusterGoesOnAsItsSource: rows are admitted, evicted, expired, swept and
-// deleted in a cluster that is saved as a chain of deltas. What it was at the end of the
-// chain is restored into another number of shards, at another time, and from there on the
-// same is done to both: they stay equal, ages, counts and candidates included.
+// TestARestoredClusterGoesOnAsItsSource: rows are admitted, evicted, expired, swept and deleted in a
+// cluster that is saved as a chain of deltas. The last state is restored into a different number of shards
+// at a different time. Both clusters then get the same changes and stay equal, including ages, counts and
+// candidates.
 func TestARestoredClusterGoesOnAsItsSource(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		c := &deltaCluster{rt: rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{}, tables: streamTables}
+		c := &deltaCluster{rt: rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
+			tables: streamTables}
 		c.addShards(t, 2)
-		for i, r := range c.shards { // each has a time of its own
+		for i, r := range c.shards { // each shard has a different time
 			r.now = uint64(rapid.IntRange(1, 50).Draw(rt, "time")+100*i) * 1_000_000_000
 			r.create(c.tables...)
 			r.mustOpen(1, 1)
@@ -259,7 +267,7 @@ func TestARestoredClusterGoesOnAsItsSource(t *testing.T) {
 			a := drawAct(rt)
 			later = append(later, a)
 			c.do(a)
-			if rapid.IntRange(0, 3).Draw(rt, "install") == 0 { // a snapshot takes the state over
+			if rapid.IntRange(0, 3).Draw(rt, "install") == 0 { // a snapshot transfers the state
 				r := to.shards[0]
 				if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil {
 					rt.Fatal(err)
@@ -277,7 +285,7 @@ func TestARestoredClusterGoesOnAsItsSource(t *testing.T) {
 		to.save("again", "", func() {})
 		got, _ := to.read("delta")
 		if want, _ := to.read("again"); !maps.Equal(got, want) {
-			rt.Errorf("a delta in the restored cluster holds %d rows and candidates, want %d, and the same", len(got), len(want))
+			rt.Errorf("a delta in the restored cluster has %d rows and candidates, want the same %d", len(got), len(want))
 		}
 	})
 }

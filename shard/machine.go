@@ -13,125 +13,125 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
-// MaxTables is how many tables a shard holds; a constant of apply version 1.
+// MaxTables is the largest number of tables in a shard; a constant of apply version 1.
 const MaxTables = 1024
 
-// Config is what a Machine is made of.
+// Config is the arguments of New.
 type Config struct {
 	Shard rowraft.ShardID
-	Slots []rowraft.Slot // held by this shard; nil means all
-	// Epoch is the table epoch of a shard that has applied nothing; 0 means 1. It
-	// is where the log begins, so all replicas must be given the same, for ever.
+	Slots []rowraft.Slot // slots of this shard; nil means all
+	// Epoch is the table epoch before the first entry; 0 means 1. The log does not contain it,
+	// so all replicas must be given the same value, at every start.
 	Epoch rowraft.TableEpoch
 }
 
 // Machine is the state machine of one shard replica.
 //
 // Goroutines: the apply goroutine (owned by raftstore) calls Apply, Snapshot
-// and Restore, one at a time and in log order. Any goroutine may call all else
-// until Close returns. Machine starts a goroutine only to give back the memory of
+// and Restore, one at a time and in log order. Any goroutine may call the other methods
+// until Close returns. Machine starts a goroutine only to free the memory of
 // a dropped table; Close waits for it.
 //
-// Lock order: entry, then mu, then life. None is held across I/O, a channel
-// operation or a call out of this package and the ones below.
+// Lock order: applyMu, then mu, then readers. None is held across I/O, a channel
+// operation or a call out of this package and the packages below it.
 type Machine struct {
 	shard rowraft.ShardID
 	owned *ownedSlots // immutable
 
-	// applied, logTime and epoch are those of state, for readers without a lock.
-	// applied is stored after the rows have changed, so that whoever loads it
-	// first and reads rows then sees at least that entry.
+	// applied, logTime and epoch belong to state, for readers without a lock.
+	// Apply stores applied after the rows have changed, so a goroutine that first loads it and then
+	// reads rows sees at least that entry.
 	applied atomic.Uint64
 	logTime atomic.Uint64
 	epoch   atomic.Uint64
 
-	// What proof entries told (proof.go); in no snapshot.
-	proved  atomic.Uint64 // newest mark at which this replica agreed
-	divided atomic.Uint64 // mark at which no majority agreed; 0: none
-	provers atomic.Bool   // there was a proof entry
+	// Results of digest rounds (digestround.go). They are not part of a snapshot.
+	agreedAt    atomic.Uint64 // newest mark at which this replica agreed with the majority
+	noMajority  atomic.Uint64 // mark at which no majority agreed; 0: none
+	knowsRounds atomic.Bool   // a proof entry was applied
 
-	evicted atomic.Uint64 // sessions that made room since the start; in no snapshot
+	evicted atomic.Uint64 // sessions evicted since the start; not part of a snapshot
 
 	scrub scrubber
 
-	// entry is held while one entry is applied, so that its holder sees the state
+	// applyMu is held while one entry is applied, so that its holder sees the state
 	// at one index.
-	entry sync.Mutex
+	applyMu sync.Mutex
 
-	// view is what pulls read, without mu: rows change beside them. It is replaced
-	// under mu whenever what it says changes.
+	// view is what pulls read. They do not take mu, because Apply holds mu while rows change. A
+	// goroutine that changes the set of tables or the error replaces view under mu.
 	view atomic.Pointer[view]
 
-	// life is held for reading while rows of a view or of a snapshot are read, a chunk
-	// at a time, and for writing to wait for such readers before rows or images are
-	// freed. Nobody waits for it while rows change.
-	life sync.RWMutex
+	// readers is held for reading while a goroutine reads rows of a view or of a snapshot, one chunk
+	// at a time. It is held for writing to wait for such goroutines before rows or images are
+	// freed. A change of rows does not take it.
+	readers sync.RWMutex
 
-	freeing sync.WaitGroup // of the goroutines that free dropped tables
+	freeing sync.WaitGroup // goroutines that free dropped tables
 
 	mu struct {
 		sync.RWMutex
 		*state
 		closed bool
-		// failed is the fatal error that stopped this replica; rows may be those of
+		// failed is the fatal error that stopped this replica. The rows may match
 		// no index, so nothing is served. Only Restore clears it.
 		failed error
-		// snapshots are those not yet released.
+		// snapshots are the snapshots that are not yet released.
 		snapshots []*Snapshot
-		// expected are the marks at which snapshots are to be taken.
+		// expected are the marks at which Apply takes a snapshot.
 		expected []*ExpectedMark
-		// stage is what a restore brings, or nil.
+		// stage is the state of a running restore, or nil.
 		stage *stage
-		// notes are the digests at the last marks.
-		notes notes
-		// fenced is why this replica is in the minority, or nil. Nothing clears it.
+		// digests are the digests of this replica at the last marks.
+		digests digestHistory
+		// fenced is the reason why this replica is fenced, or nil. Nothing clears it.
 		fenced *FencedError
 	}
 }
 
-// state is everything that a snapshot holds. Restore replaces it as a whole, so
-// its address tells whether that happened.
+// state is everything that a snapshot holds. Restore replaces the whole struct, so
+// a changed address means that the state was replaced.
 type state struct {
 	tables   []*table // ascending by ID
-	dropped  []*table // that a running snapshot still reads; no part of a snapshot
+	dropped  []*table // dropped tables that a running snapshot reads; not part of a new snapshot
 	sessions sessions
 	ended    ended
-	// private are the sessions that no snapshot shares: all of them if it is nil.
+	// private are the sessions that no snapshot shares; nil means all of them.
 	private map[*checkpoint.Session]bool
 
 	jobs jobs
-	// privateJobs are the jobs that no snapshot shares: all of them if it is nil.
+	// privateJobs are the jobs that no snapshot shares; nil means all of them.
 	privateJobs map[*checkpoint.Job]bool
 }
 
-// view is what can be read of a Machine. It is immutable, but for the rows.
+// view is the tables that readers may use. It is immutable; the rows in it change.
 type view struct {
-	state  *state // to compare; its fields belong to mu
+	state  *state // only for comparison; mu guards its fields
 	tables []*table
-	err    error // why nothing can be read
+	err    error // the reason why nothing can be read, or nil
 }
 
-// publishLocked makes the present state that which is read.
+// publishLocked replaces the view by the present state.
 // REQUIRES: m.mu is held for writing.
 func (m *Machine) publishLocked() {
 	m.view.Store(&view{state: m.mu.state, tables: slices.Clone(m.mu.tables), err: m.usableLocked()})
 }
 
-// replaceLocked makes st the state of the Machine, runs done, and frees the old
-// state when no reader uses it any more. Whoever reads after done has run reads st.
-// REQUIRES: m.entry is held, and m.mu for writing.
+// replaceLocked makes st the state of the Machine, calls done, and frees the old
+// state when no reader uses it any more. Readers that start after done has returned see st.
+// REQUIRES: m.applyMu is held, and m.mu for writing.
 func (m *Machine) replaceLocked(st *state, done func()) error {
 	old := m.mu.state
 	m.mu.state = st
-	m.life.Lock()
+	m.readers.Lock()
 	m.publishLocked()
 	done()
-	m.life.Unlock()
+	m.readers.Unlock()
 	return old.close()
 }
 
-// table is a table of the shard. All but rows is immutable and may be read
-// without a lock; rows are pulled from under life.
+// table is a table of the shard. All fields are immutable and need no lock. Readers of rows
+// must hold readers.
 type table struct {
 	schema rowraft.Schema
 	seed   uint64 // clustermap.TableSeed
@@ -141,7 +141,7 @@ type table struct {
 // ownedSlots is a set of slots.
 type ownedSlots [rowraft.NumSlots / 64]uint64
 
-// Slots lists what this shard holds, ascending.
+// Slots returns the slots of this shard, ascending.
 func (m *Machine) Slots() (slots []rowraft.Slot) {
 	for s := range rowraft.Slot(rowraft.NumSlots) {
 		if m.owned.has(s) {
@@ -160,7 +160,8 @@ func New(c Config) (*Machine, error) {
 	m := &Machine{shard: c.Shard, owned: &ownedSlots{}}
 	for _, s := range c.Slots {
 		if s >= rowraft.NumSlots {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: slot %d: want less than %d", c.Shard, s, rowraft.NumSlots)
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: slot %d does not exist: want less than %d",
+				c.Shard, s, rowraft.NumSlots)
 		}
 		m.owned[s/64] |= 1 << (s % 64)
 	}
@@ -175,19 +176,19 @@ func New(c Config) (*Machine, error) {
 	return m, nil
 }
 
-// Close frees the rows and returns when no pull uses them any more.
+// Close waits until no pull uses the rows any more, and frees them.
 func (m *Machine) Close() error {
-	m.entry.Lock()
-	defer m.entry.Unlock()
+	m.applyMu.Lock()
+	defer m.applyMu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.closed {
 		return nil
 	}
 	m.mu.closed = true
-	m.life.Lock()
+	m.readers.Lock()
 	m.publishLocked()
-	m.life.Unlock()
+	m.readers.Unlock()
 	m.freeing.Wait()
 	return errors.Join(m.dropStageLocked(), m.mu.state.close())
 }
@@ -200,7 +201,7 @@ func (st *state) close() error {
 // It never decreases, except by Restore.
 func (m *Machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
 
-// EvictedSessions returns how many sessions made room for others here.
+// EvictedSessions returns how many sessions this replica evicted for new ones since its start.
 func (m *Machine) EvictedSessions() uint64 { return m.evicted.Load() }
 
 // LogTime returns the logged time of the last entry in nanoseconds.
@@ -241,14 +242,14 @@ func (m *Machine) HasTable(id rowraft.TableID) bool {
 	return ok
 }
 
-// TableStats counts what one table holds in this shard.
+// TableStats is the size of one table in this shard.
 type TableStats struct {
 	ID    rowraft.TableID
 	Name  string
 	Rows  uint64
-	Bytes uint64 // memory of rows, candidates and index, and of what running snapshots keep
+	Bytes uint64 // memory of rows, candidates, index and running snapshots
 
-	// Of a table with admission, expiry or a capacity: see rowstore.
+	// Counters are of a table with admission, expiry or a capacity; zero for others.
 	Counters rowstore.Counters
 }
 
@@ -261,23 +262,26 @@ func (m *Machine) Stats() []TableStats {
 	}
 	out := make([]TableStats, len(m.mu.tables))
 	for i, t := range m.mu.tables {
-		out[i] = TableStats{ID: t.schema.ID, Name: t.schema.Name, Rows: uint64(t.rows.Rows()), Bytes: uint64(t.rows.Bytes()), Counters: t.rows.Counters()}
+		out[i] = TableStats{
+			ID: t.schema.ID, Name: t.schema.Name,
+			Rows: uint64(t.rows.Rows()), Bytes: uint64(t.rows.Bytes()), Counters: t.rows.Counters(),
+		}
 	}
 	return out
 }
 
-// Digest is the content of a shard at one index.
+// Digest identifies the content of a shard at one index.
 type Digest struct {
 	Index rowraft.Index
 	Sum   [16]byte // Σ mod 2^128 over the hashes of all rows, little-endian
 	Rows  uint64
 }
 
-// Digest returns the digest at the applied index; it waits for an entry that is
+// Digest returns the digest at the applied index. It waits for the end of an entry that is
 // being applied.
 func (m *Machine) Digest() (Digest, error) {
-	m.entry.Lock()
-	defer m.entry.Unlock()
+	m.applyMu.Lock()
+	defer m.applyMu.Unlock()
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if err := m.usableLocked(); err != nil {
@@ -295,7 +299,7 @@ func (st *state) digest() (sum rowstore.Digest, rows uint64) {
 	return sum, rows
 }
 
-// usableLocked reports why nothing can be read or applied.
+// usableLocked returns the reason why nothing can be read or applied, or nil.
 // REQUIRES: m.mu is held for reading or writing.
 func (m *Machine) usableLocked() error {
 	if m.mu.closed {
@@ -312,7 +316,7 @@ func (st *state) table(id rowraft.TableID) *table { return findTable(st.tables, 
 
 func (v *view) table(id rowraft.TableID) *table { return findTable(v.tables, id) }
 
-// findTable looks in tables, which ascend by ID.
+// findTable searches tables, which ascend by ID.
 func findTable(tables []*table, id rowraft.TableID) *table {
 	i, ok := slices.BinarySearchFunc(tables, id, func(t *table, id rowraft.TableID) int {
 		switch {
@@ -329,7 +333,7 @@ func findTable(tables []*table, id rowraft.TableID) *table {
 	return tables[i]
 }
 
-// addTable makes an empty table. The caller checked that neither ID nor name is taken.
+// addTable adds an empty table. REQUIRES: neither its ID nor its name is taken.
 func (st *state) addTable(s rowraft.Schema, owned *ownedSlots) (*table, error) {
 	rows, err := rowstore.New(rowstore.Options{Schema: s, Owned: owned.has})
 	if err != nil {
@@ -344,7 +348,7 @@ func (st *state) addTable(s rowraft.Schema, owned *ownedSlots) (*table, error) {
 	return t, nil
 }
 
-// header is what a snapshot of the present state begins with.
+// header returns the header of a snapshot of the present state.
 func (m *Machine) header() checkpoint.Header {
 	return checkpoint.Header{Shard: m.shard, Applied: m.AppliedIndex(), LogTime: m.LogTime(), Epoch: m.Epoch()}
 }

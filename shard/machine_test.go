@@ -28,7 +28,7 @@ var (
 	adam    = rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.01, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8}
 )
 
-// rows is one segment of a payload under construction.
+// rows is one segment of a payload in a test.
 type rows struct {
 	schema rowraft.Schema
 	dtype  rowraft.DType // 0: float32
@@ -73,7 +73,7 @@ func push(c byte, seq rowraft.Seq, payload []byte) wire.Part {
 	return wire.Part{Client: client(c), Incarnation: 1, Seq: seq, Op: wire.OpPush, Payload: payload}
 }
 
-// replica is a Machine with the log position its tests apply at.
+// replica is a Machine and the log index of the next entry.
 type replica struct {
 	*Machine
 	tb    testing.TB
@@ -157,12 +157,13 @@ func (r *replica) mustOpen(c byte, inc rowraft.Incarnation) {
 // pull returns the float32 weights and the presence bits of one segment.
 func (r *replica) pull(s rowraft.Schema, keys ...rowraft.Key) (weights []float32, present []bool) {
 	r.tb.Helper()
-	reply, applied, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), true, func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n) })
+	reply, applied, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), true,
+		func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n) })
 	if err != nil {
 		r.tb.Fatal(err)
 	}
 	if applied != r.AppliedIndex() {
-		r.tb.Fatalf("pull reflects index %d, applied is %d", applied, r.AppliedIndex())
+		r.tb.Fatalf("pull reflects index %d, but index %d is applied", applied, r.AppliedIndex())
 	}
 	seg, body, rest, err := wire.ParseSegment(reply)
 	if err != nil || len(rest) != 0 || seg.N != len(keys) || seg.Table != s.ID {
@@ -200,8 +201,7 @@ func (r *replica) snapshot() []byte {
 	return b.Bytes()
 }
 
-// sameState compares everything of two machines but the numbers of rows, which
-// the digest stands for.
+// sameState compares everything of two machines except the rows, which the digest represents.
 func sameState(a, b *replica) bool {
 	da, errA := a.Digest()
 	db, errB := b.Digest()
@@ -257,7 +257,8 @@ func TestRestoreBringsBackTheSnapshot(t *testing.T) {
 	for i := range keys {
 		keys[i] = rowraft.Key(i * i)
 	}
-	r.parts(push(1, 1, payloadOf(rows{schema: tables[0], keys: keys}, rows{schema: tables[1], keys: keys}, rows{schema: tables[2], keys: keys})))
+	r.parts(push(1, 1, payloadOf(rows{schema: tables[0], keys: keys}, rows{schema: tables[1], keys: keys},
+		rows{schema: tables[2], keys: keys})))
 	r.parts(push(1, 3, payloadOf(rows{schema: tables[1], keys: keys[:100], lr: 3, flags: wire.FlagLR})))
 	stream := r.snapshot()
 
@@ -304,7 +305,7 @@ func TestHotPathsDoNotAllocatePerRow(t *testing.T) {
 	if n := testing.AllocsPerRun(10, apply); n > 8 {
 		t.Errorf("Apply of %d rows allocates %v times", len(keys), n)
 	}
-	for _, offset := range []int{0, 3} { // 3: keys that cannot be read where they lie
+	for _, offset := range []int{0, 3} { // 3: unaligned keys, which need a copy
 		ask := payloadOf(rows{schema: table, keys: keys, flags: wire.FlagNoValues})
 		ask = append(make([]byte, offset, offset+len(ask)), ask...)[offset:]
 		buf := make([]byte, 1<<20)
@@ -319,8 +320,9 @@ func TestHotPathsDoNotAllocatePerRow(t *testing.T) {
 	}
 }
 
-// Snapshot copies no rows: entries wait for it. It takes as long with 200,000 rows
-// as with 5,000; the fastest of several counts, so that a busy machine does not.
+// TestSnapshotTakesMicroseconds: Snapshot copies no rows, because entries wait for it. It takes as long
+// with 200,000 rows as with 5,000. The test uses the fastest of several runs, so that it passes on a loaded
+// machine.
 func TestSnapshotTakesMicroseconds(t *testing.T) {
 	table := testTable(1, "t", 16, adagrad)
 	r := newReplica(t, Config{})
@@ -348,15 +350,15 @@ func TestSnapshotTakesMicroseconds(t *testing.T) {
 		return best
 	}
 	few, many := best(1), best(40)
-	for range 20 { // on a busy machine the best of 20 is slow now and then
+	for range 20 { // on a loaded machine the best of 20 is sometimes slow
 		if many <= 3*few+200*time.Microsecond {
 			break
 		}
 		many = best(40)
 	}
-	t.Logf("a snapshot holds entries up for %v with 5,000 rows, %v with 200,000", few, many)
+	t.Logf("a snapshot delays entries for %v with 5,000 rows, %v with 200,000", few, many)
 	if many > 3*few+200*time.Microsecond {
-		t.Errorf("a snapshot holds entries up for %v with 5,000 rows, %v with 200,000", few, many)
+		t.Errorf("a snapshot delays entries for %v with 5,000 rows, %v with 200,000", few, many)
 	}
 }
 
@@ -370,7 +372,7 @@ var (
 	le  = binary.LittleEndian
 )
 
-// TestStatsCountWhatBecameOfKeys of a table that waits before it makes rows.
+// TestStatsCountWhatBecameOfKeys uses a table with admission by count.
 func TestStatsCountWhatBecameOfKeys(t *testing.T) {
 	table := testTable(1, "t", 1, sgd)
 	table.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
@@ -381,6 +383,6 @@ func TestStatsCountWhatBecameOfKeys(t *testing.T) {
 	r.parts(push(1, 2, payloadOf(rows{schema: table, keys: []rowraft.Key{2, 3}})))
 	c := r.Stats()[0].Counters
 	if c.Admitted != 1 || c.Rejected != 3 || c.Candidates != 2 || c.Evicted != 0 || c.Expired != 0 {
-		t.Errorf("%+v, want one row admitted, three pushes rejected, two keys that wait", c)
+		t.Errorf("%+v, want one row admitted, three pushes rejected, two candidates", c)
 	}
 }

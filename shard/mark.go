@@ -7,8 +7,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// ExpectedMark waits for a mark entry, to take a snapshot at its index. It is no
-// part of the state: of the replicas of a shard the one that leads has one.
+// ExpectedMark waits for a mark entry. Apply takes a snapshot at its index. It is not
+// part of the replicated state: only the leader of the shard has one.
 type ExpectedMark struct {
 	m  *Machine
 	id wire.MarkID
@@ -18,22 +18,24 @@ type ExpectedMark struct {
 	err      error
 }
 
-// ExpectMark makes the machine take a snapshot when it applies the mark id. It may
-// take those of the log before and beside it.
+// ExpectMark makes the machine take a snapshot when it applies the mark id. Snapshots for the
+// Raft log remain possible before and after that.
 //
-// Errors: CodeOverloaded if MaxParts parts are being written or their marks expected, or a restore is under way;
-// *FatalError; CodeClosing.
+// Errors: CodeOverloaded if MaxParts parts of checkpoints are being written or expected, or a
+// restore is running; *FatalError; CodeClosing.
 func (m *Machine) ExpectMark(id wire.MarkID) (*ExpectedMark, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.usableLocked(); err != nil {
 		return nil, err
 	}
-	if err := m.snapshotBusyLocked(forPart); err != nil {
+	if err := m.snapshotBusyLocked(forCheckpoint); err != nil {
 		return nil, err
 	}
-	if n := len(m.mu.expected); n > 0 && n+m.snapshotsLocked(forPart) >= MaxParts {
-		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: %d checkpoints are about to be cut, and the limit of those with a part here is %d", m.shard, n, MaxParts)
+	if n := len(m.mu.expected); n > 0 && n+m.snapshotsLocked(forCheckpoint) >= MaxParts {
+		return nil, rowraft.Errorf(rowraft.CodeOverloaded,
+			"shard %d: %d checkpoints wait for their mark; the limit of checkpoints in progress is %d",
+			m.shard, n, MaxParts)
 	}
 	e := &ExpectedMark{m: m, id: id}
 	m.mu.expected = append(m.mu.expected, e)
@@ -41,9 +43,9 @@ func (m *Machine) ExpectMark(id wire.MarkID) (*ExpectedMark, error) {
 }
 
 // Snapshot returns the snapshot at the mark's index once the mark is applied
-// here. The caller releases it.
+// here. The caller must release it.
 //
-// Errors: CodeLeadershipLost if the mark has not been applied; that of
+// Errors: CodeLeadershipLost if the mark has not been applied; the errors of
 // Machine.Snapshot.
 func (e *ExpectedMark) Snapshot() (*Snapshot, error) {
 	e.m.mu.Lock()
@@ -51,13 +53,14 @@ func (e *ExpectedMark) Snapshot() (*Snapshot, error) {
 	s, err := e.snapshot, e.err
 	e.snapshot = nil
 	if s == nil && err == nil {
-		err = rowraft.Errorf(rowraft.CodeLeadershipLost, "shard %d: the mark has not been applied here", e.m.shard)
+		err = rowraft.Errorf(rowraft.CodeLeadershipLost,
+			"shard %d: this replica has not applied the mark of the checkpoint", e.m.shard)
 	}
 	return s, err
 }
 
-// Cancel ends the expectation, and releases a snapshot that nobody has taken.
-// Calling it again does nothing.
+// Cancel stops waiting, and releases the snapshot if Snapshot was not called.
+// A second call does nothing.
 func (e *ExpectedMark) Cancel() {
 	e.m.mu.Lock()
 	defer e.m.mu.Unlock()
@@ -68,8 +71,8 @@ func (e *ExpectedMark) Cancel() {
 	}
 }
 
-// applyMark applies a mark entry. The snapshot is taken in Apply, when index is
-// the applied one.
+// applyMark applies a mark entry. Apply takes the snapshot afterwards, when index is
+// the applied index.
 func (m *Machine) applyMark(h wire.EntryHeader, body []byte, a *Applied) error {
 	id, err := wire.ParseMark(body)
 	if err != nil {
@@ -77,13 +80,13 @@ func (m *Machine) applyMark(h wire.EntryHeader, body []byte, a *Applied) error {
 	}
 	a.mark = &id
 	return m.change(h, a, func(*state, uint64) (error, error) {
-		m.noteLocked(a.Index)
+		m.recordDigestLocked(a.Index)
 		return nil, nil
 	})
 }
 
-// takeMark takes the snapshot that is expected at the mark id.
-// REQUIRES: m.entry is held, and the mark is applied.
+// takeMark takes the snapshot that is expected at the mark id, if there is one.
+// REQUIRES: m.applyMu is held, and the mark is applied.
 func (m *Machine) takeMark(id wire.MarkID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,5 +96,5 @@ func (m *Machine) takeMark(id wire.MarkID) {
 	}
 	e := m.mu.expected[i]
 	m.mu.expected = slices.Delete(m.mu.expected, i, i+1)
-	e.snapshot, e.err = m.snapshotLocked(forPart)
+	e.snapshot, e.err = m.snapshotLocked(forCheckpoint)
 }

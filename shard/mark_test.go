@@ -26,8 +26,8 @@ func pushOnes(r *replica, seq rowraft.Seq, keys ...rowraft.Key) {
 	}
 }
 
-// TestAMarkFixesItsIndex: rows pushed after the mark and before the snapshot is
-// taken or written are not in it; sessions are in no part.
+// TestAMarkFixesItsIndex: rows pushed after the mark are not in the snapshot, even before it is taken or
+// written. No part has sessions.
 func TestAMarkFixesItsIndex(t *testing.T) {
 	r, other := newReplica(t, Config{}), newReplica(t, Config{})
 	for _, m := range []*replica{r, other} {
@@ -42,7 +42,7 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 	}
 	wantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
 	for _, m := range []*replica{r, other} {
-		m.apply(wire.MarkEntry(m.header(), wire.MarkID{6})) // of somebody else
+		m.apply(wire.MarkEntry(m.header(), wire.MarkID{6})) // of another checkpoint
 		m.apply(wire.MarkEntry(m.header(), wire.MarkID{7}))
 		pushOnes(m, 2, 3, 4)
 	}
@@ -62,7 +62,8 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 	s.Release()
 	wantCode(t, second(s.Sums()), rowraft.CodeStarting)
 	got, err := checkpoint.Verify(&stream, nil)
-	if err != nil || got.Sessions != 0 || got.Trailer.Rows != 3 || got.Trailer.Digest != before.Sum || got.Header.Applied != before.Index+2 {
+	if err != nil || got.Sessions != 0 || got.Trailer.Rows != 3 || got.Trailer.Digest != before.Sum ||
+		got.Header.Applied != before.Index+2 {
 		t.Errorf("%+v, %v; want 3 rows of digest %x at index %d without sessions", got, err, before.Sum, before.Index+2)
 	}
 	var sum checkpoint.Digest
@@ -78,12 +79,12 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 		t.Error("a replica that took the snapshot differs from one that did not")
 	}
 	if _, err := r.Snapshot(); err != nil {
-		t.Errorf("no snapshot after the checkpoint's: %v", err)
+		t.Errorf("no snapshot after that of the checkpoint: %v", err)
 	}
 }
 
-// TestPartsDoNotWaitForEachOther: the destination of one checkpoint may hang while others are cut and written. Each part
-// has the rows at its own mark.
+// TestPartsDoNotWaitForEachOther: the destination of one checkpoint hangs while others are cut and written.
+// Each part has the rows at its own mark.
 func TestPartsDoNotWaitForEachOther(t *testing.T) {
 	r := newReplica(t, Config{})
 	r.create(markTable())
@@ -131,8 +132,8 @@ func TestPartsDoNotWaitForEachOther(t *testing.T) {
 	e.Cancel()
 }
 
-// TestTheLogsSnapshotDoesNotWaitForAPart: a checkpoint may take as long as its
-// destination does, and the log must be cut meanwhile.
+// TestTheLogsSnapshotDoesNotWaitForAPart: a checkpoint is as slow as its destination; the log can be cut
+// during that time.
 func TestTheLogsSnapshotDoesNotWaitForAPart(t *testing.T) {
 	r := newReplica(t, Config{})
 	r.create(markTable())
@@ -149,7 +150,7 @@ func TestTheLogsSnapshotDoesNotWaitForAPart(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded) // of the log there is one
+		wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded) // the log has at most one
 		pushOnes(r, rowraft.Seq(before.Index), 1, 2, 3, 4)
 		var stream bytes.Buffer
 		if _, err := s.WriteTo(&stream); err != nil {
@@ -178,13 +179,14 @@ func TestTheLogsSnapshotDoesNotWaitForAPart(t *testing.T) {
 		t.Fatal(err)
 	}
 	part.Release()
-	if got, err := checkpoint.Verify(&stream, nil); err != nil || got.Trailer.Digest != before.Sum || got.Trailer.Rows != before.Rows {
+	if got, err := checkpoint.Verify(&stream, nil); err != nil || got.Trailer.Digest != before.Sum ||
+		got.Trailer.Rows != before.Rows {
 		t.Errorf("the part is %+v, %v; want %d rows of digest %x", got.Trailer, err, before.Rows, before.Sum)
 	}
 }
 
-// TestReleaseEndsAWriterThatHangs: whoever waits for a destination that takes
-// nothing can give up, and the writer finds out when it goes on.
+// TestReleaseEndsAWriterThatHangs: Release ends a snapshot whose destination hangs, and the writer gets an
+// error when it continues.
 func TestReleaseEndsAWriterThatHangs(t *testing.T) {
 	r := newReplica(t, Config{})
 	r.create(markTable())
@@ -194,13 +196,13 @@ func TestReleaseEndsAWriterThatHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pr, pw := io.Pipe() // nobody reads
+	pr, pw := io.Pipe() // without a reader, writes hang
 	ended := make(chan error, 1)
 	go func() {
 		_, err := s.WriteTo(pw)
 		ended <- err
 	}()
-	if _, err := pr.Read(make([]byte, 1)); err != nil { // it writes
+	if _, err := pr.Read(make([]byte, 1)); err != nil { // the writer has started
 		t.Fatal(err)
 	}
 	s.Release()
@@ -214,7 +216,7 @@ func TestReleaseEndsAWriterThatHangs(t *testing.T) {
 	wantCode(t, <-ended, rowraft.CodeStarting)
 }
 
-func TestAMarkThatNobodyWaitsForAnyMore(t *testing.T) {
+func TestAMarkThatWasCancelled(t *testing.T) {
 	r := newReplica(t, Config{})
 	e, err := r.ExpectMark(wire.MarkID{7})
 	if err != nil {
@@ -227,7 +229,7 @@ func TestAMarkThatNobodyWaitsForAnyMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.apply(wire.MarkEntry(r.header(), wire.MarkID{9}))
-	e.Cancel() // the snapshot is there, and nobody took it
+	e.Cancel() // the snapshot was taken, but Snapshot was not called
 	if _, err := r.Snapshot(); err != nil {
 		t.Errorf("a cancelled mark still blocks snapshots: %v", err)
 	}

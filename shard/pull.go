@@ -5,35 +5,38 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// MaxPullBytes is the longest reply of one pull.
+// MaxPullBytes is the largest reply of one pull.
 const MaxPullBytes = 64 << 20
 
 // Pull reads the weights of keys.
 //
-// payload is segments with FlagNoValues and nothing else; their keys may repeat
-// and come in any order. The reply has a segment for each of them, in order,
-// with FlagNoKeys and, if presence is set, FlagPresence: a bit for each key that
-// has been pushed. Values are of the dtype the segment asks for. A key never
+// payload is segments with exactly FlagNoValues; keys may repeat
+// and come in any order. The reply has one segment for each of them, in the same order,
+// with FlagNoKeys and, if presence is set, FlagPresence: one bit for each key, set if the key has
+// a row. Values have the dtype that the segment requests. A key never
 // pushed reads as the initializer and is not created.
 //
-// The reply is written once, into what alloc(size) returns: size bytes, which
-// need not be zero, or nil: then there is no room and Pull ends. The rows reflect the index applied or a later one, each row
-// as a whole. Pull keeps neither buffer. Safe for concurrent use.
+// Pull calls alloc(size) once and writes the reply into its result: size bytes, which
+// need not be zero. If alloc returns nil there is no memory, and Pull ends. Each row is whole and
+// reflects the returned index or a later one. Pull keeps neither buffer. Safe for concurrent use.
 //
 // Errors: CodeInvalidArgument, CodeTableNotFound, CodeWrongShard; CodeStarting
-// if a snapshot was restored meanwhile; CodeClosing; CodeOverloaded without room. What alloc returned is then
-// the caller's to free.
-func (m *Machine) Pull(payload []byte, presence bool, alloc func(size int) []byte) (reply []byte, applied rowraft.Index, err error) {
+// if a snapshot was restored during the pull; CodeClosing; CodeOverloaded if alloc returned nil.
+// On an error the caller frees the buffer that alloc returned.
+func (m *Machine) Pull(
+	payload []byte, presence bool, alloc func(size int) []byte,
+) (reply []byte, applied rowraft.Index, err error) {
 	size, err := m.ReplySize(payload, presence)
 	if err != nil {
 		return nil, 0, err
 	}
-	m.life.RLock() // a restore changes both at once
+	m.readers.RLock() // a restore changes state and index together
 	st := m.view.Load().state
 	applied = m.AppliedIndex()
-	m.life.RUnlock()
+	m.readers.RUnlock()
 	if reply = alloc(size); reply == nil {
-		return nil, 0, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: no room for %d bytes of rows", m.shard, size)
+		return nil, 0, rowraft.Errorf(rowraft.CodeOverloaded,
+			"shard %d: no memory for a reply of %d bytes: try again later", m.shard, size)
 	}
 	reply = reply[:size]
 	out := reply
@@ -53,7 +56,7 @@ func (m *Machine) Pull(payload []byte, presence bool, alloc func(size int) []byt
 	return reply, applied, nil
 }
 
-// replySegment is the answer to the segment ask.
+// replySegment returns the segment that replies to ask.
 func replySegment(ask wire.Segment, presence bool) wire.Segment {
 	ask.Flags = wire.FlagNoKeys
 	if presence {
@@ -62,7 +65,7 @@ func replySegment(ask wire.Segment, presence bool) wire.Segment {
 	return ask
 }
 
-// ReplySize checks a pull and returns the length of its reply in bytes. Errors as for Pull.
+// ReplySize checks a pull and returns the size of its reply in bytes. Errors as in Pull.
 func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
 	size := 0
 	for keys := 0; len(payload) > 0; {
@@ -76,7 +79,8 @@ func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
 			return 0, err
 		}
 		if seg.Flags != wire.FlagNoValues {
-			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x: a pull has keys only (%#x)", t.schema.Name, seg.Flags, wire.FlagNoValues)
+			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x: a pull has only keys, flags %#x",
+				t.schema.Name, seg.Flags, wire.FlagNoValues)
 		}
 		if err := t.checkDim(seg); err != nil {
 			return 0, err
@@ -85,7 +89,8 @@ func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
 			return 0, tooManyKeys(keys)
 		}
 		if size += replySegment(seg, presence).Size(); size > MaxPullBytes {
-			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "the rows of one pull take more than %d bytes: ask for fewer keys", MaxPullBytes)
+			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"the reply of one pull is larger than %d bytes, the limit: request fewer keys", MaxPullBytes)
 		}
 		if err := m.checkSlots(t, body); err != nil {
 			return 0, err
@@ -94,8 +99,8 @@ func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
 	return size, nil
 }
 
-// pullSegment fills out with the rows of ask's keys, chunkRows under one hold of
-// m.life, so that a restore gets in between.
+// pullSegment fills out with the rows of ask's keys. It holds m.readers for chunkRows at a time, so that
+// a restore can take it in between.
 func (m *Machine) pullSegment(st *state, seg wire.Segment, ask, out wire.Body) error {
 	var scratch [chunkRows]rowraft.Key
 	rowBytes := seg.Dim * seg.DType.Size()
@@ -114,14 +119,14 @@ func (m *Machine) pullSegment(st *state, seg wire.Segment, ask, out wire.Body) e
 }
 
 func (m *Machine) pullChunk(st *state, seg wire.Segment, keys []rowraft.Key, values, present []byte) error {
-	m.life.RLock()
-	defer m.life.RUnlock()
+	m.readers.RLock()
+	defer m.readers.RUnlock()
 	v := m.view.Load()
 	if v.err != nil {
 		return v.err
 	}
 	if v.state != st {
-		return rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read", m.shard)
+		return rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read: try again", m.shard)
 	}
 	t := v.table(seg.Table)
 	if t == nil {

@@ -20,8 +20,8 @@ const (
 )
 
 // TestOldLogReplays replays logs of apply versions 1 to 3 that were written once, by
-// e2e/reference -write-replay, with their answers and digests, and restores a
-// snapshot that was written at the end of the first. It must pass for ever.
+// e2e/reference -write-replay, with their results and digests, and restores a
+// snapshot that was written at the end of the first. It must pass forever.
 func TestOldLogReplays(t *testing.T) {
 	replayed(t, replayFile2)
 	replayed(t, replayFile3)
@@ -48,7 +48,7 @@ func TestOldStreamsReplay(t *testing.T) {
 	}
 }
 
-// replayed applies the log in file and compares all that stands beside its entries.
+// replayed applies the log in file and compares the recorded results after each entry.
 func replayed(t *testing.T, file string) *replica {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -75,18 +75,20 @@ func replayed(t *testing.T, file string) *replica {
 			got = append(got, answerText(p))
 		}
 		d := r.digest()
-		if joined := strings.Join(got, ","); joined != answers || hex.EncodeToString(d.Sum[:]) != digest || d.Rows != rows || r.LogTime() != now {
-			t.Fatalf("entry %d: answers %s, digest %x, %d rows, log time %d; want %s, %s, %d, %d", r.index, joined, d.Sum, d.Rows, r.LogTime(), answers, digest, rows, now)
+		if joined := strings.Join(got, ","); joined != answers || hex.EncodeToString(d.Sum[:]) != digest ||
+			d.Rows != rows || r.LogTime() != now {
+			t.Fatalf("entry %d: results %s, digest %x, %d rows, log time %d; want %s, %s, %d, %d",
+				r.index, joined, d.Sum, d.Rows, r.LogTime(), answers, digest, rows, now)
 		}
 		n++
 	}
 	if n < 80 {
-		t.Errorf("%d entries only", n)
+		t.Errorf("only %d entries", n)
 	}
 	return r
 }
 
-// undump reads what hex.Dump wrote.
+// undump reads the output of hex.Dump.
 func undump(t *testing.T, file string) (out []byte) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -113,7 +115,7 @@ func answerText(p PartResult) string {
 	return rowraft.CodeOf(p.Err).String()
 }
 
-// replaySlots is three slots of four.
+// replaySlots is three of every four slots.
 func replaySlots() (slots []rowraft.Slot) {
 	for s := range rowraft.Slot(rowraft.NumSlots) {
 		if s%4 != 1 {

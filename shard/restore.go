@@ -11,13 +11,13 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
-// Restore replaces the state by the snapshot in r. It builds the new state aside
+// Restore replaces the state by the snapshot in r. It builds the new state separately
 // and verifies checksums, order, counts and the digest of the rows before it
-// swaps; until then, and after an error, the Machine is as it was. It clears a
+// replaces the old one. Until then, and after an error, the Machine is unchanged. Restore clears a
 // fatal error.
 //
-// Errors: CodeCorrupt; CodeVersionTooNew; CodeIdentity if r is of another shard;
-// CodeWrongShard if a row is in a slot not held here; CodeClosing; that of r.
+// Errors: CodeCorrupt; CodeVersionTooNew; CodeIdentity if r is a snapshot of another shard;
+// CodeWrongShard if a row is in a slot that this shard does not hold; CodeClosing; errors of r.
 func (m *Machine) Restore(r io.Reader) error {
 	rd, err := checkpoint.NewReader(r)
 	if err != nil {
@@ -25,10 +25,11 @@ func (m *Machine) Restore(r io.Reader) error {
 	}
 	h := rd.Header()
 	if h.Shard != m.shard {
-		return rowraft.Errorf(rowraft.CodeIdentity, "restore shard %d: the snapshot is of shard %d", m.shard, h.Shard)
+		return rowraft.Errorf(rowraft.CodeIdentity, "restore shard %d: the snapshot belongs to shard %d", m.shard, h.Shard)
 	}
 	if h.Delta {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "restore shard %d: the stream is a delta, which lacks rows", m.shard)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "restore shard %d: the stream is a delta, which does not have all rows",
+			m.shard)
 	}
 	if canary.Is(canary.RestoreInPlace) {
 		return m.restoreInPlace(rd)
@@ -38,20 +39,20 @@ func (m *Machine) Restore(r io.Reader) error {
 		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, st.close()))
 	}
 
-	m.entry.Lock()
-	defer m.entry.Unlock()
+	m.applyMu.Lock()
+	defer m.applyMu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.closed {
 		return errors.Join(rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard), st.close())
 	}
 	if m.mu.fenced != nil {
-		return errors.Join(m.mu.fenced, st.close()) // its disk and rows are evidence
+		return errors.Join(m.mu.fenced, st.close()) // its disk and rows are kept as evidence
 	}
-	_ = m.dropStageLocked() // a snapshot is taken only where there is none
-	m.forgetProofsLocked()
+	_ = m.dropStageLocked() // the snapshot contains no stage: none is taken during a restore
+	m.resetDigestsLocked()
 	m.mu.snapshots, m.mu.failed = nil, nil
-	// An error can only mean that memory was not given back; the new state stands.
+	// An error only means that the system did not take back memory. The new state is valid.
 	_ = m.replaceLocked(st, func() {
 		m.logTime.Store(h.LogTime)
 		m.epoch.Store(uint64(h.Epoch))
@@ -60,11 +61,11 @@ func (m *Machine) Restore(r io.Reader) error {
 	return nil
 }
 
-// restoreInPlace is the sabotage canary.RestoreInPlace: readers and later entries
-// meet what was read until an error came.
+// restoreInPlace implements the sabotage canary.RestoreInPlace: after an error, readers and later
+// entries use the part of the snapshot that was read before it.
 func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
-	m.entry.Lock()
-	defer m.entry.Unlock()
+	m.applyMu.Lock()
+	defer m.applyMu.Unlock()
 	m.mu.Lock()
 	m.mu.snapshots = nil
 	closed := m.replaceLocked(&state{}, func() {})
@@ -96,7 +97,9 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 	names := map[string]bool{}
 	for _, s := range rd.Tables() {
 		if s.ID == 0 || names[s.Name] || len(st.tables) >= MaxTables {
-			return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has an impossible table %q", s.Name)
+			return st, rowraft.Errorf(rowraft.CodeCorrupt,
+				"the snapshot has an impossible table %q: its id is 0, its name is not unique, or it is beyond the limit of "+
+					"%d tables", s.Name, MaxTables)
 		}
 		names[s.Name] = true
 		if _, err := st.addTable(s, m.owned); err != nil {
@@ -104,14 +107,14 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 		}
 	}
 	if n := len(rd.Sessions()); n > MaxSessions {
-		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has %d sessions, at most %d are possible", n, MaxSessions)
+		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has %d sessions: want at most %d", n, MaxSessions)
 	}
 	for _, s := range rd.Sessions() {
-		st.sessions = append(st.sessions, &s) // the reader checked the order
+		st.sessions = append(st.sessions, &s) // rd has checked the order
 	}
 	st.ended.restore(rd.Ended())
 	for _, j := range rd.Jobs() {
-		st.jobs = append(st.jobs, &j) // likewise
+		st.jobs = append(st.jobs, &j) // rd has checked the order
 	}
 	for {
 		b, err := rd.Next()
@@ -127,7 +130,7 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 	}
 	want := rowstore.DigestOf(rd.Trailer().Digest)
 	if sum, _ := st.digest(); sum != want {
-		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the digest of the rows is %s, the snapshot says %s", sum, want)
+		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the rows have digest %s, but the snapshot states %s", sum, want)
 	}
 	return st, nil
 }
@@ -142,7 +145,9 @@ func (st *state) addRows(b *checkpoint.Block) error {
 		return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed)
 	}
 	if t == nil || b.RecordBytes != t.rows.RecordBytes() {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "slot %d has records of %d bytes of table %#x, which the snapshot does not describe so", b.Slot.Slot, b.RecordBytes, uint64(b.Table))
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"slot %d has records of %d bytes for table %#x, which does not match the tables of the snapshot",
+			b.Slot.Slot, b.RecordBytes, uint64(b.Table))
 	}
 	before := t.rows.SlotRows(b.Slot.Slot)
 	for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
@@ -151,7 +156,8 @@ func (st *state) addRows(b *checkpoint.Block) error {
 		}
 	}
 	if got := t.rows.SlotRows(b.Slot.Slot) - before; got != b.Rows {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: %d of %d rows of slot %d belong there", t.schema.Name, got, b.Rows, b.Slot.Slot)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: only %d of the %d rows of slot %d belong to it",
+			t.schema.Name, got, b.Rows, b.Slot.Slot)
 	}
 	return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed)
 }

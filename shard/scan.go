@@ -10,33 +10,32 @@ import (
 )
 
 const (
-	// A slot of at most wholeSlotBytes and wholeSlotRows is read while no entry is applied,
-	// which takes less than a millisecond. The keys of a larger one, and then its rows, are
-	// read in pieces beside the entries that are applied.
+	// A slot of at most wholeSlotBytes and wholeSlotRows is read while applyMu is held, which takes
+	// less than a millisecond. The keys of a larger slot, and then its rows, are
+	// read in several steps, and entries are applied in between.
 	wholeSlotBytes = 1 << 20
 	wholeSlotRows  = 4096
-	slotPieceBytes = 1 << 20
+	scanStepBytes  = 1 << 20
 )
 
-// Scan reads the rows of one table slot by slot, in ascending order of the keys. A
-// slot is read at one moment, between two entries, unless its rows take more than
-// wholeSlotBytes, or are more than wholeSlotRows; then each of its rows is whole, and they
-// are those that were there when the first was read, less those deleted since, and perhaps
-// some that were created since. One goroutine uses a Scan.
+// Scan reads the rows of one table slot by slot, in ascending order of the keys. It reads a
+// slot of at most wholeSlotBytes and wholeSlotRows at one applied index. Of a larger slot, each row
+// is whole, but rows may be of different indexes: the rows are those that existed when the scan of
+// the slot began, without rows that were deleted since, and perhaps with rows
+// that were created since. One goroutine uses a Scan.
 type Scan struct {
 	m      *Machine
-	st     *state // of the epoch in which the scan began
+	st     *state // state in which the scan began
 	table  rowraft.TableID
 	dtype  rowraft.DType
 	schema rowraft.Schema
 
-	// keys are those of slot that are not yet read, ascending, if slot is one that is
-	// read in pieces.
+	// keys are the keys of slot that are not yet read, ascending, if slot is a large one.
 	keys []rowraft.Key
 	slot rowraft.Slot
 
-	// Of the slot that was taken up last.
-	room   []rowraft.Key
+	// Scratch, for the slot that beginSlot read last.
+	listed []rowraft.Key
 	values []byte
 	order  []int32
 }
@@ -59,25 +58,27 @@ func (m *Machine) NewScan(table rowraft.TableID, dtype rowraft.DType) (*Scan, er
 	return &Scan{m: m, st: v.state, table: table, dtype: dtype, schema: t.schema}, nil
 }
 
-// Append appends to dst a segment with the rows of slot whose keys are from or
-// above, or with a first piece of them, or nothing if there are none. done says
-// that it was all; else next is what to go on from. The values and keys are those
-// of package wire. dst has a length that is a multiple of 8.
+// Append appends to dst a segment with rows of slot whose keys are at least from. done means
+// that it was the last segment of the slot; otherwise the caller passes next as from in the next
+// call. Append appends nothing if there are no such rows. Package wire specifies values and
+// keys. len(dst) must be a multiple of 8.
 //
 // Errors: CodeWrongShard if the slot is not held here, CodeTableNotFound,
-// CodeClosing; CodeStarting if the shard restored a snapshot meanwhile: another
-// scan may go on from the same key.
-func (s *Scan) Append(dst []byte, slot rowraft.Slot, from rowraft.Key) (out []byte, next rowraft.Key, done bool, err error) {
+// CodeClosing; CodeStarting if the shard restored a snapshot during the scan. In that case the
+// caller can continue from the same key with a new Scan.
+func (s *Scan) Append(
+	dst []byte, slot rowraft.Slot, from rowraft.Key,
+) (out []byte, next rowraft.Key, done bool, err error) {
 	if slot >= rowraft.NumSlots || !s.m.owned.has(slot) {
 		return dst, from, false, rowraft.Errorf(rowraft.CodeWrongShard, "shard %d does not hold slot %d", s.m.shard, slot)
 	}
 	if len(s.keys) == 0 || s.slot != slot || s.keys[0] != from {
-		if dst, done, err = s.open(dst, slot, from); err != nil || done {
+		if dst, done, err = s.beginSlot(dst, slot, from); err != nil || done {
 			return dst, from, done, err
 		}
 	}
-	n := min(len(s.keys), max(slotPieceBytes/s.rowBytes(), 1))
-	if dst, err = s.piece(dst, s.keys[:n]); err != nil {
+	n := min(len(s.keys), max(scanStepBytes/s.rowBytes(), 1))
+	if dst, err = s.appendRows(dst, s.keys[:n]); err != nil {
 		s.keys = nil
 		return dst, from, false, err
 	}
@@ -89,82 +90,82 @@ func (s *Scan) Append(dst []byte, slot rowraft.Slot, from rowraft.Key) (out []by
 
 func (s *Scan) rowBytes() int { return 8 + s.schema.Dim*s.dtype.Size() }
 
-// open takes up slot. If its rows from key from on are few it appends them all,
-// and done is true; else their keys are in s.keys.
-func (s *Scan) open(dst []byte, slot rowraft.Slot, from rowraft.Key) (out []byte, done bool, err error) {
-	whole, err := s.take(slot, from)
+// beginSlot starts slot. If the rows with keys of at least from are few, it appends all of them
+// and returns done. Otherwise it stores their keys in s.keys.
+func (s *Scan) beginSlot(dst []byte, slot rowraft.Slot, from rowraft.Key) (out []byte, done bool, err error) {
+	whole, err := s.list(slot, from)
 	if err != nil {
 		return dst, false, err
 	}
 	s.keys, s.slot = nil, slot
 	switch {
-	case len(s.room) == 0:
+	case len(s.listed) == 0:
 		return dst, true, nil
 	case whole:
-		return s.inOrder(dst), true, nil
+		return s.appendSorted(dst), true, nil
 	}
-	s.keys = s.room
+	s.keys = s.listed
 	return dst, false, nil
 }
 
-// take fills s.room with the keys of slot and, if they are few (whole), s.values
-// with their rows, both at one moment and as they come: sorting can wait until
-// entries are applied again.
-func (s *Scan) take(slot rowraft.Slot, from rowraft.Key) (whole bool, err error) {
+// list fills s.listed with the keys of slot. If they are few (whole), it also fills s.values
+// with their rows, at one applied index and unsorted: sorting can wait until the lock is
+// released.
+func (s *Scan) list(slot rowraft.Slot, from rowraft.Key) (whole bool, err error) {
 	var l slotListing
 	defer l.end()
-	if whole, err = s.takeWhole(&l, slot, from); whole || err != nil {
+	if whole, err = s.readWhole(&l, slot, from); whole || err != nil {
 		return whole, err
 	}
-	s.room = s.room[:0]
+	s.listed = s.listed[:0]
 	for done := false; !done && err == nil; {
-		done, err = s.takeSome(&l)
+		done, err = s.listMore(&l)
 	}
-	s.arrange(from)
+	s.sortListed(from)
 	return false, err
 }
 
-// arrange sorts the keys that were listed. One that was deleted and came again meanwhile may
-// have been listed twice.
-func (s *Scan) arrange(from rowraft.Key) {
+// sortListed sorts the listed keys and removes duplicates: a key whose row was deleted and created
+// again during the listing may be listed twice.
+func (s *Scan) sortListed(from rowraft.Key) {
 	s.dropBelow(from)
-	slices.Sort(s.room)
-	s.room = slices.Compact(s.room)
+	slices.Sort(s.listed)
+	s.listed = slices.Compact(s.listed)
 }
 
-// takeWhole takes a slot of few rows, or begins to list another one.
-func (s *Scan) takeWhole(l *slotListing, slot rowraft.Slot, from rowraft.Key) (whole bool, err error) {
-	s.m.entry.Lock()
-	defer s.m.entry.Unlock()
+// readWhole reads a slot of few rows. For a larger slot it begins the listing l instead.
+func (s *Scan) readWhole(l *slotListing, slot rowraft.Slot, from rowraft.Key) (whole bool, err error) {
+	s.m.applyMu.Lock()
+	defer s.m.applyMu.Unlock()
 	v, err := s.view()
 	if err != nil {
 		return false, err
 	}
 	t := v.table(s.table)
-	s.m.life.RLock()
+	s.m.readers.RLock()
 	rows := t.rows.SlotRows(slot)
 	l.begin(t, slot)
-	s.m.life.RUnlock()
+	s.m.readers.RUnlock()
 	if rows*s.rowBytes() > wholeSlotBytes || l.rows.Entries() > 4*wholeSlotRows || rows > wholeSlotRows {
 		return false, nil
 	}
-	s.room = s.room[:0]
+	s.listed = s.listed[:0]
 	for done := false; !done && err == nil; {
-		done, err = s.takeSome(l)
+		done, err = s.listMore(l)
 	}
 	if err != nil {
 		return false, err
 	}
 	s.dropBelow(from)
-	n := len(s.room) * s.schema.Dim * s.dtype.Size()
+	n := len(s.listed) * s.schema.Dim * s.dtype.Size()
 	s.values = slices.Grow(s.values[:0], n)[:n]
-	return true, s.pull(s.room, s.values, nil)
+	return true, s.pull(s.listed, s.values, nil)
 }
 
-// takeSome appends the next keys of l to s.room, beside entries that are applied.
-func (s *Scan) takeSome(l *slotListing) (done bool, err error) {
-	s.m.life.RLock()
-	defer s.m.life.RUnlock()
+// listMore appends the next keys of l to s.listed. Entries may be applied at the same time.
+func (s *Scan) listMore(l *slotListing) (done bool, err error) {
+	s.m.readers.RLock()
+	defer s.m.readers.RUnlock()
 	v, err := s.view()
 	if err == nil && v.table(s.table) != l.table {
 		err = s.m.notFound(s.table)
@@ -172,33 +173,33 @@ func (s *Scan) takeSome(l *slotListing) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	s.room, done = l.rows.AppendKeys(s.room, listEntries)
+	s.listed, done = l.rows.AppendKeys(s.listed, listEntries)
 	return done, nil
 }
 
 func (s *Scan) dropBelow(from rowraft.Key) {
 	if from > 0 {
-		s.room = slices.DeleteFunc(s.room, func(k rowraft.Key) bool { return k < from })
+		s.listed = slices.DeleteFunc(s.listed, func(k rowraft.Key) bool { return k < from })
 	}
 }
 
-// inOrder appends a segment with what take has read.
-func (s *Scan) inOrder(dst []byte) []byte {
+// appendSorted appends a segment with the rows that list has read, in the order of their keys.
+func (s *Scan) appendSorted(dst []byte) []byte {
 	s.order = s.order[:0]
-	for i := range s.room {
+	for i := range s.listed {
 		s.order = append(s.order, int32(i))
 	}
-	slices.SortFunc(s.order, func(a, b int32) int { return cmp.Compare(s.room[a], s.room[b]) })
-	dst, _, body := s.segment(dst, len(s.room))
+	slices.SortFunc(s.order, func(a, b int32) int { return cmp.Compare(s.listed[a], s.listed[b]) })
+	dst, _, body := s.segment(dst, len(s.listed))
 	rowBytes := s.schema.Dim * s.dtype.Size()
 	for to, from := range s.order {
-		binary.LittleEndian.PutUint64(body.Keys[8*to:], uint64(s.room[from]))
+		binary.LittleEndian.PutUint64(body.Keys[8*to:], uint64(s.listed[from]))
 		copy(body.Values[to*rowBytes:(to+1)*rowBytes], s.values[int(from)*rowBytes:])
 	}
 	return dst
 }
 
-// segment appends a segment of n rows, which the caller fills in.
+// segment appends a segment of n rows, which the caller fills.
 func (s *Scan) segment(dst []byte, n int) ([]byte, wire.Segment, wire.Body) {
 	seg := wire.Segment{Table: s.table, N: n, Dim: s.schema.Dim, DType: s.dtype}
 	at := len(dst)
@@ -206,26 +207,27 @@ func (s *Scan) segment(dst []byte, n int) ([]byte, wire.Segment, wire.Body) {
 	return dst, seg, seg.Put(dst[at:])
 }
 
-// view is that of the state which the scan began in.
+// view returns the present view, or an error if the state was replaced since the scan began.
 func (s *Scan) view() (*view, error) {
 	v := s.m.view.Load()
 	switch {
 	case v.err != nil:
 		return nil, v.err
 	case v.state != s.st:
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the scan", s.m.shard)
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the scan: start a new scan",
+			s.m.shard)
 	case v.table(s.table) == nil:
 		return nil, s.m.notFound(s.table)
 	}
 	return v, nil
 }
 
-// pull reads the rows of keys into values and, unless present is nil, sets which of
-// them are there.
+// pull reads the rows of keys into values. If present is not nil, it sets the bits of the keys that
+// have a row.
 func (s *Scan) pull(keys []rowraft.Key, values, present []byte) error {
 	seg := wire.Segment{Table: s.table, DType: s.dtype}
 	rowBytes := s.schema.Dim * s.dtype.Size()
-	for from := 0; from < len(keys); from += chunkRows { // a multiple of 8
+	for from := 0; from < len(keys); from += chunkRows { // chunkRows is a multiple of 8
 		to := min(from+chunkRows, len(keys))
 		var some []byte
 		if present != nil {
@@ -238,8 +240,8 @@ func (s *Scan) pull(keys []rowraft.Key, values, present []byte) error {
 	return nil
 }
 
-// piece appends a segment with those of keys that are there.
-func (s *Scan) piece(dst []byte, keys []rowraft.Key) ([]byte, error) {
+// appendRows appends a segment with the rows of keys, without keys that have no row.
+func (s *Scan) appendRows(dst []byte, keys []rowraft.Key) ([]byte, error) {
 	at := len(dst)
 	dst, seg, body := s.segment(dst, len(keys))
 	present := make([]byte, (len(keys)+7)/8)
@@ -250,7 +252,7 @@ func (s *Scan) piece(dst []byte, keys []rowraft.Key) ([]byte, error) {
 	n := 0
 	for i, k := range keys {
 		if present[i/8]>>(i%8)&1 == 0 {
-			continue // deleted since its key was taken
+			continue // deleted since its key was listed
 		}
 		binary.LittleEndian.PutUint64(body.Keys[8*n:], uint64(k))
 		if n < i {
@@ -264,7 +266,7 @@ func (s *Scan) piece(dst []byte, keys []rowraft.Key) ([]byte, error) {
 	case 0:
 		return dst[:at], nil
 	}
-	// The keys are fewer, so the values move down.
+	// With fewer keys, the values start earlier in the segment.
 	seg.N = n
 	copy(dst[at+wire.SegmentHeaderSize+8*n:], body.Values[:n*rowBytes])
 	seg.Put(dst[at : at+seg.Size()])

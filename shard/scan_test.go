@@ -11,16 +11,17 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// scanned is what a scan read.
+// scanned is the result of a scan.
 type scanned struct {
 	keys   []rowraft.Key
 	values []float32
 	calls  int
 }
 
-// scanSlots reads the slots from … to-1 and checks that rows ascend by slot and
-// key; each is called after every segment.
-func scanSlots(tb testing.TB, m *Machine, table rowraft.Schema, dtype rowraft.DType, from, to rowraft.Slot, each func(seg wire.Segment, body wire.Body)) (out scanned) {
+// scanSlots reads the slots from … to-1 and checks that rows ascend by slot and key. It calls each after
+// every segment.
+func scanSlots(tb testing.TB, m *Machine, table rowraft.Schema, dtype rowraft.DType, from, to rowraft.Slot,
+	each func(seg wire.Segment, body wire.Body)) (out scanned) {
 	tb.Helper()
 	s, err := m.NewScan(table.ID, dtype)
 	if err != nil {
@@ -43,7 +44,7 @@ func scanSlots(tb testing.TB, m *Machine, table rowraft.Schema, dtype rowraft.DT
 				}
 				for i := range seg.N {
 					if got := clustermap.SlotOf(table.ID, table.Kind, body.Key(i)); got != slot {
-						tb.Fatalf("key %d of slot %d came with slot %d", body.Key(i), got, slot)
+						tb.Fatalf("key %d of slot %d was returned for slot %d", body.Key(i), got, slot)
 					}
 					out.keys = append(out.keys, body.Key(i))
 				}
@@ -108,7 +109,7 @@ func TestScanReadsEveryRowOnce(t *testing.T) {
 	}
 }
 
-// TestScanOfALargeSlot reads a tensor in pieces, and goes on in the middle.
+// TestScanOfALargeSlot reads a tensor in several steps, and continues in the middle.
 func TestScanOfALargeSlot(t *testing.T) {
 	table := testTable(1, "t", rowraft.MaxDim, sgd)
 	table.Kind = rowraft.Dense
@@ -116,11 +117,12 @@ func TestScanOfALargeSlot(t *testing.T) {
 	r.create(table)
 	r.mustOpen(1, 1)
 	var keys []rowraft.Key
-	for i := range rowraft.Key(2*slotPieceBytes/(4*rowraft.MaxDim) + 150) {
+	for i := range rowraft.Key(2*scanStepBytes/(4*rowraft.MaxDim) + 150) {
 		keys = append(keys, rowraft.DenseKey(3, uint64(i)))
 	}
 	for i, k := range keys {
-		if err := r.parts(push(1, rowraft.Seq(i+1), payloadOf(rows{schema: table, keys: []rowraft.Key{k}})))[0].Err; err != nil {
+		if err := r.parts(push(1, rowraft.Seq(i+1),
+			payloadOf(rows{schema: table, keys: []rowraft.Key{k}})))[0].Err; err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +135,7 @@ func TestScanOfALargeSlot(t *testing.T) {
 	if got.calls < 3 {
 		t.Errorf("read in %d calls", got.calls)
 	}
-	// Another scan, as of the next leader, goes on in the middle.
+	// Another scan, like that of the next leader, continues in the middle.
 	s, err := r.NewScan(table.ID, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
@@ -147,10 +149,10 @@ func TestScanOfALargeSlot(t *testing.T) {
 	}
 }
 
-// TestALargeSlotIsListedBesideEntries: the keys of a large slot are listed in pieces of at most
-// listEntries, for which an entry that is being applied need not end; those that are deleted or
-// created meanwhile may be in or not.
-func TestALargeSlotIsListedBesideEntries(t *testing.T) {
+// TestALargeSlotIsListedDuringEntries: the keys of a large slot are listed in steps of at most listEntries,
+// which do not wait for the entry that is being applied. Rows that are deleted or created during the
+// listing may be in it or not.
+func TestALargeSlotIsListedDuringEntries(t *testing.T) {
 	table := testTable(1, "t", 1, sgd)
 	table.Kind = rowraft.Dense
 	r := newReplica(t, Config{})
@@ -177,8 +179,8 @@ func TestALargeSlotIsListedBesideEntries(t *testing.T) {
 	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0])
 	for n, whole := range []bool{true, false} {
 		var small slotListing
-		if got, err := s.takeWhole(&small, slot, 0); got != whole || err != nil {
-			t.Errorf("%d rows are read at one moment: %v, %v", wholeSlotRows+n, got, err)
+		if got, err := s.readWhole(&small, slot, 0); got != whole || err != nil {
+			t.Errorf("%d rows are read at one index: %v, %v", wholeSlotRows+n, got, err)
 		}
 		small.end()
 		pushed(rowraft.Seq(2+n), wire.OpPush, keys[wholeSlotRows+n:wholeSlotRows+n+1])
@@ -186,20 +188,20 @@ func TestALargeSlotIsListedBesideEntries(t *testing.T) {
 	pushed(4, wire.OpPush, keys)
 	var l slotListing
 	defer l.end()
-	if whole, err := s.takeWhole(&l, slot, 0); whole || err != nil {
-		t.Fatalf("%d rows are read at one moment, %v", len(keys), err)
+	if whole, err := s.readWhole(&l, slot, 0); whole || err != nil {
+		t.Fatalf("%d rows are read at one index, %v", len(keys), err)
 	}
-	s.room = s.room[:0]
+	s.listed = s.listed[:0]
 	seq, pieces := rowraft.Seq(5), 0
 	for done := false; !done; pieces++ {
-		before := len(s.room)
-		r.entry.Lock() // as while an entry is applied
+		before := len(s.listed)
+		r.applyMu.Lock() // as Apply does
 		r.mu.Lock()
-		done, err = s.takeSome(&l)
+		done, err = s.listMore(&l)
 		r.mu.Unlock()
-		r.entry.Unlock()
-		if n := len(s.room) - before; err != nil || n > listEntries {
-			t.Fatalf("%d keys in a piece, %v; want at most %d", n, err, listEntries)
+		r.applyMu.Unlock()
+		if n := len(s.listed) - before; err != nil || n > listEntries {
+			t.Fatalf("%d keys in a step, %v; want at most %d", n, err, listEntries)
 		}
 		if pieces < 3 {
 			at := uint64(len(keys)) + 20_000*uint64(pieces)
@@ -213,35 +215,36 @@ func TestALargeSlotIsListedBesideEntries(t *testing.T) {
 			seq += 3
 		}
 	}
-	s.room = append(s.room, s.room[:10]...) // deleted and created again, farther on
-	twice := len(s.room)
-	s.arrange(0)
+	s.listed = append(s.listed, s.listed[:10]...) // as if deleted and created again during the listing
+	twice := len(s.listed)
+	s.sortListed(0)
 	for i, k := range keys {
-		if _, found := slices.BinarySearch(s.room, k); !found && i >= 300 {
-			t.Fatalf("key %d was there all the time and is not listed", i)
+		if _, found := slices.BinarySearch(s.listed, k); !found && i >= 300 {
+			t.Fatalf("key %d always had a row and is not listed", i)
 		}
 	}
-	if n := len(slices.Compact(slices.Clone(s.room))); n != len(s.room) || n == twice || pieces < 5 {
-		t.Errorf("%d keys were listed, %d are left, %d of them different, in %d pieces", twice, len(s.room), n, pieces)
+	if n := len(slices.Compact(slices.Clone(s.listed))); n != len(s.listed) || n == twice || pieces < 5 {
+		t.Errorf("%d keys were listed, %d are left, %d of them different, in %d steps", twice, len(s.listed), n, pieces)
 	}
 }
 
-// TestScanLeavesOutWhatIsGone: of keys that were deleted since they were taken the
-// others are left, with their own weights.
+// TestScanLeavesOutWhatIsGone: a step returns no rows of keys that were deleted since they were listed, and
+// the other rows have their own weights.
 func TestScanLeavesOutWhatIsGone(t *testing.T) {
 	table := testTable(1, "t", 3, sgd)
 	r := newReplica(t, Config{})
 	r.create(table)
 	r.mustOpen(1, 1)
 	there := []rowraft.Key{2, 5, 9, 2000}
-	if err := r.parts(push(1, 1, payloadOf(rows{schema: table, keys: there, values: []float32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}})))[0].Err; err != nil {
+	if err := r.parts(push(1, 1, payloadOf(rows{schema: table, keys: there,
+		values: []float32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}})))[0].Err; err != nil {
 		t.Fatal(err)
 	}
 	s, err := r.NewScan(table.ID, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}
-	payload, err := s.piece(make([]byte, 8), []rowraft.Key{1, 2, 3, 5, 7, 8, 9, 2000, 2001})
+	payload, err := s.appendRows(make([]byte, 8), []rowraft.Key{1, 2, 3, 5, 7, 8, 9, 2000, 2001})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,16 +258,16 @@ func TestScanLeavesOutWhatIsGone(t *testing.T) {
 	if !slices.Equal(wire.Keys(make([]rowraft.Key, 9), body.Keys), there) || !slices.Equal(got, want) {
 		t.Errorf("keys %v values %v, want %v %v", wire.Keys(make([]rowraft.Key, 9), body.Keys), got, there, want)
 	}
-	if payload, err = s.piece(nil, []rowraft.Key{1, 3}); err != nil || len(payload) > 0 {
-		t.Errorf("%d bytes for keys that are not there, %v", len(payload), err)
+	if payload, err = s.appendRows(nil, []rowraft.Key{1, 3}); err != nil || len(payload) > 0 {
+		t.Errorf("%d bytes for keys without rows, %v", len(payload), err)
 	}
 }
 
-// TestScannedSlotIsOfOneMoment: every entry adds the same number to all rows, so
-// the rows of a slot that is read between two entries are equal.
+// TestScannedSlotIsOfOneMoment: every entry adds the same number to all rows, so the rows of a slot that is
+// read between two entries are equal.
 func TestScannedSlotIsOfOneMoment(t *testing.T) {
 	table := testTable(1, "t", 4, sgd)
-	table.Kind = rowraft.Dense // all of a tensor in one slot
+	table.Kind = rowraft.Dense // a tensor is in one slot
 	table.Initializer = rowraft.Initializer{Kind: rowraft.InitZeros}
 	r := newReplica(t, Config{})
 	r.create(table)
@@ -307,7 +310,7 @@ func TestScannedSlotIsOfOneMoment(t *testing.T) {
 			}
 			for i, v := range values {
 				if v != values[0] {
-					t.Fatalf("row %d is of another moment than row 0: %v, %v", i/seg.Dim, v, values[0])
+					t.Fatalf("row %d is of another index than row 0: %v, %v", i/seg.Dim, v, values[0])
 				}
 			}
 		})

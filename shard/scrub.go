@@ -6,29 +6,29 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Bounds of what Scrub looks at under one hold of the lock.
+// Limits of one step of Scrub, during which it holds mu.
 const (
 	scrubSlots = 64
 	scrubBytes = 64 << 10
 )
 
-// scrubber is where Scrub goes on. The goroutine that calls it owns it.
+// scrubber is the position of Scrub. The goroutine that calls Scrub owns it.
 type scrubber struct {
 	table  rowraft.TableID
-	slot   rowraft.Slot // perhaps within it: then the table knows where
-	passes int          // over all rows
-	owed   int          // bytes that were read beyond what was asked for
+	slot   rowraft.Slot // the table stores the position within the slot
+	passes int          // passes over all rows
+	owed   int          // bytes that earlier calls read beyond their budget
 }
 
-// Scrub reads so many bytes of rows, less what it read too much last time, from where it
-// stopped, and compares them with the digests that apply keeps: a row at rest may be damaged
-// in memory, and a proof entry would not notice before the row changes next. It reads about
-// scrubBytes under one hold of the lock, however large a slot is, and stops at the end
-// of a pass. A replica with damage is fenced.
+// Scrub checks rows against the digests that Apply keeps up to date: memory may damage a row at rest,
+// and a digest round would notice only after the next change of the row. Scrub continues where the
+// last call stopped and reads the given number of bytes, minus what earlier calls read beyond their
+// budget. It reads about scrubBytes per hold of mu, however large a slot is, and stops at
+// the end of a pass. It fences a replica with damage.
 //
-// One goroutine calls it, beside Apply and Pull.
+// One goroutine calls it, concurrently with Apply and Pull.
 //
-// Errors: *FencedError if the replica is fenced, now or before; *FatalError;
+// Errors: *FencedError if the replica is fenced, by this call or before; *FatalError;
 // CodeClosing.
 func (m *Machine) Scrub(bytes int) error {
 	bytes -= m.scrub.owed
@@ -43,18 +43,18 @@ func (m *Machine) Scrub(bytes int) error {
 	return nil
 }
 
-// scrubSome checks some slots under one hold of the lock.
+// scrubSome checks some slots while it holds mu once.
 func (m *Machine) scrubSome() (read int, err error) {
 	read, where, err := m.scrubSlots()
 	if err != nil || where == "" {
 		return read, err
 	}
-	return read, m.Fence("the rows of " + where + " are not those that were written: the memory of this server was damaged")
+	return read, m.Fence("the rows of " + where + " changed without a write: the memory of this server is damaged")
 }
 
-// Fence stops the replica for good: it has found by itself that its rows are wrong.
+// Fence stops the replica for good, because its rows are wrong.
 //
-// Errors: *FencedError, that of now or of before; *FatalError; CodeClosing.
+// Errors: *FencedError, of this call or an earlier one; *FatalError; CodeClosing.
 func (m *Machine) Fence(reason string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,7 +66,7 @@ func (m *Machine) Fence(reason string) error {
 	return m.mu.fenced
 }
 
-// scrubSlots reads on. where names a slot with damage.
+// scrubSlots checks the next slots. where names a slot with damage.
 func (m *Machine) scrubSlots() (read int, where string, err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -112,7 +112,7 @@ func (st *state) tableFrom(id rowraft.TableID) *table {
 	return nil
 }
 
-// Rot is the sabotage canary.MemoryRots.
+// Rot implements the sabotage canary.MemoryRots.
 func (m *Machine) Rot() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestScrubGoesThroughEverything: passes go on where they stopped, beside pushes,
-// through tables that come meanwhile, and find no damage where there is none.
+// TestScrubGoesThroughEverything: calls continue where the last one stopped, during pushes and with tables
+// that are created in between, and report no damage where there is none.
 func TestScrubGoesThroughEverything(t *testing.T) {
 	r := pushedReplica(t)
 	stop := make(chan struct{})
@@ -58,8 +58,8 @@ func TestScrubGoesThroughEverything(t *testing.T) {
 	wantCode(t, r.Scrub(1), rowraft.CodeClosing)
 }
 
-// TestScrubKeepsToItsBudget: however large a slot is, one hold of the lock reads scrubBytes and a
-// row at most, and what a call reads too much the next ones read less.
+// TestScrubKeepsToItsBudget: however large a slot is, Scrub reads at most scrubBytes and a row per hold of
+// the lock, and later calls subtract what a call reads beyond its budget.
 func TestScrubKeepsToItsBudget(t *testing.T) {
 	table := testTable(1, "t", 64, adagrad)
 	table.Kind = rowraft.Dense

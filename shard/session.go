@@ -13,35 +13,36 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Limits of sessions. They are constants of apply version 1: replicas that
-// differed in one of them would answer differently.
+// Limits of sessions. They are constants of apply version 1: replicas with different
+// limits would return different results for one entry.
 const (
-	// Window is how many numbers above its floor a session may have unanswered.
+	// Window is how many unacknowledged numbers above its floor a session may have.
 	Window = checkpoint.WindowBits
-	// MaxSessions is how many clients a shard remembers.
+	// MaxSessions is the largest number of sessions in a shard.
 	MaxSessions = rowraft.MaxSessions
-	// MaxOwnerSessions is how many of them may be of one owner: the owner is the first
-	// half of a client id (docs/formats/certificate.md).
+	// MaxOwnerSessions is the largest number of sessions of one owner in a shard. The first
+	// half of a client id names its owner (docs/formats/certificate.md).
 	MaxOwnerSessions = rowraft.MaxOwnerSessions
-	// SessionTTL is how much logged time a session lives after its last part.
+	// SessionTTL is the logged time for which a session lives after its last part.
 	SessionTTL = 24 * time.Hour
-	// A session makes room for another one after this much logged time without a part: one
-	// that never had a part, one with an answer to each number up to its highest, and any
-	// other, whose client waits for the answer to a batch or is gone.
+	// A session may be evicted after this much logged time without a part. UnusedAfter is for a
+	// session that never had a part. IdleAfter is for a session with a result for each number up to
+	// its highest. SilentAfter is for any other session: its client waits for the result of a
+	// batch, or is gone.
 	UnusedAfter = 10 * time.Second
 	IdleAfter   = time.Minute
 	SilentAfter = time.Hour
-	// MaxEnded is how many sessions that are over are remembered one by one.
+	// MaxEnded is how many ended sessions the shard remembers individually.
 	MaxEnded = checkpoint.MaxEnded
 
 	sessionRetry = 2 * time.Second
 )
 
-// sessions is who may push: client → incarnation, floor and the numbers
-// answered above it. Ascending by client, so that walking it is deterministic.
+// sessions are the clients that may push, each with its incarnation, its floor and the results of
+// numbers above the floor. They ascend by client, so that iteration is deterministic.
 type sessions []*checkpoint.Session
 
-// find returns the place of client, or where it belongs, and its session or nil.
+// find returns the position of client, or where to insert it, and its session or nil.
 func (t sessions) find(client rowraft.ClientID) (at int, s *checkpoint.Session) {
 	at, ok := slices.BinarySearchFunc(t, client, func(s *checkpoint.Session, c rowraft.ClientID) int {
 		return bytes.Compare(s.Client[:], c[:])
@@ -52,7 +53,7 @@ func (t sessions) find(client rowraft.ClientID) (at int, s *checkpoint.Session) 
 	return at, t[at]
 }
 
-// ofOwner returns where the sessions of the owner of client are.
+// ofOwner returns the range of the sessions of the owner of client.
 func (t sessions) ofOwner(client rowraft.ClientID) (from, to int) {
 	owner := func(c rowraft.ClientID) []byte { return c[:len(c)/2] }
 	from, _ = slices.BinarySearchFunc(t, client, func(s *checkpoint.Session, c rowraft.ClientID) int {
@@ -64,36 +65,36 @@ func (t sessions) ofOwner(client rowraft.ClientID) (from, to int) {
 	return from, to
 }
 
-// ended is which sessions are over. Its purpose: a session that is over never opens again,
-// whatever arrives late. Otherwise a delayed copy of the request that opened a session, and
-// behind it a delayed copy of a push in it, would apply that push a second time.
+// ended are the sessions that have ended. A session that has ended must never open again,
+// whatever request arrives late. Otherwise a delayed copy of the request that opened a session,
+// followed by a delayed copy of a push, would apply that push a second time.
 //
-// The last MaxEnded are remembered one by one. None of such a client opens with an
-// incarnation up to the one that ended. That list alone would grow forever with clients that
-// never return, so what falls out of it raises floor, the index at which it ended, and a
-// request whose ticket is below floor opens nothing.
+// The shard remembers the last MaxEnded of them individually. A client in that list opens no
+// session with an incarnation up to the one that ended. The list alone would grow forever with
+// clients that never return. So when a session leaves the list, floor rises to the index at which
+// that session ended, and a request with a ticket below floor opens no session.
 //
-// Why that is enough. A ticket is an index that the shard had applied when the client asked
-// for it. A client asks only before its session of an incarnation is open, and opens no
-// session with that incarnation in the shard later. A leader logs each opening, so its index
-// is above the ticket, and the session that the client then has ends at an index m above
-// that. Every copy of every request that asked for this session thus has a ticket below m,
-// and finds either the session in the list, or floor ≥ m. (Before the client knows that its
-// session is open it has pushed nothing, so a session that ended before may open again.)
+// This is sufficient. A ticket is an index that the shard had applied when the client requested
+// it. A client requests tickets only until its session of an incarnation is open, and never opens a
+// second session with that incarnation in the shard. The leader logs each opening, so the index of
+// the opening is above the ticket, and the session ends at an index m above both. So every copy
+// of every request for this session has a ticket below m, and finds either the session in
+// the list or floor ≥ m. (Until the client knows that its session is open it pushes nothing, so
+// a session that ended before that may open again.)
 //
-// Why not one floor of incarnations, which the scheduler counts for the whole cluster: a
-// client that opens its session late, or slowly, would be refused as soon as a later one had
-// closed, and an invented incarnation of 2^63 would lock the shard for good. A ticket is
-// refused only if MaxEnded sessions ended since it was given, the client asks for another
-// one then, and an invented one harms only its inventor.
+// Rejected: one floor of incarnations, which the scheduler counts for the whole cluster. A
+// client that opens its session late or slowly would be refused as soon as a later client had
+// closed its session, and a forged incarnation of 2^63 would lock the shard forever. A ticket is
+// refused only if MaxEnded sessions have ended since the shard issued it; the client then requests
+// a new one. A forged ticket harms only the client that sends it.
 type ended struct {
-	// list is only appended to and cut at its front: snapshots share it.
+	// list is only appended to and cut at its front, because snapshots share it.
 	list  []checkpoint.EndedSession
 	floor rowraft.Index
-	last  map[rowraft.ClientID]rowraft.Incarnation // the highest in list of each client; never walked
+	last  map[rowraft.ClientID]rowraft.Incarnation // the highest incarnation in list of each client; never iterated
 }
 
-// add remembers that the session of (client, inc) ended at index at, the present one.
+// add records that the session of (client, inc) ended at index at, the one being applied.
 func (e *ended) add(client rowraft.ClientID, inc rowraft.Incarnation, at rowraft.Index) {
 	if len(e.list) >= MaxEnded {
 		old := e.list[0]
@@ -109,7 +110,7 @@ func (e *ended) add(client rowraft.ClientID, inc rowraft.Incarnation, at rowraft
 	e.last[client] = inc
 }
 
-// restore takes what a snapshot holds.
+// restore replaces e by the content of a snapshot.
 func (e *ended) restore(from checkpoint.Ended) {
 	e.list, e.floor = from.List, from.Floor
 	e.last = make(map[rowraft.ClientID]rowraft.Incarnation, len(e.list))
@@ -118,27 +119,31 @@ func (e *ended) restore(from checkpoint.Ended) {
 	}
 }
 
-// refuse reports why (client, inc), which has no session, cannot have one: nil if it can.
+// refuse returns the error with which the shard refuses to open o, or nil. REQUIRES: o.Client has
+// no session, or one of a lower incarnation.
 func (e *ended) refuse(o *wire.Opening) error {
 	switch last := e.last[o.Client]; {
 	case last > o.Incarnation:
 		return fenced(o.Client, o.Incarnation, last)
 	case last == o.Incarnation:
-		return over(o.Client, o.Incarnation, "it was closed, or made room for another one")
+		return noSession(o.Client, o.Incarnation, "it was closed or evicted")
 	case o.Ticket < e.floor:
 		return &rowraft.OverloadedError{
-			What:       fmt.Sprintf("client %x asked for its session at index %d, and more than %d sessions have ended since: ask again", o.Client[:4], o.Ticket, MaxEnded),
+			What: fmt.Sprintf("client %x has a ticket of index %d, and more than %d sessions have ended since: request a "+
+				"new ticket",
+				o.Client[:4], o.Ticket, MaxEnded),
 			RetryAfter: 10 * time.Millisecond,
 		}
 	}
 	return nil
 }
 
-// mayOpen reports why o does not become the session of its client at log time now.
-// evict is which session makes room for it, -1 if none has to.
+// mayOpen returns the error with which the shard refuses to open o at log time now, or nil.
+// evict is the position of the session that must be evicted for it, -1 if none.
 func (st *state) mayOpen(o *wire.Opening, now uint64) (evict int, err error) {
 	if o.Incarnation == 0 {
-		return -1, rowraft.Errorf(rowraft.CodeInvalidArgument, "open a session of client %x: incarnation 0; the scheduler issues them from 1", o.Client[:4])
+		return -1, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"open a session of client %x: incarnation 0: want one that the scheduler issued, at least 1", o.Client[:4])
 	}
 	_, s := st.sessions.find(o.Client)
 	switch {
@@ -152,24 +157,25 @@ func (st *state) mayOpen(o *wire.Opening, now uint64) (evict int, err error) {
 	if err := st.ended.refuse(o); err != nil || s != nil {
 		return -1, err
 	}
-	from, to, limit, whose := 0, len(st.sessions), MaxSessions, "the shard"
+	from, to, limit, owner := 0, len(st.sessions), MaxSessions, "the shard"
 	if a, b := st.sessions.ofOwner(o.Client); b-a >= MaxOwnerSessions {
-		from, to, limit, whose = a, b, MaxOwnerSessions, fmt.Sprintf("owner %x", o.Client[:8])
+		from, to, limit, owner = a, b, MaxOwnerSessions, fmt.Sprintf("owner %x", o.Client[:8])
 	}
 	if to-from < limit {
 		return -1, nil
 	}
 	if evict = st.sessions[from:to].idlest(now); evict < 0 {
 		return -1, &rowraft.OverloadedError{
-			What:       fmt.Sprintf("%s has %d sessions, the limit, and all of them are in use: run fewer clients, or close those that are done", whose, limit),
+			What: fmt.Sprintf("%s has %d sessions, the limit, and all are in use: run fewer clients, or close "+
+				"finished ones", owner, limit),
 			RetryAfter: sessionRetry,
 		}
 	}
 	return from + evict, nil
 }
 
-// open makes o the session of its client, at index at and log time now, and reports
-// whether another session made room.
+// open opens the session o at index at and log time now, and reports
+// whether it evicted another session.
 func (st *state) open(o *wire.Opening, at rowraft.Index, now uint64) (evicted bool, err error) {
 	evict, err := st.mayOpen(o, now)
 	if err != nil {
@@ -185,8 +191,8 @@ func (st *state) open(o *wire.Opening, at rowraft.Index, now uint64) (evicted bo
 		st.sessions = slices.Insert(st.sessions, i, fresh)
 	case s.Incarnation < o.Incarnation:
 		st.sessions[i] = fresh
-	default: // a copy of the request that opened it
-		used := *s // a snapshot may have s
+	default: // a copy of the request that opened the session
+		used := *s // a snapshot may share s
 		used.LastUsed = now
 		st.sessions[i] = &used
 	}
@@ -206,24 +212,24 @@ func (st *state) endSession(i int, at rowraft.Index) {
 	st.ended.add(s.Client, s.Incarnation, at)
 }
 
-// idlest returns which of t makes room, -1 if none can: of those of the lowest class the
-// one that was used least recently, and of several the lowest client.
+// idlest returns the position of the session to evict, -1 if all are in use: in the lowest class,
+// the least recently used session; of several, the one with the lowest client.
 func (t sessions) idlest(now uint64) int {
 	victim, best := -1, inUse
 	for i, s := range t {
-		// Most sessions cannot come before the victim, which is quick to tell: a full shard
-		// looks at all of them for each new one.
+		// Skip early the sessions that cannot come before the victim: a full shard
+		// looks at all sessions for each new one.
 		if victim >= 0 && s.LastUsed >= t[victim].LastUsed && (best <= isUnused || best == isIdle && !unused(s)) {
 			continue
 		}
-		if c := roomClass(s, now); c < best || c == best && c < inUse && s.LastUsed < t[victim].LastUsed {
+		if c := evictionClass(s, now); c < best || c == best && c < inUse && s.LastUsed < t[victim].LastUsed {
 			victim, best = i, c
 		}
 	}
 	return victim
 }
 
-// class is how soon a session makes room; a lower one does so first.
+// class ranks sessions for eviction; a lower class is evicted first.
 type class uint8
 
 const (
@@ -231,10 +237,10 @@ const (
 	isUnused
 	isIdle
 	isSilent
-	inUse // makes no room
+	inUse // is not evicted
 )
 
-func roomClass(s *checkpoint.Session, now uint64) class {
+func evictionClass(s *checkpoint.Session, now uint64) class {
 	idle := time.Duration(0)
 	if now > s.LastUsed {
 		idle = time.Duration(min(now-s.LastUsed, math.MaxInt64))
@@ -257,7 +263,7 @@ func roomClass(s *checkpoint.Session, now uint64) class {
 // unused reports whether s never had a part.
 func unused(s *checkpoint.Session) bool { return s.Floor == 0 && s.Window == [Window / 64]uint64{} }
 
-// hasGap reports whether s has not answered a number below one that it has.
+// hasGap reports whether s has a result for some number, but none for a lower number above the floor.
 func hasGap(s *checkpoint.Session) bool {
 	set := 0
 	for _, w := range s.Window {
@@ -270,18 +276,19 @@ func hasGap(s *checkpoint.Session) bool {
 	return run < set
 }
 
-// check returns the session a part names, to be looked at only, or CodeSessionExpired.
+// check returns the session of a part, read-only, or CodeSessionExpired.
 func (st *state) check(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) (*checkpoint.Session, error) {
 	_, s := st.sessions.find(client)
 	switch {
 	case s == nil && st.ended.last[client] > inc:
 		return nil, fenced(client, inc, st.ended.last[client])
 	case s == nil:
-		return nil, over(client, inc, "it was never opened in this shard, was closed, expired, or made room for another one")
+		return nil, noSession(client, inc, "it was never opened in this shard, or it was closed, expired or evicted")
 	case s.Incarnation > inc:
 		return nil, fenced(client, inc, s.Incarnation)
 	case s.Incarnation < inc:
-		return nil, over(client, inc, fmt.Sprintf("it was not opened in this shard, which knows incarnation %d", s.Incarnation))
+		return nil, noSession(client, inc,
+			fmt.Sprintf("it was not opened in this shard, which has incarnation %d", s.Incarnation))
 	case expired(s, now):
 		return nil, tooOld(s)
 	}
@@ -293,46 +300,47 @@ func expired(s *checkpoint.Session, now uint64) bool {
 }
 
 func fenced(client rowraft.ClientID, inc, by rowraft.Incarnation) error {
-	return rowraft.Errorf(rowraft.CodeSessionExpired, "client %x: incarnation %d was fenced by incarnation %d", client[:4], inc, by)
+	return rowraft.Errorf(rowraft.CodeSessionExpired, "client %x: incarnation %d was replaced by incarnation %d",
+		client[:4], inc, by)
 }
 
-func over(client rowraft.ClientID, inc rowraft.Incarnation, why string) error {
-	return &rowraft.SessionEndedError{What: fmt.Sprintf("client %x has no session of incarnation %d: %s", client[:4], inc, why)}
+func noSession(client rowraft.ClientID, inc rowraft.Incarnation, why string) error {
+	return &rowraft.SessionEndedError{What: fmt.Sprintf("client %x has no session of incarnation %d: %s",
+		client[:4], inc, why)}
 }
 
 func tooOld(s *checkpoint.Session) error {
-	return over(s.Client, s.Incarnation, fmt.Sprintf("it expired, because it was not used for %v", SessionTTL))
+	return noSession(s.Client, s.Incarnation, fmt.Sprintf("it expired, because it was not used for %v", SessionTTL))
 }
 
-// verdict is what a session says about a number.
-type verdict uint8
-
-const (
-	fresh    verdict = iota // not answered yet
-	answered                // applied, or below the floor
-)
-
-// look says what s knows of the number of p. The error is that of a number that
-// was refused before, of one that no client sends (CodeInvalidArgument), or of
-// one too far above the floor (CodeOverloaded); only the first is an answer.
-func look(s *checkpoint.Session, p *wire.Part) (verdict, error) {
+// lookup returns the recorded result of the number of p. known means that the number was applied
+// or is below the floor. An error is one of three: the recorded refusal of this number, with known;
+// CodeInvalidArgument for a number that no correct client sends; CodeOverloaded for a number too
+// far above the floor. The last two are not recorded.
+func lookup(s *checkpoint.Session, p *wire.Part) (known bool, err error) {
 	floor := max(s.Floor, p.Floor)
 	switch {
 	case p.Seq == 0:
-		return fresh, rowraft.Errorf(rowraft.CodeInvalidArgument, "sequence number 0: they start at 1")
+		return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "sequence number 0: want at least 1")
 	case p.Floor >= p.Seq:
-		return fresh, rowraft.Errorf(rowraft.CodeInvalidArgument, "sequence number %d is not above the client's own floor %d", p.Seq, p.Floor)
+		return false, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"sequence number %d is not above the client's own floor %d", p.Seq, p.Floor)
 	case p.Seq <= s.Floor:
-		return answered, nil
+		return true, nil
 	case p.Seq-floor > Window:
-		return fresh, &rowraft.OverloadedError{What: "more than 1024 pushes of one session are unanswered", RetryAfter: 10 * time.Millisecond}
+		return false, &rowraft.OverloadedError{
+			What:       fmt.Sprintf("more than %d pushes of one session wait for their result: send fewer at a time", Window),
+			RetryAfter: 10 * time.Millisecond,
+		}
 	case p.Seq-s.Floor > Window || s.Window[p.Seq%Window/64]>>(p.Seq%64)&1 == 0:
-		return fresh, nil
+		return false, nil
 	}
 	if i, ok := slices.BinarySearchFunc(s.Refused, p.Seq, compareRefusal); ok {
-		return answered, rowraft.Errorf(s.Refused[i].Code, "sequence number %d was refused when it first arrived (%s); nothing of it was applied", p.Seq, s.Refused[i].Code)
+		return true, rowraft.Errorf(s.Refused[i].Code,
+			"sequence number %d was refused when it first arrived (%s); nothing of it was applied",
+			p.Seq, s.Refused[i].Code)
 	}
-	return answered, nil
+	return true, nil
 }
 
 func compareRefusal(r checkpoint.Refusal, n rowraft.Seq) int {
@@ -345,8 +353,8 @@ func compareRefusal(r checkpoint.Refusal, n rowraft.Seq) int {
 	return 0
 }
 
-// raise moves the floor of s up to floor and forgets what lies below it.
-func raise(s *checkpoint.Session, floor rowraft.Seq) {
+// raiseFloor raises the floor of s to floor and forgets the results at and below it.
+func raiseFloor(s *checkpoint.Session, floor rowraft.Seq) {
 	if floor <= s.Floor {
 		return
 	}
@@ -365,9 +373,9 @@ func raise(s *checkpoint.Session, floor rowraft.Seq) {
 	s.Refused = slices.Delete(s.Refused, 0, keep)
 }
 
-// answer records that n has its answer: err, or that it was applied.
-// REQUIRES: look(n) was fresh and raise has been called.
-func answer(s *checkpoint.Session, n rowraft.Seq, err error) {
+// record records the result of n: err, or nil if n was applied.
+// REQUIRES: lookup(n) returned false and no error, and raiseFloor has been called.
+func record(s *checkpoint.Session, n rowraft.Seq, err error) {
 	s.Window[n%Window/64] |= 1 << (n % 64)
 	if err == nil {
 		return
@@ -376,18 +384,18 @@ func answer(s *checkpoint.Session, n rowraft.Seq, err error) {
 	s.Refused = slices.Insert(s.Refused, i, checkpoint.Refusal{Seq: n, Code: rowraft.CodeOf(err)})
 }
 
-// share returns all of e for a snapshot.
+// share returns e for a snapshot.
 func (e *ended) share() checkpoint.Ended { return checkpoint.Ended{Floor: e.floor, List: e.list} }
 
-// shareSessions returns all sessions for a snapshot; from now on they are changed
-// as copies.
+// shareSessions returns all sessions for a snapshot. From now on a change of a session copies it
+// first.
 func (st *state) shareSessions() []*checkpoint.Session {
 	st.private = make(map[*checkpoint.Session]bool)
 	return slices.Clone(st.sessions)
 }
 
-// own returns s, or a copy in its place if a snapshot shares it: what may be changed.
-func (st *state) own(s *checkpoint.Session) *checkpoint.Session {
+// writable returns s for a change. If a snapshot shares s, it first replaces s by a copy.
+func (st *state) writable(s *checkpoint.Session) *checkpoint.Session {
 	if st.private == nil || st.private[s] {
 		return s
 	}

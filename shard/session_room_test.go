@@ -14,20 +14,20 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// crowd is client n of owner.
+// crowd returns client n of owner.
 func crowd(owner uint64, n uint32) (c rowraft.ClientID) {
 	binary.BigEndian.PutUint64(c[:], owner)
 	binary.BigEndian.PutUint32(c[8:], n)
 	return c
 }
 
-// openNow opens a session of c with a ticket of this moment.
+// openNow opens a session of c with a ticket of the present index.
 func (p *pusher) openNow(c rowraft.ClientID, inc rowraft.Incarnation) error {
 	o := wire.Opening{Client: c, Incarnation: inc, Ticket: p.AppliedIndex()}
 	before := p.CheckOpen(&o, p.now)
 	err := p.apply(wire.OpenSessionEntry(p.header(), o)).Parts[0].Err
 	if rowraft.CodeOf(before) != rowraft.CodeOf(err) {
-		p.tb.Fatalf("before the log the answer is %v, in the log %v", before, err)
+		p.tb.Fatalf("CheckOpen returns %v, Apply %v", before, err)
 	}
 	return err
 }
@@ -46,7 +46,7 @@ func (p *pusher) close(c rowraft.ClientID, inc rowraft.Incarnation) {
 	}
 }
 
-// of makes part number seq of c.
+// of returns part number seq of c.
 func (p *pusher) of(c rowraft.ClientID, inc rowraft.Incarnation, seq rowraft.Seq) wire.Part {
 	part := push(0, seq, payloadOf(rows{schema: p.table, keys: []rowraft.Key{42}}))
 	part.Client, part.Incarnation = c, inc
@@ -60,7 +60,7 @@ func (p *pusher) has(c rowraft.ClientID) bool {
 
 func (p *pusher) Sessions() int { return p.SessionUse(p.now).All }
 
-// fill opens sessions of owners of their own until the shard is full.
+// fill opens sessions, each of a different owner, until the shard is full.
 func (p *pusher) fill() {
 	p.tb.Helper()
 	for n := uint64(1 << 40); p.Sessions() < MaxSessions; n++ {
@@ -68,7 +68,7 @@ func (p *pusher) fill() {
 	}
 }
 
-// endMany opens and closes as many sessions as are remembered when they are over.
+// endMany opens and closes as many sessions as the shard remembers after their end.
 func (p *pusher) endMany(inc rowraft.Incarnation) {
 	p.tb.Helper()
 	for range MaxEnded {
@@ -78,12 +78,12 @@ func (p *pusher) endMany(inc rowraft.Incarnation) {
 	}
 }
 
-// TestSessionsThatMakeRoom: a full shard refuses, until sessions can go. Those that were
-// never used go first, then those without a gap, then those with one; of each the least
-// recently used, and of two the lower client.
+// TestSessionsThatMakeRoom: a full shard refuses a new session until others can be evicted. It evicts first
+// sessions that were never used, then those without a gap, then those with one. In each class the least
+// recently used comes first, and of two the lower client.
 func TestSessionsThatMakeRoom(t *testing.T) {
 	p := newPusher(t)
-	unused := []rowraft.ClientID{crowd(9, 1), crowd(3, 1), crowd(5, 1)} // in the order in which they go
+	unused := []rowraft.ClientID{crowd(9, 1), crowd(3, 1), crowd(5, 1)} // in the order of eviction
 	idle, silent := crowd(1, 1), crowd(0, 1)
 	p.mustOpenNow(silent, 1)
 	p.parts(p.of(silent, 1, 2)) // number 1 is missing
@@ -104,22 +104,22 @@ func TestSessionsThatMakeRoom(t *testing.T) {
 		err := p.openNow(crowd(2, 1<<30+next), 1)
 		o, ok := errors.AsType[*rowraft.OverloadedError](err)
 		if !ok || o.RetryAfter <= 0 {
-			t.Fatalf("a full shard answers %v", err)
+			t.Fatalf("a full shard returns %v", err)
 		}
 	}
 	makesRoom := func(c rowraft.ClientID) {
 		t.Helper()
 		if !p.has(c) {
-			t.Fatalf("client %x made room too early", c)
+			t.Fatalf("client %x was evicted too early", c)
 		}
 		next++
 		p.mustOpenNow(crowd(2, next), 1)
 		p.parts(p.of(crowd(2, next), 1, 1))
 		if p.has(c) || p.Sessions() != MaxSessions {
-			t.Fatalf("client %x is still there, %d sessions", c, p.Sessions())
+			t.Fatalf("client %x still has a session, %d sessions", c, p.Sessions())
 		}
 		if _, ended := errors.AsType[*rowraft.SessionEndedError](p.CheckSession(c, 1)); !ended {
-			t.Errorf("client %x is told %v", c, p.CheckSession(c, 1))
+			t.Errorf("the session of client %x: %v", c, p.CheckSession(c, 1))
 		}
 	}
 	refused()
@@ -136,7 +136,7 @@ func TestSessionsThatMakeRoom(t *testing.T) {
 	p.now++
 	makesRoom(idle)
 	p.now += uint64(IdleAfter)
-	for range MaxSessions - 6 { // what filled the shard
+	for range MaxSessions - 6 { // the sessions that filled the shard
 		next++
 		p.mustOpenNow(crowd(uint64(2)<<32|uint64(next), next), 1)
 		p.parts(p.of(crowd(uint64(2)<<32|uint64(next), next), 1, 1))
@@ -147,14 +147,15 @@ func TestSessionsThatMakeRoom(t *testing.T) {
 	if got := p.EvictedSessions(); got < MaxSessions-10 {
 		t.Errorf("%d sessions are counted as evicted", got)
 	}
-	if other := newReplica(t, Config{}); other.Restore(bytes.NewReader(p.snapshot())) != nil || !sameState(other, p.replica) {
+	if other := newReplica(t, Config{}); other.Restore(bytes.NewReader(p.snapshot())) != nil ||
+		!sameState(other, p.replica) {
 		t.Error("a replica restored from a snapshot differs")
 	}
 }
 
-// TestTheIdlestSessionMakesRoom: of sessions that could all go, one that expired goes first, then
-// one that was never used, then one without a gap, then one with, however recently each was used.
-func TestTheIdlestSessionMakesRoom(t *testing.T) {
+// TestTheIdlestSessionIsEvicted: of several sessions that can be evicted, an expired one goes first, then
+// one that was never used, then one without a gap, then one with a gap, however recently each was used.
+func TestTheIdlestSessionIsEvicted(t *testing.T) {
 	now := uint64(100 * SessionTTL)
 	ago := func(n uint32, idle time.Duration, window uint64) *checkpoint.Session {
 		s := &checkpoint.Session{Client: crowd(1, n), Incarnation: 1, LastUsed: now - uint64(idle)}
@@ -162,8 +163,9 @@ func TestTheIdlestSessionMakesRoom(t *testing.T) {
 		return s
 	}
 	const gap, noGap = 1 << 2, 1 << 1
-	list := []*checkpoint.Session{ // in the order in which they go
-		ago(8, SessionTTL+time.Second, gap), ago(7, UnusedAfter+time.Second, 0), ago(2, IdleAfter+2*time.Second, noGap), ago(4, IdleAfter+time.Second, noGap),
+	list := []*checkpoint.Session{ // in the order of eviction
+		ago(8, SessionTTL+time.Second, gap), ago(7, UnusedAfter+time.Second, 0), ago(2, IdleAfter+2*time.Second, noGap),
+		ago(4, IdleAfter+time.Second, noGap),
 		ago(6, IdleAfter+time.Second, noGap), ago(3, SilentAfter+2*time.Second, gap), ago(5, SilentAfter+time.Second, gap),
 	}
 	used := []*checkpoint.Session{ago(0, UnusedAfter, 0), ago(1, IdleAfter, noGap), ago(9, SilentAfter, gap)}
@@ -171,17 +173,17 @@ func TestTheIdlestSessionMakesRoom(t *testing.T) {
 		all := sessions(slices.Concat(list, used))
 		slices.SortFunc(all, func(a, b *checkpoint.Session) int { return bytes.Compare(a.Client[:], b.Client[:]) })
 		if i := all.idlest(now); i < 0 || all[i] != list[0] {
-			t.Errorf("%d of %d makes room, want client %x", i, len(all), list[0].Client)
+			t.Errorf("%d of %d is evicted, want client %x", i, len(all), list[0].Client)
 		}
 		list = list[1:]
 	}
 	if i := sessions(used).idlest(now); i >= 0 {
-		t.Errorf("client %x is in use and makes room", used[i].Client)
+		t.Errorf("client %x is in use and is evicted", used[i].Client)
 	}
 }
 
-// TestASilentSessionMakesRoomLast: its client may still wait for an answer.
-func TestASilentSessionMakesRoomLast(t *testing.T) {
+// TestASilentSessionIsEvictedLast: its client may still wait for a result.
+func TestASilentSessionIsEvictedLast(t *testing.T) {
 	p := newPusher(t)
 	for n := uint64(0); p.Sessions() < MaxSessions; n++ {
 		p.mustOpenNow(crowd(n, 0), 1)
@@ -196,8 +198,7 @@ func TestASilentSessionMakesRoomLast(t *testing.T) {
 	}
 }
 
-// TestAnOwnerHasAQuota: an owner at its limit takes the room of its own sessions, and
-// the others have theirs.
+// TestAnOwnerHasAQuota: an owner at its limit evicts its own sessions, and those of other owners stay.
 func TestAnOwnerHasAQuota(t *testing.T) {
 	p := newPusher(t)
 	p.mustOpenNow(crowd(1, 0), 1)
@@ -213,14 +214,16 @@ func TestAnOwnerHasAQuota(t *testing.T) {
 	for n := range uint32(10) {
 		p.mustOpenNow(crowd(2, MaxOwnerSessions+n), 1)
 	}
-	if from, to := p.mu.sessions.ofOwner(crowd(2, 0)); to-from != MaxOwnerSessions || !p.has(crowd(1, 0)) || !p.has(crowd(3, 0)) || !p.has(crowd(4, 0)) {
-		t.Errorf("the owner has %d sessions; those of others: %v, %v, %v", to-from, p.has(crowd(1, 0)), p.has(crowd(3, 0)), p.has(crowd(4, 0)))
+	if from, to := p.mu.sessions.ofOwner(crowd(2, 0)); to-from != MaxOwnerSessions || !p.has(crowd(1, 0)) ||
+		!p.has(crowd(3, 0)) || !p.has(crowd(4, 0)) {
+		t.Errorf("the owner has %d sessions; those of others: %v, %v, %v",
+			to-from, p.has(crowd(1, 0)), p.has(crowd(3, 0)), p.has(crowd(4, 0)))
 	}
 }
 
-// TestASessionThatIsOverNeverOpensAgain: a delayed copy of the request that opened it, and
-// behind it one of a push, change nothing; also when as many others are over as a shard
-// remembers, and in a replica that was restored from a snapshot.
+// TestASessionThatIsOverNeverOpensAgain: a delayed copy of the request that opened a session, followed by a
+// copy of a push, changes nothing. This also holds after as many sessions have ended as a shard remembers,
+// and in a replica that was restored from a snapshot.
 func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 	for _, how := range []string{"closed", "made room", "expired and made room"} {
 		t.Run(how, func(t *testing.T) {
@@ -234,7 +237,7 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 			}
 			switch how {
 			case "closed":
-				p.close(c, 4) // an earlier incarnation's: nothing
+				p.close(c, 4) // of an earlier incarnation: no effect
 				p.close(c, 6)
 				if !p.has(c) {
 					t.Fatal("the session was closed under another incarnation")
@@ -252,7 +255,7 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 				p.now += uint64(UnusedAfter) + 1
 			}
 			if p.has(c) {
-				t.Fatal("the session is still there")
+				t.Fatal("the session still exists")
 			}
 			late := func(p *pusher, want rowraft.Code) {
 				t.Helper()
@@ -281,7 +284,7 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 				t.Error("the same incarnation is not told that its session is over")
 			}
 			p.endMany(10)
-			late(p, rowraft.CodeOverloaded) // by its ticket
+			late(p, rowraft.CodeOverloaded) // refused because of its ticket
 			late(restored(), rowraft.CodeOverloaded)
 			p.mustOpenNow(c, 6)
 			if got := p.parts(p.of(c, 6, 1))[0]; got.Err != nil || got.Duplicate {
@@ -291,16 +294,15 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 	}
 }
 
-// TestDelayedCopiesApplyNothing: clients that open, push, close, lose their sessions and
-// open others, over a network that keeps a copy of every request and delivers it again
-// at any later time. Each push counts once.
+// TestDelayedCopiesApplyNothing: clients open sessions, push, close, lose their sessions and open others.
+// The network keeps a copy of every request and delivers it again at any later time. Each push counts once.
 func TestDelayedCopiesApplyNothing(t *testing.T) {
 	for seed := range uint64(6) {
 		p := newPusher(t)
 		rng := rand.New(rand.NewPCG(seed, 9))
 		var copies []func()
 		var want float32
-		inc := rowraft.Incarnation(0) // of the whole cluster
+		inc := rowraft.Incarnation(0) // counted for the whole cluster
 		type writer struct {
 			id   rowraft.ClientID
 			inc  rowraft.Incarnation
@@ -319,10 +321,10 @@ func TestDelayedCopiesApplyNothing(t *testing.T) {
 				p.now += uint64(time.Duration(rng.IntN(20)) * time.Second)
 				w := writers[rng.IntN(len(writers))]
 				switch k := rng.IntN(20); {
-				case w.inc == 0: // no session: another incarnation, and its ticket
+				case w.inc == 0: // no session: take another incarnation and a ticket
 					inc++
 					o := wire.Opening{Client: w.id, Incarnation: inc, Ticket: p.AppliedIndex()}
-					if rng.IntN(3) == 0 { // the request is on its way for long
+					if rng.IntN(3) == 0 { // the request is delayed
 						_ = p.openNow(crowd(99, 0), 1<<40+inc)
 					}
 					if request(func() []byte { return wire.OpenSessionEntry(p.header(), o) }).Parts[0].Err == nil {
@@ -346,11 +348,11 @@ func TestDelayedCopiesApplyNothing(t *testing.T) {
 					case rowraft.CodeOf(got.Err) == rowraft.CodeSessionExpired:
 						w.inc = 0
 					default:
-						t.Fatalf("a first push is answered %+v", got)
+						t.Fatalf("the result of a first push is %+v", got)
 					}
 				}
 			}
-			if phase == 0 { // everyone's session goes
+			if phase == 0 { // all sessions end
 				p.now += uint64(SilentAfter) + 1
 				p.fill()
 				for n := range uint32(2 * len(writers)) {
@@ -372,8 +374,8 @@ func TestDelayedCopiesApplyNothing(t *testing.T) {
 	}
 }
 
-// TestAWeekOfRetraining: 200 workers train anew each hour. Every one finds room for its
-// session, whether those before closed theirs or crashed, with answers outstanding or not.
+// TestAWeekOfRetraining: 200 new workers train each hour. Every worker can open a session, whether earlier
+// workers closed theirs or crashed, with outstanding pushes or without.
 func TestAWeekOfRetraining(t *testing.T) {
 	const workers, gaps = 200, "crashed with batches that never arrived"
 	for name, end := range map[string]func(p *pusher, c rowraft.ClientID, n int){
@@ -386,7 +388,7 @@ func TestAWeekOfRetraining(t *testing.T) {
 		for _, owner := range []string{"one owner", "owners of their own"} {
 			hours := 7 * 24
 			if name == gaps {
-				hours = 36 // each new session looks at all windows, which takes long
+				hours = 36 // slow: each new session examines all windows
 			}
 			t.Run(name+", "+owner, func(t *testing.T) {
 				p := newPusher(t)
@@ -419,7 +421,7 @@ func TestAWeekOfRetraining(t *testing.T) {
 				if p.count() != pushes {
 					t.Errorf("%v pushes applied, want %v", p.count(), pushes)
 				}
-				t.Logf("at most %d sessions at a time, %d made room", most, p.EvictedSessions())
+				t.Logf("at most %d sessions at a time, %d evicted", most, p.EvictedSessions())
 			})
 		}
 	}

@@ -8,8 +8,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// pusher is a replica with an SGD table of dim 1 and one row that counts: each
-// applied push takes 1 from it.
+// pusher is a replica with an SGD table of dim 1 and one row as a counter: each applied push subtracts 1 from it.
 type pusher struct {
 	*replica
 	table rowraft.Schema
@@ -44,12 +43,13 @@ func TestANumberIsAppliedOnce(t *testing.T) {
 	}{
 		{1, 0, false, 1}, {1, 0, true, 1},
 		{5, 0, false, 2}, {3, 0, false, 3}, {3, 1, true, 3}, {2, 0, false, 4},
-		{6, 5, false, 5}, {4, 0, true, 5}, // below the floor: its client had an answer
+		{6, 5, false, 5}, {4, 0, true, 5}, // below the floor: the client has its result
 		{1029, 5, false, 6}, {1029, 5, true, 6}, {7, 6, false, 7}, {1030, 1029, false, 8}, {8, 0, true, 8},
 	} {
 		got := p.one(1, 1, step.seq, step.floor)
 		if got.Err != nil || got.Duplicate != step.duplicate || p.count() != step.count {
-			t.Errorf("step %d, number %d: %+v and %v applied, want duplicate %v and %v", i, step.seq, got, p.count(), step.duplicate, step.count)
+			t.Errorf("step %d, number %d: %+v and %v applied, want duplicate %v and %v",
+				i, step.seq, got, p.count(), step.duplicate, step.count)
 		}
 	}
 }
@@ -81,8 +81,8 @@ func TestNumbersThatNoClientSends(t *testing.T) {
 	}
 }
 
-// TestARefusedNumberIsSpent: a copy that arrives once the fault is gone gets the
-// answer of the first, and the log is not asked again.
+// TestARefusedNumberIsSpent: a copy that arrives after the cause of the refusal is gone gets the first
+// result, and does not enter the log.
 func TestARefusedNumberIsSpent(t *testing.T) {
 	p := newPusher(t)
 	p.mustOpen(1, 1)
@@ -127,7 +127,7 @@ func TestAnEmptyPartSpendsItsNumber(t *testing.T) {
 
 func TestSessionsFenceAndExpire(t *testing.T) {
 	p := newPusher(t)
-	wantCode(t, p.one(1, 1, 1, 0).Err, rowraft.CodeSessionExpired) // never opened
+	wantCode(t, p.one(1, 1, 1, 0).Err, rowraft.CodeSessionExpired) // was never opened
 	wantCode(t, p.CheckSession(client(1), 1), rowraft.CodeSessionExpired)
 	wantCode(t, p.open(1, 0), rowraft.CodeInvalidArgument)
 	p.mustOpen(1, 5)
@@ -138,7 +138,7 @@ func TestSessionsFenceAndExpire(t *testing.T) {
 	wantCode(t, p.one(1, 6, 1, 0).Err, rowraft.CodeSessionExpired) // a push opens nothing
 	wantCode(t, p.open(1, 4), rowraft.CodeSessionExpired)
 	p.one(1, 5, 1, 0)
-	p.mustOpen(1, 5) // a copy of the entry that opened it
+	p.mustOpen(1, 5) // a copy of the entry that opened the session
 	if got := p.one(1, 5, 1, 0); !got.Duplicate {
 		t.Errorf("after a second open: %+v", got)
 	}
@@ -183,7 +183,8 @@ func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
 	for _, got := range p.apply(entryOf(h, part, part)).Parts {
 		wantCode(t, got.Err, rowraft.CodeSessionExpired)
 	}
-	wantCode(t, p.apply(wire.OpenSessionEntry(h, wire.Opening{Client: client(2), Incarnation: 1})).Parts[0].Err, rowraft.CodeSessionExpired)
+	wantCode(t, p.apply(wire.OpenSessionEntry(h, wire.Opening{Client: client(2), Incarnation: 1})).Parts[0].Err,
+		rowraft.CodeSessionExpired)
 	other := testTable(2, "other", 1, sgd)
 	wantCode(t, p.apply(wire.CreateTableEntry(h, &other)).Parts[0].Err, rowraft.CodeSessionExpired)
 	if p.count() != 0 || p.HasTable(2) || p.CheckSession(client(2), 1) == nil {
@@ -194,21 +195,20 @@ func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
 	}
 }
 
-// TestSnapshotHasTheSessionsOfItsBegin: numbers answered, refused and forgotten,
-// incarnations and last uses after the begin are in no snapshot that began before,
-// and in every state after.
+// TestSnapshotHasTheSessionsOfItsBegin: numbers that are applied, refused and forgotten after the begin of
+// a snapshot, and incarnations and last uses, are not in that snapshot, and are in every later state.
 func TestSnapshotHasTheSessionsOfItsBegin(t *testing.T) {
 	p := newPusher(t)
 	foreign := payloadOf(rows{schema: testTable(9, "none", 1, sgd), keys: []rowraft.Key{1}})
-	change := func(seq rowraft.Seq) { // one row, and every way in which a session changes
+	change := func(seq rowraft.Seq) { // changes one row, and a session in every way
 		p.now++
 		for c := byte(1); c <= 3; c++ {
 			p.one(c, 1, seq, 0)
 			if got := p.parts(push(c, seq+1, foreign))[0]; rowraft.CodeOf(got.Err) != rowraft.CodeTableNotFound {
-				t.Fatalf("a push to a table that is not there: %+v", got)
+				t.Fatalf("a push to a table that does not exist: %+v", got)
 			}
 		}
-		p.one(1, 1, seq+2, seq-1) // forgets what was refused before
+		p.one(1, 1, seq+2, seq-1) // forgets the earlier refusals
 		p.one(2, 1, seq+2, seq+1)
 		p.mustOpen(3, 1) // again
 	}
@@ -242,6 +242,6 @@ func TestSnapshotHasTheSessionsOfItsBegin(t *testing.T) {
 		t.Error("a replica restored after the changes differs")
 	}
 	if got := p.one(1, 1, 10, 0); !got.Duplicate {
-		t.Errorf("a number answered during a snapshot: %+v", got)
+		t.Errorf("a number applied during a snapshot: %+v", got)
 	}
 }

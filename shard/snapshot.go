@@ -13,71 +13,74 @@ import (
 )
 
 const (
-	// walkBytes bounds what is read under one hold of the lock, walkEntries that while
-	// whoever applies must not change the slot.
+	// walkBytes limits what is read while m.readers is held once. walkEntries limits what is read
+	// while the writer of the row store may not change the slot.
 	walkBytes   = 256 << 10
 	walkEntries = 512
 )
 
-// purpose is what a snapshot is for. The log has one at most, and it does not wait for those of checkpoints: they are
-// as slow as their destinations.
+// purpose is the use of a snapshot. At most one is for the log. It does not wait for those of
+// checkpoints, which are as slow as their destinations.
 type purpose uint8
 
 const (
 	forLog purpose = iota
-	forPart
+	forCheckpoint
 )
 
-// MaxParts bounds the parts of checkpoints that a shard writes, or waits to cut, at a time: a checkpoint does not wait
-// for another whose destination is slow or hangs. Each keeps the old images of the rows that change.
+// MaxParts limits the checkpoints for which a shard writes its part, or waits for the mark, at a
+// time. Several are allowed, so that a checkpoint does not wait for another one whose destination is
+// slow or hangs. Each keeps the old images of the rows that change.
 const MaxParts = rowstore.MaxSnapshots - 1
 
-// Snapshot is the state at one applied index. One goroutine calls WriteTo, at
-// most once; Release must be called, from any goroutine, and ends a WriteTo that
-// goes on. Until then the Machine keeps the old image of each row that changes.
+// Snapshot is the state at one applied index. One goroutine calls WriteTo, WriteRows or WriteDelta,
+// at most once. The owner must call Release, from any goroutine; it ends a running
+// write. Until then the Machine keeps the old image of each row that changes.
 type Snapshot struct {
 	m        *Machine
-	st       *state // what it is a snapshot of
+	st       *state // the state that it reads
 	purpose  purpose
 	header   checkpoint.Header
-	sessions []*checkpoint.Session // nobody changes them any more
-	ended    checkpoint.Ended      // likewise
-	jobs     []*checkpoint.Job     // likewise
+	sessions []*checkpoint.Session // immutable: changes copy them
+	ended    checkpoint.Ended      // immutable
+	jobs     []*checkpoint.Job     // immutable: changes copy them
 	tables   []tableSnapshot       // ascending by ID
 	written  bool
-	released bool // guarded by m.mu and m.life
+	released bool // guarded by m.mu and m.readers
 }
 
 type tableSnapshot struct {
 	schema  rowraft.Schema
 	rows    *rowstore.Table
 	snap    *rowstore.Snapshot
-	written uint64 // rows
+	written uint64 // rows written so far
 }
 
 // Snapshot fixes the present state for WriteTo. It takes microseconds; Apply
-// goes on while the rows are written.
+// continues while the rows are written.
 //
-// Errors: CodeOverloaded if the one before was not released, or a restore is
-// under way; *FatalError; CodeClosing.
+// Errors: CodeOverloaded if the previous snapshot for the log is not released, or a restore is
+// running; *FatalError; CodeClosing.
 func (m *Machine) Snapshot() (*Snapshot, error) {
-	m.entry.Lock()
-	defer m.entry.Unlock()
+	m.applyMu.Lock()
+	defer m.applyMu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.snapshotLocked(forLog)
 }
 
-// snapshotBusyLocked reports why no snapshot can begin.
+// snapshotBusyLocked returns the reason why no snapshot for p can begin, or nil.
 // REQUIRES: m.mu is held.
 func (m *Machine) snapshotBusyLocked(p purpose) error {
 	switch {
 	case p == forLog && m.snapshotsLocked(forLog) > 0:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a snapshot is being written", m.shard)
-	case p == forPart && m.snapshotsLocked(forPart) >= MaxParts:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: parts of %d checkpoints are being written, the limit", m.shard, MaxParts)
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: another snapshot is being written", m.shard)
+	case p == forCheckpoint && m.snapshotsLocked(forCheckpoint) >= MaxParts:
+		return rowraft.Errorf(rowraft.CodeOverloaded,
+			"shard %d: %d checkpoints are being written, the limit: try again later", m.shard, MaxParts)
 	case m.mu.stage != nil:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a restore is under way, and no snapshot holds half of one", m.shard)
+		return rowraft.Errorf(rowraft.CodeOverloaded,
+			"shard %d: a restore is running: no snapshot can be taken before it ends", m.shard)
 	}
 	return nil
 }
@@ -93,8 +96,8 @@ func (m *Machine) snapshotsLocked(p purpose) (n int) {
 	return n
 }
 
-// snapshotLocked is Snapshot.
-// REQUIRES: m.entry is held, and m.mu for writing.
+// snapshotLocked implements Snapshot.
+// REQUIRES: m.applyMu is held, and m.mu for writing.
 func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	if err := m.usableLocked(); err != nil {
 		return nil, err
@@ -102,7 +105,10 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	if err := m.snapshotBusyLocked(p); err != nil {
 		return nil, err
 	}
-	s := &Snapshot{m: m, st: m.mu.state, purpose: p, header: m.header(), sessions: m.mu.shareSessions(), ended: m.mu.ended.share(), jobs: m.mu.shareJobs()}
+	s := &Snapshot{
+		m: m, st: m.mu.state, purpose: p, header: m.header(),
+		sessions: m.mu.shareSessions(), ended: m.mu.ended.share(), jobs: m.mu.shareJobs(),
+	}
 	for _, t := range m.mu.tables {
 		snap, err := t.rows.BeginSnapshot()
 		if err != nil {
@@ -123,10 +129,10 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 // Index returns the applied index of the snapshot.
 func (s *Snapshot) Index() rowraft.Index { return s.header.Applied }
 
-// Epoch returns its table epoch.
+// Epoch returns the table epoch of the snapshot.
 func (s *Snapshot) Epoch() rowraft.TableEpoch { return s.header.Epoch }
 
-// Bytes is about what WriteRows will write.
+// Bytes estimates what WriteRows will write.
 func (s *Snapshot) Bytes() int64 {
 	n := int64(0)
 	for _, t := range s.tables {
@@ -135,10 +141,10 @@ func (s *Snapshot) Bytes() int64 {
 	return n
 }
 
-// ImageBytes is the most memory that images of changed rows and candidates took so far.
+// ImageBytes returns the most memory that images of changed rows and kept candidates have used so far.
 func (s *Snapshot) ImageBytes() (n int64) {
-	s.m.life.RLock()
-	defer s.m.life.RUnlock()
+	s.m.readers.RLock()
+	defer s.m.readers.RUnlock()
 	if s.usable() != nil {
 		return 0
 	}
@@ -148,44 +154,47 @@ func (s *Snapshot) ImageBytes() (n int64) {
 	return n
 }
 
-// usable reports why the snapshot cannot be read any more.
-// REQUIRES: m.life is held.
+// usable returns the reason why the snapshot cannot be read any more, or nil.
+// REQUIRES: m.readers is held.
 func (s *Snapshot) usable() error {
 	v := s.m.view.Load()
 	if v.err == nil && (s.released || v.state != s.st) {
-		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the snapshot was released, or a newer state restored", s.m.shard)
+		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the snapshot was released, or another state was restored",
+			s.m.shard)
 	}
 	return v.err
 }
 
-// TableSnapshot is what a snapshot holds of one table.
+// TableSnapshot describes one table in a snapshot.
 type TableSnapshot struct {
 	Schema  rowraft.Schema
 	Rows    uint64
 	Digest  checkpoint.Digest
-	Written uint64 // rows that were written so far
+	Written uint64 // rows written so far
 }
 
-// Tables lists them ascending by ID. It is not called while the rows are written.
+// Tables describes the tables, ascending by ID. It must not be called while the rows are written.
 //
-// Errors: as WriteTo, as for Digest and Sums.
+// Errors: CodeStarting and CodeClosing as in WriteTo. The same is true for Digest and Sums.
 func (s *Snapshot) Tables() ([]TableSnapshot, error) {
-	s.m.life.RLock()
-	defer s.m.life.RUnlock()
+	s.m.readers.RLock()
+	defer s.m.readers.RUnlock()
 	if err := s.usable(); err != nil {
 		return nil, err
 	}
 	out := make([]TableSnapshot, len(s.tables))
 	for i, t := range s.tables {
-		out[i] = TableSnapshot{Schema: t.schema, Rows: uint64(t.snap.Rows()), Digest: t.snap.Digest().Bytes(), Written: t.written}
+		out[i] = TableSnapshot{
+			Schema: t.schema, Rows: uint64(t.snap.Rows()), Digest: t.snap.Digest().Bytes(), Written: t.written,
+		}
 	}
 	return out, nil
 }
 
-// Digest is the sum over all rows.
+// Digest returns the sum over all rows.
 func (s *Snapshot) Digest() (checkpoint.Digest, error) {
-	s.m.life.RLock()
-	defer s.m.life.RUnlock()
+	s.m.readers.RLock()
+	defer s.m.readers.RUnlock()
 	if err := s.usable(); err != nil {
 		return checkpoint.Digest{}, err
 	}
@@ -196,11 +205,11 @@ func (s *Snapshot) Digest() (checkpoint.Digest, error) {
 	return sum.Bytes(), nil
 }
 
-// Sums is what each slot holds, as it was counted while entries were applied;
+// Sums describes each slot by the counts that Apply keeps up to date,
 // ascending by (table, slot).
 func (s *Snapshot) Sums() ([]checkpoint.SlotSum, error) {
-	s.m.life.RLock()
-	defer s.m.life.RUnlock()
+	s.m.readers.RLock()
+	defer s.m.readers.RUnlock()
 	if err := s.usable(); err != nil {
 		return nil, err
 	}
@@ -208,32 +217,34 @@ func (s *Snapshot) Sums() ([]checkpoint.SlotSum, error) {
 	for _, t := range s.tables {
 		for slot := range rowraft.Slot(rowraft.NumSlots) {
 			if c := t.snap.Slot(slot); c.Version > 0 {
-				out = append(out, checkpoint.SlotSum{Table: t.schema.ID, Slot: slot, Rows: uint32(c.Rows), Counter: c.Version, Digest: c.Digest.Bytes()})
+				out = append(out, checkpoint.SlotSum{
+					Table: t.schema.ID, Slot: slot, Rows: uint32(c.Rows), Counter: c.Version, Digest: c.Digest.Bytes(),
+				})
 			}
 		}
 	}
 	return out, nil
 }
 
-// Release ends the snapshot, written or not. Calling it again does nothing.
+// Release ends the snapshot, written or not. A second call does nothing.
 func (s *Snapshot) Release() {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	// An error can only mean that memory was not given back; the rows are whole.
+	// An error only means that the system did not take back memory. The rows are unaffected.
 	_ = s.endLocked()
 }
 
-// endLocked drops the images that rowstore keeps for s.
+// endLocked frees the images that rowstore keeps for s.
 // REQUIRES: m.mu is held for writing.
 func (s *Snapshot) endLocked() error {
 	if s.released {
 		return nil
 	}
-	s.m.life.Lock()
-	defer s.m.life.Unlock()
+	s.m.readers.Lock()
+	defer s.m.readers.Unlock()
 	s.released = true
 	if s.m.mu.state != s.st || s.m.mu.closed {
-		return nil // the rows are gone, and the images with them
+		return nil // the rows were freed, together with the images
 	}
 	s.m.mu.snapshots = slices.DeleteFunc(s.m.mu.snapshots, func(o *Snapshot) bool { return o == s })
 	var errs []error
@@ -246,8 +257,8 @@ func (s *Snapshot) endLocked() error {
 
 // WriteTo writes the snapshot in the format of docs/formats/snapshot.md.
 //
-// Errors: that of w; CodeClosing; CodeStarting if it was released or a newer
-// snapshot was restored meanwhile. What was written is then no snapshot.
+// Errors: errors of w; CodeClosing; CodeStarting if the snapshot was released or another
+// state was restored during the write. In these cases the output is not a snapshot.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	sessions := make([]checkpoint.Session, len(s.sessions))
 	for i, p := range s.sessions {
@@ -260,23 +271,25 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	return s.write(w, sessions, s.ended, jobs, nil)
 }
 
-// WriteRows is WriteTo without sessions and jobs: the part of a checkpoint, which they
-// do not outlive.
+// WriteRows is WriteTo without sessions and jobs. It writes a part of a checkpoint: sessions and jobs
+// do not survive a restore of a checkpoint.
 func (s *Snapshot) WriteRows(w io.Writer) (int64, error) {
 	return s.write(w, nil, checkpoint.Ended{}, nil, nil)
 }
 
-// WriteDelta is WriteRows of what is newer than base (docs/formats/checkpoint.md).
+// WriteDelta is WriteRows of the rows that are newer than base (docs/formats/checkpoint.md).
 //
-// Errors: CodeInvalidArgument if a slot had a higher counter there.
+// Errors: CodeInvalidArgument if a slot has a higher counter in base.
 func (s *Snapshot) WriteDelta(w io.Writer, base checkpoint.Counters) (int64, error) {
 	s.header.Delta = true
 	return s.write(w, nil, checkpoint.Ended{}, nil, base)
 }
 
-func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, ended checkpoint.Ended, jobs []checkpoint.Job, base checkpoint.Counters) (int64, error) {
+func (s *Snapshot) write(
+	w io.Writer, sessions []checkpoint.Session, ended checkpoint.Ended, jobs []checkpoint.Job, base checkpoint.Counters,
+) (int64, error) {
 	if s.written {
-		return 0, rowraft.Errorf(rowraft.CodeInternal, "shard %d: a snapshot was written twice", s.m.shard)
+		return 0, rowraft.Errorf(rowraft.CodeInternal, "shard %d: a snapshot can be written only once", s.m.shard)
 	}
 	s.written = true
 	schemas := make([]rowraft.Schema, len(s.tables))
@@ -303,21 +316,21 @@ func (s *Snapshot) write(w io.Writer, sessions []checkpoint.Session, ended check
 	return out.Bytes(), err
 }
 
-// walk is what was read of a table under one hold of the lock.
+// walk is what was read of a table while m.readers was held once.
 type walk struct {
-	pieces     []piece
+	chunks     []slotChunk
 	buf        []byte
 	candidates []byte // of the slots that are done
 
-	base   checkpoint.Counters // nil: all rows
-	digest checkpoint.Digest   // with a base: of what was written so far
+	base   checkpoint.Counters // nil: write all rows
+	digest checkpoint.Digest   // only with a base: digest of the output so far
 }
 
-// piece is records of one slot: those up to end of the buffer.
-type piece struct {
+// slotChunk is some records of one slot: those in walk.buf from the end of the previous chunk to end.
+type slotChunk struct {
 	slot  checkpoint.Slot
 	first bool
-	rows  int // of the whole slot; of the first piece
+	rows  int // rows of the whole slot
 	end   int
 	done  bool
 
@@ -332,7 +345,7 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 			return err
 		}
 		from, candidates := 0, 0
-		for _, p := range wk.pieces {
+		for _, p := range wk.chunks {
 			if p.first {
 				missing = p.rows
 				if err := out.BeginSlot(p.slot); err != nil {
@@ -348,7 +361,7 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 				return err
 			}
 			if p.done && (missing < 0 || missing > 0 && (wk.base == nil || p.slot.Whole)) {
-				return rowraft.Errorf(rowraft.CodeInternal, "slot %d: %d rows of the snapshot are missing", p.slot.Slot, missing)
+				return rowraft.Errorf(rowraft.CodeInternal, "slot %d: the snapshot lacks %d rows", p.slot.Slot, missing)
 			}
 			if p.done {
 				if err := wk.putCandidates(out, wk.candidates[candidates:p.candidatesEnd]); err != nil {
@@ -361,21 +374,22 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 	return nil
 }
 
-// walk reads on from slot next, within which it stopped before if inside, and
+// walk continues at slot next, in its middle if inside is set, and
 // returns where it stopped.
 func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bool) (rowraft.Slot, bool, error) {
-	wk.pieces, wk.buf, wk.candidates = wk.pieces[:0], wk.buf[:0], wk.candidates[:0]
+	wk.chunks, wk.buf, wk.candidates = wk.chunks[:0], wk.buf[:0], wk.candidates[:0]
 	recordBytes := t.rows.RecordBytes()
 	entries := min(walkEntries, max(1, walkBytes/recordBytes))
-	s.m.life.RLock()
-	defer s.m.life.RUnlock()
+	s.m.readers.RLock()
+	defer s.m.readers.RUnlock()
 	if err := s.usable(); err != nil {
 		return next, inside, err
 	}
 	for ; next < rowraft.NumSlots && len(wk.buf)+len(wk.candidates) < walkBytes; next++ {
 		c := t.snap.Slot(next)
-		p := piece{
-			slot:  checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: c.Version, RecordBytes: recordBytes, Removed: c.Removed},
+		p := slotChunk{
+			slot: checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: c.Version, RecordBytes: recordBytes,
+				Removed: c.Removed},
 			first: !inside, rows: c.Rows,
 		}
 		if p.rows == 0 && p.slot.Counter == 0 {
@@ -386,12 +400,12 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 			return next, inside, err
 		}
 		wk.buf, p.done = t.snap.AppendSlotSince(wk.buf, next, since, entries)
-		if p.end = len(wk.buf); since != p.slot.Counter { // else it is as it was
+		if p.end = len(wk.buf); since != p.slot.Counter { // otherwise the slot has not changed since the base
 			if p.done {
 				wk.candidates = t.snap.AppendCandidates(wk.candidates, next)
 			}
 			p.candidatesEnd = len(wk.candidates)
-			wk.pieces = append(wk.pieces, p)
+			wk.chunks = append(wk.chunks, p)
 		}
 		if inside = !p.done; inside {
 			break
@@ -400,8 +414,7 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 	return next, inside, nil
 }
 
-// putCandidates ends a slot with its keys that wait for a row: all of them, in a
-// delta too.
+// putCandidates ends a slot with its candidates. A delta has all of them, too.
 func (wk *walk) putCandidates(out *checkpoint.Writer, b []byte) error {
 	for w := b; wk.base != nil && len(w) > 0; w = w[rowstore.CandidateBytes:] {
 		wk.digest = wk.digest.Add(checkpoint.CandidateDigest(w[:rowstore.CandidateBytes]))
@@ -409,17 +422,20 @@ func (wk *walk) putCandidates(out *checkpoint.Writer, b []byte) error {
 	return out.Candidates(b)
 }
 
-// since tells above which version rows of a slot are written, and marks the slot if
-// that is all of them.
+// since returns the version above which rows of a slot are written. It sets slot.Whole if
+// all rows are written.
 func (wk *walk) since(t *tableSnapshot, slot *checkpoint.Slot) (uint64, error) {
 	if wk.base == nil || !t.rows.Owns(slot.Slot) {
 		return 0, nil
 	}
 	base := wk.base(slot.Table, slot.Slot)
 	if base > slot.Counter {
-		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "slot %d is at version %d, and at %d in what this would be a delta to: that is not of its past", slot.Slot, slot.Counter, base)
+		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"slot %d is at version %d, but the base has version %d: the base is not from the past of this shard",
+			slot.Slot, slot.Counter, base)
 	}
-	if slot.Whole = base == 0 || slot.Removed > base; slot.Whole { // or nobody would miss what was removed
+	// A slot from which a row was removed since the base is written whole: a delta does not list removed rows.
+	if slot.Whole = base == 0 || slot.Removed > base; slot.Whole {
 		return 0, nil
 	}
 	return base, nil

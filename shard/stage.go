@@ -9,36 +9,36 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// stage is what a restore has brought so far: tables beside those that serve,
-// built by entries. It is part of the replicated state, yet in no snapshot: none
-// is taken while there is a stage, so the log keeps the entries that made it.
+// stage is the state of a running restore: tables that entries of the log build while the present
+// tables serve. It is part of the replicated state, but not of a snapshot: no snapshot
+// is taken while there is a stage, so the log keeps the entries that built it.
 //
-// The apply goroutine owns it; next, rows and broken are also read under m.mu.
+// The apply goroutine owns it. Other goroutines read next, rows and broken under m.mu.
 type stage struct {
 	id     wire.RestoreID
 	epoch  rowraft.TableEpoch
 	state  *state
-	base   uint32 // tick that ages are counted back from
-	next   uint64 // number of the chunk that comes next
+	base   uint32 // tick from which ages are subtracted
+	next   uint64 // number of the next chunk
 	rows   uint64
-	broken error // why it will never be closed
+	broken error // the reason why it cannot be closed, or nil
 }
 
-// Stage tells how far the restore id is here.
+// Stage is the progress of a restore on this replica.
 type Stage struct {
 	ID     wire.RestoreID
 	Epoch  rowraft.TableEpoch
-	Next   uint64 // number of the chunk that comes next
+	Next   uint64 // number of the next chunk
 	Rows   uint64
 	Digest checkpoint.Digest
-	Err    error // why it will never be closed
+	Err    error // the reason why it cannot be closed, or nil
 }
 
-// Stage returns the stage, if there is one. It waits for an entry that is being
-// applied.
+// Stage returns the progress of the running restore, if there is one. It waits for the end of an
+// entry that is being applied.
 func (m *Machine) Stage() (s Stage, ok bool) {
-	m.entry.Lock()
-	defer m.entry.Unlock()
+	m.applyMu.Lock()
+	defer m.applyMu.Unlock()
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	g := m.mu.stage
@@ -49,7 +49,7 @@ func (m *Machine) Stage() (s Stage, ok bool) {
 	return Stage{ID: g.id, Epoch: g.epoch, Next: g.next, Rows: g.rows, Digest: sum.Bytes(), Err: g.broken}, true
 }
 
-// StageID returns the id of the stage, if there is one, without waiting.
+// StageID returns the id of the running restore, if there is one, without waiting.
 func (m *Machine) StageID() (id wire.RestoreID, ok bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -59,7 +59,7 @@ func (m *Machine) StageID() (id wire.RestoreID, ok bool) {
 	return m.mu.stage.id, true
 }
 
-// dropStageLocked forgets the stage.
+// dropStageLocked removes the stage and frees it.
 // REQUIRES: m.mu is held for writing.
 func (m *Machine) dropStageLocked() error {
 	g := m.mu.stage
@@ -71,7 +71,7 @@ func (m *Machine) dropStageLocked() error {
 }
 
 // applyRestore applies an entry of a restore.
-// REQUIRES: m.entry is held.
+// REQUIRES: m.applyMu is held.
 func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) error {
 	switch h.Kind {
 	case wire.EntryRestoreBegin:
@@ -95,38 +95,46 @@ func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) erro
 	}
 	return m.change(h, a, func(*state, uint64) (error, error) {
 		if g := m.mu.stage; g != nil && g.id == id {
-			_ = m.dropStageLocked() // an error can only mean that memory was not given back
+			_ = m.dropStageLocked() // an error only means that the system did not take back memory
 		}
 		return nil, nil
 	})
 }
 
-// beginStage makes an empty stage. An epoch above that of the tables announces a restore
-// of all tables, the present one a restore of these tables alone. It never takes the place of another one, which
-// may be decided by now: who may drop that is known elsewhere.
-// REQUIRES: m.entry and m.mu are held.
-func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (answer, fatal error) {
+// beginStage makes an empty stage. If b has a higher epoch than the tables, the restore replaces
+// all tables; with the present epoch, it replaces only the tables that it names. beginStage never
+// replaces another stage: the scheduler may have decided to close that one by now. Only an
+// EntryRestoreDrop removes it.
+// REQUIRES: m.applyMu and m.mu are held.
+func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (result, fatal error) {
 	if b.Epoch < m.Epoch() || b.Epoch == m.Epoch() && len(b.Tables) == 0 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: a restore to table epoch %d, the tables are of %d", m.shard, b.Epoch, m.Epoch()), nil
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"shard %d: a restore of %d tables to table epoch %d, but the tables have epoch %d",
+			m.shard, len(b.Tables), b.Epoch, m.Epoch()), nil
 	}
 	if g := m.mu.stage; g != nil && g.id == b.ID {
-		return nil, nil // a copy of the entry that began it
+		return nil, nil // a copy of the entry that began this restore
 	} else if g != nil {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: restore %x has its stage here, %x waits for its end", m.shard, g.id[:4], b.ID[:4]), nil
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: restore %x must wait until restore %x ends",
+			m.shard, b.ID[:4], g.id[:4]), nil
 	}
 	names := make(map[string]bool, len(b.Tables))
 	for _, s := range b.Tables {
 		if names[s.Name] || len(b.Tables) > MaxTables {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: a restore of %d tables, of which two may be called %q", m.shard, len(b.Tables), s.Name), nil
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"shard %d: a restore of %d tables: want at most %d with different names, table %q",
+				m.shard, len(b.Tables), MaxTables, s.Name), nil
 		}
 		names[s.Name] = true
 		if b.Epoch == m.Epoch() && m.mu.table(s.ID) != nil {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: a restore of table %s alone brings id %#x, which is in use", m.shard, s.Name, uint64(s.ID)), nil
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"shard %d: the restore of table %s uses id %#x, which another table has",
+				m.shard, s.Name, uint64(s.ID)), nil
 		}
 	}
 	g := &stage{id: b.ID, epoch: b.Epoch, state: &state{}, next: 1, base: max(b.Base, rowraft.TickOf(now))}
 	if b.Epoch == m.Epoch() {
-		g.base = rowraft.TickOf(now) // the log time is that of tables that stay, too
+		g.base = rowraft.TickOf(now) // the tables that stay use this log time, too
 	}
 	for _, s := range b.Tables {
 		if _, err := g.state.addTable(s, m.owned); err != nil {
@@ -137,8 +145,8 @@ func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (answer, fatal er
 	return nil, nil
 }
 
-// applyStageRows adds one chunk. It walks the whole entry before it changes
-// anything, and holds m.mu for none of the rows: nobody reads them yet.
+// applyStageRows adds one chunk. It parses the whole entry before it changes
+// anything. It does not hold m.mu while it adds rows: no other goroutine reads them yet.
 func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) error {
 	id, seq, blocks, err := wire.ParseRestoreRows(body)
 	if err != nil {
@@ -152,20 +160,20 @@ func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) er
 	}
 	m.mu.Lock()
 	m.tick(h)
-	answer := m.checkEpoch(h)
+	result := m.checkEpoch(h)
 	g := m.mu.stage
 	m.mu.Unlock()
-	if answer == nil {
-		answer = m.stageTakes(g, id, seq)
+	if result == nil {
+		result = m.checkChunk(g, id, seq)
 	}
-	a.Parts = []PartResult{{Err: answer}}
-	if answer != nil || seq < g.next {
-		a.Parts[0].Duplicate = answer == nil
+	a.Parts = []PartResult{{Err: result}}
+	if result != nil || seq < g.next {
+		a.Parts[0].Duplicate = result == nil
 		return nil
 	}
 	rows, err := g.add(blocks)
 	if rowraft.CodeOf(err) == rowraft.CodeOverloaded {
-		return err // no memory here; other replicas may have some
+		return err // this replica has no memory; the other replicas may have some
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -179,20 +187,21 @@ func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) er
 	return nil
 }
 
-// stageTakes reports why chunk seq of the restore id does not belong into g.
-func (m *Machine) stageTakes(g *stage, id wire.RestoreID, seq uint64) error {
+// checkChunk returns the reason why chunk seq of the restore id does not belong to g, or nil.
+func (m *Machine) checkChunk(g *stage, id wire.RestoreID, seq uint64) error {
 	switch {
 	case g == nil || g.id != id:
-		return rowraft.Errorf(rowraft.CodeNotFound, "shard %d: no restore %x is under way", m.shard, id[:4])
+		return rowraft.Errorf(rowraft.CodeNotFound, "shard %d: no restore %x is running", m.shard, id[:4])
 	case g.broken != nil:
 		return g.broken
 	case seq == 0 || seq > g.next:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: chunk %d of the restore, chunk %d comes next", m.shard, seq, g.next)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"shard %d: chunk %d of the restore arrived, but chunk %d is next", m.shard, seq, g.next)
 	}
 	return nil
 }
 
-// add puts the rows of blocks into the stage.
+// add adds the rows of blocks to the stage.
 func (g *stage) add(blocks []byte) (rows uint64, err error) {
 	var b wire.RestoreBlock
 	for len(blocks) > 0 {
@@ -217,22 +226,25 @@ func (g *stage) add(blocks []byte) (rows uint64, err error) {
 	return rows, nil
 }
 
-// closeStage puts the stage in the place of all tables: new epoch, no sessions. A stage of
-// the present epoch takes the place of the tables of the same names only; all else stays.
-// REQUIRES: m.entry and m.mu are held.
+// closeStage makes the stage the state: all tables are replaced, the epoch is new, and there are no
+// sessions. A stage of the present epoch replaces only the tables of the same names; everything else
+// stays.
+// REQUIRES: m.applyMu and m.mu are held.
 func (m *Machine) closeStage(c *wire.RestoreClose) error {
 	g := m.mu.stage
 	mine := g != nil && g.id == c.ID && g.epoch == c.Epoch
 	switch {
 	case !mine && c.Epoch == m.Epoch():
-		return nil // a copy of the entry that closed it
+		return nil // a copy of the entry that closed this restore
 	case !mine:
-		return rowraft.Errorf(rowraft.CodeNotFound, "shard %d: no restore %x to table epoch %d is under way", m.shard, c.ID[:4], c.Epoch)
+		return rowraft.Errorf(rowraft.CodeNotFound, "shard %d: no restore %x to table epoch %d is running",
+			m.shard, c.ID[:4], c.Epoch)
 	case g.broken != nil:
 		return g.broken
 	}
 	if sum, _ := g.state.digest(); g.next-1 != c.Chunks || g.rows != c.Rows || sum.Bytes() != c.Digest {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: the restore brought %d chunks with %d rows of digest %x, want %d with %d of %x",
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"shard %d: the restore has %d chunks with %d rows of digest %x, want %d with %d of %x",
 			m.shard, g.next-1, g.rows, sum.Bytes(), c.Chunks, c.Rows, c.Digest)
 	}
 	m.mu.stage = nil
@@ -241,7 +253,7 @@ func (m *Machine) closeStage(c *wire.RestoreClose) error {
 		return nil
 	}
 	m.mu.snapshots = nil
-	// An error can only mean that memory was not given back.
+	// An error only means that the system did not take back memory.
 	_ = m.replaceLocked(g.state, func() {
 		m.epoch.Store(uint64(g.epoch))
 		m.logTime.Store(max(m.logTime.Load(), uint64(g.base)*uint64(rowraft.Tick)))

@@ -11,8 +11,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// restoreEntries are the entries that bring the rows of from to a shard of epoch
-// 1, one block each chunk.
+// restoreEntries returns the entries that restore the rows of from into a shard of epoch 1, one block per chunk.
 func restoreEntries(tb testing.TB, from *replica, id wire.RestoreID) (begin []byte, rows [][]byte, end []byte) {
 	tb.Helper()
 	h := wire.EntryHeader{Version: 1, Epoch: 1}
@@ -26,11 +25,13 @@ func restoreEntries(tb testing.TB, from *replica, id wire.RestoreID) (begin []by
 		if err != nil {
 			break
 		}
-		block := wire.RestoreBlock{Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, Rows: b.Rows, RecordBytes: b.RecordBytes, Records: b.Records}
+		block := wire.RestoreBlock{Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, Rows: b.Rows,
+			RecordBytes: b.RecordBytes, Records: b.Records}
 		rows = append(rows, wire.RestoreRowsEntry(h, id, uint64(len(rows)+1), wire.AppendRestoreBlock(nil, &block)))
 	}
 	d := from.digest()
-	return begin, rows, wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: id, Epoch: 2, Chunks: uint64(len(rows)), Rows: d.Rows, Digest: d.Sum})
+	return begin, rows, wire.RestoreCloseEntry(h,
+		&wire.RestoreClose{ID: id, Epoch: 2, Chunks: uint64(len(rows)), Rows: d.Rows, Digest: d.Sum})
 }
 
 func restoreSource(t *testing.T) *replica {
@@ -42,8 +43,7 @@ func restoreSource(t *testing.T) *replica {
 	return from
 }
 
-// TestARestoreServesTheOldTablesUntilItCloses, and then the new ones, to new
-// sessions.
+// TestARestoreServesTheOldTablesUntilItCloses: after the close, the shard serves the new tables to new sessions.
 func TestARestoreServesTheOldTablesUntilItCloses(t *testing.T) {
 	from := restoreSource(t)
 	begin, chunks, end := restoreEntries(t, from, wire.RestoreID{1})
@@ -57,15 +57,16 @@ func TestARestoreServesTheOldTablesUntilItCloses(t *testing.T) {
 		r.apply(c)
 	}
 	if d := r.digest(); d.Sum != before.Sum || d.Rows != 1 {
-		t.Errorf("while the restore is staged: %+v, want what was there before", d)
+		t.Errorf("while the restore is staged: %+v, want the old state", d)
 	}
 	wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded)
 	wantCode(t, second(r.ExpectMark(wire.MarkID{1})), rowraft.CodeOverloaded)
 	s, ok := r.Stage()
-	if want := from.digest(); !ok || s.Next != uint64(len(chunks)+1) || s.Rows != 4 || s.Digest != want.Sum || s.Err != nil {
+	if want := from.digest(); !ok || s.Next != uint64(len(chunks)+1) || s.Rows != 4 || s.Digest != want.Sum ||
+		s.Err != nil {
 		t.Errorf("stage %+v, %v", s, ok)
 	}
-	pushOnes(r, 2, 9) // the old tables serve
+	pushOnes(r, 2, 9) // uses the old tables
 	if a := r.apply(end); a.Parts[0].Err != nil {
 		t.Fatal(a.Parts[0].Err)
 	}
@@ -83,7 +84,8 @@ func TestARestoreServesTheOldTablesUntilItCloses(t *testing.T) {
 	}
 }
 
-// TestAReplicaThatRestartsBuildsTheStageAgain from the log behind its snapshot.
+// TestAReplicaThatRestartsBuildsTheStageAgain: a restarted replica builds the stage again from the log
+// after its snapshot.
 func TestAReplicaThatRestartsBuildsTheStageAgain(t *testing.T) {
 	from := restoreSource(t)
 	begin, chunks, end := restoreEntries(t, from, wire.RestoreID{1})
@@ -99,7 +101,7 @@ func TestAReplicaThatRestartsBuildsTheStageAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, ok := r.Stage(); ok {
-			t.Fatal("a restored snapshot has a stage, and none is ever taken with one")
+			t.Fatal("a restored snapshot has a stage, but no snapshot is taken while there is one")
 		}
 		r.index = 0
 		for _, e := range log {
@@ -119,7 +121,8 @@ func TestARestoreThatDoesNotAddUpChangesNothing(t *testing.T) {
 	for name, entries := range map[string][][]byte{
 		"a chunk missing": append(append([][]byte{begin}, chunks[:len(chunks)-1]...), end),
 		"none at all":     {begin, end},
-		"begun anew":      append(append([][]byte{begin}, chunks...), wire.RestoreDropEntry(wire.EntryHeader{Version: 1, Epoch: 1}, wire.RestoreID{1}), begin, end),
+		"begun again": append(append([][]byte{begin}, chunks...),
+			wire.RestoreDropEntry(wire.EntryHeader{Version: 1, Epoch: 1}, wire.RestoreID{1}), begin, end),
 	} {
 		r := newReplica(t, Config{})
 		var last *Applied
@@ -127,12 +130,12 @@ func TestARestoreThatDoesNotAddUpChangesNothing(t *testing.T) {
 			last = r.apply(e)
 		}
 		if last.Parts[0].Err == nil || r.Epoch() != 1 || len(r.Tables()) != 0 {
-			t.Errorf("%s: it closed (%v), epoch %d", name, last.Parts[0].Err, r.Epoch())
+			t.Errorf("%s: the restore closed (%v), epoch %d", name, last.Parts[0].Err, r.Epoch())
 		}
 	}
 }
 
-// TestALateBeginLeavesTheStageOfAnother alone: that one may be decided already.
+// TestALateBeginLeavesTheStageOfAnother: the scheduler may have decided to close the other restore already.
 func TestALateBeginLeavesTheStageOfAnother(t *testing.T) {
 	from := restoreSource(t)
 	late, _, _ := restoreEntries(t, from, wire.RestoreID{1})
@@ -150,12 +153,12 @@ func TestALateBeginLeavesTheStageOfAnother(t *testing.T) {
 			wantCode(t, r.apply(late).Parts[0].Err, rowraft.CodeOverloaded)
 		}
 		if a := r.apply(end); a.Parts[0].Err != nil || r.Epoch() != 2 {
-			t.Errorf("a late begin before chunk %d: it does not close (%v), epoch %d", cut+1, a.Parts[0].Err, r.Epoch())
+			t.Errorf("a late begin before chunk %d: the restore does not close (%v), epoch %d", cut+1, a.Parts[0].Err, r.Epoch())
 		}
 	}
 }
 
-// TestARestoreOfOneTableLeavesTheOthers with their rows, their sessions and the epoch.
+// TestARestoreOfOneTableLeavesTheOthers: the other tables keep their rows, and the sessions and the epoch stay.
 func TestARestoreOfOneTableLeavesTheOthers(t *testing.T) {
 	from := restoreSource(t)
 	id := wire.RestoreID{7}
@@ -196,7 +199,8 @@ func TestARestoreOfOneTableLeavesTheOthers(t *testing.T) {
 		r.apply(wire.RestoreRowsEntry(h, id, uint64(i+1), wire.AppendRestoreBlock(nil, &b)))
 	}
 	d := from.digest()
-	end := wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: id, Epoch: 1, Chunks: uint64(len(chunks)), Rows: d.Rows, Digest: d.Sum})
+	end := wire.RestoreCloseEntry(h,
+		&wire.RestoreClose{ID: id, Epoch: 1, Chunks: uint64(len(chunks)), Rows: d.Rows, Digest: d.Sum})
 	for range 2 { // a copy changes nothing
 		if a := r.apply(end); a.Parts[0].Err != nil {
 			t.Fatal(a.Parts[0].Err)
@@ -210,14 +214,14 @@ func TestARestoreOfOneTableLeavesTheOthers(t *testing.T) {
 		t.Errorf("rows %v in epoch %d, want %v in 1", rows, r.Epoch(), want)
 	}
 	if err := pushTo(old, 9); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
-		t.Errorf("a push to the table as it was: %v, want TableNotFound", err)
+		t.Errorf("a push to the old table: %v, want TableNotFound", err)
 	}
 	if err := errors.Join(pushTo(other, 5), pushTo(fresh, 1)); err != nil {
 		t.Errorf("the session after the restore: %v", err)
 	}
 	var b bytes.Buffer
 	if _, err := snap.WriteTo(&b); err != nil {
-		t.Errorf("the snapshot that ran meanwhile: %v", err)
+		t.Errorf("the snapshot that ran during the restore: %v", err)
 	}
 	snap.Release()
 }

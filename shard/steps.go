@@ -6,8 +6,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// applyStep applies one piece of a step: each row once, whoever sends the piece.
-// The error is fatal.
+// applyStep applies one piece of a step. It applies each row once, even if several leaders send the
+// piece. The error is fatal.
 func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
 	s, err := wire.ParseStep(h, body)
 	if err != nil {
@@ -15,20 +15,20 @@ func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
 	}
 	m.mu.Lock()
 	m.tick(h)
-	duplicate, answer := false, m.checkEpoch(h)
+	duplicate, result := false, m.checkEpoch(h)
 	var open checkpoint.OpenStep
-	if answer == nil {
-		duplicate, open, answer = m.mu.jobs.checkStep(m.shard, &s)
+	if result == nil {
+		duplicate, open, result = m.mu.jobs.checkStep(m.shard, &s)
 	}
 	m.mu.Unlock()
-	if answer == nil && !duplicate {
-		answer = m.Validate(wire.OpPush, s.Payload)
+	if result == nil && !duplicate {
+		result = m.Validate(wire.OpPush, s.Payload)
 	}
-	if answer == nil && !duplicate {
-		answer = walkRows(s.Payload, &open)
+	if result == nil && !duplicate {
+		result = advanceRows(s.Payload, &open)
 	}
-	a.Parts = []PartResult{{Err: answer, Duplicate: duplicate}}
-	if answer != nil || duplicate {
+	a.Parts = []PartResult{{Err: result, Duplicate: duplicate}}
+	if result != nil || duplicate {
 		return nil
 	}
 	if err := m.applyRows(&wire.Part{Op: wire.OpPush, Payload: s.Payload}); err != nil {
@@ -52,15 +52,17 @@ func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
 	return nil
 }
 
-// checkStep reports why a piece does not come next in its job; duplicate: because
-// it is applied. open is what the job has of the step already.
+// checkStep returns the reason why a piece is not the next one of its job, or nil. duplicate means
+// that the piece was applied before. open is what the job already has of the step.
 func (t jobs) checkStep(shard rowraft.ShardID, s *wire.Step) (duplicate bool, open checkpoint.OpenStep, err error) {
 	j, err := t.get(s.Job)
 	if err != nil {
 		return false, open, err
 	}
 	if j.Generation != s.Generation {
-		return false, open, &rowraft.StaleGenerationError{Shard: shard, Have: s.Generation, Want: j.Generation, Next: j.LastClosed + 1}
+		return false, open, &rowraft.StaleGenerationError{
+			Shard: shard, Have: s.Generation, Want: j.Generation, Next: j.LastClosed + 1,
+		}
 	}
 	if j.Open != nil {
 		open = *j.Open
@@ -68,23 +70,27 @@ func (t jobs) checkStep(shard rowraft.ShardID, s *wire.Step) (duplicate bool, op
 	switch {
 	case s.Step <= j.LastClosed, s.Step < open.Step, s.Step == open.Step && s.Piece < open.NextPiece:
 		return true, open, nil
-	case s.Piece != open.NextPiece, open.NextPiece > 0 && s.Step != open.Step, s.AfterTable != open.Table, s.AfterKey != open.Key:
-		return false, open, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: piece %d of step %d; piece %d of step %d comes next", shard, s.Piece, s.Step, open.NextPiece, max(open.Step, j.LastClosed+1))
+	case s.Piece != open.NextPiece, open.NextPiece > 0 && s.Step != open.Step, s.AfterTable != open.Table,
+		s.AfterKey != open.Key:
+		return false, open, rowraft.Errorf(rowraft.CodePrecondition,
+			"shard %d: piece %d of step %d arrived, but piece %d of step %d is next",
+			shard, s.Piece, s.Step, open.NextPiece, max(open.Step, j.LastClosed+1))
 	}
-	may := ranks(j)
+	allowed := ranks(j)
 	if open.NextPiece > 0 {
-		may = open.Contributors
+		allowed = open.Contributors
 	}
-	if !s.Contributors.Within(&may) {
-		return false, open, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: step %d has contributors that are no members, or were none of the piece before", shard, s.Step)
+	if !s.Contributors.Within(&allowed) {
+		return false, open, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"shard %d: step %d has contributors that are not members, or that the previous piece does not have", shard, s.Step)
 	}
 	return false, open, nil
 }
 
-// walkRows moves the last row of open to that of payload, which must go on after it
-// in the order of (table, key).
+// advanceRows sets the last row of open to the last row of payload. The rows of payload must follow
+// it in the order of (table, key).
 // REQUIRES: Validate(wire.OpPush, payload) == nil.
-func walkRows(payload []byte, open *checkpoint.OpenStep) error {
+func advanceRows(payload []byte, open *checkpoint.OpenStep) error {
 	table := rowraft.TableID(0)
 	for len(payload) > 0 {
 		seg, body, rest, err := wire.ParseSegment(payload)
@@ -93,14 +99,16 @@ func walkRows(payload []byte, open *checkpoint.OpenStep) error {
 		}
 		payload = rest
 		if seg.Table <= table {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x does not stand above table %#x in a step", uint64(seg.Table), uint64(table))
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x follows table %#x in a step: want ascending tables",
+				uint64(seg.Table), uint64(table))
 		}
 		table = seg.Table
 		if seg.N == 0 {
 			continue
 		}
 		if first := body.Key(0); seg.Table < open.Table || seg.Table == open.Table && first <= open.Key {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "key %d of table %#x is not above the last row of the step", first, uint64(seg.Table))
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "key %d of table %#x is not above the last row of the step",
+				first, uint64(seg.Table))
 		}
 		open.Table, open.Key = seg.Table, body.Key(seg.N-1)
 	}
@@ -116,14 +124,14 @@ type StepPart struct {
 	Step        rowraft.Step
 }
 
-// CheckStep tells what is known of a part: applied, if its step is closed and it is in
-// there; nothing, if its step is open. It wants a state that is the newest.
+// CheckStep reports whether a worker's part is applied: its step is closed and contains it. It
+// returns false and no error if the step is open. The caller must ensure that the state is the newest.
 //
-// A part of a later generation than the present one must wait, unless it is of a step that is open
-// in the log and has the worker's part: the present generation closes that before it ends.
+// A part of a later generation than the present one must wait. The exception is a part that the log
+// already has in the open step: the present generation closes that step before it ends.
 //
 // Errors: *StepClosedError; *StaleGenerationError; CodeNotMember; CodeNotFound;
-// CodeStarting if the generation has not arrived here.
+// CodeStarting if this replica has not yet applied the generation.
 func (m *Machine) CheckStep(p *StepPart) (applied bool, err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -139,14 +147,18 @@ func (m *Machine) CheckStep(p *StepPart) (applied bool, err error) {
 	}
 	switch {
 	case p.Generation < j.Generation:
-		return false, &rowraft.StaleGenerationError{Shard: m.shard, Have: p.Generation, Want: j.Generation, Next: j.LastClosed + 1}
+		return false, &rowraft.StaleGenerationError{
+			Shard: m.shard, Have: p.Generation, Want: j.Generation, Next: j.LastClosed + 1,
+		}
 	case p.Generation > j.Generation && (j.Open == nil || p.Step != j.Open.Step || !j.Open.Contributors.Has(p.Rank)):
-		return false, rowraft.Errorf(rowraft.CodeStarting, "shard %d: generation %d of job %x has not arrived, it is at %d", m.shard, p.Generation, p.Job[:4], j.Generation)
+		return false, rowraft.Errorf(rowraft.CodeStarting,
+			"shard %d: generation %d of job %x has not arrived; the shard has generation %d",
+			m.shard, p.Generation, p.Job[:4], j.Generation)
 	}
 	return false, nil
 }
 
-// closedWith tells whether p is in its step, which is closed.
+// closedWith reports whether the step of p, which is closed, contains p.
 func closedWith(j *checkpoint.Job, shard rowraft.ShardID, p *StepPart) (applied bool, err error) {
 	late := &rowraft.StepClosedError{Shard: shard, Step: p.Step, Next: j.LastClosed + 1}
 	late.Unsure = len(j.Closed) == checkpoint.ClosedSteps && p.Step < j.Closed[0].Step
@@ -166,17 +178,17 @@ func (m *Machine) HasMembership(w *wire.Membership) bool {
 	return j != nil && sameMembership(j, w)
 }
 
-// JobPlan is what a leader needs to know to close steps.
+// JobPlan is what a leader needs to close steps.
 type JobPlan struct {
 	Generation rowraft.Generation
 	LastClosed rowraft.Step
 	Members    wire.RankSet
-	Needed     int    // members that close a step
+	Needed     int    // number of members that close a step
 	Deadline   uint64 // nanoseconds; 0: none
 	Open       checkpoint.OpenStep
 }
 
-// JobPlan returns that of a job. Errors: CodeNotFound.
+// JobPlan returns the plan of a job. Errors: CodeNotFound.
 func (m *Machine) JobPlan(id rowraft.JobID) (p JobPlan, err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -184,7 +196,9 @@ func (m *Machine) JobPlan(id rowraft.JobID) (p JobPlan, err error) {
 	if err != nil {
 		return p, err
 	}
-	p = JobPlan{Generation: j.Generation, LastClosed: j.LastClosed, Members: ranks(j), Needed: j.Quorum, Deadline: j.Deadline}
+	p = JobPlan{
+		Generation: j.Generation, LastClosed: j.LastClosed, Members: ranks(j), Needed: j.Quorum, Deadline: j.Deadline,
+	}
 	if p.Needed == 0 {
 		p.Needed = len(j.Members)
 	}

@@ -8,15 +8,15 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Swept counts what a sweep removed, or would.
+// Swept counts what a sweep removed, or would remove.
 type Swept struct {
 	Rows       uint64
-	Candidates uint64 // keys that waited for a row
+	Candidates uint64
 }
 
-// applySweep removes what meets the conditions of the entry
-// (docs/formats/streaming.md), a slot under one hold of the lock.
-// REQUIRES: m.entry is held.
+// applySweep removes the rows and candidates that meet the conditions of the entry
+// (docs/formats/streaming.md). It holds mu for one slot at a time.
+// REQUIRES: m.applyMu is held.
 func (m *Machine) applySweep(h wire.EntryHeader, body []byte, a *Applied) error {
 	w, err := wire.ParseSweep(h, body)
 	if err != nil {
@@ -52,30 +52,29 @@ func (m *Machine) sweepSlot(w *wire.Sweep, slot rowraft.Slot, a *Applied) error 
 	return err
 }
 
-// Piece is what a look at some slots found.
-type Piece struct {
-	Next   rowraft.Slot // first that was not looked at; NumSlots if all were
-	Looked uint64       // rows and candidates
+// SweepPreview is the result of PreviewSweep for some slots.
+type SweepPreview struct {
+	Next   rowraft.Slot // first slot that was not read; NumSlots if all were read
+	Looked uint64       // rows and candidates read
 	Found  Swept
 
-	// First and Slots are those from the first to the last in which something was
-	// found; Slots is 0 if nothing was.
+	// First and Slots are the range from the first to the last slot in which something was
+	// found; Slots is 0 if nothing was found.
 	First rowraft.Slot
 	Slots int
 }
 
-// LookForSweep counts what the sweep w would remove at tick, from slot w.First on
-// and until it has looked at most rows (it ends with a whole slot). w.Slots does
-// not count.
+// PreviewSweep counts what the sweep w would remove at tick. It starts at slot w.First and stops
+// after the slot in which it has read at least most rows. It ignores w.Slots.
 //
-// Errors: CodeTableNotFound; CodeInvalidArgument if w cannot be asked of the
+// Errors: CodeTableNotFound; CodeInvalidArgument if the conditions of w do not apply to the
 // table; *FatalError; CodeClosing.
-func (m *Machine) LookForSweep(w *wire.Sweep, tick uint32, most uint64) (p Piece, err error) {
+func (m *Machine) PreviewSweep(w *wire.Sweep, tick uint32, most uint64) (p SweepPreview, err error) {
 	for p.Next = w.First; p.Next < rowraft.NumSlots && p.Looked < most; p.Next++ {
 		if !m.owned.has(p.Next) {
 			continue
 		}
-		looked, found, err := m.lookAt(w, p.Next, tick)
+		looked, found, err := m.previewSlot(w, p.Next, tick)
 		if err != nil {
 			return p, err
 		}
@@ -92,17 +91,19 @@ func (m *Machine) LookForSweep(w *wire.Sweep, tick uint32, most uint64) (p Piece
 	return p, nil
 }
 
-// lookAt looks at one slot, in pieces, between which rows may change.
-func (m *Machine) lookAt(w *wire.Sweep, slot rowraft.Slot, tick uint32) (looked uint64, found Swept, err error) {
+// previewSlot counts one slot in several steps. Rows may change in between.
+func (m *Machine) previewSlot(w *wire.Sweep, slot rowraft.Slot, tick uint32) (looked uint64, found Swept, err error) {
 	var l slotListing
 	defer l.end()
 	for done := false; !done && err == nil; {
-		done, err = m.lookAtSome(&l, w, slot, tick, &looked, &found)
+		done, err = m.previewSome(&l, w, slot, tick, &looked, &found)
 	}
 	return looked, found, err
 }
 
-func (m *Machine) lookAtSome(l *slotListing, w *wire.Sweep, slot rowraft.Slot, tick uint32, looked *uint64, found *Swept) (done bool, err error) {
+func (m *Machine) previewSome(
+	l *slotListing, w *wire.Sweep, slot rowraft.Slot, tick uint32, looked *uint64, found *Swept,
+) (done bool, err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if err := m.usableLocked(); err != nil {
@@ -128,18 +129,17 @@ func (m *Machine) lookAtSome(l *slotListing, w *wire.Sweep, slot rowraft.Slot, t
 	return done, nil
 }
 
-// listEntries bounds the index entries that are looked at under one hold of a lock: some
-// 0.3 ms where every record has to be fetched from memory.
+// listEntries limits the index entries that are read while a lock is held once: about
+// 0.3 ms if every record must be fetched from memory.
 const listEntries = 8192
 
-// slotListing is a rowstore.Listing and the table that it is of, which may go between two
-// pieces.
+// slotListing is a rowstore.Listing and its table. The table may be dropped between two steps.
 type slotListing struct {
 	table *table
 	rows  *rowstore.Listing
 }
 
-// begin lists slot of t. REQUIRES: as List of rowstore.
+// begin lists slot of t. REQUIRES: those of rowstore.Table.List.
 func (l *slotListing) begin(t *table, slot rowraft.Slot) {
 	l.end()
 	l.table, l.rows = t, t.rows.List(slot)

@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// halfShard holds the even slots, and tells a key of a slot that it lacks.
+// halfShard returns a replica with the even slots, and a key of a slot that it does not hold.
 func halfShard(t *testing.T) (r *replica, table rowraft.Schema, own []rowraft.Key, foreign rowraft.Key) {
 	c := Config{Shard: 3}
 	for s := rowraft.Slot(0); s < rowraft.NumSlots; s += 2 {
@@ -31,8 +31,7 @@ func halfShard(t *testing.T) (r *replica, table rowraft.Schema, own []rowraft.Ke
 	return r, table, own, foreign
 }
 
-// TestBadPushesAreRefused: before the log by Validate, and by Apply as well, with
-// one code, and without any effect.
+// TestBadPushesAreRefused: Validate and Apply refuse them with the same code, and without any effect.
 func TestBadPushesAreRefused(t *testing.T) {
 	r, table, own, foreign := halfShard(t)
 	with := func(change func(*rows)) []byte {
@@ -54,26 +53,43 @@ func TestBadPushesAreRefused(t *testing.T) {
 		code    rowraft.Code
 		text    string
 	}{
-		{"an unknown table", 0, payloadOf(rows{schema: testTable(8, "x", 2, sgd), keys: own}), rowraft.CodeTableNotFound, "no table 0x8"},
-		{"an unknown table without rows", 0, payloadOf(rows{schema: testTable(8, "x", 2, sgd)}), rowraft.CodeTableNotFound, "no table 0x8"},
-		{"another dim", 0, with(func(s *rows) { s.schema = wider }), rowraft.CodeInvalidArgument, "table half has dim 2, the request has 3"},
-		{"another dim without rows", 0, with(func(s *rows) { s.schema, s.keys = wider, nil }), rowraft.CodeInvalidArgument, "has dim 2"},
-		{"an unknown dtype", 0, append(bytes.Clone(good[:14]), append([]byte{7}, good[15:]...)...), rowraft.CodeInvalidArgument, "dtype 7"},
+		{"an unknown table", 0, payloadOf(rows{schema: testTable(8, "x", 2, sgd), keys: own}), rowraft.CodeTableNotFound,
+			"no table 0x8"},
+		{"an unknown table without rows",
+			0, payloadOf(rows{schema: testTable(8, "x", 2, sgd)}), rowraft.CodeTableNotFound, "no table 0x8"},
+		{"another dim", 0, with(func(s *rows) { s.schema = wider }), rowraft.CodeInvalidArgument,
+			"table half has dim 2, the request has 3"},
+		{"another dim without rows",
+			0, with(func(s *rows) { s.schema, s.keys = wider, nil }), rowraft.CodeInvalidArgument, "has dim 2"},
+		{"an unknown dtype", 0, append(bytes.Clone(good[:14]), append([]byte{7}, good[15:]...)...),
+			rowraft.CodeInvalidArgument, "dtype 7"},
 		{"no values", 0, with(func(s *rows) { s.flags = wire.FlagNoValues }), rowraft.CodeInvalidArgument, "flags 0x2"},
 		{"no keys", 0, with(func(s *rows) { s.flags = wire.FlagNoKeys }), rowraft.CodeInvalidArgument, "flags 0x4"},
 		{"a bitmap", 0, with(func(s *rows) { s.flags = wire.FlagPresence }), rowraft.CodeInvalidArgument, "flags 0x8"},
-		{"an unknown flag", 0, append(bytes.Clone(good[:15]), append([]byte{0x80}, good[16:]...)...), rowraft.CodeInvalidArgument, "unknown segment flags 0x80"},
-		{"an assign with a learning rate", wire.OpAssign, with(func(s *rows) { s.flags = wire.FlagLR }), rowraft.CodeInvalidArgument, "flags 0x1"},
-		{"keys out of order", 0, with(func(s *rows) { s.keys = []rowraft.Key{own[1], own[0]} }), rowraft.CodeInvalidArgument, "strictly ascending"},
-		{"a key twice", 0, with(func(s *rows) { s.keys = []rowraft.Key{own[0], own[1], own[1]} }), rowraft.CodeInvalidArgument, "stands twice"},
-		{"a table twice", 0, payloadOf(rows{schema: table, keys: own[:1]}, rows{schema: table, keys: own[1:]}), rowraft.CodeInvalidArgument, "table half stands in two segments"},
-		{"a foreign key", 0, with(func(s *rows) { s.keys = []rowraft.Key{foreign} }), rowraft.CodeWrongShard, "which shard 3 does not hold"},
-		{"NaN", 0, with(func(s *rows) { s.values = []float32{0, 0, 0, 0, 0, nan} }), rowraft.CodeInvalidArgument, "row 2, dimension 1 is NaN"},
-		{"an infinite weight", wire.OpAssign, with(func(s *rows) { s.values = []float32{0, 0, inf, 0, 0, 0} }), rowraft.CodeInvalidArgument, "row 1, dimension 0 is -Inf"},
-		{"infinite in bfloat16", 0, with(func(s *rows) { s.values, s.dtype = []float32{0, 0, inf, 0, 0, 0}, rowraft.BFloat16 }), rowraft.CodeInvalidArgument, "is -Inf"},
+		{"an unknown flag", 0, append(bytes.Clone(good[:15]), append([]byte{0x80}, good[16:]...)...),
+			rowraft.CodeInvalidArgument, "unknown segment flags 0x80"},
+		{"an assign with a learning rate",
+			wire.OpAssign, with(func(s *rows) { s.flags = wire.FlagLR }), rowraft.CodeInvalidArgument, "flags 0x1"},
+		{"keys out of order", 0, with(func(s *rows) { s.keys = []rowraft.Key{own[1], own[0]} }),
+			rowraft.CodeInvalidArgument, "strictly ascending"},
+		{"a key twice", 0, with(func(s *rows) { s.keys = []rowraft.Key{own[0], own[1], own[1]} }),
+			rowraft.CodeInvalidArgument, "stands twice"},
+		{"a table twice", 0, payloadOf(rows{schema: table, keys: own[:1]}, rows{schema: table, keys: own[1:]}),
+			rowraft.CodeInvalidArgument, "table half has two segments"},
+		{"a foreign key", 0, with(func(s *rows) { s.keys = []rowraft.Key{foreign} }), rowraft.CodeWrongShard,
+			"which shard 3 does not hold"},
+		{"NaN", 0, with(func(s *rows) { s.values = []float32{0, 0, 0, 0, 0, nan} }), rowraft.CodeInvalidArgument,
+			"row 2, dimension 1 is NaN"},
+		{"an infinite weight", wire.OpAssign, with(func(s *rows) { s.values = []float32{0, 0, inf, 0, 0, 0} }),
+			rowraft.CodeInvalidArgument, "row 1, dimension 0 is -Inf"},
+		{"infinite in bfloat16", 0, with(func(s *rows) {
+			s.values, s.dtype = []float32{0, 0, inf, 0, 0, 0},
+				rowraft.BFloat16
+		}), rowraft.CodeInvalidArgument, "is -Inf"},
 		{"a cut payload", 0, good[:len(good)-8], rowraft.CodeInvalidArgument, "left"},
 		{"half a header", 0, good[:16], rowraft.CodeInvalidArgument, "ends within a segment header"},
-		{"a good segment before a bad one", 0, append(bytes.Clone(good), good[:8]...), rowraft.CodeInvalidArgument, "ends within a segment header"},
+		{"a good segment before a bad one",
+			0, append(bytes.Clone(good), good[:8]...), rowraft.CodeInvalidArgument, "ends within a segment header"},
 		{"too many keys", 0, tooMany, rowraft.CodeInvalidArgument, "262145 keys"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -81,7 +97,7 @@ func TestBadPushesAreRefused(t *testing.T) {
 			err := r.Validate(op, tc.payload)
 			wantCode(t, err, tc.code)
 			if err != nil && !strings.Contains(err.Error(), tc.text) {
-				t.Errorf("%q does not say %q", err, tc.text)
+				t.Errorf("error %q does not contain %q", err, tc.text)
 			}
 			part := push(1, rowraft.Seq(r.index), tc.payload)
 			part.Op, part.Floor = op, part.Seq-1
@@ -103,9 +119,10 @@ func TestValidateLimits(t *testing.T) {
 	wantCode(t, r.Validate(0, nil), rowraft.CodeInvalidArgument)
 	wantCode(t, r.Validate(4, nil), rowraft.CodeInvalidArgument)
 	wantCode(t, r.Validate(wire.OpPush, make([]byte, rowraft.MaxEntryBytes+8)), rowraft.CodeInvalidArgument)
-	for _, payload := range [][]byte{nil, payloadOf(rows{schema: table}), payloadOf(rows{schema: table, flags: wire.FlagLR})} {
+	for _, payload := range [][]byte{nil, payloadOf(rows{schema: table}),
+		payloadOf(rows{schema: table, flags: wire.FlagLR})} {
 		if err := r.Validate(wire.OpPush, payload); err != nil {
-			t.Errorf("%d bytes without rows: %v", len(payload), err)
+			t.Errorf("a payload of %d bytes without rows: %v", len(payload), err)
 		}
 	}
 }
@@ -134,13 +151,15 @@ func TestBadPullsAreRefused(t *testing.T) {
 		payload []byte
 		code    rowraft.Code
 	}{
-		{"an unknown table", payloadOf(rows{schema: testTable(8, "x", 2, sgd), flags: wire.FlagNoValues}), rowraft.CodeTableNotFound},
+		{"an unknown table", payloadOf(rows{schema: testTable(8, "x", 2, sgd), flags: wire.FlagNoValues}),
+			rowraft.CodeTableNotFound},
 		{"another dim", ask(func(s *rows) { s.schema.Dim = 1 }), rowraft.CodeInvalidArgument},
 		{"values", ask(func(s *rows) { s.flags = 0 }), rowraft.CodeInvalidArgument},
 		{"a learning rate", ask(func(s *rows) { s.flags |= wire.FlagLR }), rowraft.CodeInvalidArgument},
 		{"a bitmap", ask(func(s *rows) { s.flags |= wire.FlagPresence }), rowraft.CodeInvalidArgument},
 		{"a foreign key", ask(func(s *rows) { s.keys = []rowraft.Key{own[0], foreign} }), rowraft.CodeWrongShard},
-		{"too many keys", append(ask(func(s *rows) { s.keys = many }), ask(func(s *rows) { s.keys = many })...), rowraft.CodeInvalidArgument},
+		{"too many keys", append(ask(func(s *rows) { s.keys = many }), ask(func(s *rows) { s.keys = many })...),
+			rowraft.CodeInvalidArgument},
 		{"too long a reply", ask(func(s *rows) { s.schema, s.keys = wide, wideKeys }), rowraft.CodeInvalidArgument},
 		{"half a header", ask(func(*rows) {})[:20], rowraft.CodeInvalidArgument},
 	} {
@@ -156,7 +175,8 @@ func TestPullAnswersEachSegmentInItsDType(t *testing.T) {
 	r.parts(push(1, 1, payloadOf(rows{schema: table, keys: own[:1], values: []float32{1.001, -7.77}})))
 	want, _ := r.pull(table, own[0], own[1])
 	ask := append(
-		payloadOf(rows{schema: table, flags: wire.FlagNoValues, dtype: rowraft.BFloat16, keys: []rowraft.Key{own[1], own[0], own[1]}}),
+		payloadOf(rows{schema: table, flags: wire.FlagNoValues, dtype: rowraft.BFloat16,
+			keys: []rowraft.Key{own[1], own[0], own[1]}}),
 		payloadOf(rows{schema: table, flags: wire.FlagNoValues})...)
 	reply, _, err := r.Pull(ask, false, func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n+16) })
 	if err != nil {
@@ -172,7 +192,8 @@ func TestPullAnswersEachSegmentInItsDType(t *testing.T) {
 		}
 	}
 	s, _, rest, err = wire.ParseSegment(rest)
-	if err != nil || s != (wire.Segment{Table: 9, Dim: 2, DType: rowraft.Float32, Flags: wire.FlagNoKeys}) || len(rest) != 0 {
+	if err != nil || s != (wire.Segment{Table: 9, Dim: 2, DType: rowraft.Float32, Flags: wire.FlagNoKeys}) ||
+		len(rest) != 0 {
 		t.Errorf("second segment %+v, %d bytes left, %v", s, len(rest), err)
 	}
 	if d := r.digest(); d.Rows != 1 {
@@ -208,7 +229,8 @@ func TestCreateTable(t *testing.T) {
 	}
 	r.mustOpen(1, 1)
 	r.parts(push(1, 1, payloadOf(rows{schema: b, keys: []rowraft.Key{1, 2}})))
-	if s := r.Stats(); len(s) != 2 || s[0].Name != "b" || s[0].Rows != 2 || s[0].Bytes == 0 || s[1].ID != 7 || s[1].Rows != 0 {
+	if s := r.Stats(); len(s) != 2 || s[0].Name != "b" || s[0].Rows != 2 || s[0].Bytes == 0 || s[1].ID != 7 ||
+		s[1].Rows != 0 {
 		t.Errorf("stats %+v", s)
 	}
 }

@@ -55,7 +55,6 @@ var unswept = []string{
 	"raftstore",
 	"scheduler",
 	"scripts",
-	"shard",
 	"tablefile",
 	"trainer",
 	"trainer/accel",

@@ -21,11 +21,13 @@ func (r *replica) mark() Digest {
 
 func (r *replica) agree(d Digest) *Applied {
 	r.tb.Helper()
-	return r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofAgreed, Mark: d.Index, Rows: d.Rows, Digest: d.Sum}))
+	return r.apply(wire.ProofEntry(r.header(),
+		&wire.Proof{Step: wire.ProofAgreed, Mark: d.Index, Rows: d.Rows, Digest: d.Sum}))
 }
 
 func pullOne(r *replica) error {
-	_, _, err := r.Pull(payloadOf(rows{schema: markTable(), flags: wire.FlagNoValues, keys: []rowraft.Key{1}}), false, func(n int) []byte { return make([]byte, n) })
+	_, _, err := r.Pull(payloadOf(rows{schema: markTable(), flags: wire.FlagNoValues, keys: []rowraft.Key{1}}), false,
+		func(n int) []byte { return make([]byte, n) })
 	return err
 }
 
@@ -37,8 +39,8 @@ func pushedReplica(tb testing.TB) *replica {
 	return r
 }
 
-// TestAFencedReplicaServesNothing: no pull, digest, snapshot, entry or restore, and
-// the code is one that a client takes elsewhere.
+// TestAFencedReplicaServesNothing: a fenced replica refuses pull, digest, snapshot, entry and restore, with
+// a code that makes the client try another replica.
 func TestAFencedReplicaServesNothing(t *testing.T) {
 	r := pushedReplica(t)
 	before := r.snapshot()
@@ -69,7 +71,8 @@ func TestAFencedReplicaServesNothing(t *testing.T) {
 	applied, _ := r.Apply(r.index+1, wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark})).(error)
 	refused["entry"] = applied
 	for what, err := range refused {
-		if rowraft.CodeOf(err) != rowraft.CodeFenced || !rowraft.CodeOf(err).Retryable() || !rowraft.CodeOf(err).MaybeApplied() {
+		if rowraft.CodeOf(err) != rowraft.CodeFenced || !rowraft.CodeOf(err).Retryable() ||
+			!rowraft.CodeOf(err).MaybeApplied() {
 			t.Errorf("%s: %v, want Fenced", what, err)
 		}
 	}
@@ -78,9 +81,9 @@ func TestAFencedReplicaServesNothing(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatWasNotedIsJudged: a replica that was restored, or whose notes are too
-// old, has no say; figures of another epoch fence nobody.
-func TestOnlyWhatWasNotedIsJudged(t *testing.T) {
+// TestOnlyRecordedDigestsAreCompared: a replica that was restored, or that has applied too many marks
+// since, is not fenced. A digest of another epoch fences no replica.
+func TestOnlyRecordedDigestsAreCompared(t *testing.T) {
 	wrong := func(d Digest) Digest { d.Rows++; return d }
 	for _, tc := range []struct {
 		name string
@@ -92,7 +95,7 @@ func TestOnlyWhatWasNotedIsJudged(t *testing.T) {
 			}
 		}},
 		{"64 marks came after", func(r *replica) {
-			for range maxNotes {
+			for range maxDigests {
 				r.mark()
 			}
 		}},
@@ -102,7 +105,7 @@ func TestOnlyWhatWasNotedIsJudged(t *testing.T) {
 			d := r.mark()
 			tc.then(r)
 			if err := r.agree(wrong(d)).Parts[0].Err; err != nil || r.Fenced() != nil {
-				t.Errorf("judged by what it has not noted: %v", err)
+				t.Errorf("fenced without a recorded digest: %v", err)
 			}
 		})
 	}
@@ -120,34 +123,34 @@ func TestOnlyWhatWasNotedIsJudged(t *testing.T) {
 	t.Run("the oldest of 64", func(t *testing.T) {
 		r := pushedReplica(t)
 		d := r.mark()
-		for range maxNotes - 1 {
+		for range maxDigests - 1 {
 			r.mark()
 		}
 		wantCode(t, r.agree(wrong(d)).Parts[0].Err, rowraft.CodeCorrupt)
 	})
 }
 
-// TestDivisionEnds: a shard is divided until something is agreed, or a snapshot
-// brings other rows. Nothing of the state changes.
-func TestDivisionEnds(t *testing.T) {
+// TestNoMajorityEnds: a shard without a majority stays so until a majority agrees, or a snapshot replaces
+// the rows. The state does not change.
+func TestNoMajorityEnds(t *testing.T) {
 	r := pushedReplica(t)
 	before := r.digest()
 	divide := func() {
 		d := r.mark()
 		r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofDivided, Mark: d.Index}))
-		if r.Divided() != d.Index || r.Proved() == d.Index {
-			t.Fatalf("divided at %d, proved at %d; want divided at %d", r.Divided(), r.Proved(), d.Index)
+		if r.NoMajority() != d.Index || r.AgreedAt() == d.Index {
+			t.Fatalf("no majority at %d, agreed at %d; want no majority at %d", r.NoMajority(), r.AgreedAt(), d.Index)
 		}
 	}
 	divide()
 	d := r.mark()
 	r.agree(d)
-	if r.Divided() != 0 || r.Proved() != d.Index || !r.KnowsProofs() {
-		t.Errorf("agreed at %d: divided at %d, proved at %d", d.Index, r.Divided(), r.Proved())
+	if r.NoMajority() != 0 || r.AgreedAt() != d.Index || !r.KnowsDigestRounds() {
+		t.Errorf("after agreement at %d: no majority at %d, agreed at %d", d.Index, r.NoMajority(), r.AgreedAt())
 	}
 	divide()
-	if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil || r.Divided() != 0 || r.Proved() != 0 {
-		t.Errorf("after a restore (%v): divided at %d, proved at %d", err, r.Divided(), r.Proved())
+	if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil || r.NoMajority() != 0 || r.AgreedAt() != 0 {
+		t.Errorf("after a restore (%v): no majority at %d, agreed at %d", err, r.NoMajority(), r.AgreedAt())
 	}
 	if after := r.digest(); after.Sum != before.Sum || after.Rows != before.Rows {
 		t.Errorf("proof entries changed the rows: %+v to %+v", before, after)
