@@ -111,7 +111,7 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			continue // follow a new hint at once
 		}
 		if action == route.Wait {
-			useHint, atLeast = true, retryAfter(err)
+			useHint, atLeast = true, route.RetryAfter(err)
 			if err := retries.Take(ctx, err, c.pause); err != nil {
 				return maybe, c.ended(err)
 			}
@@ -126,14 +126,6 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		}
 	}
 	return maybe, c.ended(err)
-}
-
-// retryAfter is the time that an overloaded server asks a client to wait; 0 if it names none.
-func retryAfter(err error) time.Duration {
-	if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
-		return o.RetryAfter
-	}
-	return 0
 }
 
 // soonKnown makes CodeTableNotFound an answer to try again after, if the map names

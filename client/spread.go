@@ -133,7 +133,7 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 				return nil, tries, c.ended(err)
 			}
 		}
-		if c.pause(ctx, &b, retryAfter(err)) != nil {
+		if c.pause(ctx, &b, route.RetryAfter(err)) != nil {
 			break
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -26,53 +27,21 @@ import (
 // roleLearner is what a follower without a vote calls itself.
 const roleLearner = "learner"
 
-// registerRetry is how long a server waits before it asks again to be taken.
-const registerRetry = 100 * time.Millisecond
-
 // control is this server's side of the talk with the scheduler: it registers,
 // reports, and, on servers without the metadata group, fetches the map.
 type control struct {
-	n   *Node
-	tls *certs.Source
+	n     *Node
+	tls   *certs.Source
+	conns *route.Pool
 
 	registered atomic.Bool // the scheduler has this server's present addresses
 
 	mu     sync.Mutex
-	conns  map[string]*grpc.ClientConn
-	closed bool
 	leader rowraft.NodeID // of the metadata group, as last told; "" if unknown
 }
 
 func newControl(n *Node, conf *certs.Source) *control {
-	return &control{n: n, tls: conf, conns: make(map[string]*grpc.ClientConn)}
-}
-
-func (c *control) close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.closed = true // its goroutines may still call
-	var errs []error
-	for _, conn := range c.conns {
-		errs = append(errs, conn.Close())
-	}
-	return errors.Join(errs...)
-}
-
-func (c *control) conn(addr string) (*grpc.ClientConn, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil, rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")
-	}
-	conn := c.conns[addr]
-	if conn == nil {
-		var err error
-		if conn, err = rpc.Dial(addr, c.tls, c.n.cfg.Dial); err != nil {
-			return nil, err
-		}
-		c.conns[addr] = conn
-	}
-	return conn, nil
+	return &control{n: n, tls: conf, conns: route.NewPool(conf, n.cfg.Dial, 1)}
 }
 
 // schedulers lists where the metadata group may be reached: its leader as last
@@ -109,11 +78,13 @@ func (c *control) call(ctx context.Context, f func(context.Context, rowraftv1.Cl
 	})
 }
 
-// ask tries the schedulers in turn, each for as long as timeout, until one answers.
+// ask makes a call to the leader of the metadata group. It asks each scheduler once at most,
+// each for as long as timeout.
 func (c *control) ask(ctx context.Context, timeout time.Duration, f func(context.Context, *grpc.ClientConn) error) error {
-	var last error
-	for _, addr := range c.schedulers() {
-		conn, err := c.conn(addr)
+	places := c.schedulers()
+	w := route.Walk{Layer: route.Control, Places: func() []string { return places }, AddrOf: c.addrOf, Rounds: 1}
+	for {
+		conn, err := c.conns.Get(w.Addr())
 		if err == nil {
 			attempt, cancel := context.WithTimeout(ctx, timeout)
 			err = f(attempt, conn)
@@ -122,23 +93,32 @@ func (c *control) ask(ctx context.Context, timeout time.Duration, f func(context
 		if err == nil {
 			return nil
 		}
-		last = err
 		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
 			c.mu.Lock()
 			c.leader = nl.Leader
 			c.mu.Unlock()
 		}
-		if ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() { // what others say would hide it
-			break
+		if !w.Again(ctx, err) {
+			return err
 		}
 	}
-	return last
+}
+
+// addrOf returns the address of a server; "" if the map does not have the server.
+func (c *control) addrOf(id rowraft.NodeID) string {
+	if m := c.n.sched.View().Map(); m != nil {
+		if node, ok := m.Node(id); ok {
+			return node.Addr
+		}
+	}
+	return ""
 }
 
 // register adds this server to the cluster, or renews its addresses, then
 // reports its replicas until ctx ends.
 func (c *control) register(ctx context.Context) {
 	known := false
+	var b route.Backoff
 	for refused := 0; ; {
 		wait := scheduler.HeartbeatInterval
 		if known {
@@ -147,13 +127,13 @@ func (c *control) register(ctx context.Context) {
 			err := c.registerOnce(ctx)
 			switch code := rowraft.CodeOf(err); {
 			case err == nil:
-				known, wait = true, 0
+				known, wait, b = true, 0, route.Backoff{}
 				c.registered.Store(true)
 			case code == rowraft.CodeIdentity || code == rowraft.CodeInvalidArgument:
 				c.n.fail(err)
 				return
 			default:
-				wait = registerRetry
+				wait = b.Delay(0)
 				if refused++; refused%50 == 0 {
 					c.n.log.Warn("server not ready, the scheduler does not take it yet", "err", err)
 				}
@@ -229,6 +209,7 @@ func (c *control) followMap(ctx context.Context) {
 		}
 	}
 	out := 0 // seconds without the group of its own
+	var b route.Backoff
 	for i := 0; ctx.Err() == nil; i++ {
 		if c.n.seated() {
 			out = 0
@@ -249,7 +230,7 @@ func (c *control) followMap(ctx context.Context) {
 			known = uint64(m.Version)
 		}
 		err := func() error {
-			conn, err := c.conn(addr)
+			conn, err := c.conns.Get(addr)
 			if err != nil {
 				return err
 			}
@@ -267,12 +248,13 @@ func (c *control) followMap(ctx context.Context) {
 			return nil
 		}()
 		if err == nil {
+			b = route.Backoff{}
 			continue
 		}
 		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
 			c.n.log.Error("a server of another cluster runs under an address of this one", "err", err)
 		}
-		wait(200 * time.Millisecond)
+		wait(b.Delay(0))
 	}
 }
 

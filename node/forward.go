@@ -109,6 +109,6 @@ func (n *Node) leaderConn(g *raftstore.Group) (*grpc.ClientConn, rowraft.NodeID,
 	if !ok {
 		return nil, "", nil
 	}
-	conn, err := n.control.conn(node.Addr)
+	conn, err := n.control.conns.Get(node.Addr)
 	return conn, leader, err
 }

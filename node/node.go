@@ -239,7 +239,7 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	}
 	n.control = newControl(n, source)
 	n.talk.Store(n.control)
-	defer func() { err = errors.Join(err, n.control.close()) }()
+	defer func() { err = errors.Join(err, n.control.conns.Close()) }()
 	wg.Go(func() { n.control.followMap(ctx) })
 	wg.Go(func() { n.control.register(ctx) })
 	wg.Go(func() { n.scrub(ctx) })

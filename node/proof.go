@@ -338,7 +338,7 @@ func (n *Node) askNode(ctx context.Context, id rowraft.NodeID, req *rowraftv1.No
 	if !ok {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", id)
 	}
-	conn, err := n.control.conn(node.Addr)
+	conn, err := n.control.conns.Get(node.Addr)
 	if err != nil {
 		return nil, err
 	}

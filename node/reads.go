@@ -246,7 +246,7 @@ func (n *Node) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
 	if !ok {
 		return 0, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", leader)
 	}
-	conn, err := n.control.conn(node.Addr)
+	conn, err := n.control.conns.Get(node.Addr)
 	if err != nil {
 		return 0, err
 	}

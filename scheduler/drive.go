@@ -18,8 +18,7 @@ const (
 	driveInterval  = 100 * time.Millisecond
 	stepTimeout    = 15 * time.Second // of one turn of one move
 	membersTimeout = 2 * time.Second
-	membersRounds  = 10
-	membersPause   = 20 * time.Millisecond
+	membersRounds  = 6 // with pauses of 5 to 80 ms between them
 	changeTimeout  = 5 * time.Second
 	// forgetAfter is how long a leader of the metadata group has known of a removed
 	// replica when the group's leader gives the report that lets it be dropped from the
@@ -284,63 +283,23 @@ func memberOf(m *rowraftv1.MembersReply, id rowraft.ReplicaID) *rowraftv1.Member
 	return nil
 }
 
-// members finds the leader of a shard and asks it for the members of the group. A
-// new leader is given a moment to show itself.
+// members finds the leader of a shard and asks it for the members of the group. It asks for
+// membersRounds, so that a new leader has a moment to show itself.
 func (s *Scheduler) members(ctx context.Context, sh clustermap.Shard) (leader rowraft.NodeID, reply *rowraftv1.MembersReply, err error) {
-	for range membersRounds {
-		leader, reply, err = s.askForMembers(ctx, sh)
-		if err == nil || !rowraft.CodeOf(err).Retryable() {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return "", nil, err
-		case <-time.After(membersPause):
-		}
-	}
-	return leader, reply, err
-}
-
-func (s *Scheduler) askForMembers(ctx context.Context, sh clustermap.Shard) (leader rowraft.NodeID, reply *rowraftv1.MembersReply, err error) {
-	order := []rowraft.NodeID{s.leaderOf(sh)}
-	for _, r := range slices.Concat(sh.Replicas, sh.Learners) {
-		order = append(order, r.Node)
-	}
-	asked := make(map[rowraft.NodeID]bool)
-	err = rowraft.Errorf(rowraft.CodeNoLeader, "no replica could be asked")
-	for i := 0; i < len(order); i++ {
-		node := order[i]
-		if asked[node] {
-			continue
-		}
-		asked[node] = true
-		err = s.callAdmin(ctx, node, membersTimeout, func(ctx context.Context, a rowraftv1.AdminClient) (err error) {
+	w := s.walk(sh)
+	for w.Rounds = membersRounds; ; {
+		leader = rowraft.NodeID(w.Addr())
+		err = s.callAdmin(ctx, leader, membersTimeout, func(ctx context.Context, a rowraftv1.AdminClient) (err error) {
 			reply, err = a.Members(ctx, &rowraftv1.MembersRequest{Shard: uint32(sh.ID)})
 			return err
 		})
 		if err == nil {
-			return node, reply, nil
+			return leader, reply, nil
 		}
-		if hint, ok := errors.AsType[*rowraft.NotLeaderError](err); ok && hint.Leader != "" {
-			order = slices.Insert(order, i+1, hint.Leader)
+		if !w.Again(ctx, err) {
+			return "", nil, fmt.Errorf("shard %d: members: node %s: %w", sh.ID, leader, err)
 		}
 	}
-	return "", nil, fmt.Errorf("shard %d: members: node %s: %w", sh.ID, order[len(order)-1], err)
-}
-
-// callAdmin calls the Admin service of a node.
-func (s *Scheduler) callAdmin(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.AdminClient) error) error {
-	addr := s.addrOf(node)
-	if addr == "" {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "the address of node %s is unknown", node)
-	}
-	conn, err := s.conns.get(addr)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	return fn(ctx, rowraftv1.NewAdminClient(conn))
 }
 
 // buryReplicas drops removed replicas from the map once their servers have said

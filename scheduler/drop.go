@@ -185,33 +185,22 @@ func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d dropp
 	if err != nil {
 		return err
 	}
-	for seek := s.seekLeader(sh); ; {
-		err := s.callDropTable(ctx, seek.node, sh.ID, d)
+	for w := s.walk(sh); ; {
+		node := rowraft.NodeID(w.Addr())
+		err := s.callAdmin(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.AdminClient) error {
+			_, err := a.DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(d.id), TableEpoch: uint64(d.epoch)})
+			return err
+		})
 		if err == nil || rowraft.CodeOf(err) == rowraft.CodeSessionExpired {
 			s.markEnsured(term, key)
 			return nil
 		}
-		err = fmt.Errorf("shard %d: drop table %s: node %s: %w", sh.ID, d.name, seek.node, err)
-		if !rowraft.CodeOf(err).Retryable() || !seek.on(ctx, err) {
+		err = fmt.Errorf("shard %d: drop table %s: node %s: %w", sh.ID, d.name, node, err)
+		if !w.Again(ctx, err) {
 			return err
 		}
 		if _, now, lerr := s.leading(); lerr != nil || now != term {
 			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was dropped from shard %d", d.name, sh.ID)
 		}
 	}
-}
-
-func (s *Scheduler) callDropTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, d droppedTable) error {
-	addr := s.addrOf(node)
-	if addr == "" {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "its address is unknown")
-	}
-	conn, err := s.conns.get(addr)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.ensureCallTimeout)
-	defer cancel()
-	_, err = rowraftv1.NewAdminClient(conn).DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(shard), Table: uint64(d.id), TableEpoch: uint64(d.epoch)})
-	return err
 }

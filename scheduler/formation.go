@@ -132,7 +132,7 @@ func (s *Scheduler) helloAll(ctx context.Context) []answer {
 
 // helloTo asks one address over the network.
 func (s *Scheduler) helloTo(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
-	conn, err := s.conns.get(addr)
+	conn, err := s.conns.Get(addr)
 	if err != nil {
 		return nil, err
 	}

@@ -264,7 +264,7 @@ func startStation(t *testing.T, dir string, l net.Listener, opts Options) *stati
 // before a busy machine has answered it.
 func (s *station) patient() *station {
 	s.sched.hello = func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
-		conn, err := s.sched.conns.get(addr)
+		conn, err := s.sched.conns.Get(addr)
 		if err != nil {
 			return nil, err
 		}

@@ -150,29 +150,3 @@ func (p *partWriter) part() (out checkpoint.Part, err error) {
 	}
 	return out, nil
 }
-
-// onLeader calls fn with a connection to the leader of sh, following hints and
-// waiting out elections, until fn returns nil or an error that another try would
-// not change, or patience ends.
-func (s *Scheduler) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
-	giveUp := time.Now().Add(patience)
-	for seek := s.seekLeader(sh); ; {
-		err := func() error {
-			addr := s.addrOf(seek.node)
-			if addr == "" {
-				return rowraft.Errorf(rowraft.CodeNoLeader, "the address of node %s is unknown", seek.node)
-			}
-			conn, err := s.conns.get(addr)
-			if err != nil {
-				return err
-			}
-			return fn(conn)
-		}()
-		if err == nil || !rowraft.CodeOf(err).Retryable() || ctx.Err() != nil || time.Now().After(giveUp) {
-			return err
-		}
-		if !seek.on(ctx, err) {
-			return err
-		}
-	}
-}

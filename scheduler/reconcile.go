@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -167,8 +166,9 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 	if err != nil {
 		return err
 	}
-	for seek := s.seekLeader(sh); ; {
-		there, err := s.callEnsureTable(ctx, seek.node, sh.ID, t, epoch)
+	for w := s.walk(sh); ; {
+		node := rowraft.NodeID(w.Addr())
+		there, err := s.callEnsureTable(ctx, node, sh.ID, t, epoch)
 		if !there {
 			return nil // dropped meanwhile, or a restore has taken its place
 		}
@@ -176,11 +176,8 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 			s.markEnsured(term, ensuredKey{t.ID, sh.ID, false})
 			return nil
 		}
-		err = fmt.Errorf("shard %d: table %s: node %s: %w", sh.ID, t.Name, seek.node, err)
-		if !rowraft.CodeOf(err).Retryable() {
-			return err
-		}
-		if !seek.on(ctx, err) {
+		err = fmt.Errorf("shard %d: table %s: node %s: %w", sh.ID, t.Name, node, err)
+		if !w.Again(ctx, err) {
 			return err
 		}
 		// The leadership may have moved meanwhile: another member does it then.
@@ -195,51 +192,6 @@ func (s *Scheduler) markEnsured(term rowraft.Term, key ensuredKey) {
 	defer s.soft.mu.Unlock()
 	if s.soft.term == term {
 		s.soft.ensured[key] = struct{}{}
-	}
-}
-
-// leaderOf returns the node that should lead sh.
-func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
-	for _, h := range s.hints() {
-		if h.Shard == sh.ID {
-			return h.Node
-		}
-	}
-	return sh.Replicas[0].Node
-}
-
-// leaderSeeker looks for the leader of a shard: node is whom to ask next.
-type leaderSeeker struct {
-	shard   clustermap.Shard
-	node    rowraft.NodeID
-	attempt int
-	wait    time.Duration
-}
-
-func (s *Scheduler) seekLeader(sh clustermap.Shard) *leaderSeeker {
-	return &leaderSeeker{shard: sh, node: s.leaderOf(sh), wait: 10 * time.Millisecond}
-}
-
-// on follows the hint that node's answer gave, or else takes the shard's replicas in
-// turn, with a pause. It reports false when ctx ends meanwhile.
-func (k *leaderSeeker) on(ctx context.Context, answer error) bool {
-	attempt := k.attempt
-	k.attempt++
-	hint, ok := errors.AsType[*rowraft.NotLeaderError](answer)
-	if ok && hint.Leader != "" && hint.Leader != k.node {
-		k.node = hint.Leader
-		if attempt%4 != 3 { // two replicas may name each other
-			return true
-		}
-	} else {
-		k.node = k.shard.Replicas[attempt%len(k.shard.Replicas)].Node
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(k.wait + rand.N(k.wait)):
-		k.wait = min(2*k.wait, 250*time.Millisecond)
-		return true
 	}
 }
 
@@ -259,16 +211,8 @@ func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, sh
 	if m := s.view.Map(); !hasTable(m.Tables, t.ID) || s.comesByRestore(t.ID) {
 		return false, nil
 	}
-	addr := s.addrOf(node)
-	if addr == "" {
-		return true, rowraft.Errorf(rowraft.CodeNoLeader, "its address is unknown")
-	}
-	conn, err := s.conns.get(addr)
-	if err != nil {
-		return true, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.ensureCallTimeout)
-	defer cancel()
-	_, err = rowraftv1.NewAdminClient(conn).EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t), TableEpoch: uint64(epoch)})
-	return true, err
+	return true, s.callAdmin(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.AdminClient) error {
+		_, err := a.EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t), TableEpoch: uint64(epoch)})
+		return err
+	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -103,7 +104,7 @@ type Scheduler struct {
 	logger  *slog.Logger
 	view    *View
 	machine *machine
-	conns   *conns
+	conns   *route.Pool
 	log     atomic.Pointer[Log] // nil until Attach
 	kick    chan struct{}       // capacity 1: wakes Run
 	soft    soft
@@ -211,7 +212,7 @@ func New(opts Options) (*Scheduler, error) {
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout, helloTimeout: helloTimeout,
-		view: view, machine: newMachine(view), conns: newConns(opts.TLS, opts.Dial), kick: make(chan struct{}, 1),
+		view: view, machine: newMachine(view), conns: route.NewPool(opts.TLS, opts.Dial, 1), kick: make(chan struct{}, 1),
 		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
@@ -223,7 +224,7 @@ func New(opts Options) (*Scheduler, error) {
 }
 
 // Close closes the connections to other servers. Call it after Run returned.
-func (s *Scheduler) Close() error { return s.conns.close() }
+func (s *Scheduler) Close() error { return s.conns.Close() }
 
 // Machine is the state machine of the metadata group, to be started with it.
 func (s *Scheduler) Machine() raftstore.StateMachine { return s.machine }

@@ -199,7 +199,7 @@ func (c *Certificates) leader() string {
 }
 
 func (c *Certificates) passOn(ctx context.Context, leader string, req *rowraftv1.JoinRequest) (*rowraftv1.JoinReply, error) {
-	conn, err := c.s.conns.get(leader)
+	conn, err := c.s.conns.Get(leader)
 	if err != nil {
 		return nil, err
 	}

@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -195,27 +197,26 @@ func (b *checkpointBench) window(ctx context.Context, cut bool) (rate float64, e
 	return float64(hist.TotalCount()) * float64(b.cfg.batch) / took, nil
 }
 
-// checkpoint makes one through whoever leads the metadata group.
-func (b *checkpointBench) checkpoint(ctx context.Context) error {
-	var err error
-	for _, addr := range b.cfg.endpoints {
-		if err = b.checkpointAt(ctx, addr); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
-			return err
-		}
-	}
-	return err
-}
-
-func (b *checkpointBench) checkpointAt(ctx context.Context, addr string) (err error) {
+// checkpoint makes one at the leader of the metadata group.
+func (b *checkpointBench) checkpoint(ctx context.Context) (err error) {
 	conf, err := b.cfg.tls.TLS.Open(nil)
 	if err != nil {
 		return err
 	}
-	conn, err := rpc.Dial(addr, conf, nil)
+	c := route.Cluster{Pool: route.NewPool(conf, nil, 1), Endpoints: slices.Clone(b.cfg.endpoints)}
+	defer func() { err = errors.Join(err, c.Pool.Close()) }()
+	leader, err := c.AwaitLeader(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
+	conn, err := c.Pool.Get(leader)
+	if err != nil {
+		return err
+	}
+	return b.checkpointAt(ctx, conn)
+}
+
+func (b *checkpointBench) checkpointAt(ctx context.Context, conn *grpc.ClientConn) error {
 	begun := time.Now()
 	stream, err := rowraftv1.NewCheckpointsClient(conn).CreateCheckpoint(ctx, &rowraftv1.CreateCheckpointRequest{Destination: b.dest, Job: "bench"})
 	if err != nil {

@@ -1,16 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -242,28 +242,18 @@ func (d *disturber) without(ctx context.Context, shard uint32) (*localcluster.Se
 	return nil, fmt.Errorf("every server has a replica of shard %d", shard)
 }
 
-// onScheduler calls the leader of the metadata group, until one answers.
+// onScheduler makes a call to the leader of the metadata group until one answers. The cluster
+// may not be ready for the call yet.
 func (d *disturber) onScheduler(ctx context.Context, call func(rowraftv1.ClusterClient) error) error {
-	for {
-		var last error
-		for _, s := range d.cluster.Servers() {
-			err := onServer(s, call)
-			if err == nil || !rowraft.CodeOf(err).Retryable() && rowraft.CodeOf(err) != rowraft.CodePrecondition {
-				return err
-			}
-			last = cmp.Or(last, err)
-		}
-		if err := pauseFor(ctx, 50*time.Millisecond); err != nil {
-			return fmt.Errorf("the scheduler: %w", errors.Join(last, err))
+	c := route.Cluster{Pool: route.NewPool(nil, nil, 1)}
+	defer c.Pool.Close()
+	for _, s := range d.cluster.Servers() {
+		c.Endpoints = append(c.Endpoints, s.Addr)
+	}
+	for b := new(route.Backoff); ; {
+		err := c.Call(ctx, route.Control, func(_ context.Context, conn *grpc.ClientConn) error { return call(rowraftv1.NewClusterClient(conn)) })
+		if rowraft.CodeOf(err) != rowraft.CodePrecondition || b.Wait(ctx, 0) != nil {
+			return err
 		}
 	}
-}
-
-func onServer(s *localcluster.Server, call func(rowraftv1.ClusterClient) error) (err error) {
-	conn, err := rpc.Dial(s.Addr, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	return call(rowraftv1.NewClusterClient(conn))
 }

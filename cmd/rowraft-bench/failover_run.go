@@ -9,11 +9,13 @@ import (
 	"os"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -194,16 +196,13 @@ func (d *disturber) restart(ctx context.Context, s *localcluster.Server) error {
 	return d.cluster.Restart(ctx, s)
 }
 
-func handOver(ctx context.Context, from *localcluster.Server, shard uint32, to rowraft.NodeID) (err error) {
-	conn, err := rpc.Dial(from.Addr, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
+func handOver(ctx context.Context, from *localcluster.Server, shard uint32, to rowraft.NodeID) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err = rowraftv1.NewAdminClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: string(to)})
-	return err
+	return route.With(from.Addr, nil, func(conn *grpc.ClientConn) error {
+		_, err := rowraftv1.NewAdminClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: string(to)})
+		return err
+	})
 }
 
 // stall hangs the disk of the leader of shard 0, which has to give up.
@@ -264,7 +263,7 @@ func (d *disturber) killNode(ctx context.Context) (longest time.Duration, err er
 func (d *disturber) lead(ctx context.Context, shard int, by *localcluster.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, failoverPatience)
 	defer cancel()
-	for {
+	for b := new(route.Backoff); ; {
 		now, err := d.leader(ctx, shard)
 		if err == nil && now == by {
 			return nil
@@ -275,10 +274,10 @@ func (d *disturber) lead(ctx context.Context, shard int, by *localcluster.Server
 		if err == nil {
 			return nil
 		}
-		if !rowraft.CodeOf(err).Retryable() && rowraft.CodeOf(err) != rowraft.CodePrecondition {
+		if route.On(route.Control, err) == route.Return && rowraft.CodeOf(err) != rowraft.CodePrecondition {
 			return err
 		}
-		if perr := pauseFor(ctx, 50*time.Millisecond); perr != nil {
+		if b.Wait(ctx, 0) != nil {
 			return fmt.Errorf("shard %d to %s: %w", shard, by.Name, err)
 		}
 	}

@@ -9,8 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -33,27 +32,26 @@ type waiter struct {
 // until calls look, which says what is missing, and whether it could see it, until that is nothing.
 //
 // Errors: the cause of ctx, when it ends before.
-func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]*grpc.ClientConn) (missing string, sure bool)) error {
+func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]rowraftv1.ClusterClient) (missing string, sure bool)) error {
 	conf, err := w.tls.OpenToCall(nil)
 	if err != nil {
 		return err
 	}
-	conns := make(map[string]*grpc.ClientConn)
-	defer func() {
-		for _, c := range conns {
-			c.Close()
-		}
-	}()
+	pool := route.NewPool(conf, nil, 1)
+	defer pool.Close()
+	stubs := make(map[string]rowraftv1.ClusterClient)
 	for _, e := range endpoints {
-		if conns[e], err = rpc.Dial(e, conf, nil); err != nil {
+		conn, err := pool.Get(e)
+		if err != nil {
 			return err
 		}
+		stubs[e] = rowraftv1.NewClusterClient(conn)
 	}
 	tick := time.NewTicker(w.poll)
 	defer tick.Stop()
 	for missing := ""; ; {
 		ask, cancel := context.WithTimeout(ctx, askLimit)
-		now, sure := look(ask, conns)
+		now, sure := look(ask, stubs)
 		cancel()
 		if now == "" {
 			return nil
@@ -75,10 +73,10 @@ func (w *waiter) until(ctx context.Context, endpoints []string, look func(contex
 
 // servers returns when every endpoint answers and the shards of the cluster are made.
 func (w *waiter) servers(ctx context.Context, endpoints []string) error {
-	return w.until(ctx, endpoints, func(ctx context.Context, conns map[string]*grpc.ClientConn) (string, bool) {
-		why := notReady(silent(ctx, endpoints, conns))
+	return w.until(ctx, endpoints, func(ctx context.Context, stubs map[string]rowraftv1.ClusterClient) (string, bool) {
+		why := notReady(silent(ctx, endpoints, stubs))
 		if why == "" {
-			why = unmade(ctx, endpoints, conns)
+			why = unmade(ctx, endpoints, stubs)
 		}
 		if why == "" {
 			return "", true
@@ -94,7 +92,7 @@ func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, rene
 	entered := time.Now()
 	wait, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	err := w.until(wait, []string{scheduler}, func(ask context.Context, conns map[string]*grpc.ClientConn) (string, bool) {
+	err := w.until(wait, []string{scheduler}, func(ask context.Context, stubs map[string]rowraftv1.ClusterClient) (string, bool) {
 		if time.Since(entered) >= renew {
 			if refused = enter(ctx); refused != nil {
 				stop(refused)
@@ -102,7 +100,7 @@ func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, rene
 			}
 			entered = time.Now()
 		}
-		st, err := rowraftv1.NewClusterClient(conns[scheduler]).Status(ask, &rowraftv1.StatusRequest{})
+		st, err := stubs[scheduler].Status(ask, &rowraftv1.StatusRequest{})
 		if err != nil {
 			return fmt.Sprintf("the scheduler at %s does not say who is there: %v", scheduler, err), false
 		}
@@ -125,12 +123,12 @@ func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, rene
 }
 
 // silent lists the endpoints that do not answer.
-func silent(ctx context.Context, endpoints []string, conns map[string]*grpc.ClientConn) []string {
+func silent(ctx context.Context, endpoints []string, stubs map[string]rowraftv1.ClusterClient) []string {
 	up := make([]bool, len(endpoints))
 	var all sync.WaitGroup
 	for i, e := range endpoints {
 		all.Go(func() {
-			_, err := rowraftv1.NewClusterClient(conns[e]).Hello(ctx, &rowraftv1.HelloRequest{})
+			_, err := stubs[e].Hello(ctx, &rowraftv1.HelloRequest{})
 			up[i] = err == nil
 		})
 	}
@@ -153,11 +151,11 @@ func notReady(endpoints []string) string {
 }
 
 // unmade says why there are no shards yet, "" if there are.
-func unmade(ctx context.Context, endpoints []string, conns map[string]*grpc.ClientConn) string {
+func unmade(ctx context.Context, endpoints []string, stubs map[string]rowraftv1.ClusterClient) string {
 	var st *rowraftv1.StatusReply
 	why := "the servers have not formed the cluster yet"
 	for _, e := range endpoints {
-		c := rowraftv1.NewClusterClient(conns[e])
+		c := stubs[e]
 		reply, err := c.GetMap(ctx, &rowraftv1.GetMapRequest{})
 		if err != nil {
 			return fmt.Sprintf("%s: %v", e, err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -10,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -74,23 +75,30 @@ func moment(ns uint64) string {
 	return time.Unix(0, int64(ns)).UTC().Format(time.RFC3339)
 }
 
-// callPolicies calls the leader of the metadata group; if bounded, for --timeout, and
-// then again and again while that may help.
-func (g *globals) callPolicies(cmd *cobra.Command, bounded bool, call func(context.Context, rowraftv1.CheckpointsClient) error) error {
-	ctx, again := cmd.Context(), rowraft.Code.Retryable
-	if bounded {
-		var cancel context.CancelFunc
-		ctx, cancel = g.withTimeout(cmd)
-		defer cancel()
-	} else {
-		again = func(rowraft.Code) bool { return false }
-	}
-	return g.callLeader(ctx, cmd, again, func(conn *grpc.ClientConn) error {
+// callPolicies makes a call to the leader of the metadata group: until --timeout if bounded,
+// else once, for as long as the call takes.
+func (g *globals) callPolicies(cmd *cobra.Command, bounded bool, call func(context.Context, rowraftv1.CheckpointsClient) error) (err error) {
+	named := func(ctx context.Context, conn *grpc.ClientConn) error {
 		if err := call(ctx, rowraftv1.NewCheckpointsClient(conn)); err != nil {
 			return fmt.Errorf("checkpoint policy %s: %w", cmd.Name(), err)
 		}
 		return nil
-	})
+	}
+	if bounded {
+		ctx, cancel := g.withTimeout(cmd)
+		defer cancel()
+		return g.callLeader(ctx, route.Control, named)
+	}
+	c, err := g.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	conn, err := g.leaderConn(cmd, c)
+	if err != nil {
+		return err
+	}
+	return named(cmd.Context(), conn)
 }
 
 // showPolicy prints one policy after what was done with it.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler"
 )
@@ -108,8 +109,7 @@ func (g *globals) anyStatus(ctx context.Context) (*rowraftv1.StatusReply, error)
 	attempt, cancel := context.WithTimeout(ctx, min(g.timeout/2, patience))
 	defer cancel()
 	reply, err := g.status(attempt)
-	unreachable := errors.As(err, new(*unreachableError))
-	if err == nil || unreachable || !rowraft.CodeOf(err).Retryable() {
+	if err == nil || route.Refused(err) || route.On(route.Control, err) == route.Return {
 		return reply, err
 	}
 	pieces, perr := g.statusOfEach(ctx)
@@ -126,7 +126,7 @@ func (g *globals) statusOfEach(ctx context.Context) (reply *rowraftv1.StatusRepl
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
-	m, err := c.newestMap(ctx)
+	m, err := c.Map(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -134,12 +134,12 @@ func (g *globals) statusOfEach(ctx context.Context) (reply *rowraftv1.StatusRepl
 	var wg sync.WaitGroup
 	denied := make([]error, len(reply.Nodes))
 	for i, n := range m.GetMap().GetNodes() {
-		conn, err := c.conn(n.GetAddr())
+		conn, err := c.Pool.Get(n.GetAddr())
 		if err != nil {
 			return nil, err
 		}
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+			ctx, cancel := context.WithTimeout(ctx, askLimit)
 			defer cancel()
 			st, err := rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 			if rowraft.CodeOf(err) == rowraft.CodeDenied {

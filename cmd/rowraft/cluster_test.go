@@ -116,8 +116,8 @@ func (h *headless) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*r
 
 // TestClusterStatusWithoutAScheduler: the servers are asked one by one.
 func TestClusterStatusWithoutAScheduler(t *testing.T) {
-	defer func(p, h time.Duration) { patience, helloTimeout = p, h }(patience, helloTimeout)
-	patience, helloTimeout = 100*time.Millisecond, time.Minute
+	defer func(p, h time.Duration) { patience, askLimit = p, h }(patience, askLimit)
+	patience, askLimit = 100*time.Millisecond, time.Minute
 	h := &headless{fakeCluster: fakeCluster{status: well()}}
 	addr := startHeadless(t, h)
 	gone := unusedAddr(t)

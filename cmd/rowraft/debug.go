@@ -173,7 +173,7 @@ func bundleParts(c *cluster, r *rowraftv1.StatusReply, ops []string) ([]part, er
 		{"cluster/operations.json", asJSON(newOperationsJSON(r, true))}, {"cluster/map.json", asJSON(r.GetMap())},
 	}
 	for _, n := range r.GetMap().GetNodes() {
-		conn, err := c.conn(n.GetAddr())
+		conn, err := c.Pool.Get(n.GetAddr())
 		if err != nil {
 			return nil, err
 		}

@@ -5,11 +5,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -60,14 +60,15 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 	if err != nil {
 		return n, err
 	}
+	pool := route.NewPool(conf, nil, 1)
+	defer pool.Close()
 	m := c.Map()
 	for _, shard := range m.Shards {
 		digests, err := shardDigests(ctx, m, shard.ID, func(addr string, index uint64) (*rowraftv1.DigestReply, error) {
-			conn, err := rpc.Dial(addr, conf, nil)
+			conn, err := pool.Get(addr)
 			if err != nil {
 				return nil, err
 			}
-			defer conn.Close()
 			return rowraftv1.NewAdminClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard.ID), MinIndex: index})
 		})
 		if err != nil {
@@ -84,9 +85,10 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 }
 
 // shardDigests asks every replica for its digest, again until all answer for one
-// index, and after an error that passes: on a busy machine a server may stand still for
+// index, and after an error that passes: on a busy machine a server may be suspended for
 // longer than a connection waits for it.
 func shardDigests(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, ask func(addr string, index uint64) (*rowraftv1.DigestReply, error)) ([]string, error) {
+	var b route.Backoff
 	for index := uint64(0); ; {
 		out := make([]string, len(m.Shards[shard].Replicas))
 		same := index > 0 // the first round only finds the index
@@ -97,7 +99,7 @@ func shardDigests(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID,
 			if err != nil {
 				err = fmt.Errorf("replica on %s: %w", node.Name, err)
 			}
-			if code := rowraft.CodeOf(err); err != nil && (!code.Retryable() || code == rowraft.CodeFenced) {
+			if err != nil && (route.On(route.Control, err) == route.Return || rowraft.CodeOf(err) == rowraft.CodeFenced) {
 				return nil, err
 			}
 			if err != nil {
@@ -111,10 +113,8 @@ func shardDigests(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID,
 		if same {
 			return out, nil
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("the replicas did not come to one index: %w", errors.Join(ctx.Err(), late))
-		case <-time.After(20 * time.Millisecond):
+		if err := b.Wait(ctx, 0); err != nil {
+			return nil, fmt.Errorf("the replicas did not come to one index: %w", errors.Join(err, late))
 		}
 	}
 }

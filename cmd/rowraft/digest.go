@@ -88,7 +88,7 @@ func (g *globals) digests(ctx context.Context, shards []uint32) (v *digestsJSON,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
-	m, err := c.awaitMap(ctx)
+	m, err := c.AwaitMap(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (g *globals) digests(ctx context.Context, shards []uint32) (v *digestsJSON,
 	v = &digestsJSON{Schema: cli.JSONSchema, Equal: true, Shards: []digestJSON{}}
 	for _, shard := range shards {
 		var reply *rowraftv1.ProveReply
-		m, err := c.onLeader(ctx, shard, 10*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		m, err := c.OnShard(ctx, shard, 10*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 			reply, err = rowraftv1.NewAdminClient(conn).Prove(ctx, &rowraftv1.ProveRequest{Shard: shard})
 			return err
 		})

@@ -125,8 +125,8 @@ func TestDigestTellsDifferences(t *testing.T) {
 // TestDigestWaitsForAMap: a server that says nothing for a moment is asked again, and where
 // nobody listens that is said at once.
 func TestDigestWaitsForAMap(t *testing.T) {
-	defer func(h time.Duration) { helloTimeout = h }(helloTimeout)
-	helloTimeout = 200 * time.Millisecond
+	defer func(h time.Duration) { askLimit = h }(askLimit)
+	askLimit = 200 * time.Millisecond
 	f := &fakeLeader{proofs: []*rowraftv1.ProveReply{{Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED}}}
 	f.silent.Store(1)
 	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != cli.ExitDone {

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -158,18 +158,17 @@ func newMemberJSON(m *rowraftv1.MemberInfo) memberJSON {
 // word is the name of a state for people.
 func word(name, prefix string) string { return strings.ToLower(strings.TrimPrefix(name, prefix)) }
 
-// callJobs calls the leader of the metadata group until --timeout, again and again
-// while that may help.
-func (g *globals) callJobs(ctx context.Context, cmd *cobra.Command, call func(context.Context, rowraftv1.JobsClient) error) error {
+// callJobs makes a call to the leader of the metadata group until --timeout.
+func (g *globals) callJobs(ctx context.Context, call func(context.Context, rowraftv1.JobsClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
-	return g.callLeader(ctx, cmd, rowraft.Code.Retryable, func(conn *grpc.ClientConn) error {
+	return g.callLeader(ctx, route.Control, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return call(ctx, rowraftv1.NewJobsClient(conn))
 	})
 }
 
-func (g *globals) describeJob(ctx context.Context, cmd *cobra.Command, name string) (j *rowraftv1.JobInfo, err error) {
-	err = g.callJobs(ctx, cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+func (g *globals) describeJob(ctx context.Context, name string) (j *rowraftv1.JobInfo, err error) {
+	err = g.callJobs(ctx, func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		reply, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: name})
 		j = reply.GetJob()
 		return err
@@ -188,7 +187,7 @@ func newJobListCmd(g *globals) *cobra.Command {
 				Schema string         `json:"schema"`
 				Jobs   []trainingJSON `json:"jobs"`
 			}{cli.JSONSchema, []trainingJSON{}}
-			err := g.callJobs(cmd.Context(), cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+			err := g.callJobs(cmd.Context(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
 				reply, err := stub.ListJobs(ctx, &rowraftv1.ListJobsRequest{})
 				v.Jobs = v.Jobs[:0]
 				for _, j := range reply.GetJobs() {
@@ -254,7 +253,7 @@ func newJobDescribeCmd(g *globals) *cobra.Command {
 		Example: "  rowraft job describe ctr -o yaml",
 		Args:    cli.OneArg("the NAME of the job"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			j, err := g.describeJob(cmd.Context(), cmd, args[0])
+			j, err := g.describeJob(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}

@@ -34,7 +34,7 @@ The registry forgets jobs by itself: 7 days after they are done or have failed, 
 func (g *globals) deleteJob(cmd *cobra.Command, name string, yes bool) error {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()
-	j, err := g.describeJob(ctx, cmd, name)
+	j, err := g.describeJob(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (g *globals) deleteJob(cmd *cobra.Command, name string, yes bool) error {
 	}
 	ctx, cancel = g.withTimeout(cmd) // people type slowly
 	defer cancel()
-	err = g.callJobs(ctx, cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+	err = g.callJobs(ctx, func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		_, err := stub.DeleteJob(ctx, &rowraftv1.DeleteJobRequest{Job: name, Run: j.GetRun()})
 		return err
 	})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -32,7 +33,7 @@ A job that was stopped goes on where it was when its workers are started again.`
 			ctx, cancel := g.withTimeout(cmd)
 			defer cancel()
 			var j *rowraftv1.JobInfo
-			err := g.callJobs(ctx, cmd, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+			err := g.callJobs(ctx, func(ctx context.Context, stub rowraftv1.JobsClient) error {
 				reply, err := stub.StopJob(ctx, &rowraftv1.StopJobRequest{Job: args[0]})
 				j = reply.GetJob()
 				return err
@@ -67,13 +68,13 @@ func (g *globals) awaitStop(ctx context.Context, cmd *cobra.Command, j *rowraftv
 				j.GetJob(), g.timeout, strings.Join(names, ", "), j.GetJob())
 		case <-tick.C:
 		}
-		now, err := g.describeJob(ctx, cmd, j.GetJob())
+		now, err := g.describeJob(ctx, j.GetJob())
 		switch {
 		case err == nil && string(now.GetRun()) != string(j.GetRun()): // it began anew meanwhile
 			return now, nil
 		case err == nil:
 			j = now
-		case !errors.Is(err, context.DeadlineExceeded) && !rowraft.CodeOf(err).Retryable():
+		case !errors.Is(err, context.DeadlineExceeded) && route.On(route.Control, err) == route.Return:
 			return nil, err
 		}
 	}

@@ -43,7 +43,7 @@ func (g *globals) watchJob(cmd *cobra.Command, name string, every time.Duration)
 	defer tick.Stop()
 	ctx := cmd.Context()
 	for {
-		j, err := g.describeJob(ctx, cmd, name)
+		j, err := g.describeJob(ctx, name)
 		if ctx.Err() != nil {
 			return g.leaveWatch(cmd, name)
 		}

@@ -2,16 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -201,21 +202,18 @@ func (v *movesListJSON) print(w io.Writer, wide bool) error {
 	return nil
 }
 
-// onScheduler runs fn with a connection to the leader of the metadata group.
-func (g *globals) onScheduler(cmd *cobra.Command, again bool, fn func(context.Context, rowraftv1.ClusterClient) error) (err error) {
-	c, err := g.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
+// onScheduler makes a call to the leader of the metadata group until --timeout.
+func (g *globals) onScheduler(cmd *cobra.Command, layer route.Layer, fn func(context.Context, rowraftv1.ClusterClient) error) error {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()
-	return c.call(ctx, again, fn)
+	return g.callLeader(ctx, layer, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return fn(ctx, rowraftv1.NewClusterClient(conn))
+	})
 }
 
 func (g *globals) move(cmd *cobra.Command, shard uint32, from, to string, detach bool) (*moveJSON, error) {
 	var started *rowraftv1.Move
-	err := g.onScheduler(cmd, false, func(ctx context.Context, client rowraftv1.ClusterClient) error {
+	err := g.onScheduler(cmd, route.Once, func(ctx context.Context, client rowraftv1.ClusterClient) error {
 		reply, err := client.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: shard, FromNode: from, ToNode: to})
 		started = reply.GetMove()
 		return err
@@ -229,7 +227,7 @@ func (g *globals) move(cmd *cobra.Command, shard uint32, from, to string, detach
 	said := ""
 	for {
 		v, err := g.findMove(cmd, started.GetId())
-		if err != nil && (cmd.Context().Err() != nil || !rowraft.CodeOf(err).Retryable()) {
+		if err != nil && (cmd.Context().Err() != nil || route.On(route.Control, err) == route.Return) {
 			return nil, detached(cmd, started, err)
 		}
 		if v != nil {
@@ -278,7 +276,7 @@ func (g *globals) findMove(cmd *cobra.Command, id uint64) (*moveJSON, error) {
 
 func (g *globals) cancelMove(cmd *cobra.Command, shard uint32) (*moveJSON, error) {
 	var m *rowraftv1.Move
-	err := g.onScheduler(cmd, true, func(ctx context.Context, client rowraftv1.ClusterClient) error {
+	err := g.onScheduler(cmd, route.Control, func(ctx context.Context, client rowraftv1.ClusterClient) error {
 		reply, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: shard})
 		m = reply.GetMove()
 		return err

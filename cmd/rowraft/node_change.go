@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -167,7 +168,7 @@ func (v *changedJSON) tell(w io.Writer, wide bool) error {
 
 // callChange asks the scheduler. To ask twice does no harm.
 func (g *globals) callChange(cmd *cobra.Command, req *rowraftv1.ChangeNodeRequest) (reply *rowraftv1.ChangeNodeReply, err error) {
-	err = g.onScheduler(cmd, true, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
+	err = g.onScheduler(cmd, route.Control, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
 		reply, err = client.ChangeNode(ctx, req)
 		return err
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -180,7 +181,7 @@ func (g *globals) watchOperation(cmd *cobra.Command, id uint64) error {
 		switch {
 		case cmd.Context().Err() != nil:
 			return leftOperation(id, cmd.Context().Err())
-		case err != nil && !rowraft.CodeOf(err).Retryable():
+		case err != nil && route.On(route.Control, err) == route.Return:
 			return err
 		case o != nil:
 			if err := g.sayOperation(cmd.OutOrStdout(), o, &said); err != nil {
@@ -264,7 +265,7 @@ func (g *globals) cancelOperation(cmd *cobra.Command, id uint64) (*operationJSON
 		return nil, errors.New("the replacement of a dead server ends when the server is back")
 	}
 	if o.Kind == "move" {
-		err = g.onScheduler(cmd, true, func(ctx context.Context, client rowraftv1.ClusterClient) error {
+		err = g.onScheduler(cmd, route.Control, func(ctx context.Context, client rowraftv1.ClusterClient) error {
 			_, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: *o.Shard, MoveId: id})
 			return err
 		})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -164,8 +165,11 @@ func (g *globals) createTable(cmd *cobra.Command, schema rowraft.Schema, ifMissi
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	var reply *rowraftv1.CreateTableReply
-	// A second call after an unknown outcome would find the table of the first.
-	err = c.call(ctx, ifMissing, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
+	layer := route.Once // a second call after an unknown outcome would find the table of the first
+	if ifMissing {
+		layer = route.Control
+	}
+	err = c.call(ctx, layer, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
 		reply, err = client.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema), IfNotExists: ifMissing})
 		return err
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -58,7 +59,7 @@ func (g *globals) deleteTable(cmd *cobra.Command, name string, yes bool) (err er
 		return err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
-	err = c.call(ctx, true, func(ctx context.Context, client rowraftv1.ClusterClient) error {
+	err = c.call(ctx, route.Control, func(ctx context.Context, client rowraftv1.ClusterClient) error {
 		_, err := client.DropTable(ctx, &rowraftv1.DropTableRequest{Name: name, Id: p.GetId()})
 		return err
 	})

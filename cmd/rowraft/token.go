@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -65,13 +65,12 @@ func newTokenJSON(t *rowraftv1.JoinToken, now time.Time) tokenJSON {
 	return v
 }
 
-// callCertificates calls the leader of the metadata group until --timeout, again and again
-// while that may help and nothing can have come of it.
+// callCertificates makes a call to the leader of the metadata group until --timeout. It is
+// not made again once it may have taken effect.
 func (g *globals) callCertificates(cmd *cobra.Command, call func(context.Context, rowraftv1.CertificatesClient) error) error {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()
-	again := func(c rowraft.Code) bool { return c.Retryable() && !c.MaybeApplied() }
-	return g.callLeader(ctx, cmd, again, func(conn *grpc.ClientConn) error {
+	return g.callLeader(ctx, route.Once, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return call(ctx, rowraftv1.NewCertificatesClient(conn))
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -74,9 +73,6 @@ func (v *transferJSON) print(w io.Writer, _ bool) error {
 	return err
 }
 
-// leaderRetry is the pause before the leader is looked for again.
-const leaderRetry = 50 * time.Millisecond
-
 // transferLeader finds the leader of a shard and asks it to hand over, again
 // while what stands in the way may pass. Handing over twice does no harm.
 func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (v *transferJSON, err error) {
@@ -86,7 +82,7 @@ func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	var reply *rowraftv1.TransferLeaderReply
-	m, err := c.onLeader(ctx, shard, 5*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+	m, err := c.OnShard(ctx, shard, 5*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 		reply, err = rowraftv1.NewAdminClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
 		return err
 	})
@@ -97,75 +93,6 @@ func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (
 		Schema: cli.JSONSchema, Shard: shard, From: nameIn(m.GetMap(), reply.FromNode), To: nameIn(m.GetMap(), reply.ToNode),
 		Term: reply.Term, Seconds: float64(reply.TookNs) / 1e9,
 	}, nil
-}
-
-// onLeader makes a call on the leader of a shard, which may take so long, and looks for it again while what
-// stands in the way may pass. It returns the map that it went by.
-func (c *cluster) onLeader(ctx context.Context, shard uint32, patience time.Duration, call func(context.Context, *grpc.ClientConn) error) (*rowraftv1.GetMapReply, error) {
-	for {
-		m, err := c.newestMap(ctx)
-		if err == nil {
-			if int(shard) >= len(m.GetMap().GetShards()) {
-				return nil, cli.Usagef("shard %d does not exist: the cluster has %d, from 0 on", shard, len(m.GetMap().GetShards()))
-			}
-			err = c.tryReplicas(ctx, m, shard, patience, call)
-		}
-		if err == nil || !rowraft.CodeOf(err).Retryable() {
-			return m, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w (gave up: %w)", err, ctx.Err())
-		case <-time.After(leaderRetry):
-		}
-	}
-}
-
-// tryReplicas asks the leader that m hints at, then whoever it names, then the
-// other replicas.
-func (c *cluster) tryReplicas(ctx context.Context, m *rowraftv1.GetMapReply, shard uint32, patience time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
-	var order []string
-	for _, h := range m.GetLeaders() {
-		if h.GetShard() == shard {
-			order = append(order, h.GetNode())
-		}
-	}
-	for _, r := range m.GetMap().GetShards()[shard].GetReplicas() {
-		order = append(order, r.GetNode())
-	}
-	asked := make(map[string]bool)
-	err := rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: no replica could be asked", shard)
-	for i := 0; i < len(order); i++ {
-		addr := addrIn(m.GetMap(), order[i])
-		if asked[addr] || addr == "" {
-			continue
-		}
-		asked[addr] = true
-		conn, derr := c.conn(addr)
-		if derr != nil {
-			return derr
-		}
-		attempt, cancel := context.WithTimeout(ctx, patience)
-		err = call(attempt, conn)
-		cancel()
-		nl, moved := errors.AsType[*rowraft.NotLeaderError](err)
-		switch {
-		case err == nil || !rowraft.CodeOf(err).Retryable():
-			return err
-		case moved && nl.Leader != "":
-			order = append(order[:i+1], append([]string{string(nl.Leader)}, order[i+1:]...)...)
-		}
-	}
-	return err
-}
-
-func addrIn(m *rowraftv1.Map, node string) string {
-	for _, n := range m.GetNodes() {
-		if n.GetId() == node {
-			return n.GetAddr()
-		}
-	}
-	return ""
 }
 
 // nameIn is what a person calls the node with this id.

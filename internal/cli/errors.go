@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
@@ -111,6 +112,9 @@ func hintOf(err error) string {
 	}
 	if _, ok := errors.AsType[spoiledError](err); ok && rowraft.CodeOf(err) == rowraft.CodeCorrupt {
 		return "the other replicas have what it had: `rowraft log verify` shows the damage; start the server with an empty data directory and it joins as a new one (docs/ops/runbooks.md)"
+	}
+	if _, ok := errors.AsType[*route.SilentError](err); ok {
+		return "is it running, is --endpoints right, and do both sides use TLS or both --insecure?"
 	}
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeDeadline:

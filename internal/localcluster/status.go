@@ -8,9 +8,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/rowraft/rowraft/internal/rpc"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -35,31 +36,25 @@ func FindBinary(name, given string) (string, error) {
 	return path, nil
 }
 
-// AwaitStatus asks a server that runs until it answers, or ctx ends: on a busy machine it may stand
-// still for seconds.
+// AwaitStatus asks a running server until it answers or ctx ends: on a busy machine it may be
+// suspended for seconds.
 func AwaitStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
-	for {
+	for b := new(route.Backoff); ; {
 		st, err := Status(ctx, addr)
-		if err == nil || ctx.Err() != nil {
+		if err == nil || b.Wait(ctx, 0) != nil {
 			return st, err
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
 
 // Status asks a server of this machine, without TLS, for its state.
-func Status(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
-	conn, err := rpc.Dial(addr, nil, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
+func Status(ctx context.Context, addr string) (st *rowraftv1.NodeStatusReply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	st, err := rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	err = route.With(addr, nil, func(conn *grpc.ClientConn) error {
+		st, err = rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("status of server %s: %w", addr, err)
 	}

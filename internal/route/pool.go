@@ -140,3 +140,13 @@ func (a *addrConns) close() error {
 	}
 	return errors.Join(errs...)
 }
+
+// With calls fn with a connection of its own to addr, and closes it.
+func With(addr string, source *certs.Source, fn func(*grpc.ClientConn) error) (err error) {
+	conn, err := rpc.Dial(addr, source, nil)
+	if err != nil {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "address %q: %w", addr, err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	return fn(conn)
+}

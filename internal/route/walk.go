@@ -28,6 +28,7 @@ type Walk struct {
 	Layer  Layer
 	Places func() []string                    // addresses in the order to ask; they may change between tries
 	AddrOf func(rowraft.NodeID) (addr string) // of the leader that an error names; "" if unknown
+	Rounds int                                // ends the walk after so many; 0: it goes on until ctx ends
 
 	backoff Backoff
 	round   int // places in this round
@@ -35,6 +36,7 @@ type Walk struct {
 	addr    string
 	named   string // address of the leader that the last error named; "" if none
 	hops    int    // hints followed since the last pause
+	done    int    // rounds
 }
 
 // Addr returns the address for the next try; "" if there is no place to ask.
@@ -57,7 +59,6 @@ func (w *Walk) Answered() { w.backoff, w.hops = Backoff{}, 0 }
 // of the last try. Again pauses where the action of err says so, and returns false if ctx
 // ends.
 func (w *Walk) Again(ctx context.Context, err error) bool {
-	var atLeast time.Duration
 	switch On(w.Layer, err) {
 	case Follow:
 		w.named = w.hint(err)
@@ -70,10 +71,7 @@ func (w *Walk) Again(ctx context.Context, err error) bool {
 		return w.pause(ctx, 0)
 	case Wait:
 		w.named = w.addr
-		if o, ok := errors.AsType[*rowraft.OverloadedError](err); ok {
-			atLeast = o.RetryAfter
-		}
-		return w.pause(ctx, atLeast)
+		return w.pause(ctx, RetryAfter(err))
 	case Next, Avoid:
 		w.named = ""
 	default:
@@ -100,7 +98,11 @@ func (w *Walk) hint(err error) string {
 	return ""
 }
 
+// pause ends a round.
 func (w *Walk) pause(ctx context.Context, atLeast time.Duration) bool {
 	w.hops = 0
+	if w.done++; w.done == w.Rounds {
+		return false
+	}
 	return ctx.Err() == nil && w.backoff.Wait(ctx, atLeast) == nil
 }
