@@ -1,10 +1,8 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"regexp"
 	"strconv"
@@ -357,25 +355,6 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	}
 	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(v float64) bool { return v == 0 })
 	n.awaitMetric(t, `rowraft_in_flight_clients`, func(v float64) bool { return v == 0 })
-}
-
-// What is answered on a stream that is broken goes to gRPC all the same, which drops it:
-// nobody else would give back what is counted of it.
-func TestRepliesOfABrokenStreamAreDropped(t *testing.T) {
-	const calls = 5
-	asked, sent := 0, 0
-	broken := errors.New("the stream is broken")
-	recv := func() (int, error) {
-		if asked++; asked > calls {
-			return 0, io.EOF
-		}
-		return asked, nil
-	}
-	send := func(int) error { sent++; return broken }
-	err := serveStream(t.Context(), recv, send, func(_ context.Context, id int) int { return id })
-	if err != broken || sent != calls {
-		t.Errorf("%d of %d replies were let go of, %v", sent, calls, err)
-	}
 }
 
 // TestPushesBeyondTheLimitAreAskedAgain: with limits far below what is pushed, every

@@ -38,20 +38,7 @@ func (n *Node) countReplies(ctx context.Context, req any, info *grpc.UnaryServer
 		slot.t.release()
 		return reply, err
 	}
-	return &rpc.Counted{Reply: reply, Taken: slot.t.release}, nil
-}
-
-// pullForStream is Pull whose reply a stream sends.
-func (s *tableService) pullForStream(ctx context.Context, m *rowraftv1.PullStreamRequest) *rpc.Counted {
-	slot := &replyTicket{}
-	out := &rowraftv1.PullStreamReply{Id: m.Id}
-	reply, err := s.Pull(context.WithValue(ctx, replyTicketKey{}, slot), m.GetPull())
-	if err != nil {
-		out.Error = rpc.Detail(err)
-	} else {
-		out.Reply = reply
-	}
-	return &rpc.Counted{Reply: out, Taken: slot.t.release}
+	return &rpc.Counted{Reply: reply.(*rowraftv1.PullReply), Taken: slot.t.release}, nil
 }
 
 // countedListener tells the admission which connections are open: what one of them has

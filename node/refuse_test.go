@@ -187,7 +187,7 @@ func TestBadPullsAreRefused(t *testing.T) {
 	}
 }
 
-// TestResentNumberIsAppliedOnce resends a number, also through the stream.
+// TestResentNumberIsAppliedOnce resends a number, then pushes the next one.
 func TestResentNumberIsAppliedOnce(t *testing.T) {
 	r, _ := openRaw(t)
 	ctx := testContext(t)
@@ -198,35 +198,15 @@ func TestResentNumberIsAppliedOnce(t *testing.T) {
 			t.Fatalf("try %d: %v, %v", i, reply, err)
 		}
 	}
-	stream, err := r.stub.PushStream(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, push := range []*rowraftv1.PushRequest{req, r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0})), r.request([]byte{1})} {
-		if err := stream.Send(&rowraftv1.PushStreamRequest{Id: push.Seq, Push: push}); err != nil {
-			t.Fatal(err)
-		}
-		reply, err := stream.Recv()
-		if err != nil || reply.Id != push.Seq {
-			t.Fatalf("stream: %v, %v", reply, err)
-		}
-		if bad := len(push.Payload) == 1; bad != (reply.Error != nil) {
-			t.Fatalf("stream: payload of %d bytes answered %v", len(push.Payload), reply)
-		}
-	}
-	pulls, err := r.stub.PullStream(ctx)
-	if err != nil {
-		t.Fatal(err)
+	if reply, err := r.stub.Push(ctx, r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0}))); err != nil || reply.Duplicate {
+		t.Fatalf("the next number: %v, %v", reply, err)
 	}
 	ask := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}, []uint64{10}, nil)
-	if err := pulls.Send(&rowraftv1.PullStreamRequest{Id: 5, Pull: &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask}}); err != nil {
+	reply, err := r.stub.Pull(ctx, &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask})
+	if err != nil {
 		t.Fatal(err)
 	}
-	reply, err := pulls.Recv()
-	if err != nil || reply.Error != nil {
-		t.Fatal(err, reply)
-	}
-	_, body, _, err := wire.ParseSegment(reply.Reply.Payload)
+	_, body, _, err := wire.ParseSegment(reply.Payload)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,10 +2,6 @@ package node
 
 import (
 	"context"
-	"io"
-	"sync"
-
-	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -128,63 +124,6 @@ func (s *tableService) CloseSession(ctx context.Context, req *rowraftv1.CloseSes
 		return nil, err
 	}
 	return &rowraftv1.CloseSessionReply{}, r.closeSession(ctx, client, rowraft.Incarnation(req.Incarnation))
-}
-
-// maxStreamCalls bounds the unanswered messages of one stream.
-const maxStreamCalls = 64
-
-func (s *tableService) PullStream(stream grpc.BidiStreamingServer[rowraftv1.PullStreamRequest, rowraftv1.PullStreamReply]) error {
-	send := func(c *rpc.Counted) error { return stream.SendMsg(c) }
-	return serveStream(stream.Context(), stream.Recv, send, s.pullForStream)
-}
-
-func (s *tableService) PushStream(stream grpc.BidiStreamingServer[rowraftv1.PushStreamRequest, rowraftv1.PushStreamReply]) error {
-	return serveStream(stream.Context(), stream.Recv, stream.Send, func(ctx context.Context, m *rowraftv1.PushStreamRequest) *rowraftv1.PushStreamReply {
-		out := &rowraftv1.PushStreamReply{Id: m.Id}
-		reply, err := s.Push(ctx, m.GetPush())
-		if err != nil {
-			out.Error = rpc.Detail(err)
-			return out
-		}
-		out.Reply = reply
-		return out
-	})
-}
-
-// serveStream answers messages as they complete, up to maxStreamCalls at once,
-// until the client closes its side.
-func serveStream[Req, Reply any](ctx context.Context, recv func() (Req, error), send func(Reply) error, answer func(context.Context, Req) Reply) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var (
-		wg     sync.WaitGroup
-		mu     sync.Mutex // one Send at a time
-		broken error
-		places = make(chan struct{}, maxStreamCalls)
-	)
-	defer wg.Wait()
-	defer cancel()
-	for {
-		req, err := recv()
-		if err == io.EOF {
-			wg.Wait()
-			return broken
-		}
-		if err != nil {
-			return err
-		}
-		places <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-places }()
-			reply := answer(ctx, req)
-			mu.Lock()
-			defer mu.Unlock()
-			// Also when the stream is broken: that drops the reply, and what is counted of it.
-			if err := send(reply); err != nil && broken == nil {
-				broken = err
-				cancel()
-			}
-		})
-	}
 }
 
 // adminService answers the scheduler and operators.

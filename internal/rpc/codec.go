@@ -25,7 +25,7 @@ func (codec) Name() string { return "proto" }
 // written the payload or dropped it, maybe more than once, or late: gRPC forgets what it has
 // for a call that is over, and of a connection that breaks, and leaves it to be collected.
 type Counted struct {
-	Reply any // *rowraftv1.PullReply or *rowraftv1.PullStreamReply
+	Reply *rowraftv1.PullReply
 	Taken func()
 }
 
@@ -54,23 +54,10 @@ func counted(payload *[]byte, taken func()) mem.Buffer {
 	return mem.NewBuffer(payload, p)
 }
 
-func (c codec) marshalCounted(m *Counted) (mem.BufferSlice, error) {
-	switch r := m.Reply.(type) {
-	case *rowraftv1.PullReply:
-		return withPayload(pullReplyHead(nil, r), 3, counted(&r.Payload, m.Taken)), nil
-	case *rowraftv1.PullStreamReply:
-		if r.Reply != nil {
-			return nested(r.Id, pullReplyHead(nil, r.Reply), 3, counted(&r.Reply.Payload, m.Taken)), nil
-		}
-	}
-	m.Taken()
-	return c.Marshal(m.Reply)
-}
-
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch m := v.(type) {
 	case *Counted:
-		return c.marshalCounted(m)
+		return withPayload(pullReplyHead(nil, m.Reply), 3, counted(&m.Reply.Payload, m.Taken)), nil
 	case *rowraftv1.PullRequest:
 		return withPayload(pullRequestHead(nil, m), 6, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.PullReply:
@@ -83,14 +70,6 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
 	case *rowraftv1.DeleteRequest:
 		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
-	case *rowraftv1.PullStreamRequest:
-		return nested(m.Id, pullRequestHead(nil, m.Pull), 6, mem.SliceBuffer(m.Pull.GetPayload())), nil
-	case *rowraftv1.PullStreamReply:
-		if m.Reply != nil {
-			return nested(m.Id, pullReplyHead(nil, m.Reply), 3, mem.NewBuffer(&m.Reply.Payload, Pool)), nil
-		}
-	case *rowraftv1.PushStreamRequest:
-		return nested(m.Id, pushRequestHead(m.Push), 8, mem.SliceBuffer(m.Push.GetPayload())), nil
 	}
 	return c.std.Marshal(v)
 }
@@ -111,15 +90,6 @@ func withPayload(head []byte, num protowire.Number, payload mem.Buffer) mem.Buff
 func scanReply(m *rowraftv1.ScanReply) mem.BufferSlice {
 	out := withPayload(appendUint(appendUint(nil, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex()), 3, mem.NewBuffer(&m.Payload, Pool))
 	return append(out, mem.SliceBuffer(appendUint(appendUint(nil, 4, uint64(m.GetNextSlot())), 5, m.GetNextKey())))
-}
-
-// nested wraps a message with payload as field 2 of a stream message.
-func nested(id uint64, head []byte, num protowire.Number, payload mem.Buffer) mem.BufferSlice {
-	inner := withPayload(head, num, payload)
-	outer := appendUint(nil, 1, id)
-	outer = protowire.AppendTag(outer, 2, protowire.BytesType)
-	outer = protowire.AppendVarint(outer, uint64(inner.Len()))
-	return append(mem.BufferSlice{mem.SliceBuffer(outer)}, inner...)
 }
 
 func appendUint(b []byte, num protowire.Number, v uint64) []byte {
@@ -188,20 +158,6 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
 	case *rowraftv1.DeleteRequest:
 		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
-	case *rowraftv1.PullStreamRequest:
-		m.Pull = new(rowraftv1.PullRequest)
-		fields = nestedField(&m.Id, pullRequestField(m.Pull), nil)
-	case *rowraftv1.PullStreamReply:
-		reply := new(rowraftv1.PullReply)
-		inner := pullReplyField(reply)
-		fields = nestedField(&m.Id, func(r *reader, n protowire.Number, t protowire.Type) (bool, error) {
-			m.Reply = reply
-			return inner(r, n, t)
-		}, &m.Error)
-	case *rowraftv1.PushStreamRequest:
-		p := new(rowraftv1.PushRequest)
-		m.Push = p
-		fields = nestedField(&m.Id, pushRequestField(p), nil)
 	default:
 		return c.std.Unmarshal(data, v)
 	}
@@ -213,7 +169,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 // reader reads the protobuf wire format from the buffers of a message.
 type reader struct {
 	r    *mem.Reader
-	left int // bytes left of the (sub)message
+	left int // bytes left of the message
 }
 
 // message reads fields until the message ends. fields handles one field and
@@ -439,34 +395,5 @@ func pushRequestField(m *rowraftv1.PushRequest) func(*reader, protowire.Number, 
 		known, err := setNumber(r, typ, &v)
 		m.Clocked = v != 0
 		return known, err
-	}
-}
-
-// nestedField reads a stream message: the id, the inner message, and the error
-// where the message has one.
-func nestedField(id *uint64, inner func(*reader, protowire.Number, protowire.Type) (bool, error), failure **rowraftv1.ErrorDetail) func(*reader, protowire.Number, protowire.Type) (bool, error) {
-	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
-		switch {
-		case num == 1:
-			return setNumber(r, typ, id)
-		case num == 2 && typ == protowire.BytesType:
-			n, err := r.length()
-			if err != nil {
-				return true, err
-			}
-			sub := &reader{r: r.r, left: n}
-			err = sub.message(inner)
-			r.left -= n
-			return true, err
-		case num == 3 && typ == protowire.BytesType && failure != nil:
-			b, err := r.bytes()
-			if err != nil {
-				return true, err
-			}
-			defer Pool.Release(b)
-			*failure = new(rowraftv1.ErrorDetail)
-			return true, unmarshalProto(b, *failure)
-		}
-		return false, nil
 	}
 }

@@ -34,10 +34,8 @@ var (
 // refused to everybody, and fails TestEveryCallDeclaresItsRoles.
 var roles = map[string][]certs.Role{
 	"/rowraft.v1.Table/Pull":         readers,
-	"/rowraft.v1.Table/PullStream":   readers,
 	"/rowraft.v1.Table/Scan":         readers,
 	"/rowraft.v1.Table/Push":         trainers,
-	"/rowraft.v1.Table/PushStream":   trainers,
 	"/rowraft.v1.Table/Assign":       trainers,
 	"/rowraft.v1.Table/Delete":       trainers,
 	"/rowraft.v1.Table/PushStep":     trainers,

@@ -10,15 +10,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
-
-func unmarshalProto(b []byte, m proto.Message) error { return proto.Unmarshal(b, m) }
 
 // grpcCodes is STYLE's table of codes.
 var grpcCodes = map[rowraft.Code]codes.Code{

@@ -40,7 +40,6 @@ var decoders = map[string]string{
 	"internal/rpc.codec.Unmarshal":        "internal/rpc.FuzzCodecUnmarshal",
 	"internal/rpc.parseBehalf":            "internal/rpc.FuzzBehalf",
 	"internal/rpc.parsePartSize":          "internal/rpc.FuzzPartSize",
-	"internal/rpc.unmarshalProto":         "internal/rpc.FuzzCodecUnmarshal",
 	"node.decodeKeptMap":                  "node.FuzzKeptMap",
 	"raftstore.checkEntry":                "raftstore.FuzzSeal",
 	"raftstore.checkPlace":                "raftstore.FuzzSeal",

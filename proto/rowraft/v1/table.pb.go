@@ -1218,230 +1218,6 @@ func (x *DeleteReply) GetDuplicate() bool {
 	return false
 }
 
-type PullStreamRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // chosen by the client, unique among its unanswered messages
-	Pull          *PullRequest           `protobuf:"bytes,2,opt,name=pull,proto3" json:"pull,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PullStreamRequest) Reset() {
-	*x = PullStreamRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PullStreamRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PullStreamRequest) ProtoMessage() {}
-
-func (x *PullStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PullStreamRequest.ProtoReflect.Descriptor instead.
-func (*PullStreamRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
-}
-
-func (x *PullStreamRequest) GetId() uint64 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *PullStreamRequest) GetPull() *PullRequest {
-	if x != nil {
-		return x.Pull
-	}
-	return nil
-}
-
-type PullStreamReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Reply         *PullReply             `protobuf:"bytes,2,opt,name=reply,proto3" json:"reply,omitempty"`
-	Error         *ErrorDetail           `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"` // set instead of reply
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PullStreamReply) Reset() {
-	*x = PullStreamReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PullStreamReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PullStreamReply) ProtoMessage() {}
-
-func (x *PullStreamReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PullStreamReply.ProtoReflect.Descriptor instead.
-func (*PullStreamReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
-}
-
-func (x *PullStreamReply) GetId() uint64 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *PullStreamReply) GetReply() *PullReply {
-	if x != nil {
-		return x.Reply
-	}
-	return nil
-}
-
-func (x *PullStreamReply) GetError() *ErrorDetail {
-	if x != nil {
-		return x.Error
-	}
-	return nil
-}
-
-type PushStreamRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Push          *PushRequest           `protobuf:"bytes,2,opt,name=push,proto3" json:"push,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PushStreamRequest) Reset() {
-	*x = PushStreamRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PushStreamRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PushStreamRequest) ProtoMessage() {}
-
-func (x *PushStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PushStreamRequest.ProtoReflect.Descriptor instead.
-func (*PushStreamRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
-}
-
-func (x *PushStreamRequest) GetId() uint64 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *PushStreamRequest) GetPush() *PushRequest {
-	if x != nil {
-		return x.Push
-	}
-	return nil
-}
-
-type PushStreamReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Reply         *PushReply             `protobuf:"bytes,2,opt,name=reply,proto3" json:"reply,omitempty"`
-	Error         *ErrorDetail           `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PushStreamReply) Reset() {
-	*x = PushStreamReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PushStreamReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PushStreamReply) ProtoMessage() {}
-
-func (x *PushStreamReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PushStreamReply.ProtoReflect.Descriptor instead.
-func (*PushStreamReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
-}
-
-func (x *PushStreamReply) GetId() uint64 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *PushStreamReply) GetReply() *PushReply {
-	if x != nil {
-		return x.Reply
-	}
-	return nil
-}
-
-func (x *PushStreamReply) GetError() *ErrorDetail {
-	if x != nil {
-		return x.Error
-	}
-	return nil
-}
-
 type ScanRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // cluster map the slots were looked up in
@@ -1459,7 +1235,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1247,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1260,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ScanRequest) GetMapVersion() uint64 {
@@ -1565,7 +1341,7 @@ type ScanReply struct {
 
 func (x *ScanReply) Reset() {
 	*x = ScanReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[18]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1353,7 @@ func (x *ScanReply) String() string {
 func (*ScanReply) ProtoMessage() {}
 
 func (x *ScanReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[18]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1366,7 @@ func (x *ScanReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanReply.ProtoReflect.Descriptor instead.
 func (*ScanReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ScanReply) GetTableEpoch() uint64 {
@@ -1641,7 +1417,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[19]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1429,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[19]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1442,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -1708,7 +1484,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[20]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1496,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[20]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1509,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -1768,7 +1544,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[21]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1556,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[21]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1569,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CloseSessionRequest) GetShard() uint32 {
@@ -1825,7 +1601,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[22]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1613,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[22]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1626,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{18}
 }
 
 // ErrorDetail is attached to every status this project makes. A status without
@@ -1884,7 +1660,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[23]
+	mi := &file_rowraft_v1_table_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +1672,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[23]
+	mi := &file_rowraft_v1_table_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +1685,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -2175,21 +1951,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
-	"\tduplicate\x18\x03 \x01(\bR\tduplicate\"P\n" +
-	"\x11PullStreamRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
-	"\x04pull\x18\x02 \x01(\v2\x17.rowraft.v1.PullRequestR\x04pull\"}\n" +
-	"\x0fPullStreamReply\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
-	"\x05reply\x18\x02 \x01(\v2\x15.rowraft.v1.PullReplyR\x05reply\x12-\n" +
-	"\x05error\x18\x03 \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"P\n" +
-	"\x11PushStreamRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
-	"\x04push\x18\x02 \x01(\v2\x17.rowraft.v1.PushRequestR\x04push\"}\n" +
-	"\x0fPushStreamReply\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
-	"\x05reply\x18\x02 \x01(\v2\x15.rowraft.v1.PushReplyR\x05reply\x12-\n" +
-	"\x05error\x18\x03 \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"\x87\x02\n" +
+	"\tduplicate\x18\x03 \x01(\bR\tduplicate\"\x87\x02\n" +
 	"\vScanRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -2258,16 +2020,12 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
 	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
-	"\x14STEP_OUTCOME_MISSING\x10\x032\xf1\x05\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xd5\x04\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x126\n" +
 	"\x04Push\x12\x17.rowraft.v1.PushRequest\x1a\x15.rowraft.v1.PushReply\x12<\n" +
 	"\x06Assign\x12\x19.rowraft.v1.AssignRequest\x1a\x17.rowraft.v1.AssignReply\x12<\n" +
-	"\x06Delete\x12\x19.rowraft.v1.DeleteRequest\x1a\x17.rowraft.v1.DeleteReply\x12L\n" +
-	"\n" +
-	"PullStream\x12\x1d.rowraft.v1.PullStreamRequest\x1a\x1b.rowraft.v1.PullStreamReply(\x010\x01\x12L\n" +
-	"\n" +
-	"PushStream\x12\x1d.rowraft.v1.PushStreamRequest\x1a\x1b.rowraft.v1.PushStreamReply(\x010\x01\x128\n" +
+	"\x06Delete\x12\x19.rowraft.v1.DeleteRequest\x1a\x17.rowraft.v1.DeleteReply\x128\n" +
 	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
 	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12E\n" +
 	"\tWaitClock\x12\x1c.rowraft.v1.WaitClockRequest\x1a\x1a.rowraft.v1.WaitClockReply\x12K\n" +
@@ -2287,7 +2045,7 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),               // 0: rowraft.v1.ReadMode
 	(StepOutcome)(0),            // 1: rowraft.v1.StepOutcome
@@ -2304,55 +2062,41 @@ var file_rowraft_v1_table_proto_goTypes = []any{
 	(*AssignReply)(nil),         // 12: rowraft.v1.AssignReply
 	(*DeleteRequest)(nil),       // 13: rowraft.v1.DeleteRequest
 	(*DeleteReply)(nil),         // 14: rowraft.v1.DeleteReply
-	(*PullStreamRequest)(nil),   // 15: rowraft.v1.PullStreamRequest
-	(*PullStreamReply)(nil),     // 16: rowraft.v1.PullStreamReply
-	(*PushStreamRequest)(nil),   // 17: rowraft.v1.PushStreamRequest
-	(*PushStreamReply)(nil),     // 18: rowraft.v1.PushStreamReply
-	(*ScanRequest)(nil),         // 19: rowraft.v1.ScanRequest
-	(*ScanReply)(nil),           // 20: rowraft.v1.ScanReply
-	(*OpenSessionRequest)(nil),  // 21: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),    // 22: rowraft.v1.OpenSessionReply
-	(*CloseSessionRequest)(nil), // 23: rowraft.v1.CloseSessionRequest
-	(*CloseSessionReply)(nil),   // 24: rowraft.v1.CloseSessionReply
-	(*ErrorDetail)(nil),         // 25: rowraft.v1.ErrorDetail
+	(*ScanRequest)(nil),         // 15: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),           // 16: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil),  // 17: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),    // 18: rowraft.v1.OpenSessionReply
+	(*CloseSessionRequest)(nil), // 19: rowraft.v1.CloseSessionRequest
+	(*CloseSessionReply)(nil),   // 20: rowraft.v1.CloseSessionReply
+	(*ErrorDetail)(nil),         // 21: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
 	6,  // 1: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
 	1,  // 2: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
-	2,  // 3: rowraft.v1.PullStreamRequest.pull:type_name -> rowraft.v1.PullRequest
-	3,  // 4: rowraft.v1.PullStreamReply.reply:type_name -> rowraft.v1.PullReply
-	25, // 5: rowraft.v1.PullStreamReply.error:type_name -> rowraft.v1.ErrorDetail
-	4,  // 6: rowraft.v1.PushStreamRequest.push:type_name -> rowraft.v1.PushRequest
-	5,  // 7: rowraft.v1.PushStreamReply.reply:type_name -> rowraft.v1.PushReply
-	25, // 8: rowraft.v1.PushStreamReply.error:type_name -> rowraft.v1.ErrorDetail
-	2,  // 9: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
-	4,  // 10: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
-	11, // 11: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
-	13, // 12: rowraft.v1.Table.Delete:input_type -> rowraft.v1.DeleteRequest
-	15, // 13: rowraft.v1.Table.PullStream:input_type -> rowraft.v1.PullStreamRequest
-	17, // 14: rowraft.v1.Table.PushStream:input_type -> rowraft.v1.PushStreamRequest
-	19, // 15: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
-	7,  // 16: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
-	9,  // 17: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
-	21, // 18: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	23, // 19: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
-	3,  // 20: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	5,  // 21: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
-	12, // 22: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
-	14, // 23: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
-	16, // 24: rowraft.v1.Table.PullStream:output_type -> rowraft.v1.PullStreamReply
-	18, // 25: rowraft.v1.Table.PushStream:output_type -> rowraft.v1.PushStreamReply
-	20, // 26: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
-	8,  // 27: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
-	10, // 28: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
-	22, // 29: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	24, // 30: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
-	20, // [20:31] is the sub-list for method output_type
-	9,  // [9:20] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	2,  // 3: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
+	4,  // 4: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
+	11, // 5: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
+	13, // 6: rowraft.v1.Table.Delete:input_type -> rowraft.v1.DeleteRequest
+	15, // 7: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
+	7,  // 8: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
+	9,  // 9: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
+	17, // 10: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	19, // 11: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
+	3,  // 12: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	5,  // 13: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
+	12, // 14: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
+	14, // 15: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
+	16, // 16: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	8,  // 17: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
+	10, // 18: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
+	18, // 19: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	20, // 20: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
+	12, // [12:21] is the sub-list for method output_type
+	3,  // [3:12] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_table_proto_init() }
@@ -2366,7 +2110,7 @@ func file_rowraft_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,8 +26,6 @@ const (
 	Table_Push_FullMethodName         = "/rowraft.v1.Table/Push"
 	Table_Assign_FullMethodName       = "/rowraft.v1.Table/Assign"
 	Table_Delete_FullMethodName       = "/rowraft.v1.Table/Delete"
-	Table_PullStream_FullMethodName   = "/rowraft.v1.Table/PullStream"
-	Table_PushStream_FullMethodName   = "/rowraft.v1.Table/PushStream"
 	Table_Scan_FullMethodName         = "/rowraft.v1.Table/Scan"
 	Table_PushStep_FullMethodName     = "/rowraft.v1.Table/PushStep"
 	Table_WaitClock_FullMethodName    = "/rowraft.v1.Table/WaitClock"
@@ -42,8 +40,7 @@ const (
 // Table is the data plane of a server. One request addresses one shard; the
 // client splits by the cluster map and merges.
 //
-// Errors are gRPC statuses with an ErrorDetail. In the streaming forms an error
-// of one message travels in its reply and the stream goes on.
+// Errors are gRPC statuses with an ErrorDetail.
 //
 // Push, Assign and Delete may have the header rowraft-part, SHARD/BYTES of the
 // payload in decimal: a leader without room for it refuses before it reads it.
@@ -57,10 +54,6 @@ type TableClient interface {
 	Assign(ctx context.Context, in *AssignRequest, opts ...grpc.CallOption) (*AssignReply, error)
 	// Delete removes rows, numbered like a push.
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteReply, error)
-	// PullStream and PushStream answer messages in the order they complete; id
-	// tells which.
-	PullStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PullStreamRequest, PullStreamReply], error)
-	PushStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PushStreamRequest, PushStreamReply], error)
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
 	// are of different moments, all of them after the call. Leader only, who proves
@@ -128,35 +121,9 @@ func (c *tableClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grp
 	return out, nil
 }
 
-func (c *tableClient) PullStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PullStreamRequest, PullStreamReply], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[0], Table_PullStream_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[PullStreamRequest, PullStreamReply]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PullStreamClient = grpc.BidiStreamingClient[PullStreamRequest, PullStreamReply]
-
-func (c *tableClient) PushStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PushStreamRequest, PushStreamReply], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[1], Table_PushStream_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[PushStreamRequest, PushStreamReply]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PushStreamClient = grpc.BidiStreamingClient[PushStreamRequest, PushStreamReply]
-
 func (c *tableClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[2], Table_Scan_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[0], Table_Scan_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -220,8 +187,7 @@ func (c *tableClient) CloseSession(ctx context.Context, in *CloseSessionRequest,
 // Table is the data plane of a server. One request addresses one shard; the
 // client splits by the cluster map and merges.
 //
-// Errors are gRPC statuses with an ErrorDetail. In the streaming forms an error
-// of one message travels in its reply and the stream goes on.
+// Errors are gRPC statuses with an ErrorDetail.
 //
 // Push, Assign and Delete may have the header rowraft-part, SHARD/BYTES of the
 // payload in decimal: a leader without room for it refuses before it reads it.
@@ -235,10 +201,6 @@ type TableServer interface {
 	Assign(context.Context, *AssignRequest) (*AssignReply, error)
 	// Delete removes rows, numbered like a push.
 	Delete(context.Context, *DeleteRequest) (*DeleteReply, error)
-	// PullStream and PushStream answer messages in the order they complete; id
-	// tells which.
-	PullStream(grpc.BidiStreamingServer[PullStreamRequest, PullStreamReply]) error
-	PushStream(grpc.BidiStreamingServer[PushStreamRequest, PushStreamReply]) error
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
 	// are of different moments, all of them after the call. Leader only, who proves
@@ -277,12 +239,6 @@ func (UnimplementedTableServer) Assign(context.Context, *AssignRequest) (*Assign
 }
 func (UnimplementedTableServer) Delete(context.Context, *DeleteRequest) (*DeleteReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
-}
-func (UnimplementedTableServer) PullStream(grpc.BidiStreamingServer[PullStreamRequest, PullStreamReply]) error {
-	return status.Error(codes.Unimplemented, "method PullStream not implemented")
-}
-func (UnimplementedTableServer) PushStream(grpc.BidiStreamingServer[PushStreamRequest, PushStreamReply]) error {
-	return status.Error(codes.Unimplemented, "method PushStream not implemented")
 }
 func (UnimplementedTableServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanReply]) error {
 	return status.Error(codes.Unimplemented, "method Scan not implemented")
@@ -391,20 +347,6 @@ func _Table_Delete_Handler(srv interface{}, ctx context.Context, dec func(interf
 	}
 	return interceptor(ctx, in, info, handler)
 }
-
-func _Table_PullStream_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(TableServer).PullStream(&grpc.GenericServerStream[PullStreamRequest, PullStreamReply]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PullStreamServer = grpc.BidiStreamingServer[PullStreamRequest, PullStreamReply]
-
-func _Table_PushStream_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(TableServer).PushStream(&grpc.GenericServerStream[PushStreamRequest, PushStreamReply]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PushStreamServer = grpc.BidiStreamingServer[PushStreamRequest, PushStreamReply]
 
 func _Table_Scan_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ScanRequest)
@@ -530,18 +472,6 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
-		{
-			StreamName:    "PullStream",
-			Handler:       _Table_PullStream_Handler,
-			ServerStreams: true,
-			ClientStreams: true,
-		},
-		{
-			StreamName:    "PushStream",
-			Handler:       _Table_PushStream_Handler,
-			ServerStreams: true,
-			ClientStreams: true,
-		},
 		{
 			StreamName:    "Scan",
 			Handler:       _Table_Scan_Handler,
