@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// alertRule is one of ops/prometheus/alerts.yaml.
+// alertRule is one of deploy/prometheus/alerts.yaml.
 type alertRule struct {
 	Alert, Expr, For string
 	Labels           struct{ Severity string }
@@ -24,7 +24,7 @@ type alertRule struct {
 
 func alertRules(t *testing.T) (rules []alertRule) {
 	t.Helper()
-	raw, err := os.ReadFile("../ops/prometheus/alerts.yaml")
+	raw, err := os.ReadFile("../deploy/prometheus/alerts.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,10 +38,10 @@ func alertRules(t *testing.T) (rules []alertRule) {
 	return rules
 }
 
-// dashboardExprs are the queries of ops/grafana/rowraft.json by panel.
+// dashboardExprs are the queries of deploy/grafana/rowraft.json by panel.
 func dashboardExprs(t *testing.T) map[string]string {
 	t.Helper()
-	raw, err := os.ReadFile("../ops/grafana/rowraft.json")
+	raw, err := os.ReadFile("../deploy/grafana/rowraft.json")
 	if err != nil {
 		t.Fatal(err)
 	}
