@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/scheduler"
 )
 
@@ -58,7 +59,7 @@ type Config struct {
 	// the server ends with CodeDeadline. 0: for ever.
 	StartTimeout time.Duration
 
-	LogBackend string // one of raftstore.Backends; "": "rowlog"
+	LogBackend string // one of raftlog.Backends; "": "rowlog"
 	// Profile is the timers of Raft: "fast", "default", "dense", or "auto", by how many
 	// replicas there are on a server; "": "default".
 	Profile string
@@ -156,8 +157,8 @@ func (c *Config) setDefaults() error {
 	if err := c.Limits.setDefaults(os.DirFS("/")); err != nil {
 		return err
 	}
-	if c.LogBackend != "" && !slices.Contains(raftstore.Backends, c.LogBackend) {
-		return bad("log backend %q: want %s", c.LogBackend, strings.Join(raftstore.Backends, ", "))
+	if c.LogBackend != "" && !slices.Contains(raftlog.Backends, c.LogBackend) {
+		return bad("log backend %q: want %s", c.LogBackend, strings.Join(raftlog.Backends, ", "))
 	}
 	if c.Insecure {
 		for _, l := range []net.Listener{c.Listener, c.PeerListener, c.OpsListener} {

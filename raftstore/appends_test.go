@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 func testAppend(t testing.TB) *raft.AppendEntriesRequest {
@@ -69,7 +70,7 @@ func TestAppendRequestRoundTrip(t *testing.T) {
 			t.Errorf("%d of %d bytes: %v", cut, len(b), err)
 		}
 	}
-	for i := range appendHeadBytes + 11 + 3*entryHeadBytes {
+	for i := range appendHeadBytes + 11 + 3*entry.HeadBytes {
 		flipped := bytes.Clone(b)
 		flipped[i] ^= 4
 		if _, err := readTestAppend(flipped); rowraft.CodeOf(err) != rowraft.CodeCorrupt && !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -154,14 +155,14 @@ func TestEntriesTravelOnTheirOwnConnections(t *testing.T) {
 func FuzzAppendRequest(f *testing.F) {
 	good := wireOf(f, testAppend(f))
 	f.Add(good[:400])
-	f.Add(good[:appendHeadBytes+12+3*entryHeadBytes])
+	f.Add(good[:appendHeadBytes+12+3*entry.HeadBytes])
 	small := testAppend(f)
 	small.Entries = small.Entries[:1]
 	f.Add(wireOf(f, small))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= appendHeadBytes { // so that what is behind the checksum is tested too
 			b = bytes.Clone(b)
-			end := appendHeadBytes + uint64(binary.LittleEndian.Uint32(b[44:])) + entryHeadBytes*uint64(binary.LittleEndian.Uint32(b[40:]))
+			end := appendHeadBytes + uint64(binary.LittleEndian.Uint32(b[44:])) + entry.HeadBytes*uint64(binary.LittleEndian.Uint32(b[40:]))
 			binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:min(end, uint64(len(b)))], castagnoli))
 		}
 		frugal(t, b, func() {
@@ -189,4 +190,14 @@ func FuzzAppendReply(f *testing.F) {
 			}
 		})
 	})
+}
+
+// sealedEntry is an entry as a log holds it.
+func sealedEntry(t testing.TB, index, term uint64, data []byte) *raft.Log {
+	t.Helper()
+	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: entry.Seal(data)}
+	if err := entry.Place(l); err != nil {
+		t.Fatal(err)
+	}
+	return l
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // What travels on an entry connection; docs/formats/peer.md is the authority.
@@ -36,10 +37,10 @@ func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool)
 		return b, false
 	}
 	for _, l := range a.Entries {
-		if len(l.Extensions) != sealBytes {
+		if len(l.Extensions) != entry.SealBytes {
 			return b, false
 		}
-		b = appendEntryHead(b, l)
+		b = entry.AppendHead(b, l)
 	}
 	for i, v := range []uint64{a.Term, a.PrevLogEntry, a.PrevLogTerm, a.LeaderCommitIndex} {
 		le.PutUint64(b[8+8*i:], v)
@@ -55,7 +56,7 @@ func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool)
 // most maxBytes and one entry. io.EOF: the peer is done.
 func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesRequest, error) {
 	le := binary.LittleEndian
-	b := make([]byte, appendHeadBytes, appendHeadBytes+4*entryHeadBytes+128)
+	b := make([]byte, appendHeadBytes, appendHeadBytes+4*entry.HeadBytes+128)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return nil, err
 	}
@@ -63,7 +64,7 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 || le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message with %d entries and %d bytes of names is impossible", entries, names)
 	}
-	b = append(b, make([]byte, names+entries*entryHeadBytes)...)
+	b = append(b, make([]byte, names+entries*entry.HeadBytes)...)
 	if _, err := io.ReadFull(r, b[appendHeadBytes:]); err != nil {
 		return nil, noEOF(err)
 	}
@@ -94,8 +95,8 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 
 func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {
 	sum := int64(0)
-	for ; len(heads) > 0; heads = heads[entryHeadBytes:] {
-		n := int64(parseEntryHead(heads).length)
+	for ; len(heads) > 0; heads = heads[entry.HeadBytes:] {
+		n := int64(entry.ParseHead(heads).Length)
 		if heads[25]|heads[26]|heads[27] != 0 {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "the head of an entry is impossible")
 		}
@@ -109,16 +110,16 @@ func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {
 
 // readEntries reads the data of the entries whose heads are heads.
 func readEntries(r *bufio.Reader, a *raft.AppendEntriesRequest, heads []byte) error {
-	logs := make([]raft.Log, len(heads)/entryHeadBytes)
+	logs := make([]raft.Log, len(heads)/entry.HeadBytes)
 	a.Entries = make([]*raft.Log, len(logs))
 	for i := range logs {
-		head := heads[i*entryHeadBytes:][:entryHeadBytes:entryHeadBytes]
-		h := parseEntryHead(head)
-		data, err := readData(r, int(h.length))
+		head := heads[i*entry.HeadBytes:][:entry.HeadBytes:entry.HeadBytes]
+		h := entry.ParseHead(head)
+		data, err := readData(r, int(h.Length))
 		if err != nil {
 			return noEOF(err)
 		}
-		h.put(&logs[i], head)
+		h.Put(&logs[i], head)
 		logs[i].Data = data
 		a.Entries[i] = &logs[i]
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // sinkMachine applies nothing: what is measured is the log and the network.
@@ -28,7 +29,7 @@ func (sinkSnapshot) Release()                         {}
 
 // BenchmarkPropose: three nodes in one process on one disk, loopback, fsync on.
 func BenchmarkPropose(b *testing.B) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		for _, tc := range []struct {
 			kib, proposers int
 		}{{4, 16}, {64, 16}, {576, 1}, {576, 4}} {

@@ -164,8 +164,8 @@ func groupScript(t *testing.T) vfstest.Script[groupLife] {
 func TestCrashAtEachStepOfAGroup(t *testing.T) {
 	const log, twice = "TestCrashAtEachStepOfTheLog has it", "openSnapshotStore and the registry sync the same directory once more"
 	vfstest.Crashes(t, groupScript(t), map[string]string{
-		"raftstore.(*rowLog)":                     log,
-		"raftstore.(*metaStore)":                  log,
+		"raftstore/raftlog.(*rowLog)":             log,
+		"raftstore/raftlog.(*metaStore)":          log,
 		"raftstore.(*snapshotSink)":               "TestCrashAtEachStepOfSnapshots has it",
 		"raftstore.openSnapshotStore":             "TestCrashAtEachStepOfSnapshots has it",
 		"raftstore.(*Store).claimLocked: syncdir": twice,

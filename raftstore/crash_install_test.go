@@ -13,6 +13,8 @@ import (
 
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
+	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // installLife is a replica that is sent a snapshot of its leader.
@@ -31,11 +33,11 @@ const (
 func (l *installLife) install(disk vfs.FS) (err error) {
 	quiet := slog.New(slog.DiscardHandler)
 	dir := "/node/raft/groups/shard-0"
-	snaps, err := openSnapshotStore(disk, dir+"/snapshots", logOwner{testCluID, "n1", "shard-0", "r-shard-0"}.String(), quiet, func(string, error) {})
+	snaps, err := openSnapshotStore(disk, dir+"/snapshots", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}.String(), quiet, func(string, error) {})
 	if err != nil {
 		return err
 	}
-	b, err := openBackend(disk, BackendRow, dir+"/log", logOwner{testCluID, "n1", "shard-0", "r-shard-0"}, minSegment, quiet)
+	b, err := raftlog.Open(disk, raftlog.Row, dir+"/log", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}, minSegment, quiet)
 	if err != nil {
 		return err
 	}
@@ -72,7 +74,7 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 		return err
 	}
 	next := &raft.Log{Index: installIndex + 1, Term: installTerm, Type: raft.LogNoop}
-	return errors.Join(placeEntry(next), b.StoreLogs([]*raft.Log{next}))
+	return errors.Join(entry.Place(next), b.StoreLogs([]*raft.Log{next}))
 }
 
 // restart starts the group on what is there and looks.

@@ -1,8 +1,8 @@
-// Package raftstore runs the Raft groups of one node: durable logs, snapshots,
-// the peer transport, proposals and linearizable reads. An entry is opaque
-// bytes; what they mean is the business of the StateMachine of the group.
+// Package raftstore runs the Raft groups of one node: snapshots, the peer
+// transport, proposals and linearizable reads. An entry is opaque bytes; what
+// they mean is the business of the StateMachine of the group.
 //
-//	node ──Propose──► Group ──► hashicorp/raft ──► guardedLog ──► rowLog | bbolt
+//	node ──Propose──► Group ──► hashicorp/raft ──► guardedLog ──► raftlog.Log
 //	                    │              │
 //	                    │              ├──► transport ──► peer port ──► other nodes
 //	                    │              └──► fsm ──► StateMachine (shard, scheduler)
@@ -35,6 +35,9 @@
 // StateMachine's Apply, Snapshot and Restore are called one at a time.
 //
 // Offline reads logs and snapshots of a node that does not run, and changes none.
+//
+// raftlog is the log of a group on the disk; entry is the form of one log entry;
+// frame is the envelope of small files.
 //
 // The guards around hashicorp/raft and why each of them exists: DESIGN.md.
 // The bytes: docs/formats/peer.md and docs/formats/snapshot-store.md.

@@ -179,18 +179,3 @@ func flipAt(t *testing.T, disk vfs.FS, name string, at int) {
 		t.Fatal(err)
 	}
 }
-
-func overwrite(t testing.TB, disk vfs.FS, name string, at int, b []byte) {
-	t.Helper()
-	f, err := disk.OpenFile(name, os.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.WriteAt(b, int64(at)); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
-}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // fsm is the raft.FSM of a group: it passes log indices on to the machine, keeps
@@ -102,7 +103,7 @@ func (f *fsm) applyOne(l *raft.Log) any {
 	}
 	var out any
 	if l.Type == raft.LogCommand {
-		if err := checkEntry(l); err != nil {
+		if err := entry.Check(l); err != nil {
 			return f.fail(err)
 		}
 		var err error

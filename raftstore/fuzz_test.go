@@ -20,6 +20,8 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/allocs"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/frame"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // frugal fails the test when f allocates out of proportion to the bytes it reads.
@@ -83,7 +85,7 @@ func FuzzReply(f *testing.F) {
 func FuzzMarks(f *testing.F) {
 	good, _ := hex.DecodeString(goldenMarks)
 	f.Add(good)
-	f.Add(good[snapHeader : len(good)-4])
+	f.Add(good[frame.HeadBytes : len(good)-4])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = sealed(b, marksMagic)
 		frugal(t, b, func() {
@@ -126,22 +128,22 @@ func sealed(b []byte, magic string) []byte {
 	if bytes.HasPrefix(b, []byte(magic)) {
 		return b
 	}
-	return sealFrame(magic, 1, b)
+	return frame.Seal(magic, 1, b)
 }
 
 func FuzzRegistry(f *testing.F) {
 	good := registryFile{Cluster: "c1", Node: "n1", Groups: map[string]groupRecord{
-		"meta":    {Replica: "r1", Backend: BackendBolt, State: stateActive, Founded: true},
-		"shard-3": {Replica: "r2", Backend: BackendRow, State: stateRemoved},
-		"shard-4": {Replica: "r3", Backend: BackendRow, State: stateCreating},
+		"meta":    {Replica: "r1", Backend: raftlog.Bolt, State: stateActive, Founded: true},
+		"shard-3": {Replica: "r2", Backend: raftlog.Row, State: stateRemoved},
+		"shard-4": {Replica: "r3", Backend: raftlog.Row, State: stateCreating},
 	}}
 	body, err := json.MarshalIndent(&good, "", " ")
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(body)
-	f.Add(sealFrame(registryMagic, registryVersion, body))
-	f.Add(sealFrame(registryMagic, registryVersion+1, body))
+	f.Add(frame.Seal(registryMagic, registryVersion, body))
+	f.Add(frame.Seal(registryMagic, registryVersion+1, body))
 	f.Add([]byte(`{"cluster":"c1","node":"n1","groups":null}`))
 	f.Add([]byte(`{"cluster":"c1","node":"n2"}`))
 	dir := f.TempDir()
@@ -180,7 +182,7 @@ func FuzzSnapshotMeta(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(golden)
-	f.Add(golden[snapHeader : len(golden)-4])
+	f.Add(golden[frame.HeadBytes : len(golden)-4])
 	f.Add([]byte(`{"raft":{"ID":"x","Index":1,"Configuration":{"Servers":[{"Suffrage":7}]}},"chunks":-1}`))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -218,17 +220,17 @@ func FuzzSnapshotData(f *testing.F) {
 	f.Add(golden, int64(1), int64(5), true)
 	f.Add(golden, int64(1), int64(5), false)
 	f.Add(golden, int64(0), int64(0), true)
-	f.Add(golden[:snapHeader], int64(0), int64(0), true)
+	f.Add(golden[:frame.HeadBytes], int64(0), int64(0), true)
 	f.Add(golden[:20], int64(1), int64(5), true)
-	two := append(bytes.Clone(golden), golden[snapHeader:]...)
+	two := append(bytes.Clone(golden), golden[frame.HeadBytes:]...)
 	f.Add(two, int64(2), int64(10), true)
-	f.Add(append(bytes.Clone(golden[:snapHeader]), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0), int64(1), int64(1<<32-1), true)
+	f.Add(append(bytes.Clone(golden[:frame.HeadBytes]), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0), int64(1), int64(1<<32-1), true)
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte, chunks, size int64, sums bool) {
 		const id = "00000000000000000007-0000000003-0001"
 		b = bytes.Clone(b)
 		var payload []byte
-		for at, n := snapHeader, int64(0); sums && at+snapChunkHead <= len(b); n++ {
+		for at, n := frame.HeadBytes, int64(0); sums && at+snapChunkHead <= len(b); n++ {
 			size := int(binary.LittleEndian.Uint32(b[at:]))
 			if size > len(b)-at-snapChunkHead {
 				break
@@ -245,7 +247,7 @@ func FuzzSnapshotData(f *testing.F) {
 		if err := os.MkdirAll(filepath.Join(dir, id), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		for name, b := range map[string][]byte{"data": b, "meta": sealFrame(snapMetaMagic, snapVersion, body)} {
+		for name, b := range map[string][]byte{"data": b, "meta": frame.Seal(snapMetaMagic, snapVersion, body)} {
 			if err := os.WriteFile(filepath.Join(dir, id, name), b, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -263,34 +265,6 @@ func FuzzSnapshotData(f *testing.F) {
 				t.Errorf("read %x, want %d bytes: %x", got, size, payload)
 			}
 		})
-	})
-}
-
-// FuzzSeal: an entry that passes is the one that was sealed.
-func FuzzSeal(f *testing.F) {
-	f.Add(uint64(1), uint64(2), byte(raft.LogCommand), []byte("data"), []byte{})
-	f.Add(uint64(1), uint64(2), byte(raft.LogNoop), []byte{}, []byte{1, 2, 3, 4, 5, 6, 7, 8})
-	f.Add(uint64(1), uint64(2), byte(raft.LogConfiguration), []byte{5}, []byte{1, 2, 3, 4})
-	f.Fuzz(func(t *testing.T, index, term uint64, kind byte, data, seal []byte) {
-		l := raft.Log{Index: index, Term: term, Type: raft.LogType(kind), Data: data, Extensions: sealEntry(data)}
-		if err := placeEntry(&l); err != nil || checkEntry(&l) != nil {
-			t.Fatalf("the seal of %+v is not accepted: %v", l, err)
-		}
-		for name, change := range map[string]func(*raft.Log){
-			"index": func(l *raft.Log) { l.Index++ },
-			"term":  func(l *raft.Log) { l.Term ^= 1 << 63 },
-			"type":  func(l *raft.Log) { l.Type ^= 1 },
-			"data":  func(l *raft.Log) { l.Data = append(bytes.Clone(data), 0) },
-		} {
-			other := l
-			if change(&other); rowraft.CodeOf(checkEntry(&other)) != rowraft.CodeCorrupt {
-				t.Errorf("another %s passes", name)
-			}
-		}
-		foreign := raft.Log{Index: index, Term: term, Type: raft.LogType(kind), Data: data, Extensions: seal}
-		if checkEntry(&foreign) == nil && !bytes.Equal(seal, l.Extensions) {
-			t.Errorf("%x passes as the seal, which is %x", seal, l.Extensions)
-		}
 	})
 }
 

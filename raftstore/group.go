@@ -15,6 +15,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // Group is one replica of one Raft group. All methods are safe for concurrent
@@ -29,7 +30,7 @@ type Group struct {
 	log     *slog.Logger
 	logRate *logRate
 
-	inner  logBackend
+	inner  raftlog.Log
 	glog   *guardedLog
 	ledger *ledger
 	snaps  *snapshotStore
@@ -97,7 +98,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
 	}
-	owner := logOwner{s.opts.Cluster, s.opts.Node, cfg.ID, cfg.Replica}
+	owner := raftlog.Owner{Cluster: s.opts.Cluster, Node: s.opts.Node, Group: cfg.ID, Replica: cfg.Replica}
 	g.snaps, err = openSnapshotStore(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) { g.snapWanted.Store(true) })
 	if err != nil {
 		return nil, err
@@ -107,7 +108,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 			g.snapWanted.Store(true)
 		}
 	}}
-	g.inner, err = openBackend(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), owner, cfg.SegmentSizeBytes, g.log)
+	g.inner, err = raftlog.Open(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), owner, cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
 	}

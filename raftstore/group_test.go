@@ -9,10 +9,11 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 func TestClusterSurvivesItsLeader(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) { o.Backend = backend })
@@ -48,7 +49,7 @@ func TestClusterSurvivesItsLeader(t *testing.T) {
 }
 
 func TestWholeClusterRestarts(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) { o.Backend = backend })
@@ -71,7 +72,7 @@ func TestWholeClusterRestarts(t *testing.T) {
 }
 
 func TestFarBehindFollowerGetsSnapshot(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) {

@@ -12,9 +12,11 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// guardedLog stands between raft and a logBackend. It keeps recent entries in
+// guardedLog stands between raft and a raftlog.Log. It keeps recent entries in
 // memory, watches for a hanging disk, checks the CRC of what it reads and stops
 // the group at the first error.
 //
@@ -24,7 +26,7 @@ import (
 // wrong last index and votes with it. Errors before start, while NewRaft reads
 // on the caller's goroutine, are returned.
 type guardedLog struct {
-	inner  logBackend
+	inner  raftlog.Log
 	cache  *groupCache
 	ledger *ledger
 	// compactable returns up to where the entries from min to max may go. May be nil.
@@ -105,7 +107,7 @@ func (g *guardedLog) GetLog(index uint64, out *raft.Log) error {
 		return g.missing(index)
 	}
 	if err == nil {
-		if err = checkEntry(out); err == nil && out.Index != index {
+		if err = entry.Check(out); err == nil && out.Index != index {
 			err = rowraft.Errorf(rowraft.CodeCorrupt, "entry %d stands in the place of entry %d", out.Index, index)
 		}
 	}
@@ -137,7 +139,7 @@ func (g *guardedLog) StoreLog(l *raft.Log) error { return g.StoreLogs([]*raft.Lo
 func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
 	g.stopIfFailed()
 	for _, l := range logs {
-		if err := placeEntry(l); err != nil {
+		if err := entry.Place(l); err != nil {
 			return g.check("append to", err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // #695: no fast path for heartbeats. The handler that raft sets must never see one.
@@ -198,7 +199,7 @@ func TestLostDataIsRefused(t *testing.T) {
 		{"snapshots", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0", "snapshots")) }},
 		{"registry", func(d string) error { return os.Remove(filepath.Join(d, "registry")) }},
 	} {
-		for _, backend := range Backends {
+		for _, backend := range raftlog.Backends {
 			t.Run(tc.name+" with "+backend, func(t *testing.T) {
 				t.Parallel()
 				c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })

@@ -16,6 +16,8 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover;
@@ -132,7 +134,7 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c := startedCluster(t, 3, func(o *Options) {
-				o.Backend = BackendBolt
+				o.Backend = raftlog.Bolt
 				o.TrailingLogBytes = 1
 				o.WedgeTimeout = time.Second
 				o.hooks.tick = 10 * time.Millisecond
@@ -238,7 +240,7 @@ func TestSnapshotIsSentBesideNewerOnes(t *testing.T) {
 // and the next try does all of it.
 func TestFailedRestoreChangesNothing(t *testing.T) {
 	c := patientCluster(t, 3, func(o *Options) {
-		o.Backend = BackendBolt
+		o.Backend = raftlog.Bolt
 		o.TrailingLogBytes = 1
 	})
 	c.converged(c.propose("first"))
@@ -311,9 +313,9 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 // What a log still serves of a prefix that was cut off is what stood there;
 // of a suffix or of the whole, nothing: a conflicting entry must not come back.
 func TestCutLogServesNothingWrong(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
-			b, err := openBackend(vfs.OS, backend, t.TempDir(), testOwner, 64<<10, slog.New(slog.DiscardHandler))
+			b, err := raftlog.Open(vfs.OS, backend, t.TempDir(), testOwner, 64<<10, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -323,8 +325,8 @@ func TestCutLogServesNothingWrong(t *testing.T) {
 				var logs []*raft.Log
 				for i := from; i <= to; i++ {
 					l := &raft.Log{Index: i, Term: term, Data: make([]byte, 1<<10)}
-					l.Extensions = sealEntry(l.Data)
-					if err := placeEntry(l); err != nil {
+					l.Extensions = entry.Seal(l.Data)
+					if err := entry.Place(l); err != nil {
 						t.Fatal(err)
 					}
 					logs = append(logs, l)
@@ -385,8 +387,8 @@ func TestGapStopsTheMachine(t *testing.T) {
 	led := &ledger{}
 	f := newFSM(m, led, func(err error) { fatal = err }, func(uint64, uint64) {})
 	entry := func(i uint64) *raft.Log {
-		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: sealEntry([]byte("x"))}
-		if err := placeEntry(l); err != nil {
+		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: entry.Seal([]byte("x"))}
+		if err := entry.Place(l); err != nil {
 			t.Fatal(err)
 		}
 		led.observe(l)
@@ -417,8 +419,8 @@ func TestGapWhileRaftEnds(t *testing.T) {
 	f := newFSM(m, led, func(err error) { t.Error(err) }, func(uint64, uint64) {})
 	var logs []*raft.Log
 	for i := uint64(1); i <= 4; i++ {
-		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: sealEntry([]byte("x"))}
-		if err := placeEntry(l); err != nil {
+		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: entry.Seal([]byte("x"))}
+		if err := entry.Place(l); err != nil {
 			t.Fatal(err)
 		}
 		led.observe(l)
@@ -442,7 +444,7 @@ func TestGapWhileRaftEnds(t *testing.T) {
 }
 
 // holedLog lost an entry in its middle.
-type holedLog struct{ logBackend }
+type holedLog struct{ raftlog.Log }
 
 func (holedLog) FirstIndex() (uint64, error)          { return 5, nil }
 func (holedLog) LastIndex() (uint64, error)           { return 9, nil }

@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // Three defects of hashicorp/raft 1.7.3 meet after InstallSnapshot with a
@@ -46,7 +47,7 @@ func (l *lossyTransport) InstallSnapshot(id raft.ServerID, to raft.ServerAddress
 }
 
 func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			var lose, lost, installs, installed atomic.Int64

@@ -10,11 +10,12 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // faultyLog injects faults into a log backend.
 type faultyLog struct {
-	logBackend
+	raftlog.Log
 	mu    sync.Mutex
 	store func() error           // runs before each StoreLogs; an error is returned instead
 	get   func(l *raft.Log)      // may change what was read
@@ -33,11 +34,11 @@ func (f *faultyLog) StoreLogs(logs []*raft.Log) error {
 			return err
 		}
 	}
-	return f.logBackend.StoreLogs(logs)
+	return f.Log.StoreLogs(logs)
 }
 
 func (f *faultyLog) GetLog(i uint64, l *raft.Log) error {
-	err := f.logBackend.GetLog(i, l)
+	err := f.Log.GetLog(i, l)
 	if _, get, _ := f.faults(); get != nil && err == nil {
 		get(l)
 	}
@@ -50,7 +51,7 @@ func (f *faultyLog) SetUint64(key []byte, v uint64) error {
 			return err
 		}
 	}
-	return f.logBackend.SetUint64(key, v)
+	return f.Log.SetUint64(key, v)
 }
 
 func (f *faultyLog) change(fn func(*faultyLog)) {
@@ -63,8 +64,8 @@ func (f *faultyLog) change(fn func(*faultyLog)) {
 func faultyLogs(m *sync.Map, more func(*Options)) func(*Options) {
 	return func(o *Options) {
 		node := o.Node
-		o.hooks.wrapLog = func(_ string, b logBackend) logBackend {
-			f := &faultyLog{logBackend: b}
+		o.hooks.wrapLog = func(_ string, b raftlog.Log) raftlog.Log {
+			f := &faultyLog{Log: b}
 			m.Store(node, f)
 			return f
 		}
@@ -92,11 +93,11 @@ func waitFatal(t *testing.T, n *testNode) error {
 
 // #697: every layer forwards IsMonotonic, for both backends.
 func TestLogStoresAreMonotonic(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		var logs sync.Map
 		c := startedCluster(t, 1, faultyLogs(&logs, func(o *Options) { o.Backend = backend }))
 		g := c.nodes[0].group
-		for _, s := range []raft.LogStore{g.glog, g.inner, faultyOf(&logs, c.nodes[0]).logBackend} {
+		for _, s := range []raft.LogStore{g.glog, g.inner, faultyOf(&logs, c.nodes[0]).Log} {
 			if m, ok := s.(raft.MonotonicLogStore); !ok || !m.IsMonotonic() {
 				t.Errorf("%s: %T is not monotonic", backend, s)
 			}

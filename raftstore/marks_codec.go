@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
 // Bytes of the file of marks (docs/formats/marks.md), and of what servers tell each other of it
@@ -16,6 +17,9 @@ const (
 	marksMagic   = "rowraftM"
 	marksVersion = 1
 )
+
+// marksReader also reads what marks consist of.
+type marksReader struct{ frame.Reader }
 
 // encode returns the file.
 func (f *marksFile) encode() []byte {
@@ -32,30 +36,30 @@ func (f *marksFile) encode() []byte {
 			b = appendMark(appendName(b, string(id)), f.groups[group][id])
 		}
 	}
-	return sealFrame(marksMagic, marksVersion, b)
+	return frame.Seal(marksMagic, marksVersion, b)
 }
 
 // decodeMarks reads the file. Errors: CodeCorrupt, CodeVersionTooNew.
 func decodeMarks(raw []byte) (f marksFile, err error) {
-	body, err := openFrame(raw, marksMagic, marksVersion)
+	body, err := frame.Open(raw, marksMagic, marksVersion)
 	if err != nil {
 		return f, err
 	}
 	f = marksFile{map[rowraft.NodeID]process{}, map[string]map[rowraft.ReplicaID]mark{}}
-	r := metaReader{b: body, ok: true}
-	for n := r.u32(); n > 0 && r.ok; n-- {
+	r := marksReader{frame.NewReader(body)}
+	for n := r.Uint32(); n > 0 && r.OK; n-- {
 		node := rowraft.NodeID(r.name())
 		f.nodes[node] = r.process()
 	}
-	for n := r.u32(); n > 0 && r.ok; n-- {
+	for n := r.Uint32(); n > 0 && r.OK; n-- {
 		group := r.name()
 		f.groups[group] = map[rowraft.ReplicaID]mark{}
-		for m := r.u32(); m > 0 && r.ok; m-- {
+		for m := r.Uint32(); m > 0 && r.OK; m-- {
 			id := rowraft.ReplicaID(r.name())
 			f.groups[group][id] = r.mark()
 		}
 	}
-	if !r.ok || len(r.b) > 0 {
+	if !r.End() {
 		return marksFile{}, rowraft.Errorf(rowraft.CodeCorrupt, "the marks do not add up")
 	}
 	return f, nil
@@ -81,14 +85,14 @@ func (s *statement) append(b []byte) []byte {
 	return appendMark(appendName(b, string(s.replica)), s.mark)
 }
 
-func (r *metaReader) statement() (s statement) {
+func (r *marksReader) statement() (s statement) {
 	s.self, s.about = r.process(), r.process()
-	switch r.take(1)[0] {
+	switch r.Uint8() {
 	case 0:
 	case 1:
 		s.answers = true
 	default:
-		r.ok = false
+		r.OK = false
 	}
 	s.replica = rowraft.ReplicaID(r.name())
 	s.mark = r.mark()
@@ -117,11 +121,11 @@ func decodeTold(b []byte) (out []told, err error) {
 	if len(b) < 4 || crc32.Checksum(b[4:], castagnoli) != binary.LittleEndian.Uint32(b) {
 		return nil, errTold
 	}
-	r := metaReader{b: b[4:], ok: true}
-	for len(r.b) > 0 {
+	r := marksReader{frame.NewReader(b[4:])}
+	for len(r.Rest) > 0 {
 		out = append(out, told{rowraft.ReplicaID(r.name()), rowraft.NodeID(r.name()), r.mark(), r.process()})
 	}
-	if !r.ok {
+	if !r.OK {
 		return nil, errTold
 	}
 	return out, nil
@@ -146,13 +150,13 @@ func appendMark(b []byte, m mark) []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, m.index), m.term)
 }
 
-func (r *metaReader) name() string {
-	n := r.take(1)[0]
-	if !r.ok {
+func (r *marksReader) name() string {
+	n := r.Uint8()
+	if !r.OK {
 		return ""
 	}
-	return string(r.take(int(n)))
+	return string(r.Bytes(int(n)))
 }
 
-func (r *metaReader) process() process { return process{r.u64(), r.u64()} }
-func (r *metaReader) mark() mark       { return mark{r.u64(), r.u64()} }
+func (r *marksReader) process() process { return process{r.Uint64(), r.Uint64()} }
+func (r *marksReader) mark() mark       { return mark{r.Uint64(), r.Uint64()} }

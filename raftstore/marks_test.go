@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
+	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
 // goldenMarks and goldenTold are built by hand from docs/formats/marks.md and peer.md, with
@@ -72,7 +73,7 @@ func TestDamagedMarksStartEmpty(t *testing.T) {
 		{"good", good, 0, 1},
 		{"cut", good[:len(good)-1], 0, 0},
 		{"empty", nil, 0, 0},
-		{"newer", sealFrame(marksMagic, marksVersion+1, nil), rowraft.CodeVersionTooNew, 0},
+		{"newer", frame.Seal(marksMagic, marksVersion+1, nil), rowraft.CodeVersionTooNew, 0},
 	} {
 		if err := vfs.WriteFile(disk, "/"+marksName, tc.raw); err != nil {
 			t.Fatal(err)

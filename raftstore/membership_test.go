@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // join starts the group on n in join mode, as replica id.
@@ -65,7 +66,7 @@ func (c *testCluster) moveStep(from, to Member) (done bool, err error) {
 // A replica moves to a new node while entries are proposed: the leader's, to a node
 // that gets a snapshot first, because the log is cut.
 func TestReplicaMovesUnderLoad(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c, spare := spareCluster(t, func(o *Options) { o.Backend, o.TrailingLogBytes = backend, 1 })

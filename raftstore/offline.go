@@ -20,6 +20,9 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/frame"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // Offline is the store of a node that does not run, for reading. It holds the
@@ -84,7 +87,7 @@ func readRegistry(disk vfs.FS, path string) (registryFile, error) {
 	if err != nil {
 		return f, err
 	}
-	body, err := openFrame(b, registryMagic, registryVersion)
+	body, err := frame.Open(b, registryMagic, registryVersion)
 	if err != nil {
 		return f, fmt.Errorf("%s: %w", path, err)
 	}
@@ -135,7 +138,7 @@ type OfflineGroup struct {
 	// Voters are those of the newest configuration here, committed or not.
 	Voters []rowraft.ReplicaID
 
-	log   logBackend
+	log   raftlog.Log
 	store *snapshotStore
 }
 
@@ -190,7 +193,7 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	var err error
-	if g.log, err = openBackend(vfs.OS, rec.Backend, scratch, logOwner{o.reg.Cluster, o.reg.Node, id, rec.Replica}, minSegment, quiet); err != nil {
+	if g.log, err = raftlog.Open(vfs.OS, rec.Backend, scratch, raftlog.Owner{Cluster: o.reg.Cluster, Node: o.reg.Node, Group: id, Replica: rec.Replica}, minSegment, quiet); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
 			return nil, fmt.Errorf("group %s: %w", id, err)
 		}
@@ -226,7 +229,7 @@ func (g *OfflineGroup) read() error {
 		if err := g.log.GetLog(i, &l); err != nil {
 			return nil // Entry tells
 		}
-		if checkEntry(&l) != nil {
+		if entry.Check(&l) != nil {
 			return nil // raft's decoder of configurations panics; Entry tells
 		}
 		if l.Type == raft.LogConfiguration {
@@ -260,7 +263,7 @@ func (g *OfflineGroup) Entry(i rowraft.Index) (LogEntry, error) {
 	if e.Index != i {
 		return e, rowraft.Errorf(rowraft.CodeCorrupt, "entry %d stands in the place of %d", e.Index, i)
 	}
-	return e, checkEntry(&l)
+	return e, entry.Check(&l)
 }
 
 // State returns what the state machine wrote into a snapshot, and its applied

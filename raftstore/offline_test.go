@@ -3,7 +3,6 @@ package raftstore
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,6 +14,8 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // stoppedCluster runs three nodes until each has a snapshot, and stops them. marks
@@ -55,7 +56,7 @@ func stoppedCluster(t *testing.T, backend string) (c *testCluster, marks map[row
 }
 
 func TestAStoppedStoreIsReadAndNotChanged(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			c, marks := stoppedCluster(t, backend)
@@ -184,7 +185,7 @@ func contentOf(t *testing.T, dir string) string {
 
 // TestDamageOfAStoppedStoreIsTold flips a byte of an entry and one of a snapshot.
 func TestDamageOfAStoppedStoreIsTold(t *testing.T) {
-	c, _ := stoppedCluster(t, BackendBolt)
+	c, _ := stoppedCluster(t, raftlog.Bolt)
 	var dir, last string
 	copies := 0
 	for _, n := range c.nodes { // one whose log has a command
@@ -274,7 +275,7 @@ func flipIn(t *testing.T, path, text string) {
 // TestLogsMatch: good logs agree to their ends; a changed entry, with a good
 // checksum, is found wherever it stands.
 func TestLogsMatch(t *testing.T) {
-	c := startedCluster(t, 3, func(o *Options) { o.Backend = BackendBolt })
+	c := startedCluster(t, 3, func(o *Options) { o.Backend = raftlog.Bolt })
 	for i := range 10 {
 		c.propose(fmt.Sprint(i))
 	}
@@ -320,8 +321,10 @@ func TestLogsMatch(t *testing.T) {
 			good := l
 			defer func() { b.Snapshots = nil }()
 			tc.spoil(&l)
-			l.Extensions = sealEntry(l.Data)
-			l.Extensions = binary.LittleEndian.AppendUint32(l.Extensions, placeSeal(&l, l.Extensions))
+			l.Extensions = entry.Seal(l.Data)
+			if err := entry.Place(&l); err != nil {
+				t.Fatal(err)
+			}
 			if err := b.log.StoreLog(&l); err != nil { // into the copy
 				t.Fatal(err)
 			}

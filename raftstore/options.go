@@ -6,13 +6,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // StateMachine is what a group replicates.
@@ -66,17 +65,6 @@ var (
 	ProfileDense   = Profile{1000 * time.Millisecond, 800 * time.Millisecond, 200 * time.Millisecond} // above
 )
 
-// Log backends.
-const (
-	BackendRow  = "rowlog" // our own (docs/formats/log.md): the default
-	BackendBolt = "bolt"   // hashicorp/raft-boltdb: small logs such as the metadata group
-)
-
-// Backends are all of them.
-var Backends = []string{BackendRow, BackendBolt}
-
-var backendNames = strings.Join(Backends, ", ")
-
 // Options configure the store of one node. Zero values mean the defaults named.
 type Options struct {
 	Dir     string // everything of this store lives below
@@ -97,7 +85,7 @@ type Options struct {
 	// Resolve returns the current peer address of a node; called at each dial.
 	Resolve func(rowraft.NodeID) (string, error)
 
-	Backend string  // BackendRow
+	Backend string  // raftlog.Row
 	Profile Profile // ProfileDefault
 
 	SegmentSizeBytes int   // of a file of the log: 16 MiB
@@ -138,7 +126,7 @@ type Options struct {
 
 // hooks let the tests of this package reach between the layers.
 type hooks struct {
-	wrapLog       func(group string, s logBackend) logBackend
+	wrapLog       func(group string, s raftlog.Log) raftlog.Log
 	wrapTransport func(group string, t raft.Transport) raft.Transport
 	verified      func() // in a read round, once a majority answered
 	tick          time.Duration
@@ -149,11 +137,11 @@ type hooks struct {
 const minSendRate = 1 << 20
 
 // Bounds of SegmentSizeBytes.
-const minSegment, maxSegment = 64 << 10, 1 << 30
+const minSegment = raftlog.MinSegmentBytes
 
 func (o *Options) setDefaults() {
 	o.FS = vfs.OrOS(o.FS)
-	setDefault(&o.Backend, BackendRow)
+	setDefault(&o.Backend, raftlog.Row)
 	setDefault(&o.Profile, ProfileDefault)
 	setDefault(&o.SegmentSizeBytes, 16<<20)
 	setDefault(&o.EntryCacheBytes, 128<<20)
@@ -205,12 +193,6 @@ func (o *Options) validate() error {
 		return bad("Resolve is nil")
 	case o.Fatal == nil:
 		return bad("Fatal is nil: nobody would stop the process when the log fails")
-	case !slices.Contains(Backends, o.Backend):
-		return bad("Backend %q: want one of %s", o.Backend, backendNames)
-	case o.Backend == BackendBolt && o.FS != vfs.OS:
-		return errBoltDisk
-	case o.SegmentSizeBytes < minSegment || o.SegmentSizeBytes > maxSegment:
-		return bad("SegmentSizeBytes %d: want %d to %d", o.SegmentSizeBytes, minSegment, maxSegment)
 	case o.MaxEntryBytes < 1 || o.MaxEntryBytes > 32<<20:
 		return bad("MaxEntryBytes %d: want 1 to 32 MiB", o.MaxEntryBytes)
 	case o.MaxPendingBytes < int64(o.MaxEntryBytes):
@@ -222,7 +204,7 @@ func (o *Options) validate() error {
 	case o.DiskStallLimit != 0 && o.DiskStallLimit < 2*time.Millisecond || o.WedgeTimeout < time.Millisecond || o.DialTimeout < time.Millisecond:
 		return bad("time limits must be positive")
 	}
-	return nil
+	return raftlog.Check(o.FS, o.Backend, o.SegmentSizeBytes)
 }
 
 // Member is one replica of a group. A group's replicas are on distinct nodes.

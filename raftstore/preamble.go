@@ -8,6 +8,8 @@ import (
 	"io"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/frame"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // The first bytes on a peer connection and their answer; docs/formats/peer.md is
@@ -17,11 +19,13 @@ const (
 	preambleVersion = 1 // behind it raft's own protocol
 	entriesVersion  = 2 // behind it requests of readAppend
 	preambleFixed   = 8
-	maxNameBytes    = 64
+	maxNameBytes    = raftlog.MaxNameBytes
 	statementBytes  = 2*16 + 1 + 1 + 16 // and the name in it
 	maxPreambleBody = 5*(1+maxNameBytes) + statementBytes
 	maxReplyText    = 512
 )
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // preamble says who dials whom, for which group.
 type preamble struct {
@@ -132,9 +136,9 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 
 // readStatement takes all of b.
 func readStatement(b []byte) (statement, error) {
-	r := metaReader{b: b, ok: true}
+	r := marksReader{frame.NewReader(b)}
 	s := r.statement()
-	if !r.ok || len(r.b) > 0 {
+	if !r.End() {
 		return statement{}, errors.New("what the peer remembers does not add up")
 	}
 	return s, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // NotLeaderError reports that this replica does not lead its group, so the entry
@@ -189,7 +190,7 @@ func (n *instance) dispatch() {
 			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
 			continue
 		}
-		f.raft = n.raft.ApplyLog(raft.Log{Data: f.entry, Extensions: sealEntry(f.entry)}, 0)
+		f.raft = n.raft.ApplyLog(raft.Log{Data: f.entry, Extensions: entry.Seal(f.entry)}, 0)
 		n.inflight <- f
 	}
 }

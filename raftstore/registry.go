@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
 const (
@@ -153,7 +154,7 @@ func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowra
 	if err != nil {
 		return nil, err
 	}
-	body, err := openFrame(b, registryMagic, registryVersion)
+	body, err := frame.Open(b, registryMagic, registryVersion)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", r.path, err)
 	}
@@ -194,7 +195,7 @@ func (r *registry) write() error {
 	if err != nil {
 		return err
 	}
-	return vfs.ReplaceFile(r.disk, r.path+".tmp", r.path, sealFrame(registryMagic, registryVersion, body))
+	return vfs.ReplaceFile(r.disk, r.path+".tmp", r.path, frame.Seal(registryMagic, registryVersion, body))
 }
 
 // lockDir keeps a second process out of dir until the lock is closed.

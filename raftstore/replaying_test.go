@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // After a restart in place raft gives a snapshot the index it has come to itself;
@@ -16,9 +17,9 @@ func TestNoSnapshotWhileRaftReplays(t *testing.T) {
 	f := newFSM(&listMachine{}, led, func(err error) { t.Error(err) }, func(uint64, uint64) {})
 	var logs []*raft.Log
 	for i := range uint64(100) {
-		entry := fmt.Appendf(nil, "entry %d", i+1)
-		l := &raft.Log{Index: i + 1, Term: 1, Type: raft.LogCommand, Data: entry, Extensions: sealEntry(entry)}
-		if err := placeEntry(l); err != nil {
+		data := fmt.Appendf(nil, "entry %d", i+1)
+		l := &raft.Log{Index: i + 1, Term: 1, Type: raft.LogCommand, Data: data, Extensions: entry.Seal(data)}
+		if err := entry.Place(l); err != nil {
 			t.Fatal(err)
 		}
 		led.observe(l)

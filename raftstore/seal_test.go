@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // A bit that flips in the log, of the data or of its place, is found before it
@@ -48,8 +49,8 @@ func TestFlippedBitInLogIsFatal(t *testing.T) {
 
 // What arrives damaged is not stored, let alone acknowledged.
 func TestDamagedEntryIsNotStored(t *testing.T) {
-	l := &raft.Log{Index: 5, Term: 2, Type: raft.LogCommand, Data: []byte("data"), Extensions: sealEntry([]byte("data"))}
-	if err := placeEntry(l); err != nil { // as the leader does
+	l := &raft.Log{Index: 5, Term: 2, Type: raft.LogCommand, Data: []byte("data"), Extensions: entry.Seal([]byte("data"))}
+	if err := entry.Place(l); err != nil { // as the leader does
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*raft.Log){
@@ -60,7 +61,7 @@ func TestDamagedEntryIsNotStored(t *testing.T) {
 	} {
 		got := *l
 		change(&got)
-		if err := placeEntry(&got); (rowraft.CodeOf(err) == rowraft.CodeCorrupt) != (name != "nothing") {
+		if err := entry.Place(&got); (rowraft.CodeOf(err) == rowraft.CodeCorrupt) != (name != "nothing") {
 			t.Errorf("%s changed: %v", name, err)
 		}
 	}

@@ -23,6 +23,8 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/frame"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 var testConfiguration = raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: "r1", Address: "n1"}}}
@@ -259,8 +261,8 @@ func TestSnapshotChunksCannotBeSwapped(t *testing.T) {
 	}
 	const step = snapChunkHead + snapChunkBytes
 	swapped := bytes.Clone(b)
-	copy(swapped[snapHeader:], b[snapHeader+step:snapHeader+2*step])
-	copy(swapped[snapHeader+step:], b[snapHeader:snapHeader+step])
+	copy(swapped[frame.HeadBytes:], b[frame.HeadBytes+step:frame.HeadBytes+2*step])
+	copy(swapped[frame.HeadBytes+step:], b[frame.HeadBytes:frame.HeadBytes+step])
 	if err := os.WriteFile(path, swapped, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +316,7 @@ func TestDamagedSnapshotAtStart(t *testing.T) {
 			c := startedCluster(t, 1, func(o *Options) {
 				o.TrailingLogBytes = tc.trailing
 				o.SegmentSizeBytes = 64 << 10
-				o.Backend = BackendBolt
+				o.Backend = raftlog.Bolt
 			})
 			n := c.nodes[0]
 			for i := range 3 {
@@ -458,7 +460,7 @@ func TestLookingForASnapshotIsNoWedge(t *testing.T) {
 // A crash after a snapshot from the leader was stored and before the log was
 // cleared leaves a log that ends too early, or that disagrees: it is cleared.
 func TestInterruptedInstallIsFinished(t *testing.T) {
-	for _, backend := range Backends {
+	for _, backend := range raftlog.Backends {
 		for name, place := range map[string]func(last, term uint64) (uint64, uint64){
 			"the snapshot is beyond the log":  func(last, term uint64) (uint64, uint64) { return last + 100, term },
 			"the log conflicts with its last": func(last, term uint64) (uint64, uint64) { return last - 1, term + 1 },
@@ -541,7 +543,7 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	path := filepath.Join(n.group.snaps.dir, list[0].ID, "data")
 	c.stop(n)
 	c.open(n)
-	w, err := openBackend(vfs.OS, BackendRow, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), logOwner{testCluID, n.id, "shard-0", replicaOf(n.id)}, 1<<20, slog.New(slog.DiscardHandler))
+	w, err := raftlog.Open(vfs.OS, raftlog.Row, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), raftlog.Owner{Cluster: testCluID, Node: n.id, Group: "shard-0", Replica: replicaOf(n.id)}, 1<<20, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

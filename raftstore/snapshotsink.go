@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
 // snapSeq makes the names of snapshots taken at one index distinct.
@@ -143,7 +144,7 @@ func (k *snapshotSink) commit() error {
 	if err != nil {
 		return err
 	}
-	if err := vfs.WriteFile(k.store.disk, filepath.Join(k.tmp, "meta"), sealFrame(snapMetaMagic, snapVersion, body)); err != nil {
+	if err := vfs.WriteFile(k.store.disk, filepath.Join(k.tmp, "meta"), frame.Seal(snapMetaMagic, snapVersion, body)); err != nil {
 		return err
 	}
 	if err := k.store.disk.SyncDir(k.tmp); err != nil {

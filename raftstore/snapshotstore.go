@@ -20,6 +20,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
 // The files of a snapshot; docs/formats/snapshot-store.md is the authority.
@@ -28,7 +29,6 @@ const (
 	snapMetaMagic  = "rowraftM"
 	snapVersion    = 2 // of both files, which have the same
 	snapChunkBytes = 256 << 10
-	snapHeader     = 16 // of both files
 	snapChunkHead  = 8
 	snapKeep       = 2
 	snapMaxMeta    = 1 << 20
@@ -255,7 +255,7 @@ func readSnapMeta(disk vfs.FS, dir string) (*snapMeta, error) {
 	if err != nil {
 		return nil, err
 	}
-	body, err := openFrame(b, snapMetaMagic, snapVersion)
+	body, err := frame.Open(b, snapMetaMagic, snapVersion)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -263,41 +263,8 @@ func readSnapMeta(disk vfs.FS, dir string) (*snapMeta, error) {
 	if err := json.Unmarshal(body, &m); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
 	}
-	m.version = binary.LittleEndian.Uint16(b[8:])
+	m.version = frame.Version(b)
 	return &m, nil
-}
-
-// sealFrame puts body into the frame shared by small files: magic, u16 version,
-// u16 zero, u32 length, body, u32 crc32c of all before.
-func sealFrame(magic string, version uint16, body []byte) []byte {
-	b := append(make([]byte, 0, snapHeader+len(body)+4), magic...)
-	b = binary.LittleEndian.AppendUint16(b, version)
-	b = binary.LittleEndian.AppendUint16(b, 0)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
-	b = append(b, body...)
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-}
-
-// openFrame checks the checksum before the version: magic, length and checksum keep
-// their places in every version, and a flipped bit is no upgrade.
-func openFrame(b []byte, magic string, version uint16) ([]byte, error) {
-	if len(b) < snapHeader+4 || string(b[:8]) != magic {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "not a file of kind %q", magic)
-	}
-	body := b[snapHeader : len(b)-4]
-	if uint64(binary.LittleEndian.Uint32(b[12:])) != uint64(len(body)) {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "length field says %d bytes, there are %d", binary.LittleEndian.Uint32(b[12:]), len(body))
-	}
-	if got, want := crc32.Checksum(b[:len(b)-4], castagnoli), binary.LittleEndian.Uint32(b[len(b)-4:]); got != want {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checksum is %08x, want %08x", got, want)
-	}
-	switch v := binary.LittleEndian.Uint16(b[8:]); {
-	case v > version:
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "format version %d is newer than this program's %d: upgrade it", v, version)
-	case v == 0:
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "format version 0")
-	}
-	return body, nil
 }
 
 // chunkCRC covers the place of a chunk, so that swapped or foreign chunks show.
@@ -327,7 +294,7 @@ type snapshotReader struct {
 }
 
 func (r *snapshotReader) readHeader() error {
-	var h [snapHeader]byte
+	var h [frame.HeadBytes]byte
 	if _, err := io.ReadFull(r.br, h[:]); err != nil {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: read data header: %w", r.meta.ID, err)
 	}
@@ -339,7 +306,7 @@ func (r *snapshotReader) readHeader() error {
 
 // snapDataHeader is what the data file of a snapshot begins with. All of it follows
 // from the meta file.
-func snapDataHeader(version uint16, index, term uint64) (h [snapHeader]byte) {
+func snapDataHeader(version uint16, index, term uint64) (h [frame.HeadBytes]byte) {
 	copy(h[:], snapDataMagic)
 	binary.LittleEndian.PutUint16(h[8:], version)
 	if version >= 2 {

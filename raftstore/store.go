@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // Store holds the groups of one node. Safe for concurrent use.
@@ -161,10 +162,9 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 		return bad("the replica ID %q: want 1 to %d bytes", cfg.Replica, maxNameBytes)
 	case cfg.Machine == nil:
 		return bad("the state machine is nil")
-	case cfg.SegmentSizeBytes < minSegment || cfg.SegmentSizeBytes > maxSegment:
-		return bad("SegmentSizeBytes %d: want %d to %d", cfg.SegmentSizeBytes, minSegment, maxSegment)
-	case !slices.Contains(Backends, cfg.Backend):
-		return bad("backend %q: want one of %s", cfg.Backend, backendNames)
+	}
+	if err := raftlog.Check(s.opts.FS, cfg.Backend, cfg.SegmentSizeBytes); err != nil {
+		return fmt.Errorf("group %q: %w", cfg.ID, err)
 	}
 	if cfg.Bootstrap == nil {
 		return nil
@@ -242,7 +242,7 @@ func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) er
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was created with the %s backend, not %s", dir, rec.Backend, cfg.Backend)
 	}
 	names := []string{"snapshots"}
-	for _, name := range backendFiles[rec.Backend] {
+	for _, name := range raftlog.Files(rec.Backend) {
 		names = append(names, filepath.Join("log", name))
 	}
 	for _, name := range names {

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -35,7 +36,7 @@ func TestLogCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	store, err := raftstore.Open(raftstore.Options{
-		Dir: filepath.Join(dir, "raft"), Cluster: "c", Node: "n", Listener: ln, Backend: raftstore.BackendBolt, DiskReserveBytes: -1, DiskStallLimit: time.Minute,
+		Dir: filepath.Join(dir, "raft"), Cluster: "c", Node: "n", Listener: ln, Backend: raftlog.Bolt, DiskReserveBytes: -1, DiskStallLimit: time.Minute,
 		Logger: slog.New(slog.DiscardHandler), Fatal: func(err error) { t.Error(err) },
 		Resolve: func(rowraft.NodeID) (string, error) { return "", io.EOF },
 	})

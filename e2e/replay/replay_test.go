@@ -11,11 +11,11 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/history"
-	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 func TestAGoodRun(t *testing.T) {
-	for _, backend := range raftstore.Backends {
+	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, backend, nil)
@@ -69,7 +69,7 @@ func TestServersThatLie(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, raftstore.BackendRow, func(server int) spoiler {
+			r := start(t, raftlog.Row, func(server int) spoiler {
 				if slices.Contains(tc.on, server) {
 					return tc.spoil
 				}
@@ -83,7 +83,7 @@ func TestServersThatLie(t *testing.T) {
 
 // TestWhatDoesNotFit: good servers, and something else that does not agree.
 func TestWhatDoesNotFit(t *testing.T) {
-	r, other := start(t, raftstore.BackendBolt, nil), start(t, raftstore.BackendBolt, nil)
+	r, other := start(t, raftlog.Bolt, nil), start(t, raftlog.Bolt, nil)
 	other.push(1)              // into a shard that knows neither table nor session
 	r.fillBeyond(other.fill()) // a snapshot that goes farther than all logs is another fault
 	last := r.digests[len(r.digests)-1]
@@ -146,7 +146,7 @@ func withSnapshotsOf(t *testing.T, dir, other string) string {
 }
 
 func TestARunningServerIsLeftAlone(t *testing.T) {
-	r := start(t, raftstore.BackendRow, nil)
+	r := start(t, raftlog.Row, nil)
 	r.push(0)
 	if _, err := Check(r.options()); rowraft.CodeOf(err) != rowraft.CodeIdentity {
 		t.Errorf("Check beside running servers: %v", err)

@@ -172,7 +172,7 @@ func checkRaftConfig(r *Repo) []Finding {
 			if id, ok := n.(*ast.Ident); ok && id.Name == "RestoreCommittedLogs" {
 				out = append(out, r.finding("raftconfig", f, id, "RestoreCommittedLogs starts with an empty server list and can hang in NewRaft"))
 			}
-			if call, ok := n.(*ast.CallExpr); ok && f.Dir == "raftstore" {
+			if call, ok := n.(*ast.CallExpr); ok && within(f.Dir, "raftstore") {
 				if sel, ok := call.Fun.(*ast.SelectorExpr); ok && isRaft(sel.X) {
 					switch sel.Sel.Name {
 					case "AppliedIndex":

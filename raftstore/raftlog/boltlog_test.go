@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"errors"
@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 func openTestBolt(t *testing.T, disk vfs.FS, dir string) *boltLog {
@@ -83,7 +84,7 @@ func TestBoltIsCopiedUnlessItsLastStopWasClean(t *testing.T) {
 			t.Errorf("clean stop %v: the steps of the start are %q, want %q", clean, got, want)
 		}
 		var e raft.Log
-		if err := errors.Join(l.GetLog(last, &e), checkEntry(&e)); err != nil {
+		if err := errors.Join(l.GetLog(last, &e), entry.Check(&e)); err != nil {
 			t.Errorf("clean stop %v: entry %d: %v", clean, last, err)
 		}
 	}
@@ -129,7 +130,7 @@ func TestBoltDoesNotStartWithoutADurableCopy(t *testing.T) {
 		t.Error("the file was taken over without a copy")
 	}
 	var e raft.Log
-	if err := errors.Join(l.GetLog(1, &e), checkEntry(&e), l.Close()); err != nil {
+	if err := errors.Join(l.GetLog(1, &e), entry.Check(&e), l.Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -157,7 +158,7 @@ func TestBoltStopIsNotCleanAfterAFailedSync(t *testing.T) {
 		t.Error("the file was taken over without a copy")
 	}
 	var e raft.Log
-	if err := errors.Join(l.GetLog(5, &e), checkEntry(&e), l.Close()); err != nil {
+	if err := errors.Join(l.GetLog(5, &e), entry.Check(&e), l.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"cmp"
@@ -32,11 +32,11 @@ const (
 // the newest state, twice, so that a torn write leaves the other slot and a damaged
 // sector leaves the other copy. Safe for concurrent use.
 //
-// After a failed write nobody knows what the disk holds: every later call returns
+// After a failed write the content of the disk is unknown: every later call returns
 // that error.
 type metaStore struct {
 	disk  vfs.FS
-	owner logOwner
+	owner Owner
 	log   *slog.Logger
 
 	mu struct {
@@ -50,7 +50,7 @@ type metaStore struct {
 	}
 }
 
-func newMetaStore(disk vfs.FS, owner logOwner, log *slog.Logger) *metaStore {
+func newMetaStore(disk vfs.FS, owner Owner, log *slog.Logger) *metaStore {
 	return &metaStore{disk: disk, owner: owner, log: log}
 }
 
@@ -83,8 +83,8 @@ func (s *metaStore) Load(dir string) (last metaState, err error) {
 // takeLocked takes over the newest state in raw, the file's content, and makes sure
 // that it stays. raw may be in memory only, and a sync of the file have no effect: the
 // process that wrote it may have died before its sync, or seen it fail. So the state is
-// written anew; into a new file, because that overwrites neither slot: which of the
-// two the disk holds nobody knows.
+// written again, into a new file: that overwrites neither slot, and it is unknown which
+// of the two the disk holds.
 func (s *metaStore) takeLocked(raw []byte) (last metaState, err error) {
 	size := len(raw) / metaCopies
 	if size < metaMinCopy || size > metaMaxCopy || size%metaMinCopy != 0 || len(raw)%metaCopies != 0 {

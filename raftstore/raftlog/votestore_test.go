@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"bytes"
@@ -287,7 +287,7 @@ func BenchmarkVote(b *testing.B) {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				b.Fatal(err)
 			}
-			s, err := openBackend(vfs.OS, backend, dir, testOwner, 1<<20, slog.New(slog.DiscardHandler))
+			s, err := Open(vfs.OS, backend, dir, testOwner, 1<<20, slog.New(slog.DiscardHandler))
 			if err != nil {
 				b.Fatal(err)
 			}

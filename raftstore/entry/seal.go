@@ -1,4 +1,4 @@
-package raftstore
+package entry
 
 import (
 	"encoding/binary"
@@ -10,18 +10,16 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A seal travels with each entry in raft.Log.Extensions, from the proposal to the
-// machine of every replica (docs/formats/peer.md): u32 crc32c of the data, u32
-// crc32c of index, term, type, length and the first. Neither log backend checks what it
-// reads back, and a type that flips would leave an entry out.
+// Bytes of a head and of a seal.
 const (
 	dataSealBytes = 4 // until the entry has its place in the log
-	sealBytes     = 8
+	SealBytes     = 8
+	HeadBytes     = 32 + SealBytes
 )
 
-// sealEntry returns the first half of the seal, which Propose computes.
-func sealEntry(data []byte) []byte {
-	return binary.LittleEndian.AppendUint32(make([]byte, 0, sealBytes), crc32.Checksum(data, castagnoli))
+// Seal returns the first half of the seal, which Propose computes.
+func Seal(data []byte) []byte {
+	return binary.LittleEndian.AppendUint32(make([]byte, 0, SealBytes), crc32.Checksum(data, castagnoli))
 }
 
 // placeSeal is the second half.
@@ -35,29 +33,30 @@ func placeSeal(l *raft.Log, data []byte) uint32 {
 	return crc32.Checksum(b[:], castagnoli)
 }
 
-// placeEntry completes the seal of an entry that is stored for the first time,
+// Place completes the seal of an entry that is stored for the first time,
 // and checks that of one which came from the leader. Raft's own entries have
 // none before.
-func placeEntry(l *raft.Log) error {
+func Place(l *raft.Log) error {
 	switch {
-	case len(l.Extensions) == sealBytes:
-		return checkEntry(l)
+	case len(l.Extensions) == SealBytes:
+		return Check(l)
 	case len(l.Extensions) == 0 && l.Type != raft.LogCommand:
-		l.Extensions = sealEntry(l.Data)
+		l.Extensions = Seal(l.Data)
 	case len(l.Extensions) != dataSealBytes:
-		return badSeal(l)
+		return BadSeal(l)
 	}
 	l.Extensions = binary.LittleEndian.AppendUint32(l.Extensions, placeSeal(l, l.Extensions))
 	return nil
 }
 
-func badSeal(l *raft.Log) error {
-	return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d carries %d bytes of checksum, want %d", l.Index, len(l.Extensions), sealBytes)
+// BadSeal returns the error for an entry whose seal has another length than SealBytes.
+func BadSeal(l *raft.Log) error {
+	return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d carries %d bytes of checksum, want %d", l.Index, len(l.Extensions), SealBytes)
 }
 
 func checkPlace(l *raft.Log) error {
-	if len(l.Extensions) != sealBytes {
-		return badSeal(l)
+	if len(l.Extensions) != SealBytes {
+		return BadSeal(l)
 	}
 	if got, want := placeSeal(l, l.Extensions[:dataSealBytes]), binary.LittleEndian.Uint32(l.Extensions[dataSealBytes:]); got != want {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d of term %d and type %v has checksum %08x, want %08x", l.Index, l.Term, l.Type, got, want)
@@ -65,8 +64,8 @@ func checkPlace(l *raft.Log) error {
 	return nil
 }
 
-// checkEntry verifies an entry of the log.
-func checkEntry(l *raft.Log) error {
+// Check verifies the seal of an entry of the log. Errors: CodeCorrupt.
+func Check(l *raft.Log) error {
 	if err := checkPlace(l); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"errors"
@@ -41,13 +41,13 @@ type boltLog struct {
 	closed atomic.Bool
 }
 
-var _ logBackend = (*boltLog)(nil)
+var _ Log = (*boltLog)(nil)
 
 // openBoltLog opens the log in dir, or makes it. bbolt itself uses the operating
 // system's disk; disk is for the rest.
 //
 // Errors: CodeCorrupt, CodeIdentity, CodeVersionTooNew.
-func openBoltLog(disk vfs.FS, dir string, owner logOwner, log *slog.Logger) (_ *boltLog, err error) {
+func openBoltLog(disk vfs.FS, dir string, owner Owner, log *slog.Logger) (_ *boltLog, err error) {
 	l := &boltLog{metaStore: newMetaStore(disk, owner, log)}
 	last, err := l.metaStore.Load(dir)
 	if err != nil {
@@ -91,7 +91,7 @@ func openBoltLog(disk vfs.FS, dir string, owner logOwner, log *slog.Logger) (_ *
 
 func (l *boltLog) checkOwner(name string) error {
 	b, err := l.db.Get(boltOwner)
-	found, rest, ok := parseLogOwner(b)
+	found, rest, ok := parseOwner(b)
 	if err != nil || !ok || len(rest) > 0 {
 		return errors.Join(rowraft.Errorf(rowraft.CodeCorrupt, "%s does not say whose log it is", name), err)
 	}

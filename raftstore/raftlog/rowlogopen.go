@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"encoding/binary"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // recovery is what opening a log has found so far.
@@ -158,7 +159,7 @@ func (r *recovery) segment(number uint64, newest bool) error {
 // readSegmentHeader returns the header of segment number of owner. Errors: CodeCorrupt
 // if no copy is whole and its own; CodeIdentity if it is of another owner;
 // CodeVersionTooNew.
-func readSegmentHeader(f vfs.File, owner logOwner, number uint64) (h rowSegmentHeader, err error) {
+func readSegmentHeader(f vfs.File, owner Owner, number uint64) (h rowSegmentHeader, err error) {
 	for _, at := range []int64{0, segmentHeadCopy} {
 		b := make([]byte, segmentHead+maxOwnerBytes)
 		n, rerr := f.ReadAt(b, at)
@@ -225,20 +226,20 @@ func (r *recovery) take(in *window, s *rowSegment, head batchHead) error {
 		return l.takeCut(binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]))
 	}
 	for range head.count {
-		b, err := in.bytes(body, entryHeadBytes)
+		b, err := in.bytes(body, entry.HeadBytes)
 		if err != nil {
 			return err
 		}
-		h := parseEntryHead(b)
+		h := entry.ParseHead(b)
 		switch {
-		case h.index == 0 || l.mu.last > 0 && h.index != l.mu.last+1:
-			return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d follows entry %d", h.index, l.mu.last)
+		case h.Index == 0 || l.mu.last > 0 && h.Index != l.mu.last+1:
+			return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d follows entry %d", h.Index, l.mu.last)
 		case l.mu.last == 0:
-			l.mu.first, l.mu.base, l.mu.places = h.index, h.index, nil
+			l.mu.first, l.mu.base, l.mu.places = h.Index, h.Index, nil
 		}
-		l.mu.last = h.index
-		l.mu.places = append(l.mu.places, place{segment: uint32(s.number), at: uint32(body), length: h.length})
-		body += int64(h.size())
+		l.mu.last = h.Index
+		l.mu.places = append(l.mu.places, place{segment: uint32(s.number), at: uint32(body), length: h.Length})
+		body += int64(batchBytes(h))
 	}
 	return nil
 }
@@ -350,12 +351,12 @@ func (w *window) crcFits(offset int64, head batchHead, sum uint32) (bool, error)
 		return err == nil && crc32.Update(sum, castagnoli, b) == head.crc, err
 	}
 	for range head.count {
-		b, err := w.bytes(at, entryHeadBytes)
+		b, err := w.bytes(at, entry.HeadBytes)
 		if err != nil {
 			return false, err
 		}
 		sum = crc32.Update(sum, castagnoli, b)
-		size := parseEntryHead(b).size()
+		size := batchBytes(entry.ParseHead(b))
 		if size > left {
 			return false, nil
 		}
@@ -395,24 +396,24 @@ func (w *window) wholeBatch(start int64, head batchHead) (end int64, err error) 
 		return at + cutBytes, nil
 	}
 	for range head.count {
-		b, err := w.bytes(at, entryHeadBytes)
+		b, err := w.bytes(at, entry.HeadBytes)
 		if err != nil {
 			return 0, err
 		}
-		h := parseEntryHead(b)
-		end = at + entryHeadBytes + int64(h.length)
+		h := entry.ParseHead(b)
+		end = at + entry.HeadBytes + int64(h.Length)
 		sum := uint32(0)
-		err = w.each(at+entryHeadBytes, end, func(_ int64, b []byte) error {
+		err = w.each(at+entry.HeadBytes, end, func(_ int64, b []byte) error {
 			sum = crc32.Update(sum, castagnoli, b)
 			return nil
 		})
-		if errors.Is(err, io.ErrUnexpectedEOF) || err == nil && sum != binary.LittleEndian.Uint32(h.seal[:]) {
+		if errors.Is(err, io.ErrUnexpectedEOF) || err == nil && sum != binary.LittleEndian.Uint32(h.Seal[:]) {
 			return 0, nil
 		}
 		if err != nil {
 			return 0, err
 		}
-		at += int64(h.size())
+		at += int64(batchBytes(h))
 	}
 	return end, nil
 }

@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // rowLog is a group's log in segments of our own; docs/formats/log.md is the
@@ -23,7 +24,7 @@ import (
 // goroutine cuts the head, any goroutine reads. Lock order: write, then mu. No read
 // from the disk happens under mu.
 //
-// After a failed write nobody knows what the disk holds: every later change
+// After a failed write the content of the disk is unknown: every later change
 // returns that error.
 type rowLog struct {
 	*metaStore        // raft's term and vote
@@ -70,13 +71,13 @@ type place struct {
 
 const freeSegments = 2
 
-var _ logBackend = (*rowLog)(nil)
+var _ Log = (*rowLog)(nil)
 
 // openRowLog opens the log in dir, or makes it. A segment is full beyond size
 // bytes.
 //
 // Errors: CodeCorrupt, CodeIdentity, CodeVersionTooNew.
-func openRowLog(disk vfs.FS, dir string, owner logOwner, size int, log *slog.Logger) (*rowLog, error) {
+func openRowLog(disk vfs.FS, dir string, owner Owner, size int, log *slog.Logger) (*rowLog, error) {
 	l := &rowLog{metaStore: newMetaStore(disk, owner, log), tag: owner.tag(), disk: disk, dir: dir, size: int64(size), log: log}
 	last, err := l.metaStore.Load(dir)
 	if err != nil {
@@ -121,15 +122,15 @@ func (l *rowLog) GetLog(index uint64, out *raft.Log) error {
 	l.mu.RUnlock()
 	defer s.users.RUnlock()
 
-	b := make([]byte, entryHeadBytes+int(at.length))
+	b := make([]byte, entry.HeadBytes+int(at.length))
 	if err := readFull(s.file, b, int64(at.at)); err != nil {
 		return fmt.Errorf("read entry %d of %s: %w", index, s.file.Name(), err)
 	}
-	h := parseEntryHead(b)
-	if h.index != index || h.length != at.length {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: entry %d of %d bytes stands where entry %d of %d was written", s.file.Name(), h.index, h.length, index, at.length)
+	h := entry.ParseHead(b)
+	if h.Index != index || h.Length != at.length {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: entry %d of %d bytes stands where entry %d of %d was written", s.file.Name(), h.Index, h.Length, index, at.length)
 	}
-	h.put(out, b)
+	h.Put(out, b)
 	return nil
 }
 
@@ -147,8 +148,8 @@ func (l *rowLog) StoreLogs(logs []*raft.Log) error {
 		if want := logs[0].Index + uint64(i); e.Index != want || e.Index == 0 || last > 0 && logs[0].Index != last+1 {
 			return rowraft.Errorf(rowraft.CodeInternal, "append entry %d to a log that ends at %d", e.Index, last+uint64(i))
 		}
-		if len(e.Extensions) != sealBytes {
-			return badSeal(e)
+		if len(e.Extensions) != entry.SealBytes {
+			return entry.BadSeal(e)
 		}
 	}
 	l.write.laid.entries(logs)

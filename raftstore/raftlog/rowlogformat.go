@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"encoding/binary"
@@ -7,12 +7,14 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // docs/formats/log.md is the authority.
 const (
@@ -28,7 +30,6 @@ const (
 	batchEntries   = 1
 	batchCut       = 2
 	cutBytes       = 16
-	entryHeadBytes = 40
 )
 
 func segmentName(number uint64, ext string) string { return fmt.Sprintf("%016x%s", number, ext) }
@@ -49,7 +50,7 @@ type rowSegmentHeader struct {
 	batch       uint64 // first one in it
 	salt        uint64
 	first, last uint64 // of the log before it
-	owner       logOwner
+	owner       Owner
 }
 
 func (h rowSegmentHeader) encode() []byte {
@@ -84,7 +85,7 @@ func parseSegmentHeader(b []byte) (h rowSegmentHeader, err error) {
 		return h, rowraft.Errorf(rowraft.CodeVersionTooNew, "log segment of format %d; this binary knows %d: upgrade it", v, segmentVersion)
 	}
 	h = rowSegmentHeader{number: le.Uint64(b[16:]), batch: le.Uint64(b[24:]), salt: le.Uint64(b[32:]), first: le.Uint64(b[40:]), last: le.Uint64(b[48:])}
-	owner, rest, ok := parseLogOwner(b[segmentHead:])
+	owner, rest, ok := parseOwner(b[segmentHead:])
 	h.owner = owner
 	if !ok || len(rest) > 0 || h.batch == 0 || h.first > h.last || (h.first == 0) != (h.last == 0) {
 		return h, rowraft.Errorf(rowraft.CodeCorrupt, "the header of a log segment has impossible fields")
@@ -111,7 +112,7 @@ func parseBatchHead(b []byte) (h batchHead, ok bool) {
 	}
 	switch h.kind {
 	case batchEntries:
-		return h, h.count > 0 && uint64(h.length) >= uint64(h.count)*entryHeadBytes
+		return h, h.count > 0 && uint64(h.length) >= uint64(h.count)*entry.HeadBytes
 	case batchCut:
 		return h, h.count == 0 && h.length == cutBytes
 	}
@@ -125,47 +126,8 @@ func batchCRC(salt uint64, head []byte) uint32 {
 	return crc32.Update(crc32.Checksum(s[:], castagnoli), castagnoli, head[4:batchHeadBytes])
 }
 
-// entryHead is what stands before the data of an entry.
-type entryHead struct {
-	index, term uint64
-	appended    int64
-	typ         uint8
-	length      uint32
-	seal        [sealBytes]byte
-}
-
-func appendEntryHead(b []byte, l *raft.Log) []byte {
-	le := binary.LittleEndian
-	b = le.AppendUint64(b, l.Index)
-	b = le.AppendUint64(b, l.Term)
-	at := int64(0)
-	if !l.AppendedAt.IsZero() {
-		at = l.AppendedAt.UnixNano()
-	}
-	b = le.AppendUint64(b, uint64(at))
-	b = append(b, byte(l.Type), 0, 0, 0)
-	b = le.AppendUint32(b, uint32(len(l.Data)))
-	return append(b, l.Extensions...)
-}
-
-func parseEntryHead(b []byte) entryHead {
-	le := binary.LittleEndian
-	return entryHead{
-		index: le.Uint64(b), term: le.Uint64(b[8:]), appended: int64(le.Uint64(b[16:])), typ: b[24],
-		length: le.Uint32(b[28:]), seal: [sealBytes]byte(b[32:40]),
-	}
-}
-
-// put makes l the entry whose head and data are b, which it keeps.
-func (h entryHead) put(l *raft.Log, b []byte) {
-	*l = raft.Log{Index: h.index, Term: h.term, Type: raft.LogType(h.typ), Data: b[entryHeadBytes:], Extensions: b[32:40:40]}
-	if h.appended != 0 {
-		l.AppendedAt = time.Unix(0, h.appended)
-	}
-}
-
-// size is the bytes of the entry in a batch.
-func (h entryHead) size() uint64 { return (entryHeadBytes + uint64(h.length) + 7) &^ 7 }
+// batchBytes returns how many bytes the entry of h takes in a batch.
+func batchBytes(h entry.Head) uint64 { return (entry.HeadBytes + uint64(h.Length) + 7) &^ 7 }
 
 // batch is one being written: pieces one after the other, of buf or of an entry
 // where it lies.
@@ -196,15 +158,15 @@ func (b *batch) entries(logs []*raft.Log) {
 	b.reset(batchEntries, len(logs))
 	from := 0
 	for _, l := range logs {
-		b.heads = append(b.heads, headPlace{at: len(b.buf), length: entryHeadBytes, start: uint32(b.size)})
-		b.buf = appendEntryHead(b.buf, l)
+		b.heads = append(b.heads, headPlace{at: len(b.buf), length: entry.HeadBytes, start: uint32(b.size)})
+		b.buf = entry.AppendHead(b.buf, l)
 		if len(l.Data) <= smallEntry {
 			b.buf = append(b.buf, l.Data...)
 		} else {
 			b.pieces = append(b.pieces, piece{from: from, to: len(b.buf)}, piece{data: l.Data})
 			from = len(b.buf)
 		}
-		b.size += entryHeadBytes + int64(len(l.Data))
+		b.size += entry.HeadBytes + int64(len(l.Data))
 		if pad := int(-b.size & 7); pad > 0 {
 			b.buf = append(b.buf, make([]byte, pad)...)
 			b.size += int64(pad)

@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // logModel is a log and a vote.
@@ -31,9 +32,9 @@ func (m logModel) clone() logModel {
 // way would have made of it.
 type logLife struct{ done, pending logModel }
 
-// logWriter drives a backend beside its model.
+// logWriter applies each operation to a log and to its model.
 type logWriter struct {
-	logBackend
+	Log
 	life *logLife
 }
 
@@ -52,8 +53,8 @@ const crashEntryBytes = 9 << 10 // seven to a segment of 64 KiB
 
 func crashEntry(index, term uint64) *raft.Log {
 	data := bytes.Repeat(binary.LittleEndian.AppendUint64(nil, index<<8|term), crashEntryBytes/8)
-	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: sealEntry(data)}
-	if err := placeEntry(l); err != nil {
+	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: entry.Seal(data)}
+	if err := entry.Place(l); err != nil {
 		panic(err)
 	}
 	return l
@@ -88,11 +89,11 @@ func (w logWriter) set(key, value string) error {
 	return w.do(func(m *logModel) { m.vote[key] = value }, func() error { return w.Set([]byte(key), []byte(value)) })
 }
 
-func openCrashLog(disk vfs.FS) (logBackend, error) {
+func openCrashLog(disk vfs.FS) (Log, error) {
 	if err := vfs.MkdirAll(disk, "/log"); err != nil {
 		return nil, err
 	}
-	return openBackend(disk, BackendRow, "/log", testOwner, 64<<10, slog.New(slog.DiscardHandler))
+	return Open(disk, Row, "/log", testOwner, 64<<10, slog.New(slog.DiscardHandler))
 }
 
 func logScript() vfstest.Script[logLife] {
@@ -172,7 +173,7 @@ func (w logWriter) appendBehindGap(term uint64) error {
 
 // readLog returns what b holds, if it is what was acknowledged or what was under
 // way, or the whole of an append's first entries.
-func readLog(b logBackend, acked logLife) (logModel, error) {
+func readLog(b Log, acked logLife) (logModel, error) {
 	var got logModel
 	first, err1 := b.FirstIndex()
 	last, err2 := b.LastIndex()
@@ -230,7 +231,7 @@ func (m logModel) String() string {
 
 func TestCrashAtEachStepOfTheLog(t *testing.T) {
 	vfstest.Crashes(t, logScript(), map[string]string{
-		"raftstore.(*metaStore).replaceLocked: syncdir": "the log syncs the directory after it, before it is used; that of one which grows is missed elsewhere",
+		"raftstore/raftlog.(*metaStore).replaceLocked: syncdir": "the log syncs the directory after it, before it is used; that of one which grows is missed elsewhere",
 	})
 }
 

@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"bytes"
@@ -18,70 +18,8 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
-
-// sealedEntry is an entry as it reaches a backend.
-func sealedEntry(t testing.TB, index, term uint64, data []byte) *raft.Log {
-	t.Helper()
-	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: sealEntry(data)}
-	if err := placeEntry(l); err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-func openTestRowLog(t testing.TB, disk vfs.FS) *rowLog {
-	t.Helper()
-	l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-// smallRowLog returns a disk with a closed log of entries 1 … 24 in batches of one to
-// three over several segments, the first of which are gone.
-func smallRowLog(t testing.TB) (*vfs.Mem, map[uint64]*raft.Log) {
-	t.Helper()
-	disk := vfs.NewMem()
-	if err := vfs.MkdirAll(disk, "/log"); err != nil {
-		t.Fatal(err)
-	}
-	l := openTestRowLog(t, disk)
-	want := map[uint64]*raft.Log{}
-	for next := uint64(1); next <= 24; {
-		var logs []*raft.Log
-		for range 1 + next%3 {
-			e := sealedEntry(t, next, 1, bytes.Repeat([]byte{byte(next)}, int(next)*40))
-			want[next], logs = e, append(logs, e)
-			next++
-		}
-		if err := l.StoreLogs(logs); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := l.DeleteRange(1, 12); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return disk, want
-}
-
-func segmentFiles(t testing.TB, disk vfs.FS) (names []string) {
-	t.Helper()
-	entries, err := disk.ReadDir("/log")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if _, ok := parseSegmentName(e.Name(), segmentExt); ok {
-			names = append(names, "/log/"+e.Name())
-		}
-	}
-	return names
-}
 
 // A flipped bit anywhere in a segment is found before its entry is used: the log
 // does not open, or the entry does not read. Only the last append may go without a
@@ -152,7 +90,7 @@ func readRowLog(t *testing.T, disk vfs.FS, want map[uint64]*raft.Log) (last uint
 		var got raft.Log
 		err := l.GetLog(i, &got)
 		if err == nil {
-			err = checkEntry(&got)
+			err = entry.Check(&got)
 		}
 		if err != nil {
 			bad = true
@@ -188,7 +126,7 @@ func TestRowLogReadsWhileSegmentsGo(t *testing.T) {
 				var e raft.Log
 				err := l.GetLog(first, &e)
 				if err == nil {
-					err = checkEntry(&e)
+					err = entry.Check(&e)
 					read[k]++
 				}
 				if err != nil && !errors.Is(err, raft.ErrLogNotFound) {
@@ -288,7 +226,7 @@ func TestRowLogGoldenBytes(t *testing.T) {
 		15: {Term: 3, Data: run, AppendedAt: at},
 	} {
 		var got raft.Log
-		if err := errors.Join(l.GetLog(i, &got), checkEntry(&got)); err != nil {
+		if err := errors.Join(l.GetLog(i, &got), entry.Check(&got)); err != nil {
 			t.Fatal(err)
 		}
 		if got.Index != i || got.Term != want.Term || !bytes.Equal(got.Data, want.Data) || !got.AppendedAt.Equal(want.AppendedAt) {
@@ -305,8 +243,8 @@ func TestRowLogGoldenBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	noop := sealedEntry(t, 14, 2, nil)
-	noop.Type, noop.Extensions = raft.LogNoop, sealEntry(nil)
-	if err := placeEntry(noop); err != nil {
+	noop.Type, noop.Extensions = raft.LogNoop, entry.Seal(nil)
+	if err := entry.Place(noop); err != nil {
 		t.Fatal(err)
 	}
 	thirteen, fourteen := sealedEntry(t, 13, 2, []byte("thirteen")), sealedEntry(t, 14, 3, []byte("fourteen, again"))
@@ -328,13 +266,6 @@ func TestRowLogGoldenBytes(t *testing.T) {
 	}
 	if !bytes.Equal(got, want) {
 		t.Errorf("wrote\n%x\nwant\n%x", got[segmentStart:], want[segmentStart:])
-	}
-}
-
-func putFile(t testing.TB, disk vfs.FS, name string, data []byte) {
-	t.Helper()
-	if err := vfs.WriteFile(disk, name, data); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -384,7 +315,7 @@ func FuzzRowLog(f *testing.F) {
 		}
 		l = openTestRowLog(t, disk)
 		var e raft.Log
-		if err := errors.Join(l.GetLog(next, &e), checkEntry(&e), l.Close()); err != nil {
+		if err := errors.Join(l.GetLog(next, &e), entry.Check(&e), l.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -413,11 +344,11 @@ func sumOfHeads(b []byte, h batchHead, salt uint64) uint32 {
 	}
 	at := uint64(batchHeadBytes)
 	for range h.count {
-		if at+entryHeadBytes > uint64(len(b)) {
+		if at+entry.HeadBytes > uint64(len(b)) {
 			break
 		}
-		sum = crc32.Update(sum, castagnoli, b[at:at+entryHeadBytes])
-		at += parseEntryHead(b[at:]).size()
+		sum = crc32.Update(sum, castagnoli, b[at:at+entry.HeadBytes])
+		at += batchBytes(entry.ParseHead(b[at:]))
 	}
 	return sum
 }
@@ -449,7 +380,7 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 	store(1, 1, 1000)
 	torn := l.write.end
 	store(2, 1, 1000)
-	overwrite(t, disk, segmentFiles(t, disk)[0], int(torn)+batchHeadBytes+entryHeadBytes, make([]byte, 1000))
+	overwrite(t, disk, segmentFiles(t, disk)[0], int(torn)+batchHeadBytes+entry.HeadBytes, make([]byte, 1000))
 
 	// The first process that finds it fails: it has made the batch none, and its sync
 	// of that failed, so that the disk still holds it.
@@ -503,7 +434,7 @@ func TestRowLogWritesAgainAfterAFailedSync(t *testing.T) {
 	disk = disk.Crash(vfs.LoseUnsynced)
 	after := openTestRowLog(t, disk)
 	var e raft.Log
-	if err := errors.Join(after.GetLog(25, &e), checkEntry(&e), after.Close()); err != nil {
+	if err := errors.Join(after.GetLog(25, &e), entry.Check(&e), after.Close()); err != nil {
 		t.Errorf("after a power loss: entry 25: %v", err)
 	}
 }

@@ -1,13 +1,13 @@
-package raftstore
+package raftlog
 
 import (
 	"bytes"
 	"encoding/binary"
 	"maps"
-	"math"
 	"slices"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
 // metaState is one generation of a metaStore. Values that refer to the same
@@ -16,7 +16,7 @@ type metaState struct {
 	generation uint64 // 0: none
 	newest     uint64 // segment of the log, 0: none
 	clean      bool   // all writes of the last process succeeded, and it closed the log
-	owner      logOwner
+	owner      Owner
 	stable     map[string]string
 	intact     bool // both copies of it are good
 }
@@ -35,7 +35,7 @@ func (m *metaState) encode() []byte {
 		b = le.AppendUint32(b, uint32(len(m.stable[k])))
 		b = append(b, m.stable[k]...)
 	}
-	return sealFrame(metaMagic, metaVersion, b)
+	return frame.Seal(metaMagic, metaVersion, b)
 }
 
 func flag(on bool) byte {
@@ -50,14 +50,14 @@ func decodeMeta(b []byte) (metaState, error) {
 	bad := func(format string, args ...any) (metaState, error) {
 		return metaState{}, rowraft.Errorf(rowraft.CodeCorrupt, "log metadata: "+format, args...)
 	}
-	if len(b) < snapHeader+4 || string(b[:len(metaMagic)]) != metaMagic {
+	if len(b) < frame.HeadBytes+frame.SumBytes || string(b[:len(metaMagic)]) != metaMagic {
 		return bad("no magic")
 	}
 	n := uint64(binary.LittleEndian.Uint32(b[12:]))
-	if n > uint64(len(b)-snapHeader-4) {
+	if n > uint64(len(b)-frame.HeadBytes-frame.SumBytes) {
 		return bad("%d bytes of body do not fit", n)
 	}
-	body, err := openFrame(b[:snapHeader+n+4], metaMagic, metaVersion)
+	body, err := frame.Open(b[:frame.HeadBytes+n+frame.SumBytes], metaMagic, metaVersion)
 	if err != nil {
 		return metaState{}, err
 	}
@@ -69,20 +69,20 @@ func decodeMeta(b []byte) (metaState, error) {
 }
 
 func decodeMetaBody(b []byte) (m metaState, ok bool) {
-	r := metaReader{b: b, ok: true}
-	m.generation = r.u64()
-	m.newest = r.u64()
-	stop := r.take(1)[0]
+	r := frame.NewReader(b)
+	m.generation = r.Uint64()
+	m.newest = r.Uint64()
+	stop := r.Uint8()
 	m.clean = stop == 1
-	if m.owner, r.b, ok = parseLogOwner(r.b); !ok || !r.ok || stop > 1 {
+	if m.owner, r.Rest, ok = parseOwner(r.Rest); !ok || !r.OK || stop > 1 {
 		return m, false
 	}
-	keys := int(r.u32())
+	keys := int(r.Uint32())
 	var last []byte
 	for i := range keys {
-		k := r.take(int(r.u16()))
-		v := r.take(int(r.u32()))
-		if !r.ok || i > 0 && bytes.Compare(last, k) >= 0 {
+		k := r.Bytes(int(r.Uint16()))
+		v := r.Bytes(int(r.Uint32()))
+		if !r.OK || i > 0 && bytes.Compare(last, k) >= 0 {
 			return m, false
 		}
 		if m.stable == nil {
@@ -91,25 +91,5 @@ func decodeMetaBody(b []byte) (m metaState, ok bool) {
 		m.stable[string(k)] = string(v)
 		last = k
 	}
-	return m, r.ok && len(r.b) == 0 && m.generation > 0
+	return m, r.End() && m.generation > 0
 }
-
-// metaReader takes numbers off the front of b; ok says that they were all there.
-type metaReader struct {
-	b  []byte
-	ok bool
-}
-
-func (r *metaReader) take(n int) []byte {
-	if n < 0 || n > len(r.b) || n > math.MaxInt32 {
-		r.ok, r.b = false, nil
-		return make([]byte, min(max(n, 0), 8))
-	}
-	out := r.b[:n]
-	r.b = r.b[n:]
-	return out
-}
-
-func (r *metaReader) u16() uint16 { return binary.LittleEndian.Uint16(r.take(2)) }
-func (r *metaReader) u32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
-func (r *metaReader) u64() uint64 { return binary.LittleEndian.Uint64(r.take(8)) }

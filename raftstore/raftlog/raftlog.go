@@ -1,0 +1,72 @@
+package raftlog
+
+import (
+	"log/slog"
+	"strings"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/vfs"
+)
+
+// Backends of a log.
+const (
+	Row  = "rowlog" // the log of this package (docs/formats/log.md): the default
+	Bolt = "bolt"   // hashicorp/raft-boltdb, on the disk of the operating system only
+)
+
+// Backends are all of them.
+var Backends = []string{Row, Bolt}
+
+// Log is one group's durable log and its stable store, which keeps term and vote. Callers check the seals of the
+// entries that they read with entry.Check.
+type Log interface {
+	raft.LogStore
+	raft.StableStore
+	IsMonotonic() bool
+	Close() error
+}
+
+// Segments of backend Row are between these sizes.
+const (
+	MinSegmentBytes = 64 << 10
+	MaxSegmentBytes = 1 << 30
+)
+
+// Check returns an error with CodeInvalidArgument if a log cannot be kept on disk as the arguments say.
+func Check(disk vfs.FS, backend string, segmentSizeBytes int) error {
+	switch {
+	case backend == Bolt && disk != vfs.OS:
+		// bbolt maps its file into memory, and no interface can stand in for that.
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q needs the operating system's disk: use %q", Bolt, Row)
+	case backend != Row && backend != Bolt:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want one of %s", backend, strings.Join(Backends, ", "))
+	case segmentSizeBytes < MinSegmentBytes || segmentSizeBytes > MaxSegmentBytes:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log segments of %d bytes: want %d to %d", segmentSizeBytes, MinSegmentBytes, MaxSegmentBytes)
+	}
+	return nil
+}
+
+// Files returns the names of the files that a log of backend has in its directory from its first moment. If one of
+// them is missing later, the log was lost.
+func Files(backend string) []string {
+	if backend == Bolt {
+		return []string{metaName, boltName}
+	}
+	return []string{metaName}
+}
+
+// Open opens the log of owner in dir, or makes it. It refuses a log of another owner before it reads an entry of it.
+// segmentSizeBytes is the size at which backend Row begins another segment.
+//
+// Errors: CodeInvalidArgument, CodeCorrupt, CodeIdentity, CodeVersionTooNew.
+func Open(disk vfs.FS, backend, dir string, owner Owner, segmentSizeBytes int, logger *slog.Logger) (Log, error) {
+	if err := Check(disk, backend, segmentSizeBytes); err != nil {
+		return nil, err
+	}
+	if backend == Bolt {
+		return openBoltLog(disk, dir, owner, logger)
+	}
+	return openRowLog(disk, dir, owner, segmentSizeBytes, logger)
+}
