@@ -121,7 +121,7 @@ func (c *cluster) each(servers []*localcluster.Server, do func(*localcluster.Ser
 }
 
 // admin calls one server within five seconds.
-func admin(ctx context.Context, addr string, call func(context.Context, rowraftv1.AdminClient) error) error {
+func admin(ctx context.Context, addr string, call func(context.Context, rowraftv1.ReplicasClient) error) error {
 	conn, err := rpc.Dial(addr, nil, nil)
 	if err != nil {
 		return err
@@ -129,11 +129,11 @@ func admin(ctx context.Context, addr string, call func(context.Context, rowraftv
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	return call(ctx, rowraftv1.NewAdminClient(conn))
+	return call(ctx, rowraftv1.NewReplicasClient(conn))
 }
 
 func nodeStatus(ctx context.Context, s *localcluster.Server) (st *rowraftv1.NodeStatusReply, err error) {
-	err = admin(ctx, s.Addr, func(ctx context.Context, a rowraftv1.AdminClient) (err error) {
+	err = admin(ctx, s.Addr, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
 		st, err = a.NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 		return err
 	})
@@ -274,7 +274,7 @@ func (c *cluster) sameDigests() (rows uint64) {
 }
 
 func digest(ctx context.Context, addr string, shard rowraft.ShardID, index uint64) (d *rowraftv1.DigestReply, err error) {
-	err = admin(ctx, addr, func(ctx context.Context, a rowraftv1.AdminClient) (err error) {
+	err = admin(ctx, addr, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
 		d, err = a.Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: index})
 		return err
 	})

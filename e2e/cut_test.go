@@ -76,7 +76,7 @@ func TestAHeldShardLetsNoPushIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	h := &byHand{t: t, cl: cl, table: table, parts: rowraftv1.NewPartsClient(conn), dest: t.TempDir(), next: make([]rowraft.Key, 2), rows: make([]uint64, 2)}
+	h := &byHand{t: t, cl: cl, table: table, parts: rowraftv1.NewReplicasClient(conn), dest: t.TempDir(), next: make([]rowraft.Key, 2), rows: make([]uint64, 2)}
 	ctx := deadline(t, patience)
 	for shard := range h.rows {
 		if err := h.push(ctx, shard); err != nil {
@@ -105,7 +105,7 @@ type byHand struct {
 	t     *testing.T
 	cl    *client.Client
 	table *client.Table
-	parts rowraftv1.PartsClient
+	parts rowraftv1.ReplicasClient
 	dest  string
 	next  []rowraft.Key // by shard: where to look for one that was not pushed
 	rows  []uint64      // by shard

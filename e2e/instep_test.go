@@ -122,7 +122,7 @@ func (w *stepWorkers) openStep(ctx context.Context, rank uint32) (step uint64, e
 	waits := false
 	for shard, s := range leads {
 		var st *rowraftv1.JobStateReply
-		err := admin(ctx, s.Addr, func(ctx context.Context, a rowraftv1.AdminClient) (err error) {
+		err := admin(ctx, s.Addr, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
 			st, err = a.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: w.run})
 			return err
 		})

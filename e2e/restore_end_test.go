@@ -92,7 +92,7 @@ func TestARestoreEndsWhatAnotherStaged(t *testing.T) {
 		req := &rowraftv1.RestorePartRequest{Shard: shard, Restore: bytes.Repeat([]byte{9}, 16), Step: &rowraftv1.RestorePartRequest_Begin{Begin: &rowraftv1.RestorePartBegin{TableEpoch: 2}}}
 		ctx := deadline(t, patience)
 		if err := poll(ctx, func() error { // a server that stands still takes no connection
-			r, err := rowraftv1.NewPartsClient(conn).RestorePart(ctx, req)
+			r, err := rowraftv1.NewReplicasClient(conn).RestorePart(ctx, req)
 			if err != nil && !rowraft.CodeOf(err).Retryable() || err == nil && !r.GetStaged() {
 				t.Fatalf("shard %d: %v, %v", shard, r, err)
 			}

@@ -34,7 +34,7 @@ func TestDropTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := table.Schema().ID
-	admins := make([]rowraftv1.AdminClient, len(c.nodes))
+	admins := make([]rowraftv1.ReplicasClient, len(c.nodes))
 	for i, n := range c.nodes {
 		conn, err := bareDial(n.addr)
 		if err != nil {
@@ -42,10 +42,10 @@ func TestDropTable(t *testing.T) {
 		}
 		defer conn.Close()
 		awaitConn(t, conn)
-		admins[i] = rowraftv1.NewAdminClient(conn)
+		admins[i] = rowraftv1.NewReplicasClient(conn)
 	}
 	// tables is what a replica has once it has applied what ack tells of.
-	tables := func(admin rowraftv1.AdminClient, shard rowraft.ShardID) (ids []uint64) {
+	tables := func(admin rowraftv1.ReplicasClient, shard rowraft.ShardID) (ids []uint64) {
 		t.Helper()
 		if _, err := admin.Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(ack.Index[shard])}); err != nil {
 			t.Fatal(err)

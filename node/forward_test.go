@@ -83,7 +83,7 @@ func (f *forwardLab) leads() (leader string, term uint64, follower string) {
 			if err != nil {
 				f.t.Fatal(err)
 			}
-			st, err := rowraftv1.NewAdminClient(connect(f.t, n.addr, source)).NodeStatus(f.ctx, &rowraftv1.NodeStatusRequest{})
+			st, err := rowraftv1.NewReplicasClient(connect(f.t, n.addr, source)).NodeStatus(f.ctx, &rowraftv1.NodeStatusRequest{})
 			if err == nil && len(st.Replicas) == 1 && st.Replicas[0].Role == "leader" {
 				leader, term = n.addr, st.Replicas[0].Term
 			} else {

@@ -43,7 +43,7 @@ func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 		pushes++
 	}
 	push()
-	var admins []rowraftv1.AdminClient
+	var admins []rowraftv1.ReplicasClient
 	for i := range c.nodes {
 		admins = append(admins, c.admin(i))
 	}

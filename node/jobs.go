@@ -144,7 +144,7 @@ func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRe
 	return &rowraftv1.WaitClockReply{Slowest: slowest, AppliedIndex: uint64(r.machine.AppliedIndex()), TableEpoch: uint64(r.machine.Epoch())}, nil
 }
 
-func (s *adminService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest) (*rowraftv1.EnsureJobReply, error) {
+func (s *replicaService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest) (*rowraftv1.EnsureJobReply, error) {
 	r, job, err := s.n.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {
 		return nil, err
@@ -202,7 +202,7 @@ func (r *replica) logMembership(ctx context.Context, w *wire.Membership, epoch r
 	return r.propose(ctx, wire.MembershipEntry(h, w))
 }
 
-func (s *adminService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest) (*rowraftv1.EndJobReply, error) {
+func (s *replicaService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest) (*rowraftv1.EndJobReply, error) {
 	r, job, err := s.n.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {
 		return nil, err
@@ -229,7 +229,7 @@ func (s *adminService) EndJob(ctx context.Context, req *rowraftv1.EndJobRequest)
 	return &rowraftv1.EndJobReply{AppliedIndex: uint64(index)}, nil
 }
 
-func (s *adminService) JobState(ctx context.Context, req *rowraftv1.JobStateRequest) (*rowraftv1.JobStateReply, error) {
+func (s *replicaService) JobState(ctx context.Context, req *rowraftv1.JobStateRequest) (*rowraftv1.JobStateReply, error) {
 	r, id, err := s.n.replicaOfJob(req.Shard, 0, req.Job)
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 const newLeaderPoll = 2 * time.Millisecond
 
 // TransferLeader hands the lead of a shard over.
-func (s *adminService) TransferLeader(ctx context.Context, req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
+func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
 	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (r *replica) nextLeader(ctx context.Context, self rowraft.NodeID, to rowraf
 
 // Members tells the members of a shard's group, as its leader sees them. Who asks may
 // go by it and give up a replica that is missing, which only the newest can justify.
-func (s *adminService) Members(ctx context.Context, req *rowraftv1.MembersRequest) (*rowraftv1.MembersReply, error) {
+func (s *replicaService) Members(ctx context.Context, req *rowraftv1.MembersRequest) (*rowraftv1.MembersReply, error) {
 	r, err := s.leaderOf(req.Shard)
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (s *adminService) Members(ctx context.Context, req *rowraftv1.MembersReques
 }
 
 // ChangeMembers makes one change of the members.
-func (s *adminService) ChangeMembers(ctx context.Context, req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
+func (s *replicaService) ChangeMembers(ctx context.Context, req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
 	r, err := s.leaderOf(req.Shard)
 	if err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (s *adminService) ChangeMembers(ctx context.Context, req *rowraftv1.ChangeM
 }
 
 // leaderOf returns the replica of a shard if it leads.
-func (s *adminService) leaderOf(shard uint32) (*replica, error) {
+func (s *replicaService) leaderOf(shard uint32) (*replica, error) {
 	r, err := s.n.replicaFor(shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 
 // admin returns the Admin service of a server, by one connection for as long as it runs: tests
 // that wait look a hundred times a second.
-func (c *testCluster) admin(i int) rowraftv1.AdminClient {
+func (c *testCluster) admin(i int) rowraftv1.ReplicasClient {
 	c.t.Helper()
 	n := c.nodes[i]
 	c.mu.Lock()
@@ -33,11 +33,11 @@ func (c *testCluster) admin(i int) rowraftv1.AdminClient {
 		c.mu.Unlock()
 		awaitConn(c.t, conn)
 	}
-	return rowraftv1.NewAdminClient(conn)
+	return rowraftv1.NewReplicasClient(conn)
 }
 
 // transfer asks every server until one hands the lead of shard over.
-func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.AdminClient, shard uint32, to string) (*rowraftv1.TransferLeaderReply, error) {
+func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.ReplicasClient, shard uint32, to string) (*rowraftv1.TransferLeaderReply, error) {
 	for {
 		for _, a := range admins {
 			reply, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
@@ -61,7 +61,7 @@ func TestLeadIsHandedOverUnderLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	admins := []rowraftv1.AdminClient{c.admin(0), c.admin(1), c.admin(2)}
+	admins := []rowraftv1.ReplicasClient{c.admin(0), c.admin(1), c.admin(2)}
 
 	var (
 		load   sync.WaitGroup
@@ -123,7 +123,7 @@ func TestLeadIsHandedOverUnderLoad(t *testing.T) {
 
 func TestTransferIsRefused(t *testing.T) {
 	c := startClusterWith(t, 4, 1, func(*Config) {})
-	admins := []rowraftv1.AdminClient{c.admin(0), c.admin(1), c.admin(2), c.admin(3)}
+	admins := []rowraftv1.ReplicasClient{c.admin(0), c.admin(1), c.admin(2), c.admin(3)}
 	cl, ctx := c.dial(), testContext(t)
 	held := make(map[rowraft.NodeID]bool)
 	for _, r := range cl.Map().Shards[0].Replicas {

@@ -30,17 +30,11 @@ const (
 	snapshotPatience = time.Minute
 )
 
-// partService is the side of a shard in checkpoints and restores.
-type partService struct {
-	rowraftv1.UnimplementedPartsServer
-	n *Node
-}
-
 type partStream = grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
 
 // WritePart takes a shard through a checkpoint. Whatever ends the call opens the
 // gate, frees the snapshot and leaves no part.
-func (s *partService) WritePart(stream partStream) error {
+func (s *replicaService) WritePart(stream partStream) error {
 	p, err := s.prepare(stream)
 	if err != nil {
 		return err
@@ -71,7 +65,7 @@ type part struct {
 	expected *shard.ExpectedMark
 }
 
-func (s *partService) prepare(stream partStream) (*part, error) {
+func (s *replicaService) prepare(stream partStream) (*part, error) {
 	req, err := stream.Recv()
 	if err != nil {
 		return nil, err

@@ -342,11 +342,11 @@ func (n *Node) askNode(ctx context.Context, id rowraft.NodeID, req *rowraftv1.No
 	if err != nil {
 		return nil, err
 	}
-	return rowraftv1.NewAdminClient(conn).NotedDigest(ctx, req)
+	return rowraftv1.NewReplicasClient(conn).NotedDigest(ctx, req)
 }
 
 // NotedDigest tells what the replica here noted at a mark.
-func (s *adminService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDigestRequest) (*rowraftv1.NotedDigestReply, error) {
+func (s *replicaService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDigestRequest) (*rowraftv1.NotedDigestReply, error) {
 	if f, ok := s.n.fencedReplica(rowraft.ShardID(req.Shard)); ok {
 		return &rowraftv1.NotedDigestReply{ReplicaId: string(f.id), Fenced: f.why}, nil
 	}
@@ -369,7 +369,7 @@ func (s *adminService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDige
 }
 
 // Prove compares the replicas of a shard now.
-func (s *adminService) Prove(ctx context.Context, req *rowraftv1.ProveRequest) (*rowraftv1.ProveReply, error) {
+func (s *replicaService) Prove(ctx context.Context, req *rowraftv1.ProveRequest) (*rowraftv1.ProveReply, error) {
 	r, err := s.leaderOf(req.Shard)
 	if err != nil {
 		return nil, err

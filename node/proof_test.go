@@ -174,7 +174,7 @@ func (c *proofCluster) leader() (name string, term uint64) {
 	return name, term
 }
 
-func (c *proofCluster) admins() (all []rowraftv1.AdminClient) {
+func (c *proofCluster) admins() (all []rowraftv1.ReplicasClient) {
 	for i := range c.nodes {
 		all = append(all, c.admin(i))
 	}

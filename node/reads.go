@@ -255,7 +255,7 @@ func (n *Node) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
 	// One that was stopped says nothing, and there soon is another one.
 	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(ctx, cancel, leader) })
 	defer watch.Stop()
-	reply, err := rowraftv1.NewAdminClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard), Cluster: string(m.Cluster)})
+	reply, err := rowraftv1.NewReplicasClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard), Cluster: string(m.Cluster)})
 	return rowraft.Index(reply.GetIndex()), err
 }
 
@@ -277,7 +277,7 @@ func (r *replica) cancelWhenLedBy(ctx context.Context, cancel context.CancelFunc
 }
 
 // ReadIndex proves that this server leads a shard.
-func (s *adminService) ReadIndex(ctx context.Context, req *rowraftv1.ReadIndexRequest) (*rowraftv1.ReadIndexReply, error) {
+func (s *replicaService) ReadIndex(ctx context.Context, req *rowraftv1.ReadIndexRequest) (*rowraftv1.ReadIndexReply, error) {
 	if have := s.n.identity.Identity().Cluster; req.Cluster != string(have) {
 		return nil, rowraft.Errorf(rowraft.CodeIdentity, "this server is of cluster %s, the call is for cluster %q", have, req.Cluster)
 	}

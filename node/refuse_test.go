@@ -18,7 +18,7 @@ import (
 type raw struct {
 	t     *testing.T
 	stub  rowraftv1.TableClient
-	admin rowraftv1.AdminClient
+	admin rowraftv1.ReplicasClient
 	m     *clustermap.Map
 	table rowraft.Schema
 	id    rowraft.ClientID
@@ -38,7 +38,7 @@ func openRaw(t *testing.T) (*raw, *testCluster) {
 		t.Fatal(err)
 	}
 	conn := connect(t, c.nodes[0].addr, nil)
-	r := &raw{t: t, stub: rowraftv1.NewTableClient(conn), admin: rowraftv1.NewAdminClient(conn), m: cl.Map(), table: table.Schema(), id: rowraft.ClientID{1}}
+	r := &raw{t: t, stub: rowraftv1.NewTableClient(conn), admin: rowraftv1.NewReplicasClient(conn), m: cl.Map(), table: table.Schema(), id: rowraft.ClientID{1}}
 	if _, err := r.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: r.id[:], Incarnation: 1 << 40, Ticket: 1}); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // RestorePart logs one step of a restore in one shard, as its leader.
-func (s *partService) RestorePart(ctx context.Context, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
 	if len(req.GetRestore()) != len(wire.RestoreID{}) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore id of %d bytes, want %d", len(req.GetRestore()), len(wire.RestoreID{}))
 	}

@@ -126,13 +126,13 @@ func (s *tableService) CloseSession(ctx context.Context, req *rowraftv1.CloseSes
 	return &rowraftv1.CloseSessionReply{}, r.closeSession(ctx, client, rowraft.Incarnation(req.Incarnation))
 }
 
-// adminService answers the scheduler and operators.
-type adminService struct {
-	rowraftv1.UnimplementedAdminServer
+// replicaService does what the scheduler, other servers and operators ask of the node's replicas.
+type replicaService struct {
+	rowraftv1.UnimplementedReplicasServer
 	n *Node
 }
 
-func (s *adminService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
+func (s *replicaService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
 	r, err := s.n.replicaFor(req.Shard, anyMapVersion, req.TableEpoch)
 	if err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func (s *adminService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureTab
 	return &rowraftv1.EnsureTableReply{AppliedIndex: uint64(index)}, nil
 }
 
-func (s *adminService) DropShardTable(ctx context.Context, req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
+func (s *replicaService) DropShardTable(ctx context.Context, req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
 	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err
@@ -157,11 +157,11 @@ func (s *adminService) DropShardTable(ctx context.Context, req *rowraftv1.DropSh
 	return &rowraftv1.DropShardTableReply{AppliedIndex: uint64(index)}, nil
 }
 
-func (s *adminService) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*rowraftv1.NodeStatusReply, error) {
+func (s *replicaService) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*rowraftv1.NodeStatusReply, error) {
 	return s.n.status(), nil
 }
 
-func (s *adminService) Digest(ctx context.Context, req *rowraftv1.DigestRequest) (*rowraftv1.DigestReply, error) {
+func (s *replicaService) Digest(ctx context.Context, req *rowraftv1.DigestRequest) (*rowraftv1.DigestReply, error) {
 	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err

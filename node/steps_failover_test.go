@@ -211,7 +211,7 @@ func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.ensureJob(ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, slices.Repeat([]uint64{1}, workers)...)
-	admins := []rowraftv1.AdminClient{c.admin(0), c.admin(1), c.admin(2)}
+	admins := []rowraftv1.ReplicasClient{c.admin(0), c.admin(1), c.admin(2)}
 	var wg sync.WaitGroup
 	began := make(chan rowraft.Step, steps)
 	for r := range workers {

@@ -79,7 +79,7 @@ func (c *stepCluster) want(p *pushed, applied bool, next rowraft.Step) {
 func (c *stepCluster) state() *rowraftv1.JobStateReply {
 	c.t.Helper()
 	var reply *rowraftv1.JobStateReply
-	c.everyShard(c.ctx, func(a rowraftv1.AdminClient, shard uint32) (err error) {
+	c.everyShard(c.ctx, func(a rowraftv1.ReplicasClient, shard uint32) (err error) {
 		reply, err = a.JobState(c.ctx, &rowraftv1.JobStateRequest{Shard: shard, Job: testJob[:]})
 		return err
 	})

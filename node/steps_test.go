@@ -16,9 +16,9 @@ var testJob = rowraft.JobID{7, 1, 2, 3, 15: 9}
 
 // everyShard calls call on a server after the other until one leads the shard, for
 // each shard.
-func (c *testCluster) everyShard(ctx context.Context, call func(rowraftv1.AdminClient, uint32) error) {
+func (c *testCluster) everyShard(ctx context.Context, call func(rowraftv1.ReplicasClient, uint32) error) {
 	c.t.Helper()
-	var admins []rowraftv1.AdminClient
+	var admins []rowraftv1.ReplicasClient
 	for i := range c.nodes {
 		admins = append(admins, c.admin(i))
 	}
@@ -49,7 +49,7 @@ func (c *testCluster) ensureJob(ctx context.Context, req *rowraftv1.EnsureJobReq
 			req.Members = append(req.Members, &rowraftv1.JobMember{Rank: uint32(r), Incarnation: inc})
 		}
 	}
-	c.everyShard(ctx, func(a rowraftv1.AdminClient, shard uint32) error {
+	c.everyShard(ctx, func(a rowraftv1.ReplicasClient, shard uint32) error {
 		req.Shard = shard
 		_, err := a.EnsureJob(ctx, req)
 		return err

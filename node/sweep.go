@@ -91,14 +91,8 @@ func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p 
 	return p, a.Swept, nil
 }
 
-// sweepService is the side of a shard in shrinking a table.
-type sweepService struct {
-	rowraftv1.UnimplementedShardSweepsServer
-	n *Node
-}
-
 // SweepSlots sweeps the next slots of a table, as the leader.
-func (s *sweepService) SweepSlots(ctx context.Context, req *rowraftv1.SweepSlotsRequest) (*rowraftv1.SweepSlotsReply, error) {
+func (s *replicaService) SweepSlots(ctx context.Context, req *rowraftv1.SweepSlotsRequest) (*rowraftv1.SweepSlotsReply, error) {
 	r, err := s.n.replicaFor(req.GetShard(), anyMapVersion, req.GetTableEpoch())
 	if err != nil {
 		return nil, err

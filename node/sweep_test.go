@@ -59,7 +59,7 @@ func sameRows(t *testing.T, ctx context.Context, c *testCluster, shard uint32) (
 			if err != nil {
 				t.Fatal(err)
 			}
-			d, err := rowraftv1.NewAdminClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: shard})
+			d, err := rowraftv1.NewReplicasClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: shard})
 			conn.Close()
 			if err != nil && rowraft.CodeOf(err).Retryable() && ctx.Err() == nil {
 				return false
@@ -162,7 +162,7 @@ func (c *testCluster) terms(ctx context.Context) map[uint32]uint64 {
 }
 
 // termsAt are the terms of a server's replicas, by shard.
-func termsAt(t testing.TB, ctx context.Context, a rowraftv1.AdminClient) map[uint32]uint64 {
+func termsAt(t testing.TB, ctx context.Context, a rowraftv1.ReplicasClient) map[uint32]uint64 {
 	t.Helper()
 	st, err := a.NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 	if err != nil {

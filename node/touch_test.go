@@ -45,7 +45,7 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 		seg := wire.Segment{Table: id, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
 		return &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), MinIndex: index + 1, Payload: segment(seg, []uint64{1}, nil)}
 	}
-	servers := rowraftv1.NewAdminClient(open(l.files(certs.Node, "n2")))
+	servers := rowraftv1.NewReplicasClient(open(l.files(certs.Node, "n2")))
 	reader := rowraftv1.NewTableClient(open(l.files(certs.Reader, "rob", "mine")))
 	denied := 0
 	for i := range 10 {

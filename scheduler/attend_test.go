@@ -474,7 +474,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 // not when it fails for good.
 func TestTheCheckpointOfWhoLeavesIsTriedAgain(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 16), ended: make(chan struct{}, 16)}
-	_, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterPartsServer(srv, parts) })
+	_, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
 	f := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.notNow, f.fail = cutAttempts, fmt.Errorf("it has none") })
 	_, err := f.Park(t.Context(), client.Parking{Destination: t.TempDir()})
 	if !strings.Contains(fmt.Sprint(err), "no state to give: it has none") {

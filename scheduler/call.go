@@ -65,10 +65,10 @@ func (s *Scheduler) onNode(node rowraft.NodeID, fn func(*grpc.ClientConn) error)
 }
 
 // callAdmin calls the Admin service of a node.
-func (s *Scheduler) callAdmin(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.AdminClient) error) error {
+func (s *Scheduler) callAdmin(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.ReplicasClient) error) error {
 	return s.onNode(node, func(conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		return fn(ctx, rowraftv1.NewAdminClient(conn))
+		return fn(ctx, rowraftv1.NewReplicasClient(conn))
 	})
 }

@@ -78,7 +78,7 @@ func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
 
 // preparedParts is a shard that is prepared for a cut, and waits for it.
 type preparedParts struct {
-	rowraftv1.UnimplementedPartsServer
+	rowraftv1.UnimplementedReplicasServer
 	prepared, ended chan struct{}
 }
 
@@ -133,7 +133,7 @@ func TestACheckpointTellsWhatEndedIt(t *testing.T) {
 // a shard that expects one takes part in no other.
 func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
-	s, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterPartsServer(srv, parts) })
+	s, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
 	attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.fail = fmt.Errorf("it has none") })
 	op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "a", Job: "a"}, left: make(map[string]error), running: &task{}}
 	var err error

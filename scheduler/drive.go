@@ -206,7 +206,7 @@ func (s *Scheduler) step(ctx context.Context, m *move) (next phase, wait note, e
 	to, from := memberOf(members, m.to.ID), memberOf(members, m.from.ID)
 	change := func(c *rowraftv1.ChangeMembersRequest) error {
 		c.Shard, c.PrevIndex = uint32(m.shard), members.ConfigIndex
-		return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.AdminClient) error {
+		return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.ChangeMembers(ctx, c)
 			return err
 		})
@@ -262,7 +262,7 @@ func (s *Scheduler) advance(ctx context.Context, m *move, next phase) error {
 // take it, to any other voter.
 func (s *Scheduler) handOver(ctx context.Context, shard rowraft.ShardID, leader, heir rowraft.NodeID) error {
 	call := func(to rowraft.NodeID) error {
-		return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.AdminClient) error {
+		return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: string(to)})
 			return err
 		})
@@ -289,7 +289,7 @@ func (s *Scheduler) members(ctx context.Context, sh clustermap.Shard) (leader ro
 	w := s.walk(sh)
 	for w.Rounds = membersRounds; ; {
 		leader = rowraft.NodeID(w.Addr())
-		err = s.callAdmin(ctx, leader, membersTimeout, func(ctx context.Context, a rowraftv1.AdminClient) (err error) {
+		err = s.callAdmin(ctx, leader, membersTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
 			reply, err = a.Members(ctx, &rowraftv1.MembersRequest{Shard: uint32(sh.ID)})
 			return err
 		})
@@ -373,7 +373,7 @@ func (s *Scheduler) evict(ctx context.Context, sh clustermap.Shard, id rowraft.R
 		return err
 	}
 	s.logger.Warn("a replica that left is a member of its group again; removing it", "shard", uint32(sh.ID), "replica", string(id))
-	return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.AdminClient) error {
+	return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 		_, err := a.ChangeMembers(ctx, &rowraftv1.ChangeMembersRequest{
 			Shard: uint32(sh.ID), PrevIndex: members.ConfigIndex, Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(id)},
 		})

@@ -28,7 +28,7 @@ type fakeGroup struct {
 
 // fakeNode is the Admin service of one node of the group.
 type fakeNode struct {
-	rowraftv1.UnimplementedAdminServer
+	rowraftv1.UnimplementedReplicasServer
 	g  *fakeGroup
 	id string
 }
@@ -114,7 +114,7 @@ func movingCluster(t *testing.T) (*Scheduler, *fakeLog, *fakeGroup) {
 	s, l := newLeader(t, 4, 1)
 	g := &fakeGroup{leader: "a", index: 1}
 	for _, id := range []string{"a", "b", "c", "d"} {
-		addr := serveServices(t, func(srv *grpc.Server) { rowraftv1.RegisterAdminServer(srv, &fakeNode{g: g, id: id}) })
+		addr := serveServices(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, &fakeNode{g: g, id: id}) })
 		if id == "a" {
 			reconcile(t, s)
 		}

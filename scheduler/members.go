@@ -14,7 +14,7 @@ import (
 )
 
 // eachShard calls fn for the leader of every shard, several at a time.
-func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.AdminClient) error) error {
+func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error) error {
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
@@ -24,7 +24,7 @@ func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, 
 	for _, sh := range m.Shards {
 		g.Go(func() error {
 			return s.onLeader(ctx, sh, repairTimeout, func(conn *grpc.ClientConn) error {
-				return rpc.FromStatus(fn(ctx, sh.ID, rowraftv1.NewAdminClient(conn)))
+				return rpc.FromStatus(fn(ctx, sh.ID, rowraftv1.NewReplicasClient(conn)))
 			})
 		})
 	}
@@ -64,7 +64,7 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 	if none {
 		q.Members = []*rowraftv1.JobMember{{Incarnation: noWorker}}
 	}
-	return r.GetFirstStep(), s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.AdminClient) error {
+	return r.GetFirstStep(), s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		if none {
 			_, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: q.Job})
 			if rowraft.CodeOf(rpc.FromStatus(err)) == rowraft.CodeNotFound {
@@ -98,7 +98,7 @@ func quorumOf(share float64, n int) uint32 {
 func (s *Scheduler) beyondOpenSteps(ctx context.Context, r *rowraftv1.MetaRun) (uint64, error) {
 	first := max(r.GetFirstStep(), 1)
 	var mu sync.Mutex
-	err := s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.AdminClient) error {
+	err := s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: r.GetRun()})
 		if err = rpc.FromStatus(err); rowraft.CodeOf(err) == rowraft.CodeNotFound {
 			return nil // the shard has not heard of it
@@ -138,7 +138,7 @@ func (s *Scheduler) endUpTo(ctx context.Context, run []byte, generation uint64) 
 	if m := s.view.Map(); m != nil {
 		epoch = uint64(m.Epoch)
 	}
-	return s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.AdminClient) error {
+	return s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		_, err := admin.EndJob(ctx, &rowraftv1.EndJobRequest{Shard: uint32(shard), TableEpoch: epoch, Job: run, Generation: generation})
 		return err
 	})

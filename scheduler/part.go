@@ -66,7 +66,7 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 		}
 		p.mu.Unlock()
 		var err error
-		if p.stream, err = rowraftv1.NewPartsClient(conn).WritePart(ctx); err != nil {
+		if p.stream, err = rowraftv1.NewReplicasClient(conn).WritePart(ctx); err != nil {
 			return rpc.FromStatus(err)
 		}
 		reply, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{

@@ -22,7 +22,7 @@ import (
 
 // fakeParts is the side of all shards in restores. Their rows are only counted.
 type fakeParts struct {
-	rowraftv1.UnimplementedPartsServer
+	rowraftv1.UnimplementedReplicasServer
 	mu     sync.Mutex
 	live   uint64
 	staged map[uint32]bool
@@ -56,13 +56,20 @@ func (p *fakeParts) RestorePart(_ context.Context, req *rowraftv1.RestorePartReq
 	return &rowraftv1.RestorePartReply{Tables: tables, TableEpoch: epoch, LiveRows: p.live, Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16), Node: "a", FreeMemory: p.free}, nil
 }
 
+func (p *fakeParts) EnsureTable(context.Context, *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
+	return &rowraftv1.EnsureTableReply{}, nil
+}
+
+func (p *fakeParts) DropShardTable(context.Context, *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
+	return &rowraftv1.DropShardTableReply{}, nil
+}
+
 // restoringCluster is a scheduler that leads a cluster of one shard, and the shard.
 func restoringCluster(t *testing.T) (*Scheduler, *fakeParts) {
 	t.Helper()
 	p := &fakeParts{staged: map[uint32]bool{}}
 	s, _ := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) {
-		rowraftv1.RegisterPartsServer(g, p)
-		rowraftv1.RegisterAdminServer(g, &shardServer{tables: make(map[string]int)})
+		rowraftv1.RegisterReplicasServer(g, p)
 	}))
 	return s, p
 }

@@ -288,7 +288,7 @@ func (s *Scheduler) restoreStep(ctx context.Context, sh clustermap.Shard, req *r
 func restoreCall(ctx context.Context, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return rowraftv1.NewPartsClient(conn).RestorePart(ctx, req)
+	return rowraftv1.NewReplicasClient(conn).RestorePart(ctx, req)
 }
 
 func (f *feed) begin(ctx context.Context) error {

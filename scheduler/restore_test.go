@@ -217,7 +217,7 @@ func TestGoldenBytesOfRestores(t *testing.T) {
 
 // partsServer is the shards of one server, which are told of restores.
 type partsServer struct {
-	rowraftv1.UnimplementedPartsServer
+	rowraftv1.UnimplementedReplicasServer
 	mu    sync.Mutex
 	drops [][]byte
 	begin func() error // nil: it is begun
@@ -245,7 +245,7 @@ func (p *partsServer) dropped() int {
 func withParts(t *testing.T) (*Scheduler, *partsServer) {
 	t.Helper()
 	p := &partsServer{}
-	s, _ := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterPartsServer(g, p) }))
+	s, _ := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, p) }))
 	return s, p
 }
 
@@ -309,7 +309,7 @@ func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
 	for _, shard := range []rowraft.Code{rowraft.CodeNotFound, rowraft.CodeCorrupt} {
 		for _, lost := range []bool{false, true} {
 			p := &partsServer{}
-			s, l := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterPartsServer(g, p) }))
+			s, l := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, p) }))
 			p.begin = func() error {
 				if lost {
 					l.elect("b")

@@ -313,7 +313,7 @@ func TestStatusFollowsHeartbeats(t *testing.T) {
 
 // shardServer answers EnsureTable for a node, as its answer function says.
 type shardServer struct {
-	rowraftv1.UnimplementedAdminServer
+	rowraftv1.UnimplementedReplicasServer
 	mu     sync.Mutex
 	tables map[string]int // "shard table" → calls
 	answer func(call int, req *rowraftv1.EnsureTableRequest) error
@@ -339,7 +339,7 @@ func (a *shardServer) EnsureTable(_ context.Context, req *rowraftv1.EnsureTableR
 func startShardServer(t *testing.T) (*shardServer, string) {
 	t.Helper()
 	a := &shardServer{tables: make(map[string]int)}
-	return a, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterAdminServer(g, a) })
+	return a, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, a) })
 }
 
 // serveServices serves what register registers until the test ends, and returns where.

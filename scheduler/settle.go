@@ -70,7 +70,7 @@ func (s *Scheduler) positionsOf(ctx context.Context, run []byte) (out []shardRea
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
 	var mu sync.Mutex
-	err = s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.AdminClient) error {
+	err = s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		one := shardRead{read: make(map[rowraft.DataPart]uint64)}
 		st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: run})
 		if err = rpc.FromStatus(err); err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {

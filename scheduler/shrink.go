@@ -122,7 +122,7 @@ func (op *shrinking) piece(ctx context.Context, sh clustermap.Shard, first uint3
 	err = op.s.onLeader(ctx, sh, sweepPatience, func(conn *grpc.ClientConn) (err error) {
 		call, cancel := context.WithTimeout(ctx, sweepTimeout)
 		defer cancel()
-		reply, err = rowraftv1.NewShardSweepsClient(conn).SweepSlots(call, req)
+		reply, err = rowraftv1.NewReplicasClient(conn).SweepSlots(call, req)
 		return err
 	})
 	return reply, err

@@ -200,7 +200,7 @@ func handOver(ctx context.Context, from *localcluster.Server, shard uint32, to r
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return route.With(from.Addr, nil, func(conn *grpc.ClientConn) error {
-		_, err := rowraftv1.NewAdminClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: string(to)})
+		_, err := rowraftv1.NewReplicasClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: string(to)})
 		return err
 	})
 }

@@ -141,7 +141,7 @@ func (g *globals) statusOfEach(ctx context.Context) (reply *rowraftv1.StatusRepl
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, askLimit)
 			defer cancel()
-			st, err := rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+			st, err := rowraftv1.NewReplicasClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 			if rowraft.CodeOf(err) == rowraft.CodeDenied {
 				denied[i] = err
 			}

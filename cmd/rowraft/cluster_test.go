@@ -94,7 +94,7 @@ func TestNotesAreNoProblem(t *testing.T) {
 // headless is a server of a cluster whose scheduler has no leader.
 type headless struct {
 	fakeCluster
-	rowraftv1.UnimplementedAdminServer
+	rowraftv1.UnimplementedReplicasServer
 	refuses error
 }
 
@@ -151,7 +151,7 @@ func startHeadless(t *testing.T, h *headless) string {
 	h.addr = l.Addr().String()
 	g := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(g, h)
-	rowraftv1.RegisterAdminServer(g, h)
+	rowraftv1.RegisterReplicasServer(g, h)
 	done := make(chan error, 1)
 	go func() { done <- g.Serve(l) }()
 	t.Cleanup(func() { g.Stop(); <-done })

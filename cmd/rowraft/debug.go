@@ -179,7 +179,7 @@ func bundleParts(c *cluster, r *rowraftv1.StatusReply, ops []string) ([]part, er
 		}
 		name := notInFileName.ReplaceAllString(cmp.Or(n.GetName(), n.GetId()), "_")
 		parts = append(parts, part{"servers/" + name + "/status.json", func(ctx context.Context) ([]byte, error) {
-			st, err := rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+			st, err := rowraftv1.NewReplicasClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 			if err != nil {
 				return nil, err
 			}

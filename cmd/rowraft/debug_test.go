@@ -23,7 +23,7 @@ import (
 func TestDebugZip(t *testing.T) {
 	status := well()
 	h := &headless{fakeCluster: fakeCluster{status: status}}
-	addr := start(t, &h.fakeCluster, func(g *grpc.Server) { rowraftv1.RegisterAdminServer(g, h) })
+	addr := start(t, &h.fakeCluster, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, h) })
 	gone := unusedAddr(t)
 	for i, n := range status.Map.Nodes {
 		if n.Addr = gone; i == 0 {

@@ -69,7 +69,7 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 			if err != nil {
 				return nil, err
 			}
-			return rowraftv1.NewAdminClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard.ID), MinIndex: index})
+			return rowraftv1.NewReplicasClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard.ID), MinIndex: index})
 		})
 		if err != nil {
 			return n, fmt.Errorf("digest of shard %d: %w", shard.ID, err)

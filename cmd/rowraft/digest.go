@@ -101,7 +101,7 @@ func (g *globals) digests(ctx context.Context, shards []uint32) (v *digestsJSON,
 	for _, shard := range shards {
 		var reply *rowraftv1.ProveReply
 		m, err := c.OnShard(ctx, shard, 10*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
-			reply, err = rowraftv1.NewAdminClient(conn).Prove(ctx, &rowraftv1.ProveRequest{Shard: shard})
+			reply, err = rowraftv1.NewReplicasClient(conn).Prove(ctx, &rowraftv1.ProveRequest{Shard: shard})
 			return err
 		})
 		if err != nil {

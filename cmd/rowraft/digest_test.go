@@ -18,7 +18,7 @@ import (
 // the replicas of each.
 type fakeLeader struct {
 	rowraftv1.UnimplementedClusterServer
-	rowraftv1.UnimplementedAdminServer
+	rowraftv1.UnimplementedReplicasServer
 	addr   string
 	proofs []*rowraftv1.ProveReply
 	silent atomic.Int32  // so many calls of GetMap get no answer
@@ -55,7 +55,7 @@ func (f *fakeLeader) start(t *testing.T) string {
 	f.addr = l.Addr().String()
 	g := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(g, f)
-	rowraftv1.RegisterAdminServer(g, f)
+	rowraftv1.RegisterReplicasServer(g, f)
 	done := make(chan error, 1)
 	go func() {
 		//tidy:allow sleep it stands still

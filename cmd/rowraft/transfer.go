@@ -83,7 +83,7 @@ func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (
 	defer func() { err = errors.Join(err, c.close()) }()
 	var reply *rowraftv1.TransferLeaderReply
 	m, err := c.OnShard(ctx, shard, 5*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
-		reply, err = rowraftv1.NewAdminClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
+		reply, err = rowraftv1.NewReplicasClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
 		return err
 	})
 	if err != nil {

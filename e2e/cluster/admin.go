@@ -35,7 +35,7 @@ type Admins map[string]*grpc.ClientConn
 func (a Admins) Replicas(ctx context.Context, name string, patience time.Duration) ([]Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	reply, err := rowraftv1.NewAdminClient(a[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	reply, err := rowraftv1.NewReplicasClient(a[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("status of server %s: %w", name, err)
 	}
@@ -61,7 +61,7 @@ type Digest struct {
 func (a Admins) Digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index, patience time.Duration) (Digest, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	reply, err := rowraftv1.NewAdminClient(a[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
+	reply, err := rowraftv1.NewReplicasClient(a[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
 	if err != nil {
 		return Digest{}, fmt.Errorf("digest of shard %d on server %s: %w", shard, name, err)
 	}
@@ -122,7 +122,7 @@ func (a Admins) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]
 // TransferLeader asks a server, past the proxies, to hand its lead of a shard to
 // another and returns the new leader's term.
 func (a Admins) TransferLeader(ctx context.Context, from string, shard rowraft.ShardID, to string) (rowraft.Term, error) {
-	reply, err := rowraftv1.NewAdminClient(a[from]).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: to})
+	reply, err := rowraftv1.NewReplicasClient(a[from]).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: to})
 	if err != nil {
 		return 0, fmt.Errorf("server %s, transfer of shard %d to %s: %w", from, shard, to, err)
 	}
@@ -214,7 +214,7 @@ func (a Admins) prove(ctx context.Context, shards []rowraft.ShardID) {
 	for _, shard := range shards {
 		for _, name := range slices.Sorted(maps.Keys(a)) {
 			attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-			_, err := rowraftv1.NewAdminClient(a[name]).Prove(attempt, &rowraftv1.ProveRequest{Shard: uint32(shard)})
+			_, err := rowraftv1.NewReplicasClient(a[name]).Prove(attempt, &rowraftv1.ProveRequest{Shard: uint32(shard)})
 			cancel()
 			if err == nil {
 				break

@@ -29,7 +29,7 @@ func (c *Cluster) Usage(ctx context.Context, name string) (u Usage, err error) {
 	s := c.Server(name)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	reply, err := rowraftv1.NewAdminClient(c.Admins[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	reply, err := rowraftv1.NewReplicasClient(c.Admins[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 	if err != nil {
 		return u, fmt.Errorf("status of server %s: %w", name, err)
 	}

@@ -161,7 +161,7 @@ func TestTimersFollowTheDisks(t *testing.T) {
 		timers := func(want time.Duration) {
 			t.Helper()
 			for _, name := range c.Names() {
-				st, err := rowraftv1.NewAdminClient(c.Admins[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+				st, err := rowraftv1.NewReplicasClient(c.Admins[name]).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 				if err != nil {
 					t.Fatal(err)
 				}

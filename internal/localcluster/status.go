@@ -52,7 +52,7 @@ func Status(ctx context.Context, addr string) (st *rowraftv1.NodeStatusReply, er
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	err = route.With(addr, nil, func(conn *grpc.ClientConn) error {
-		st, err = rowraftv1.NewAdminClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+		st, err = rowraftv1.NewReplicasClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 		return err
 	})
 	if err != nil {

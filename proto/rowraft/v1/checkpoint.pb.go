@@ -4384,10 +4384,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\tSetPolicy\x12\x1c.rowraft.v1.SetPolicyRequest\x1a\x1a.rowraft.v1.SetPolicyReply\x12N\n" +
 	"\fListPolicies\x12\x1f.rowraft.v1.ListPoliciesRequest\x1a\x1d.rowraft.v1.ListPoliciesReply\x12N\n" +
 	"\fDeletePolicy\x12\x1f.rowraft.v1.DeletePolicyRequest\x1a\x1d.rowraft.v1.DeletePolicyReply\x12E\n" +
-	"\tRunPolicy\x12\x1c.rowraft.v1.RunPolicyRequest\x1a\x1a.rowraft.v1.RunPolicyReply2\x9f\x01\n" +
-	"\x05Parts\x12I\n" +
-	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01\x12K\n" +
-	"\vRestorePart\x12\x1e.rowraft.v1.RestorePartRequest\x1a\x1c.rowraft.v1.RestorePartReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\tRunPolicy\x12\x1c.rowraft.v1.RunPolicyRequest\x1a\x1a.rowraft.v1.RunPolicyReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_checkpoint_proto_rawDescOnce sync.Once
@@ -4525,20 +4522,16 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	5,  // 54: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
 	7,  // 55: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
 	8,  // 56: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
-	34, // 57: rowraft.v1.Parts.WritePart:input_type -> rowraft.v1.WritePartRequest
-	51, // 58: rowraft.v1.Parts.RestorePart:input_type -> rowraft.v1.RestorePartRequest
-	33, // 59: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	47, // 60: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	21, // 61: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	19, // 62: rowraft.v1.Checkpoints.SendState:output_type -> rowraft.v1.SendStateReply
-	9,  // 63: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
-	6,  // 64: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
-	10, // 65: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
-	11, // 66: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
-	38, // 67: rowraft.v1.Parts.WritePart:output_type -> rowraft.v1.WritePartReply
-	58, // 68: rowraft.v1.Parts.RestorePart:output_type -> rowraft.v1.RestorePartReply
-	59, // [59:69] is the sub-list for method output_type
-	49, // [49:59] is the sub-list for method input_type
+	33, // 57: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	47, // 58: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	21, // 59: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	19, // 60: rowraft.v1.Checkpoints.SendState:output_type -> rowraft.v1.SendStateReply
+	9,  // 61: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
+	6,  // 62: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	10, // 63: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
+	11, // 64: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
+	57, // [57:65] is the sub-list for method output_type
+	49, // [49:57] is the sub-list for method input_type
 	49, // [49:49] is the sub-list for extension type_name
 	49, // [49:49] is the sub-list for extension extendee
 	0,  // [0:49] is the sub-list for field type_name
@@ -4597,7 +4590,7 @@ func file_rowraft_v1_checkpoint_proto_init() {
 			NumEnums:      0,
 			NumMessages:   59,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   1,
 		},
 		GoTypes:           file_rowraft_v1_checkpoint_proto_goTypes,
 		DependencyIndexes: file_rowraft_v1_checkpoint_proto_depIdxs,

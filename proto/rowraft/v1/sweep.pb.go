@@ -416,10 +416,7 @@ const file_rowraft_v1_sweep_proto_rawDesc = "" +
 	"candidates\x18\x04 \x01(\x04R\n" +
 	"candidates2W\n" +
 	"\x06Sweeps\x12M\n" +
-	"\vShrinkTable\x12\x1e.rowraft.v1.ShrinkTableRequest\x1a\x1c.rowraft.v1.ShrinkTableReply0\x012W\n" +
-	"\vShardSweeps\x12H\n" +
-	"\n" +
-	"SweepSlots\x12\x1d.rowraft.v1.SweepSlotsRequest\x1a\x1b.rowraft.v1.SweepSlotsReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\vShrinkTable\x12\x1e.rowraft.v1.ShrinkTableRequest\x1a\x1c.rowraft.v1.ShrinkTableReply0\x01B7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
 	file_rowraft_v1_sweep_proto_rawDescOnce sync.Once
@@ -445,11 +442,9 @@ var file_rowraft_v1_sweep_proto_depIdxs = []int32{
 	0, // 0: rowraft.v1.ShrinkTableRequest.conditions:type_name -> rowraft.v1.SweepConditions
 	0, // 1: rowraft.v1.SweepSlotsRequest.conditions:type_name -> rowraft.v1.SweepConditions
 	1, // 2: rowraft.v1.Sweeps.ShrinkTable:input_type -> rowraft.v1.ShrinkTableRequest
-	3, // 3: rowraft.v1.ShardSweeps.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
-	2, // 4: rowraft.v1.Sweeps.ShrinkTable:output_type -> rowraft.v1.ShrinkTableReply
-	4, // 5: rowraft.v1.ShardSweeps.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
+	2, // 3: rowraft.v1.Sweeps.ShrinkTable:output_type -> rowraft.v1.ShrinkTableReply
+	3, // [3:4] is the sub-list for method output_type
+	2, // [2:3] is the sub-list for method input_type
 	2, // [2:2] is the sub-list for extension type_name
 	2, // [2:2] is the sub-list for extension extendee
 	0, // [0:2] is the sub-list for field type_name
@@ -469,7 +464,7 @@ func file_rowraft_v1_sweep_proto_init() {
 			NumEnums:      0,
 			NumMessages:   5,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   1,
 		},
 		GoTypes:           file_rowraft_v1_sweep_proto_goTypes,
 		DependencyIndexes: file_rowraft_v1_sweep_proto_depIdxs,

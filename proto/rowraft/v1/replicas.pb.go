@@ -2,7 +2,7 @@
 // versions:
 // 	protoc-gen-go v1.36.12
 // 	protoc        v3.21.12
-// source: rowraft/v1/admin.proto
+// source: rowraft/v1/replicas.proto
 
 package rowraftv1
 
@@ -58,11 +58,11 @@ func (x ProofVerdict) String() string {
 }
 
 func (ProofVerdict) Descriptor() protoreflect.EnumDescriptor {
-	return file_rowraft_v1_admin_proto_enumTypes[0].Descriptor()
+	return file_rowraft_v1_replicas_proto_enumTypes[0].Descriptor()
 }
 
 func (ProofVerdict) Type() protoreflect.EnumType {
-	return &file_rowraft_v1_admin_proto_enumTypes[0]
+	return &file_rowraft_v1_replicas_proto_enumTypes[0]
 }
 
 func (x ProofVerdict) Number() protoreflect.EnumNumber {
@@ -71,7 +71,7 @@ func (x ProofVerdict) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProofVerdict.Descriptor instead.
 func (ProofVerdict) EnumDescriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{0}
 }
 
 type ReadIndexRequest struct {
@@ -84,7 +84,7 @@ type ReadIndexRequest struct {
 
 func (x *ReadIndexRequest) Reset() {
 	*x = ReadIndexRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -96,7 +96,7 @@ func (x *ReadIndexRequest) String() string {
 func (*ReadIndexRequest) ProtoMessage() {}
 
 func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[0]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -109,7 +109,7 @@ func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexRequest.ProtoReflect.Descriptor instead.
 func (*ReadIndexRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *ReadIndexRequest) GetShard() uint32 {
@@ -135,7 +135,7 @@ type ReadIndexReply struct {
 
 func (x *ReadIndexReply) Reset() {
 	*x = ReadIndexReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -147,7 +147,7 @@ func (x *ReadIndexReply) String() string {
 func (*ReadIndexReply) ProtoMessage() {}
 
 func (x *ReadIndexReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[1]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -160,7 +160,7 @@ func (x *ReadIndexReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadIndexReply.ProtoReflect.Descriptor instead.
 func (*ReadIndexReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *ReadIndexReply) GetIndex() uint64 {
@@ -180,7 +180,7 @@ type NotedDigestRequest struct {
 
 func (x *NotedDigestRequest) Reset() {
 	*x = NotedDigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -192,7 +192,7 @@ func (x *NotedDigestRequest) String() string {
 func (*NotedDigestRequest) ProtoMessage() {}
 
 func (x *NotedDigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[2]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -205,7 +205,7 @@ func (x *NotedDigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotedDigestRequest.ProtoReflect.Descriptor instead.
 func (*NotedDigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *NotedDigestRequest) GetShard() uint32 {
@@ -235,7 +235,7 @@ type NotedDigestReply struct {
 
 func (x *NotedDigestReply) Reset() {
 	*x = NotedDigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -247,7 +247,7 @@ func (x *NotedDigestReply) String() string {
 func (*NotedDigestReply) ProtoMessage() {}
 
 func (x *NotedDigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[3]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -260,7 +260,7 @@ func (x *NotedDigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotedDigestReply.ProtoReflect.Descriptor instead.
 func (*NotedDigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NotedDigestReply) GetReplicaId() string {
@@ -307,7 +307,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -319,7 +319,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[4]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -332,7 +332,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ProveRequest) GetShard() uint32 {
@@ -355,7 +355,7 @@ type ProveReply struct {
 
 func (x *ProveReply) Reset() {
 	*x = ProveReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +367,7 @@ func (x *ProveReply) String() string {
 func (*ProveReply) ProtoMessage() {}
 
 func (x *ProveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[5]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +380,7 @@ func (x *ProveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveReply.ProtoReflect.Descriptor instead.
 func (*ProveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ProveReply) GetMarkIndex() uint64 {
@@ -435,7 +435,7 @@ type ProvedReplica struct {
 
 func (x *ProvedReplica) Reset() {
 	*x = ProvedReplica{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +447,7 @@ func (x *ProvedReplica) String() string {
 func (*ProvedReplica) ProtoMessage() {}
 
 func (x *ProvedReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[6]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +460,7 @@ func (x *ProvedReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProvedReplica.ProtoReflect.Descriptor instead.
 func (*ProvedReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ProvedReplica) GetReplicaId() string {
@@ -536,7 +536,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -548,7 +548,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[7]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -561,7 +561,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TransferLeaderRequest) GetShard() uint32 {
@@ -590,7 +590,7 @@ type TransferLeaderReply struct {
 
 func (x *TransferLeaderReply) Reset() {
 	*x = TransferLeaderReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +602,7 @@ func (x *TransferLeaderReply) String() string {
 func (*TransferLeaderReply) ProtoMessage() {}
 
 func (x *TransferLeaderReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[8]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +615,7 @@ func (x *TransferLeaderReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderReply.ProtoReflect.Descriptor instead.
 func (*TransferLeaderReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TransferLeaderReply) GetFromNode() string {
@@ -655,7 +655,7 @@ type MembersRequest struct {
 
 func (x *MembersRequest) Reset() {
 	*x = MembersRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +667,7 @@ func (x *MembersRequest) String() string {
 func (*MembersRequest) ProtoMessage() {}
 
 func (x *MembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[9]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +680,7 @@ func (x *MembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersRequest.ProtoReflect.Descriptor instead.
 func (*MembersRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MembersRequest) GetShard() uint32 {
@@ -700,7 +700,7 @@ type MembersReply struct {
 
 func (x *MembersReply) Reset() {
 	*x = MembersReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +712,7 @@ func (x *MembersReply) String() string {
 func (*MembersReply) ProtoMessage() {}
 
 func (x *MembersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[10]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +725,7 @@ func (x *MembersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MembersReply.ProtoReflect.Descriptor instead.
 func (*MembersReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MembersReply) GetConfigIndex() uint64 {
@@ -758,7 +758,7 @@ type ChangeMembersRequest struct {
 
 func (x *ChangeMembersRequest) Reset() {
 	*x = ChangeMembersRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +770,7 @@ func (x *ChangeMembersRequest) String() string {
 func (*ChangeMembersRequest) ProtoMessage() {}
 
 func (x *ChangeMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[11]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +783,7 @@ func (x *ChangeMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMembersRequest.ProtoReflect.Descriptor instead.
 func (*ChangeMembersRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ChangeMembersRequest) GetShard() uint32 {
@@ -866,7 +866,7 @@ type ChangeMembersReply struct {
 
 func (x *ChangeMembersReply) Reset() {
 	*x = ChangeMembersReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +878,7 @@ func (x *ChangeMembersReply) String() string {
 func (*ChangeMembersReply) ProtoMessage() {}
 
 func (x *ChangeMembersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[12]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +891,7 @@ func (x *ChangeMembersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMembersReply.ProtoReflect.Descriptor instead.
 func (*ChangeMembersReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ChangeMembersReply) GetConfigIndex() uint64 {
@@ -919,7 +919,7 @@ type DropShardTableRequest struct {
 
 func (x *DropShardTableRequest) Reset() {
 	*x = DropShardTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +931,7 @@ func (x *DropShardTableRequest) String() string {
 func (*DropShardTableRequest) ProtoMessage() {}
 
 func (x *DropShardTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[13]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +944,7 @@ func (x *DropShardTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropShardTableRequest.ProtoReflect.Descriptor instead.
 func (*DropShardTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DropShardTableRequest) GetShard() uint32 {
@@ -977,7 +977,7 @@ type DropShardTableReply struct {
 
 func (x *DropShardTableReply) Reset() {
 	*x = DropShardTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +989,7 @@ func (x *DropShardTableReply) String() string {
 func (*DropShardTableReply) ProtoMessage() {}
 
 func (x *DropShardTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[14]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1002,7 @@ func (x *DropShardTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropShardTableReply.ProtoReflect.Descriptor instead.
 func (*DropShardTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DropShardTableReply) GetAppliedIndex() uint64 {
@@ -1024,7 +1024,7 @@ type JobMember struct {
 
 func (x *JobMember) Reset() {
 	*x = JobMember{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1036,7 @@ func (x *JobMember) String() string {
 func (*JobMember) ProtoMessage() {}
 
 func (x *JobMember) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[15]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1049,7 @@ func (x *JobMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobMember.ProtoReflect.Descriptor instead.
 func (*JobMember) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *JobMember) GetRank() uint32 {
@@ -1089,7 +1089,7 @@ type EnsureJobRequest struct {
 
 func (x *EnsureJobRequest) Reset() {
 	*x = EnsureJobRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1101,7 @@ func (x *EnsureJobRequest) String() string {
 func (*EnsureJobRequest) ProtoMessage() {}
 
 func (x *EnsureJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[16]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1114,7 @@ func (x *EnsureJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureJobRequest.ProtoReflect.Descriptor instead.
 func (*EnsureJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EnsureJobRequest) GetShard() uint32 {
@@ -1183,7 +1183,7 @@ type EnsureJobReply struct {
 
 func (x *EnsureJobReply) Reset() {
 	*x = EnsureJobReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1195,7 @@ func (x *EnsureJobReply) String() string {
 func (*EnsureJobReply) ProtoMessage() {}
 
 func (x *EnsureJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[17]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1208,7 @@ func (x *EnsureJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureJobReply.ProtoReflect.Descriptor instead.
 func (*EnsureJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EnsureJobReply) GetAppliedIndex() uint64 {
@@ -1237,7 +1237,7 @@ type EndJobRequest struct {
 
 func (x *EndJobRequest) Reset() {
 	*x = EndJobRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1249,7 @@ func (x *EndJobRequest) String() string {
 func (*EndJobRequest) ProtoMessage() {}
 
 func (x *EndJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[18]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1262,7 @@ func (x *EndJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJobRequest.ProtoReflect.Descriptor instead.
 func (*EndJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EndJobRequest) GetShard() uint32 {
@@ -1302,7 +1302,7 @@ type EndJobReply struct {
 
 func (x *EndJobReply) Reset() {
 	*x = EndJobReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1314,7 @@ func (x *EndJobReply) String() string {
 func (*EndJobReply) ProtoMessage() {}
 
 func (x *EndJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[19]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1327,7 @@ func (x *EndJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndJobReply.ProtoReflect.Descriptor instead.
 func (*EndJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EndJobReply) GetAppliedIndex() uint64 {
@@ -1347,7 +1347,7 @@ type JobStateRequest struct {
 
 func (x *JobStateRequest) Reset() {
 	*x = JobStateRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1359,7 @@ func (x *JobStateRequest) String() string {
 func (*JobStateRequest) ProtoMessage() {}
 
 func (x *JobStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[20]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1372,7 @@ func (x *JobStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStateRequest.ProtoReflect.Descriptor instead.
 func (*JobStateRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *JobStateRequest) GetShard() uint32 {
@@ -1407,7 +1407,7 @@ type JobStateReply struct {
 
 func (x *JobStateReply) Reset() {
 	*x = JobStateReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1419,7 @@ func (x *JobStateReply) String() string {
 func (*JobStateReply) ProtoMessage() {}
 
 func (x *JobStateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[21]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1432,7 @@ func (x *JobStateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStateReply.ProtoReflect.Descriptor instead.
 func (*JobStateReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *JobStateReply) GetAppliedIndex() uint64 {
@@ -1516,7 +1516,7 @@ type EnsureTableRequest struct {
 
 func (x *EnsureTableRequest) Reset() {
 	*x = EnsureTableRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1528,7 +1528,7 @@ func (x *EnsureTableRequest) String() string {
 func (*EnsureTableRequest) ProtoMessage() {}
 
 func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[22]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1541,7 +1541,7 @@ func (x *EnsureTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableRequest.ProtoReflect.Descriptor instead.
 func (*EnsureTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EnsureTableRequest) GetShard() uint32 {
@@ -1574,7 +1574,7 @@ type EnsureTableReply struct {
 
 func (x *EnsureTableReply) Reset() {
 	*x = EnsureTableReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1586,7 @@ func (x *EnsureTableReply) String() string {
 func (*EnsureTableReply) ProtoMessage() {}
 
 func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[23]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1599,7 @@ func (x *EnsureTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureTableReply.ProtoReflect.Descriptor instead.
 func (*EnsureTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EnsureTableReply) GetAppliedIndex() uint64 {
@@ -1617,7 +1617,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1629,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[24]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1642,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{24}
 }
 
 type NodeStatusReply struct {
@@ -1665,7 +1665,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +1677,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[25]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +1690,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeStatusReply) GetClusterId() string {
@@ -1787,7 +1787,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[26]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1799,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[26]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1812,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -1840,7 +1840,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_admin_proto_msgTypes[27]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +1852,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_admin_proto_msgTypes[27]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +1865,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -1889,12 +1889,12 @@ func (x *DigestReply) GetRows() uint64 {
 	return 0
 }
 
-var File_rowraft_v1_admin_proto protoreflect.FileDescriptor
+var File_rowraft_v1_replicas_proto protoreflect.FileDescriptor
 
-const file_rowraft_v1_admin_proto_rawDesc = "" +
+const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\n" +
-	"\x16rowraft/v1/admin.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x16rowraft/v1/table.proto\"B\n" +
+	"\x19rowraft/v1/replicas.proto\x12\n" +
+	"rowraft.v1\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x16rowraft/v1/sweep.proto\x1a\x16rowraft/v1/table.proto\"B\n" +
 	"\x10ReadIndexRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\"&\n" +
@@ -2054,8 +2054,8 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x19PROOF_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PROOF_VERDICT_AGREED\x10\x01\x12\x19\n" +
 	"\x15PROOF_VERDICT_DIVIDED\x10\x02\x12\x1b\n" +
-	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\xb4\a\n" +
-	"\x05Admin\x12K\n" +
+	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\x99\t\n" +
+	"\bReplicas\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
 	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12E\n" +
 	"\tEnsureJob\x12\x1c.rowraft.v1.EnsureJobRequest\x1a\x1a.rowraft.v1.EnsureJobReply\x12<\n" +
@@ -2069,23 +2069,27 @@ const file_rowraft_v1_admin_proto_rawDesc = "" +
 	"\x05Prove\x12\x18.rowraft.v1.ProveRequest\x1a\x16.rowraft.v1.ProveReply\x12T\n" +
 	"\x0eTransferLeader\x12!.rowraft.v1.TransferLeaderRequest\x1a\x1f.rowraft.v1.TransferLeaderReply\x12?\n" +
 	"\aMembers\x12\x1a.rowraft.v1.MembersRequest\x1a\x18.rowraft.v1.MembersReply\x12Q\n" +
-	"\rChangeMembers\x12 .rowraft.v1.ChangeMembersRequest\x1a\x1e.rowraft.v1.ChangeMembersReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
+	"\rChangeMembers\x12 .rowraft.v1.ChangeMembersRequest\x1a\x1e.rowraft.v1.ChangeMembersReply\x12I\n" +
+	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01\x12K\n" +
+	"\vRestorePart\x12\x1e.rowraft.v1.RestorePartRequest\x1a\x1c.rowraft.v1.RestorePartReply\x12H\n" +
+	"\n" +
+	"SweepSlots\x12\x1d.rowraft.v1.SweepSlotsRequest\x1a\x1b.rowraft.v1.SweepSlotsReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
-	file_rowraft_v1_admin_proto_rawDescOnce sync.Once
-	file_rowraft_v1_admin_proto_rawDescData []byte
+	file_rowraft_v1_replicas_proto_rawDescOnce sync.Once
+	file_rowraft_v1_replicas_proto_rawDescData []byte
 )
 
-func file_rowraft_v1_admin_proto_rawDescGZIP() []byte {
-	file_rowraft_v1_admin_proto_rawDescOnce.Do(func() {
-		file_rowraft_v1_admin_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_rowraft_v1_admin_proto_rawDesc), len(file_rowraft_v1_admin_proto_rawDesc)))
+func file_rowraft_v1_replicas_proto_rawDescGZIP() []byte {
+	file_rowraft_v1_replicas_proto_rawDescOnce.Do(func() {
+		file_rowraft_v1_replicas_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_rowraft_v1_replicas_proto_rawDesc), len(file_rowraft_v1_replicas_proto_rawDesc)))
 	})
-	return file_rowraft_v1_admin_proto_rawDescData
+	return file_rowraft_v1_replicas_proto_rawDescData
 }
 
-var file_rowraft_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
-var file_rowraft_v1_admin_proto_goTypes = []any{
+var file_rowraft_v1_replicas_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_rowraft_v1_replicas_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_rowraft_v1_replicas_proto_goTypes = []any{
 	(ProofVerdict)(0),             // 0: rowraft.v1.ProofVerdict
 	(*ReadIndexRequest)(nil),      // 1: rowraft.v1.ReadIndexRequest
 	(*ReadIndexReply)(nil),        // 2: rowraft.v1.ReadIndexReply
@@ -2122,8 +2126,14 @@ var file_rowraft_v1_admin_proto_goTypes = []any{
 	(*ReplicaStatus)(nil),         // 33: rowraft.v1.ReplicaStatus
 	(*Disk)(nil),                  // 34: rowraft.v1.Disk
 	(*Slowness)(nil),              // 35: rowraft.v1.Slowness
+	(*WritePartRequest)(nil),      // 36: rowraft.v1.WritePartRequest
+	(*RestorePartRequest)(nil),    // 37: rowraft.v1.RestorePartRequest
+	(*SweepSlotsRequest)(nil),     // 38: rowraft.v1.SweepSlotsRequest
+	(*WritePartReply)(nil),        // 39: rowraft.v1.WritePartReply
+	(*RestorePartReply)(nil),      // 40: rowraft.v1.RestorePartReply
+	(*SweepSlotsReply)(nil),       // 41: rowraft.v1.SweepSlotsReply
 }
-var file_rowraft_v1_admin_proto_depIdxs = []int32{
+var file_rowraft_v1_replicas_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
 	7,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
 	29, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
@@ -2136,47 +2146,55 @@ var file_rowraft_v1_admin_proto_depIdxs = []int32{
 	33, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
 	34, // 10: rowraft.v1.NodeStatusReply.disk:type_name -> rowraft.v1.Disk
 	35, // 11: rowraft.v1.NodeStatusReply.slowness:type_name -> rowraft.v1.Slowness
-	23, // 12: rowraft.v1.Admin.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	14, // 13: rowraft.v1.Admin.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
-	17, // 14: rowraft.v1.Admin.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
-	19, // 15: rowraft.v1.Admin.EndJob:input_type -> rowraft.v1.EndJobRequest
-	21, // 16: rowraft.v1.Admin.JobState:input_type -> rowraft.v1.JobStateRequest
-	25, // 17: rowraft.v1.Admin.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	27, // 18: rowraft.v1.Admin.Digest:input_type -> rowraft.v1.DigestRequest
-	3,  // 19: rowraft.v1.Admin.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
-	1,  // 20: rowraft.v1.Admin.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
-	5,  // 21: rowraft.v1.Admin.Prove:input_type -> rowraft.v1.ProveRequest
-	8,  // 22: rowraft.v1.Admin.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	10, // 23: rowraft.v1.Admin.Members:input_type -> rowraft.v1.MembersRequest
-	12, // 24: rowraft.v1.Admin.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	24, // 25: rowraft.v1.Admin.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	15, // 26: rowraft.v1.Admin.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	18, // 27: rowraft.v1.Admin.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
-	20, // 28: rowraft.v1.Admin.EndJob:output_type -> rowraft.v1.EndJobReply
-	22, // 29: rowraft.v1.Admin.JobState:output_type -> rowraft.v1.JobStateReply
-	26, // 30: rowraft.v1.Admin.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	28, // 31: rowraft.v1.Admin.Digest:output_type -> rowraft.v1.DigestReply
-	4,  // 32: rowraft.v1.Admin.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	2,  // 33: rowraft.v1.Admin.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
-	6,  // 34: rowraft.v1.Admin.Prove:output_type -> rowraft.v1.ProveReply
-	9,  // 35: rowraft.v1.Admin.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	11, // 36: rowraft.v1.Admin.Members:output_type -> rowraft.v1.MembersReply
-	13, // 37: rowraft.v1.Admin.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	25, // [25:38] is the sub-list for method output_type
-	12, // [12:25] is the sub-list for method input_type
+	23, // 12: rowraft.v1.Replicas.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	14, // 13: rowraft.v1.Replicas.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
+	17, // 14: rowraft.v1.Replicas.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
+	19, // 15: rowraft.v1.Replicas.EndJob:input_type -> rowraft.v1.EndJobRequest
+	21, // 16: rowraft.v1.Replicas.JobState:input_type -> rowraft.v1.JobStateRequest
+	25, // 17: rowraft.v1.Replicas.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	27, // 18: rowraft.v1.Replicas.Digest:input_type -> rowraft.v1.DigestRequest
+	3,  // 19: rowraft.v1.Replicas.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	1,  // 20: rowraft.v1.Replicas.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
+	5,  // 21: rowraft.v1.Replicas.Prove:input_type -> rowraft.v1.ProveRequest
+	8,  // 22: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	10, // 23: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
+	12, // 24: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	36, // 25: rowraft.v1.Replicas.WritePart:input_type -> rowraft.v1.WritePartRequest
+	37, // 26: rowraft.v1.Replicas.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	38, // 27: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
+	24, // 28: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 29: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	18, // 30: rowraft.v1.Replicas.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	20, // 31: rowraft.v1.Replicas.EndJob:output_type -> rowraft.v1.EndJobReply
+	22, // 32: rowraft.v1.Replicas.JobState:output_type -> rowraft.v1.JobStateReply
+	26, // 33: rowraft.v1.Replicas.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	28, // 34: rowraft.v1.Replicas.Digest:output_type -> rowraft.v1.DigestReply
+	4,  // 35: rowraft.v1.Replicas.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	2,  // 36: rowraft.v1.Replicas.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
+	6,  // 37: rowraft.v1.Replicas.Prove:output_type -> rowraft.v1.ProveReply
+	9,  // 38: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	11, // 39: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
+	13, // 40: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	39, // 41: rowraft.v1.Replicas.WritePart:output_type -> rowraft.v1.WritePartReply
+	40, // 42: rowraft.v1.Replicas.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	41, // 43: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
+	28, // [28:44] is the sub-list for method output_type
+	12, // [12:28] is the sub-list for method input_type
 	12, // [12:12] is the sub-list for extension type_name
 	12, // [12:12] is the sub-list for extension extendee
 	0,  // [0:12] is the sub-list for field type_name
 }
 
-func init() { file_rowraft_v1_admin_proto_init() }
-func file_rowraft_v1_admin_proto_init() {
-	if File_rowraft_v1_admin_proto != nil {
+func init() { file_rowraft_v1_replicas_proto_init() }
+func file_rowraft_v1_replicas_proto_init() {
+	if File_rowraft_v1_replicas_proto != nil {
 		return
 	}
+	file_rowraft_v1_checkpoint_proto_init()
 	file_rowraft_v1_cluster_proto_init()
+	file_rowraft_v1_sweep_proto_init()
 	file_rowraft_v1_table_proto_init()
-	file_rowraft_v1_admin_proto_msgTypes[11].OneofWrappers = []any{
+	file_rowraft_v1_replicas_proto_msgTypes[11].OneofWrappers = []any{
 		(*ChangeMembersRequest_AddLearner)(nil),
 		(*ChangeMembersRequest_Promote)(nil),
 		(*ChangeMembersRequest_Remove)(nil),
@@ -2185,18 +2203,18 @@ func file_rowraft_v1_admin_proto_init() {
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_admin_proto_rawDesc), len(file_rowraft_v1_admin_proto_rawDesc)),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_replicas_proto_rawDesc), len(file_rowraft_v1_replicas_proto_rawDesc)),
 			NumEnums:      1,
 			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
-		GoTypes:           file_rowraft_v1_admin_proto_goTypes,
-		DependencyIndexes: file_rowraft_v1_admin_proto_depIdxs,
-		EnumInfos:         file_rowraft_v1_admin_proto_enumTypes,
-		MessageInfos:      file_rowraft_v1_admin_proto_msgTypes,
+		GoTypes:           file_rowraft_v1_replicas_proto_goTypes,
+		DependencyIndexes: file_rowraft_v1_replicas_proto_depIdxs,
+		EnumInfos:         file_rowraft_v1_replicas_proto_enumTypes,
+		MessageInfos:      file_rowraft_v1_replicas_proto_msgTypes,
 	}.Build()
-	File_rowraft_v1_admin_proto = out.File
-	file_rowraft_v1_admin_proto_goTypes = nil
-	file_rowraft_v1_admin_proto_depIdxs = nil
+	File_rowraft_v1_replicas_proto = out.File
+	file_rowraft_v1_replicas_proto_goTypes = nil
+	file_rowraft_v1_replicas_proto_depIdxs = nil
 }
