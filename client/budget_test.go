@@ -33,7 +33,7 @@ func newOverloaded(t *testing.T) *overloaded {
 		}
 		return zeros(req)
 	}
-	s.push = func(_ context.Context, req *rowraftv1.PushRequest) error {
+	s.push = func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		if s.refuse.Load() {
 			return busy
 		}

@@ -17,7 +17,7 @@ func TestDeleteSendsKeysAlone(t *testing.T) {
 	var mu sync.Mutex
 	got := map[uint32][]rowraft.Key{}
 	var seqs []uint64
-	s := fakeServer{remove: func(_ context.Context, req *rowraftv1.DeleteRequest) error {
+	s := fakeServer{remove: func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		seg, body, rest, err := wire.ParseSegment(req.Payload)
 		if err != nil || len(rest) > 0 || seg.Flags != wire.FlagNoValues || seg.Table != 9 || len(body.Values) > 0 {
 			t.Errorf("segment %+v, %v", seg, err)

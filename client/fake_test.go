@@ -27,11 +27,11 @@ type fakeServer struct {
 	issued atomic.Uint64 // incarnations
 	close  func(context.Context, *rowraftv1.CloseSessionRequest) error
 	open   func(context.Context, *rowraftv1.OpenSessionRequest) error
-	push   func(context.Context, *rowraftv1.PushRequest) error
+	push   func(context.Context, *rowraftv1.WriteRequest) error
 	step   func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
 	clock  func(*rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error)
 	pull   func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
-	remove func(context.Context, *rowraftv1.DeleteRequest) error
+	remove func(context.Context, *rowraftv1.WriteRequest) error
 	scan   func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
 	create func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
 	jobs   rowraftv1.JobsServer // nil: none
@@ -72,13 +72,17 @@ func (s *fakeServer) CloseSession(ctx context.Context, req *rowraftv1.CloseSessi
 	return &rowraftv1.CloseSessionReply{}, nil
 }
 
-func (s *fakeServer) Push(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
-	if s.push != nil {
-		if err := s.push(ctx, req); err != nil {
+func (s *fakeServer) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
+	do := s.push
+	if req.Op == rowraftv1.WriteOp_WRITE_OP_DELETE {
+		do = s.remove
+	}
+	if do != nil {
+		if err := do(ctx, req); err != nil {
 			return nil, err
 		}
 	}
-	return &rowraftv1.PushReply{AppliedIndex: 1}, nil
+	return &rowraftv1.WriteReply{AppliedIndex: 1}, nil
 }
 
 func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
@@ -87,13 +91,6 @@ func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepReques
 
 func (s *fakeServer) WaitClock(_ context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
 	return s.clock(req)
-}
-
-func (s *fakeServer) Delete(ctx context.Context, req *rowraftv1.DeleteRequest) (*rowraftv1.DeleteReply, error) {
-	if err := s.remove(ctx, req); err != nil {
-		return nil, err
-	}
-	return &rowraftv1.DeleteReply{AppliedIndex: 1}, nil
 }
 
 func (s *fakeServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {

@@ -90,7 +90,7 @@ func (s *leadServer) OpenSession(context.Context, *rowraftv1.OpenSessionRequest)
 	return &rowraftv1.OpenSessionReply{AppliedIndex: 1}, nil
 }
 
-func (s *leadServer) Push(ctx context.Context, _ *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+func (s *leadServer) Write(ctx context.Context, _ *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 	if s.hung.Load() {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -104,7 +104,7 @@ func (s *leadServer) Push(ctx context.Context, _ *rowraftv1.PushRequest) (*rowra
 	}
 	s.pushed.Add(1)
 	time.Sleep(time.Millisecond)
-	return &rowraftv1.PushReply{AppliedIndex: 1}, nil
+	return &rowraftv1.WriteReply{AppliedIndex: 1}, nil
 }
 
 // leadServers serves a table of one shard that "old" leads until elected is true, and dials "old".

@@ -17,7 +17,7 @@ type seen struct {
 	parts [][2]uint64
 }
 
-func (s *seen) push(_ context.Context, req *rowraftv1.PushRequest) error {
+func (s *seen) push(_ context.Context, req *rowraftv1.WriteRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.parts = append(s.parts, [2]uint64{uint64(req.Shard), req.Seq})
@@ -108,7 +108,7 @@ func TestSessionsOpenTogetherBeforeTheFirstPart(t *testing.T) {
 				return ctx.Err()
 			}
 		},
-		push: func(context.Context, *rowraftv1.PushRequest) error {
+		push: func(context.Context, *rowraftv1.WriteRequest) error {
 			if n := opened.Load(); n != shards {
 				t.Errorf("a part was sent when %d of %d sessions were open", n, shards)
 			}
@@ -132,7 +132,7 @@ func TestTheRestOfAPushIsQueued(t *testing.T) {
 	var got seen
 	arrived, answer := make(chan struct{}), make(chan struct{})
 	begun := sync.OnceFunc(func() { close(arrived) })
-	s := fakeServer{push: func(ctx context.Context, req *rowraftv1.PushRequest) error {
+	s := fakeServer{push: func(ctx context.Context, req *rowraftv1.WriteRequest) error {
 		begun()
 		select {
 		case <-answer:
@@ -172,7 +172,7 @@ func TestTheClockOfAPushIsQueued(t *testing.T) {
 	for _, refusal := range []error{nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a test")} {
 		var got seen
 		arrived, answer := make(chan struct{}), make(chan struct{})
-		s := fakeServer{push: func(ctx context.Context, req *rowraftv1.PushRequest) error {
+		s := fakeServer{push: func(ctx context.Context, req *rowraftv1.WriteRequest) error {
 			if raisesClock(req) {
 				return got.push(ctx, req)
 			}

@@ -377,27 +377,12 @@ func opName(op wire.Op) string {
 
 func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *shardSession, p *part, slotsVersion uint64) (uint64, error) {
 	if len(p.payload) >= saidFrom {
-		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Shard: uint32(p.shard), Bytes: len(p.payload)})
+		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Shard: uint32(p.shard), Bytes: len(p.payload), Delete: p.op == wire.OpDelete})
 	}
 	inc, floor := ss.present()
-	switch p.op {
-	case wire.OpDelete:
-		reply, err := stub.Delete(ctx, &rowraftv1.DeleteRequest{
-			MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
-			Incarnation: inc, Seq: uint64(p.seq), Floor: floor, Payload: p.payload,
-		})
-		return reply.GetAppliedIndex(), err
-	case wire.OpAssign:
-		reply, err := stub.Assign(ctx, &rowraftv1.AssignRequest{
-			MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
-			Incarnation: inc, Seq: uint64(p.seq), Floor: floor, Payload: p.payload,
-		})
-		return reply.GetAppliedIndex(), err
-	}
-	reply, err := stub.Push(ctx, &rowraftv1.PushRequest{
+	reply, err := stub.Write(ctx, &rowraftv1.WriteRequest{
 		MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(p.shard), ClientId: c.opts.ClientID[:],
-		Incarnation: inc, Seq: uint64(p.seq), Floor: floor, Payload: p.payload,
-		Clocked: p.op == wire.OpClocked,
+		Incarnation: inc, Seq: uint64(p.seq), Floor: floor, Op: rowraftv1.WriteOp(p.op), Payload: p.payload,
 	})
 	p.slowest = reply.GetSlowestClock()
 	return reply.GetAppliedIndex(), err

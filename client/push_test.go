@@ -15,8 +15,8 @@ import (
 )
 
 // refuse answers pushes to some shards with an error.
-func refuse(codes map[uint32]rowraft.Code) func(context.Context, *rowraftv1.PushRequest) error {
-	return func(_ context.Context, req *rowraftv1.PushRequest) error {
+func refuse(codes map[uint32]rowraft.Code) func(context.Context, *rowraftv1.WriteRequest) error {
+	return func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		if code, ok := codes[req.Shard]; ok {
 			return rowraft.Errorf(code, "shard %d refuses", req.Shard)
 		}
@@ -55,7 +55,7 @@ func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	var pushes, pulls atomic.Int32
 	var hidden rowraft.Code = rowraft.CodeTableNotFound
 	s := fakeServer{
-		push: func(context.Context, *rowraftv1.PushRequest) error {
+		push: func(context.Context, *rowraftv1.WriteRequest) error {
 			if pushes.Add(1) < 3 {
 				return rowraft.Errorf(hidden, "no such table")
 			}
@@ -126,7 +126,7 @@ func pushToBroken(t *testing.T, broken int, try time.Duration) ([]uint64, error)
 	t.Helper()
 	var mu sync.Mutex
 	var numbers []uint64
-	s := fakeServer{push: func(_ context.Context, req *rowraftv1.PushRequest) error {
+	s := fakeServer{push: func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if numbers = append(numbers, req.Seq); len(numbers) <= broken {
@@ -157,7 +157,7 @@ func pushAndLeave(t *testing.T) *lateAnswer {
 	t.Helper()
 	l := &lateAnswer{answer: make(chan error, 1)}
 	arrived := make(chan struct{})
-	l.s.push = func(ctx context.Context, req *rowraftv1.PushRequest) error {
+	l.s.push = func(ctx context.Context, req *rowraftv1.WriteRequest) error {
 		if req.Seq > 1 {
 			return nil
 		}
@@ -263,8 +263,10 @@ func TestPartsSayTheirSize(t *testing.T) {
 		return nil
 	}
 	s := fakeServer{
-		push: func(ctx context.Context, req *rowraftv1.PushRequest) error { return check(ctx, req.Shard, req.Payload) },
-		remove: func(ctx context.Context, req *rowraftv1.DeleteRequest) error {
+		push: func(ctx context.Context, req *rowraftv1.WriteRequest) error {
+			return check(ctx, req.Shard, req.Payload)
+		},
+		remove: func(ctx context.Context, req *rowraftv1.WriteRequest) error {
 			return check(ctx, req.Shard, req.Payload)
 		},
 	}

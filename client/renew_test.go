@@ -16,12 +16,12 @@ type endingServer struct {
 	mu      sync.Mutex
 	ended   uint64 // incarnations up to it are over
 	applied map[[2]uint64]int
-	fail    func(req *rowraftv1.PushRequest) error // after it is applied, or nil
+	fail    func(req *rowraftv1.WriteRequest) error // after it is applied, or nil
 }
 
 func newEndingServer(t *testing.T) *endingServer {
 	s := &endingServer{applied: map[[2]uint64]int{}}
-	s.push = func(_ context.Context, req *rowraftv1.PushRequest) error {
+	s.push = func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.fail != nil {
@@ -99,7 +99,7 @@ func TestARenewalWaitsForAnswers(t *testing.T) {
 	}
 	var mu sync.Mutex
 	applied := map[[2]uint64]int{}
-	s.push = func(_ context.Context, req *rowraftv1.PushRequest) error {
+	s.push = func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		switch {
 		case req.Incarnation == 1 && req.Seq == 1:
 			close(arrived)
@@ -154,7 +154,7 @@ func TestAnUnansweredBatchIsReported(t *testing.T) {
 		return err
 	}
 	tries := 0
-	s.fail = func(req *rowraftv1.PushRequest) error {
+	s.fail = func(req *rowraftv1.WriteRequest) error {
 		if req.Incarnation > 1 {
 			return nil
 		}
@@ -179,7 +179,7 @@ func TestAnUnansweredBatchIsReported(t *testing.T) {
 // TestAFencedSessionIsReported: another client has the name now.
 func TestAFencedSessionIsReported(t *testing.T) {
 	s := newEndingServer(t)
-	s.fail = func(*rowraftv1.PushRequest) error {
+	s.fail = func(*rowraftv1.WriteRequest) error {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "incarnation 1 was fenced by incarnation 9")
 	}
 	c, table := s.dial(t, nil)

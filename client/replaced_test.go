@@ -50,7 +50,7 @@ func TestAClientFindsTheClusterThatReplacesItsOwn(t *testing.T) {
 	}
 	s := fakeServer{
 		open: func(ctx context.Context, _ *rowraftv1.OpenSessionRequest) error { return check(ctx) },
-		push: func(ctx context.Context, req *rowraftv1.PushRequest) error {
+		push: func(ctx context.Context, req *rowraftv1.WriteRequest) error {
 			if err := check(ctx); err != nil || replaced.Load() || req.Seq == 1 {
 				pushed.Store(err == nil && replaced.Load())
 				return err

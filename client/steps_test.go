@@ -180,8 +180,8 @@ func TestAStepWithoutAnAnswerInTime(t *testing.T) {
 // names the worker and what it has read, with clock 0.
 func TestAClockRidesOnAPush(t *testing.T) {
 	var mu sync.Mutex
-	var got []*rowraftv1.PushRequest
-	s := &fakeServer{push: func(_ context.Context, req *rowraftv1.PushRequest) error {
+	var got []*rowraftv1.WriteRequest
+	s := &fakeServer{push: func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		mu.Lock()
 		defer mu.Unlock()
 		got = append(got, req)
@@ -208,7 +208,7 @@ func TestAClockRidesOnAPush(t *testing.T) {
 		clocked, rows := 0, 0
 		for _, req := range got {
 			payload := req.Payload
-			if req.Clocked {
+			if req.Op == rowraftv1.WriteOp_WRITE_OP_CLOCKED {
 				clock, rest, err := wire.ParseClock(payload)
 				want := uint64(0)
 				if rowraft.ShardID(req.Shard) == home {
@@ -239,9 +239,9 @@ func TestAClockRidesOnAPush(t *testing.T) {
 }
 
 // raisesClock reports whether req is the part of a push that has the clock.
-func raisesClock(req *rowraftv1.PushRequest) bool {
+func raisesClock(req *rowraftv1.WriteRequest) bool {
 	c, _, err := wire.ParseClock(req.Payload)
-	return err == nil && req.Clocked && c.Clock > 0
+	return err == nil && req.Op == rowraftv1.WriteOp_WRITE_OP_CLOCKED && c.Clock > 0
 }
 
 // Whoever sees a clock finds the rows of its push in every shard: the part with the clock
@@ -249,7 +249,7 @@ func raisesClock(req *rowraftv1.PushRequest) bool {
 func TestAClockWaitsForTheOtherParts(t *testing.T) {
 	clocked := make(chan struct{}, 1)
 	var refuse error
-	s := &fakeServer{push: func(_ context.Context, req *rowraftv1.PushRequest) error {
+	s := &fakeServer{push: func(_ context.Context, req *rowraftv1.WriteRequest) error {
 		if raisesClock(req) {
 			clocked <- struct{}{}
 			return nil

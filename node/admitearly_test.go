@@ -35,7 +35,7 @@ func (p *pusher) push(ctx context.Context) error {
 	if p.says {
 		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(p.payload)})
 	}
-	_, err := p.stub.Push(ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion, ClientId: p.id[:], Incarnation: 1 << 40, Seq: p.seq.Add(1), Payload: p.payload})
+	_, err := p.stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: p.id[:], Incarnation: 1 << 40, Seq: p.seq.Add(1), Payload: p.payload})
 	return err
 }
 
@@ -124,9 +124,9 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 			return inFlight() == half+others*share*size
 		})
 		// Whoever says no client id is refused for that, once the part was read.
-		nobody := &rowraftv1.PushRequest{MapVersion: anyMapVersion, Payload: payload}
-		_, err := greedy.stub.Push(rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(payload)}), nobody)
-		_, late := greedy.stub.Push(ctx, nobody)
+		nobody := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Payload: payload}
+		_, err := greedy.stub.Write(rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(payload)}), nobody)
+		_, late := greedy.stub.Write(ctx, nobody)
 		if rowraft.CodeOf(err) != rowraft.CodeOverloaded || rowraft.CodeOf(late) != rowraft.CodeInvalidArgument {
 			t.Errorf("a part whose size is said is answered %v before it is read, another one %v", err, late)
 		}
@@ -168,15 +168,15 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	// Without a client id each call is refused once it was read.
 	calls := map[string]func(context.Context, rowraftv1.TableClient) error{
 		"push": func(ctx context.Context, s rowraftv1.TableClient) error {
-			_, err := s.Push(ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion})
+			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion})
 			return err
 		},
 		"assign": func(ctx context.Context, s rowraftv1.TableClient) error {
-			_, err := s.Assign(ctx, &rowraftv1.AssignRequest{MapVersion: anyMapVersion})
+			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_ASSIGN, MapVersion: anyMapVersion})
 			return err
 		},
 		"delete": func(ctx context.Context, s rowraftv1.TableClient) error {
-			_, err := s.Delete(ctx, &rowraftv1.DeleteRequest{MapVersion: anyMapVersion})
+			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE, MapVersion: anyMapVersion})
 			return err
 		},
 	}
@@ -193,6 +193,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 		return overloaded
 	}
 	says := rpc.WithPartSize(ctx, rpc.PartSize{Bytes: 1000})
+	saysDelete := rpc.WithPartSize(ctx, rpc.PartSize{Bytes: 1000, Delete: true})
 	for name := range calls {
 		if n := early(says, name); n != 0 {
 			t.Errorf("%s with memory: %d servers refuse it early", name, n)
@@ -205,7 +206,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	for _, name := range []string{"push", "assign"} {
 		eventually(t, ctx, "the leader, and nobody else, refuses early: "+name, func() bool { return early(says, name) == 1 })
 	}
-	if n := early(says, "delete"); n != 0 {
+	if n := early(saysDelete, "delete"); n != 0 {
 		t.Errorf("%d servers refuse a delete that gives memory back", n)
 	}
 	for name, ctx := range map[string]context.Context{"nothing": ctx, "a part of a shard that is not there": rpc.WithPartSize(ctx, rpc.PartSize{Shard: 5, Bytes: 1000})} {
@@ -218,7 +219,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	eventually(t, ctx, "a push that is read is refused", func() bool {
 		overloaded := 0
 		for _, s := range stubs {
-			_, err := s.Push(ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion, ClientId: id[:]})
+			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: id[:]})
 			if rowraft.CodeOf(err) == rowraft.CodeOverloaded {
 				overloaded++
 			}

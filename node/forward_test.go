@@ -263,7 +263,7 @@ func (f *forwardLab) onBehalf(leader, follower string) (wrong []string) {
 		}
 	}
 	reader := metadata.AppendToOutgoingContext(f.ctx, "rowraft-on-behalf", behalf(later, "rowraft://lab/reader/rob?table=mine"))
-	if _, err := node.Push(reader, &rowraftv1.PushRequest{}); rowraft.CodeOf(err) != rowraft.CodeDenied {
+	if _, err := node.Write(reader, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH}); rowraft.CodeOf(err) != rowraft.CodeDenied {
 		errorf("a push for a reader: %v, want CodeDenied", err)
 	}
 	// A session of another identity stays closed to whoever is represented.

@@ -105,24 +105,6 @@ func (r *replica) pushStep(ctx context.Context, p *stepPush) (stepAnswer, error)
 	return answer, err
 }
 
-// pushClocked is Push with a clock in the payload, which the reply answers.
-func (s *tableService) pushClocked(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
-	clock, _, err := wire.ParseClock(req.Payload) // before the payload is given away
-	if err != nil {
-		rpc.Pool.Release(req.Payload)
-		return nil, err
-	}
-	r, index, dup, err := s.numbered(ctx, wire.OpClocked, req, req.Payload)
-	if err != nil {
-		return nil, err
-	}
-	slowest, err := r.machine.SlowestClock(clock.Job)
-	if err != nil {
-		slowest = 0 // the job has ended since
-	}
-	return &rowraftv1.PushReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup, SlowestClock: slowest}, nil
-}
-
 func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
 	r, job, err := s.n.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {

@@ -288,7 +288,7 @@ func (c *proofCluster) checkFenced(name string) {
 	if rowraft.CodeOf(err) != rowraft.CodeFenced {
 		c.t.Errorf("pull from a fenced replica: %v, want Fenced", err)
 	}
-	_, err = rowraftv1.NewTableClient(conn).Push(c.ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion, Shard: 0, ClientId: make([]byte, 16)})
+	_, err = rowraftv1.NewTableClient(conn).Write(c.ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Shard: 0, ClientId: make([]byte, 16)})
 	if rowraft.CodeOf(err) != rowraft.CodeFenced {
 		c.t.Errorf("push to a fenced replica: %v, want Fenced", err)
 	}

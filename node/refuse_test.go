@@ -62,9 +62,9 @@ func (r *raw) segment(keys []uint64, values []float32) []byte {
 	return segment(wire.Segment{Table: r.table.ID, N: len(keys), Dim: 4, DType: rowraft.Float32}, keys, values)
 }
 
-func (r *raw) request(payload []byte) *rowraftv1.PushRequest {
+func (r *raw) request(payload []byte) *rowraftv1.WriteRequest {
 	r.seq++
-	return &rowraftv1.PushRequest{MapVersion: uint64(r.m.SlotsVersion), ClientId: r.id[:], Incarnation: 1 << 40, Seq: r.seq, Payload: payload}
+	return &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: uint64(r.m.SlotsVersion), ClientId: r.id[:], Incarnation: 1 << 40, Seq: r.seq, Payload: payload}
 }
 
 // state is the log and the rows of the shard.
@@ -98,34 +98,37 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 
 	for _, tc := range []struct {
 		name   string
-		change func(*rowraftv1.PushRequest)
+		change func(*rowraftv1.WriteRequest)
 		want   rowraft.Code
 	}{
-		{"wrong dim", func(q *rowraftv1.PushRequest) { q.Payload = segment(wide, []uint64{10}, append(ok, 5)) }, rowraft.CodeInvalidArgument},
-		{"payload cut short", func(q *rowraftv1.PushRequest) { q.Payload = good[:len(good)-4] }, rowraft.CodeInvalidArgument},
-		{"payload with more behind it", func(q *rowraftv1.PushRequest) { q.Payload = append(append([]byte(nil), good...), 1, 2, 3) }, rowraft.CodeInvalidArgument},
-		{"unknown dtype", func(q *rowraftv1.PushRequest) { q.Payload = badDType }, rowraft.CodeInvalidArgument},
-		{"more keys than the payload holds", func(q *rowraftv1.PushRequest) { q.Payload = tooMany }, rowraft.CodeInvalidArgument},
-		{"keys out of order", func(q *rowraftv1.PushRequest) { q.Payload = r.segment([]uint64{20, 10}, append(ok, ok...)) }, rowraft.CodeInvalidArgument},
-		{"a key twice", func(q *rowraftv1.PushRequest) { q.Payload = r.segment([]uint64{10, 10}, append(ok, ok...)) }, rowraft.CodeInvalidArgument},
-		{"NaN", func(q *rowraftv1.PushRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, nan, 3, 4}) }, rowraft.CodeInvalidArgument},
-		{"infinity", func(q *rowraftv1.PushRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, 2, 3, inf}) }, rowraft.CodeInvalidArgument},
-		{"unknown table", func(q *rowraftv1.PushRequest) {
+		{"wrong dim", func(q *rowraftv1.WriteRequest) { q.Payload = segment(wide, []uint64{10}, append(ok, 5)) }, rowraft.CodeInvalidArgument},
+		{"no operation", func(q *rowraftv1.WriteRequest) { q.Op = rowraftv1.WriteOp_WRITE_OP_UNSPECIFIED }, rowraft.CodeInvalidArgument},
+		{"an operation of a later version", func(q *rowraftv1.WriteRequest) { q.Op = rowraftv1.WriteOp_WRITE_OP_CLOCKED + 1 }, rowraft.CodeInvalidArgument},
+		{"an operation that a byte cuts down to a push", func(q *rowraftv1.WriteRequest) { q.Op = 257 }, rowraft.CodeInvalidArgument},
+		{"payload cut short", func(q *rowraftv1.WriteRequest) { q.Payload = good[:len(good)-4] }, rowraft.CodeInvalidArgument},
+		{"payload with more behind it", func(q *rowraftv1.WriteRequest) { q.Payload = append(append([]byte(nil), good...), 1, 2, 3) }, rowraft.CodeInvalidArgument},
+		{"unknown dtype", func(q *rowraftv1.WriteRequest) { q.Payload = badDType }, rowraft.CodeInvalidArgument},
+		{"more keys than the payload holds", func(q *rowraftv1.WriteRequest) { q.Payload = tooMany }, rowraft.CodeInvalidArgument},
+		{"keys out of order", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{20, 10}, append(ok, ok...)) }, rowraft.CodeInvalidArgument},
+		{"a key twice", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10, 10}, append(ok, ok...)) }, rowraft.CodeInvalidArgument},
+		{"NaN", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, nan, 3, 4}) }, rowraft.CodeInvalidArgument},
+		{"infinity", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, 2, 3, inf}) }, rowraft.CodeInvalidArgument},
+		{"unknown table", func(q *rowraftv1.WriteRequest) {
 			q.Payload = segment(wire.Segment{Table: r.table.ID + 1, N: 1, Dim: 4, DType: rowraft.Float32}, []uint64{10}, ok)
 		}, rowraft.CodeTableNotFound},
-		{"a stale map", func(q *rowraftv1.PushRequest) { q.MapVersion = 0 }, rowraft.CodeWrongShard},
-		{"a shard that does not exist", func(q *rowraftv1.PushRequest) { q.Shard = 7 }, rowraft.CodeInvalidArgument},
-		{"no client id", func(q *rowraftv1.PushRequest) { q.ClientId = nil }, rowraft.CodeInvalidArgument},
-		{"number 0", func(q *rowraftv1.PushRequest) { q.Seq = 0 }, rowraft.CodeInvalidArgument},
-		{"a session that was never opened", func(q *rowraftv1.PushRequest) { q.ClientId = make([]byte, 16) }, rowraft.CodeSessionExpired},
-		{"a fenced incarnation", func(q *rowraftv1.PushRequest) { q.Incarnation = 1 }, rowraft.CodeSessionExpired},
-		{"a later table epoch, which a restore may be bringing", func(q *rowraftv1.PushRequest) { q.TableEpoch = 99 }, rowraft.CodeStarting},
+		{"a stale map", func(q *rowraftv1.WriteRequest) { q.MapVersion = 0 }, rowraft.CodeWrongShard},
+		{"a shard that does not exist", func(q *rowraftv1.WriteRequest) { q.Shard = 7 }, rowraft.CodeInvalidArgument},
+		{"no client id", func(q *rowraftv1.WriteRequest) { q.ClientId = nil }, rowraft.CodeInvalidArgument},
+		{"number 0", func(q *rowraftv1.WriteRequest) { q.Seq = 0 }, rowraft.CodeInvalidArgument},
+		{"a session that was never opened", func(q *rowraftv1.WriteRequest) { q.ClientId = make([]byte, 16) }, rowraft.CodeSessionExpired},
+		{"a fenced incarnation", func(q *rowraftv1.WriteRequest) { q.Incarnation = 1 }, rowraft.CodeSessionExpired},
+		{"a later table epoch, which a restore may be bringing", func(q *rowraftv1.WriteRequest) { q.TableEpoch = 99 }, rowraft.CodeStarting},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := r.state()
 			req := r.request(good)
 			tc.change(req)
-			_, err := r.stub.Push(testContext(t), req)
+			_, err := r.stub.Write(testContext(t), req)
 			if rowraft.CodeOf(err) != tc.want {
 				t.Fatalf("got %v (%v), want %v", rowraft.CodeOf(err), err, tc.want)
 			}
@@ -137,14 +140,14 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 	t.Run("a request over the size limit", func(t *testing.T) {
 		before := r.state()
 		req := r.request(make([]byte, rpc.MaxRequestBytes+1))
-		_, err := r.stub.Push(testContext(t), req)
+		_, err := r.stub.Write(testContext(t), req)
 		if err == nil || r.state() != before {
 			t.Fatalf("a request of %d bytes: %v", rpc.MaxRequestBytes, err)
 		}
 	})
 	t.Run("and the good one is taken", func(t *testing.T) {
 		before := r.state()
-		if _, err := r.stub.Push(testContext(t), r.request(good)); err != nil {
+		if _, err := r.stub.Write(testContext(t), r.request(good)); err != nil {
 			t.Fatal(err)
 		}
 		if r.state() == before {
@@ -193,12 +196,12 @@ func TestResentNumberIsAppliedOnce(t *testing.T) {
 	ctx := testContext(t)
 	req := r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0}))
 	for i := range 3 {
-		reply, err := r.stub.Push(ctx, req)
+		reply, err := r.stub.Write(ctx, req)
 		if err != nil || reply.Duplicate != (i > 0) {
 			t.Fatalf("try %d: %v, %v", i, reply, err)
 		}
 	}
-	if reply, err := r.stub.Push(ctx, r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0}))); err != nil || reply.Duplicate {
+	if reply, err := r.stub.Write(ctx, r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0}))); err != nil || reply.Duplicate {
 		t.Fatalf("the next number: %v, %v", reply, err)
 	}
 	ask := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}, []uint64{10}, nil)
@@ -226,7 +229,7 @@ func TestFullDiskRefusesPushes(t *testing.T) {
 	c.restart(0)
 	ctx := testContext(t)
 	eventually(t, ctx, "a push is refused as CodeOverloaded", func() bool {
-		_, err := r.stub.Push(ctx, r.request(r.segment([]uint64{10}, make([]float32, 4))))
+		_, err := r.stub.Write(ctx, r.request(r.segment([]uint64{10}, make([]float32, 4))))
 		if err == nil {
 			t.Fatal("a push was taken on a full disk")
 		}
@@ -268,10 +271,10 @@ func TestAnyGRPCClientCanTalk(t *testing.T) {
 	awaitConn(t, conn)
 	ctx := testContext(t)
 	stub := rowraftv1.NewTableClient(conn)
-	if _, err := stub.Push(ctx, r.request(r.segment([]uint64{10}, []float32{1, 2, 3, 4}))); err != nil {
+	if _, err := stub.Write(ctx, r.request(r.segment([]uint64{10}, []float32{1, 2, 3, 4}))); err != nil {
 		t.Fatal(err)
 	}
-	_, err = stub.Push(ctx, r.request([]byte{1}))
+	_, err = stub.Write(ctx, r.request([]byte{1}))
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a bad push has status %v, want INVALID_ARGUMENT", status.Code(err))
 	}

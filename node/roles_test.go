@@ -398,9 +398,9 @@ func hostile(t *testing.T, ctx context.Context, addr string, bob rpc.TLSFiles, i
 	conn := connect(t, addr, source)
 	stub := rowraftv1.NewTableClient(conn)
 	_, open := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 40, Ticket: 1})
-	_, push := stub.Push(ctx, &rowraftv1.PushRequest{MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
-	_, assign := stub.Assign(ctx, &rowraftv1.AssignRequest{MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
-	_, del := stub.Delete(ctx, &rowraftv1.DeleteRequest{MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
+	_, push := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
+	_, assign := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_ASSIGN, MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
+	_, del := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE, MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
 	for what, err := range map[string]error{"opens": open, "pushes in": push, "assigns in": assign, "deletes in": del} {
 		if rowraft.CodeOf(err) != rowraft.CodeDenied {
 			t.Errorf("bob %s alice's session: %v", what, err)

@@ -15,69 +15,52 @@ type tableService struct {
 	n *Node
 }
 
-func (s *tableService) Push(ctx context.Context, req *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
-	if req.Clocked {
-		return s.pushClocked(ctx, req)
+func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
+	op := wire.Op(req.Op)
+	if req.Op < rowraftv1.WriteOp_WRITE_OP_PUSH || req.Op > rowraftv1.WriteOp_WRITE_OP_CLOCKED {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a write of operation %d: want 1 (push), 2 (assign), 3 (delete) or 4 (clocked push)", req.Op)
 	}
-	r, index, dup, err := s.numbered(ctx, wire.OpPush, req, req.Payload)
-	if err != nil {
-		return nil, err
-	}
-	return &rowraftv1.PushReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}, nil
-}
-
-func (s *tableService) Assign(ctx context.Context, req *rowraftv1.AssignRequest) (*rowraftv1.AssignReply, error) {
-	r, index, dup, err := s.numbered(ctx, wire.OpAssign, req, req.Payload)
-	if err != nil {
-		return nil, err
-	}
-	return &rowraftv1.AssignReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}, nil
-}
-
-func (s *tableService) Delete(ctx context.Context, req *rowraftv1.DeleteRequest) (*rowraftv1.DeleteReply, error) {
-	r, index, dup, err := s.numbered(ctx, wire.OpDelete, req, req.Payload)
-	if err != nil {
-		return nil, err
-	}
-	return &rowraftv1.DeleteReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}, nil
-}
-
-// numberedRequest is what Push, Assign and Delete have in common.
-type numberedRequest interface {
-	GetMapVersion() uint64
-	GetShard() uint32
-	GetTableEpoch() uint64
-	GetClientId() []byte
-	GetIncarnation() uint64
-	GetSeq() uint64
-	GetFloor() uint64
-}
-
-func (s *tableService) numbered(ctx context.Context, op wire.Op, req numberedRequest, payload []byte) (*replica, rowraft.Index, bool, error) {
-	r, err := s.n.replicaFor(req.GetShard(), req.GetMapVersion(), req.GetTableEpoch())
-	if err != nil {
-		return nil, 0, false, err
-	}
-	client, err := clientID(ctx, req.GetClientId())
-	if err != nil {
-		return nil, 0, false, err
-	}
-	segments := payload
-	if op == wire.OpClocked {
-		if _, segments, err = wire.ParseClock(payload); err != nil {
-			return nil, 0, false, err
+	var (
+		clock    wire.Clock
+		segments = req.Payload
+		err      error
+	)
+	if op == wire.OpClocked { // before the payload is given away
+		if clock, segments, err = wire.ParseClock(req.Payload); err != nil {
+			return nil, err
 		}
+	}
+	r, index, dup, err := s.numbered(ctx, op, req, segments)
+	if err != nil {
+		return nil, err
+	}
+	reply := &rowraftv1.WriteReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}
+	if op == wire.OpClocked {
+		reply.SlowestClock, _ = r.machine.SlowestClock(clock.Job) // 0: the job has ended since
+	}
+	return reply, nil
+}
+
+// numbered has the write of req applied under its number; segments are its payload without a clock.
+func (s *tableService) numbered(ctx context.Context, op wire.Op, req *rowraftv1.WriteRequest, segments []byte) (*replica, rowraft.Index, bool, error) {
+	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, 0, false, err
+	}
+	client, err := clientID(ctx, req.ClientId)
+	if err != nil {
+		return nil, 0, false, err
 	}
 	if err := r.mayChange(ctx, segments); err != nil {
 		return nil, 0, false, err
 	}
 	index, dup, err := r.push(ctx, wire.Part{
 		Client:      client,
-		Incarnation: rowraft.Incarnation(req.GetIncarnation()),
-		Seq:         rowraft.Seq(req.GetSeq()),
-		Floor:       rowraft.Seq(req.GetFloor()),
+		Incarnation: rowraft.Incarnation(req.Incarnation),
+		Seq:         rowraft.Seq(req.Seq),
+		Floor:       rowraft.Seq(req.Floor),
 		Op:          op,
-		Payload:     payload,
+		Payload:     req.Payload,
 	})
 	return r, index, dup, err
 }

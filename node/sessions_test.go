@@ -128,7 +128,7 @@ func TestAFullShardRefusesBeforeTheLog(t *testing.T) {
 				return err
 			}
 			// A session with a gap makes no room for an hour: one without would on a slow machine.
-			_, err := stub.Push(ctx, &rowraftv1.PushRequest{MapVersion: anyMapVersion, ClientId: q.ClientId, Incarnation: 1, Seq: 2})
+			_, err := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: q.ClientId, Incarnation: 1, Seq: 2})
 			return err
 		})
 	}

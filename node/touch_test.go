@@ -74,7 +74,8 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 	tom := certs.Identity{Cluster: "lab", Name: "tom"}
 	tag := tom.Tag()
 	seg := wire.Segment{Table: 5000, N: 1, Dim: 4, DType: rowraft.Float32}
-	_, err = rowraftv1.NewTableClient(open(l.files(certs.Trainer, "tom", "mine"))).Push(ctx, &rowraftv1.PushRequest{
+	_, err = rowraftv1.NewTableClient(open(l.files(certs.Trainer, "tom", "mine"))).Write(ctx, &rowraftv1.WriteRequest{
+		Op:         rowraftv1.WriteOp_WRITE_OP_PUSH,
 		MapVersion: uint64(m.SlotsVersion), ClientId: append(tag[:], make([]byte, 8)...), Incarnation: 1, Seq: 1, Payload: segment(seg, []uint64{1}, make([]float32, 4)),
 	})
 	if err := rpc.FromStatus(err); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {

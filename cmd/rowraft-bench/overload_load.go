@@ -232,16 +232,17 @@ func (g *greedyClient) try(ctx context.Context, conn *grpc.ClientConn, seq uint6
 	g.mu.Lock()
 	floor := g.floorLocked()
 	g.mu.Unlock()
-	call, err := conn.NewStream(ctx, &overloadCall, rowraftv1.Table_Push_FullMethodName)
+	call, err := conn.NewStream(ctx, &overloadCall, rowraftv1.Table_Write_FullMethodName)
 	if err != nil {
 		return err
 	}
-	if err := call.SendMsg(&rowraftv1.PushRequest{
+	if err := call.SendMsg(&rowraftv1.WriteRequest{
+		Op:         rowraftv1.WriteOp_WRITE_OP_PUSH,
 		MapVersion: ^uint64(0), ClientId: g.id[:], Incarnation: g.inc, Seq: seq, Floor: floor, Payload: g.l.payload,
 	}); err != nil {
 		return err
 	}
-	return call.RecvMsg(new(rowraftv1.PushReply))
+	return call.RecvMsg(new(rowraftv1.WriteReply))
 }
 
 // overloadCall is a unary one.

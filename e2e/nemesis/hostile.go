@@ -103,7 +103,7 @@ func (a *act) badRequests(id []byte, shard rowraft.ShardID) []badRequest {
 	wrong := func(change func(*wire.Segment)) wire.Segment { s := good; change(&s); return s }
 	push := func(name string, payload []byte) badRequest {
 		return badRequest{name, func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Push(ctx, &rowraftv1.PushRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1, Payload: payload})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1, Payload: payload})
 			return err
 		}}
 	}
@@ -137,23 +137,23 @@ func (a *act) badRequests(id []byte, shard rowraft.ShardID) []badRequest {
 		pull("a cut segment", segment(keysOnly, mine, 0, cut)),
 		pull("a count of 2³² keys", segment(keysOnly, mine, 0, func(b []byte) []byte { binary.LittleEndian.PutUint32(b[8:], math.MaxUint32); return b })),
 		{"a short client id", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Push(ctx, &rowraftv1.PushRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id[:7], Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id[:7], Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"an incarnation never issued", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Push(ctx, &rowraftv1.PushRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1 << 40, Seq: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1 << 40, Seq: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"number 0", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Push(ctx, &rowraftv1.PushRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"a number far above the window", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Push(ctx, &rowraftv1.PushRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1 << 50, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1 << 50, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"a shard that does not exist", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Push(ctx, &rowraftv1.PushRequest{MapVersion: math.MaxUint64, Shard: 200, ClientId: id, Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: 200, ClientId: id, Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 	}

@@ -12,15 +12,16 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// partHeader is how a client says, before the body of a Push, Assign or Delete, what part
-// is in it: SHARD/BYTES, both decimal. A server that has no room for the part refuses it
-// by that, and does not read it. Who says nothing is refused once the part is there.
+// partHeader announces the payload of a Write before its body: SHARD/BYTES, both decimal, then
+// /delete if the write only removes rows. A server that has no room for the payload refuses the
+// call without reading it. A call without the header is refused once its body has been read.
 const partHeader = "rowraft-part"
 
 // PartSize is what partHeader says.
 type PartSize struct {
-	Shard uint32
-	Bytes int // of the payload
+	Shard  uint32
+	Bytes  int  // of the payload
+	Delete bool // the write makes no rows
 }
 
 // WithPartSize is ctx for a call whose body is such a part.
@@ -30,7 +31,11 @@ func WithPartSize(ctx context.Context, p PartSize) context.Context {
 
 func (p PartSize) String() string {
 	b := strconv.AppendUint(make([]byte, 0, 24), uint64(p.Shard), 10)
-	return string(strconv.AppendUint(append(b, '/'), uint64(p.Bytes), 10))
+	b = strconv.AppendUint(append(b, '/'), uint64(p.Bytes), 10)
+	if p.Delete {
+		b = append(b, deleteSuffix...)
+	}
+	return string(b)
 }
 
 // PartSizeOf is what the caller of ctx has said; ok is false if that is nothing, or no
@@ -43,7 +48,10 @@ func PartSizeOf(ctx context.Context) (p PartSize, ok bool) {
 	return parsePartSize(said[0])
 }
 
+const deleteSuffix = "/delete"
+
 func parsePartSize(said string) (p PartSize, ok bool) {
+	said, p.Delete = strings.CutSuffix(said, deleteSuffix)
 	shard, bytes, _ := strings.Cut(said, "/")
 	s, err := strconv.ParseUint(shard, 10, 32)
 	if err != nil {
@@ -53,7 +61,8 @@ func parsePartSize(said string) (p PartSize, ok bool) {
 	if err != nil || n > MaxRequestBytes {
 		return PartSize{}, false
 	}
-	return PartSize{Shard: uint32(s), Bytes: int(n)}, true
+	p.Shard, p.Bytes = uint32(s), int(n)
+	return p, true
 }
 
 // clusterHeader names the cluster that a call is for. A server of another cluster refuses

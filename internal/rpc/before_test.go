@@ -18,10 +18,11 @@ import (
 
 func TestPartSizesAreSaid(t *testing.T) {
 	for said, want := range map[string]*PartSize{
-		"3/4712":          {3, 4712},
-		"0/0":             {0, 0},
-		"4294967295/1024": {1<<32 - 1, 1024},
-		"":                nil, "3": nil, "/": nil, "3/": nil, "/5": nil, "-1/5": nil, "3/-5": nil, "3/5/6": nil, " 3/5": nil, "3/+5": nil,
+		"3/4712":          {Shard: 3, Bytes: 4712},
+		"0/0":             {},
+		"3/4712/delete":   {Shard: 3, Bytes: 4712, Delete: true},
+		"4294967295/1024": {Shard: 1<<32 - 1, Bytes: 1024},
+		"":                nil, "3": nil, "/": nil, "3/": nil, "/5": nil, "-1/5": nil, "3/-5": nil, "3/5/6": nil, "3/delete": nil, "3/5/push": nil, " 3/5": nil, "3/+5": nil,
 		"4294967296/5":           nil,
 		"3/99999999999999999999": nil,
 		"3/2147483647":           nil, // more than any request
@@ -54,9 +55,9 @@ type pushes struct {
 	taken atomic.Int64
 }
 
-func (p *pushes) Push(context.Context, *rowraftv1.PushRequest) (*rowraftv1.PushReply, error) {
+func (p *pushes) Write(context.Context, *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 	p.taken.Add(1)
-	return &rowraftv1.PushReply{}, nil
+	return &rowraftv1.WriteReply{}, nil
 }
 
 // A refused call is not read, takes nothing of its connection's window, and says when to
@@ -73,7 +74,7 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 		return nil
 	}
 	server, service := grpc.NewServer(ServerOptions(nil)...), &pushes{}
-	server.RegisterService(BeforeBodies(&rowraftv1.Table_ServiceDesc, map[string]func(context.Context) error{"Push": refuse}), service)
+	server.RegisterService(BeforeBodies(&rowraftv1.Table_ServiceDesc, map[string]func(context.Context) error{"Write": refuse}), service)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-served })
@@ -92,23 +93,23 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 	}
 	for range 2 + 4*windowBytes/len(body) {
 		var reply []byte
-		err := conn.Invoke(refused, rowraftv1.Table_Push_FullMethodName, &body, &reply, grpc.ForceCodecV2(garbage{}), grpc.WaitForReady(true))
+		err := conn.Invoke(refused, rowraftv1.Table_Write_FullMethodName, &body, &reply, grpc.ForceCodecV2(garbage{}), grpc.WaitForReady(true))
 		o, ok := errors.AsType[*rowraft.OverloadedError](err)
 		if !ok || o.RetryAfter != 40*time.Millisecond {
 			t.Fatalf("refused with %v, want an OverloadedError and when to ask again", err)
 		}
 	}
-	if err := conn.Invoke(ctx, rowraftv1.Table_Push_FullMethodName, &body, &body, grpc.ForceCodecV2(garbage{})); err == nil || rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+	if err := conn.Invoke(ctx, rowraftv1.Table_Write_FullMethodName, &body, &body, grpc.ForceCodecV2(garbage{})); err == nil || rowraft.CodeOf(err) == rowraft.CodeOverloaded {
 		t.Errorf("what is no message, and is read: %v", err)
 	}
 	stub := rowraftv1.NewTableClient(conn)
-	if _, err := stub.Push(refused, &rowraftv1.PushRequest{Payload: body}); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+	if _, err := stub.Write(refused, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, Payload: body}); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Errorf("a good push that is refused: %v", err)
 	}
-	if _, err := stub.Push(ctx, &rowraftv1.PushRequest{Payload: body}); err != nil || service.taken.Load() != 1 {
+	if _, err := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, Payload: body}); err != nil || service.taken.Load() != 1 {
 		t.Errorf("a push that is not: %v, %d taken", err, service.taken.Load())
 	}
-	if _, err := stub.Assign(refused, &rowraftv1.AssignRequest{}); rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+	if _, err := stub.Pull(refused, &rowraftv1.PullRequest{}); rowraft.CodeOf(err) == rowraft.CodeOverloaded {
 		t.Errorf("a call that nobody asks about: %v", err)
 	}
 }

@@ -64,12 +64,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return withPayload(pullReplyHead(nil, m), 3, mem.NewBuffer(&m.Payload, Pool)), nil
 	case *rowraftv1.ScanReply:
 		return scanReply(m), nil
-	case *rowraftv1.PushRequest:
-		return withPayload(pushRequestHead(m), 8, mem.SliceBuffer(m.Payload)), nil
-	case *rowraftv1.AssignRequest:
-		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
-	case *rowraftv1.DeleteRequest:
-		return withPayload(pushHead(nil, m), 8, mem.SliceBuffer(m.Payload)), nil
+	case *rowraftv1.WriteRequest:
+		return withPayload(writeRequestHead(m), 8, mem.SliceBuffer(m.Payload)), nil
 	}
 	return c.std.Marshal(v)
 }
@@ -115,20 +111,8 @@ func pullReplyHead(b []byte, m *rowraftv1.PullReply) []byte {
 	return appendUint(appendUint(b, 4, m.GetAgeNs()), 5, m.GetLag())
 }
 
-// numbered is what PushRequest, AssignRequest and DeleteRequest have in common; their field
-// numbers are equal.
-type numbered interface {
-	GetMapVersion() uint64
-	GetShard() uint32
-	GetTableEpoch() uint64
-	GetClientId() []byte
-	GetIncarnation() uint64
-	GetSeq() uint64
-	GetFloor() uint64
-}
-
-func pushHead(b []byte, m numbered) []byte {
-	b = appendUint(b, 1, m.GetMapVersion())
+func writeRequestHead(m *rowraftv1.WriteRequest) []byte {
+	b := appendUint(nil, 1, m.GetMapVersion())
 	b = appendUint(b, 2, uint64(m.GetShard()))
 	b = appendUint(b, 3, m.GetTableEpoch())
 	if id := m.GetClientId(); len(id) > 0 {
@@ -136,11 +120,8 @@ func pushHead(b []byte, m numbered) []byte {
 	}
 	b = appendUint(b, 5, m.GetIncarnation())
 	b = appendUint(b, 6, m.GetSeq())
-	return appendUint(b, 7, m.GetFloor())
-}
-
-func pushRequestHead(m *rowraftv1.PushRequest) []byte {
-	return appendUint(pushHead(nil, m), 9, protowire.EncodeBool(m.GetClocked()))
+	b = appendUint(b, 7, m.GetFloor())
+	return appendUint(b, 9, uint64(m.GetOp()))
 }
 
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
@@ -152,12 +133,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		fields = pullReplyField(m)
 	case *rowraftv1.ScanReply:
 		fields = scanReplyField(m)
-	case *rowraftv1.PushRequest:
-		fields = pushRequestField(m)
-	case *rowraftv1.AssignRequest:
-		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
-	case *rowraftv1.DeleteRequest:
-		fields = pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
+	case *rowraftv1.WriteRequest:
+		fields = writeRequestField(m)
 	default:
 		return c.std.Unmarshal(data, v)
 	}
@@ -361,39 +338,28 @@ func scanReplyField(m *rowraftv1.ScanReply) func(*reader, protowire.Number, prot
 	}
 }
 
-func pushField(mapVersion *uint64, shard *uint32, epoch *uint64, client *[]byte, inc, seq, floor *uint64, payload *[]byte) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+func writeRequestField(m *rowraftv1.WriteRequest) func(*reader, protowire.Number, protowire.Type) (bool, error) {
 	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
 		switch num {
 		case 1:
-			return setNumber(r, typ, mapVersion)
+			return setNumber(r, typ, &m.MapVersion)
 		case 2:
-			return setNumber(r, typ, shard)
+			return setNumber(r, typ, &m.Shard)
 		case 3:
-			return setNumber(r, typ, epoch)
+			return setNumber(r, typ, &m.TableEpoch)
 		case 4:
-			return setBytes(r, typ, client)
+			return setBytes(r, typ, &m.ClientId)
 		case 5:
-			return setNumber(r, typ, inc)
+			return setNumber(r, typ, &m.Incarnation)
 		case 6:
-			return setNumber(r, typ, seq)
+			return setNumber(r, typ, &m.Seq)
 		case 7:
-			return setNumber(r, typ, floor)
+			return setNumber(r, typ, &m.Floor)
 		case 8:
-			return setBytes(r, typ, payload)
+			return setBytes(r, typ, &m.Payload)
+		case 9:
+			return setNumber(r, typ, &m.Op)
 		}
 		return false, nil
-	}
-}
-
-func pushRequestField(m *rowraftv1.PushRequest) func(*reader, protowire.Number, protowire.Type) (bool, error) {
-	inner := pushField(&m.MapVersion, &m.Shard, &m.TableEpoch, &m.ClientId, &m.Incarnation, &m.Seq, &m.Floor, &m.Payload)
-	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
-		if num != 9 {
-			return inner(r, num, typ)
-		}
-		var v uint64
-		known, err := setNumber(r, typ, &v)
-		m.Clocked = v != 0
-		return known, err
 	}
 }

@@ -16,13 +16,13 @@ func hotMessages() []proto.Message {
 	payload := bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7, 8}, 700)
 	id := []byte("0123456789abcdef")
 	pull := &rowraftv1.PullRequest{MapVersion: 1 << 40, Shard: 255, Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, TableEpoch: 3, MinIndex: 9, Payload: payload, Presence: true, MaxAgeNs: 1 << 33, MaxLag: 77}
-	push := &rowraftv1.PushRequest{MapVersion: 7, Shard: 1, TableEpoch: 2, ClientId: id, Incarnation: 8, Seq: 1<<64 - 1, Floor: 4, Payload: payload, Clocked: true}
+	push := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_CLOCKED, MapVersion: 7, Shard: 1, TableEpoch: 2, ClientId: id, Incarnation: 8, Seq: 1<<64 - 1, Floor: 4, Payload: payload}
 	reply := &rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 1 << 50, Payload: payload, AgeNs: 1 << 31, Lag: 5}
 	return []proto.Message{
 		pull, push, reply,
-		&rowraftv1.AssignRequest{Shard: 3, ClientId: id, Seq: 5, Payload: payload[:8]},
-		&rowraftv1.DeleteRequest{MapVersion: 2, Shard: 3, TableEpoch: 1, ClientId: id, Incarnation: 4, Seq: 5, Floor: 4, Payload: payload[:8]},
-		&rowraftv1.PullRequest{}, &rowraftv1.PullReply{}, &rowraftv1.PushRequest{},
+		&rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_ASSIGN, Shard: 3, ClientId: id, Seq: 5, Payload: payload[:8]},
+		&rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE, MapVersion: 2, Shard: 3, TableEpoch: 1, ClientId: id, Incarnation: 4, Seq: 5, Floor: 4, Payload: payload[:8]},
+		&rowraftv1.PullRequest{}, &rowraftv1.PullReply{}, &rowraftv1.WriteRequest{},
 		&rowraftv1.HelloRequest{ClusterId: "c"},
 		&rowraftv1.ScanReply{TableEpoch: 2, AppliedIndex: 9, Payload: payload, NextSlot: 4096, NextKey: 1<<64 - 1}, &rowraftv1.ScanReply{}, &rowraftv1.ScanReply{NextSlot: 1},
 	}

@@ -12,8 +12,7 @@
 //
 // # Payload memory
 //
-// The payloads of PullReply, PullRequest, PushRequest, AssignRequest and DeleteRequest are
-// sent and received without going through protobuf's own copying. Received
+// The payloads of PullReply, PullRequest and WriteRequest are sent and received without going through protobuf's own copying. Received
 // payloads lie in memory of Pool: whoever holds the message last gives it back
 // with Pool.Release, or leaves it to the garbage collector. A PullReply's
 // payload belongs to gRPC once the message is returned by a handler or sent.

@@ -29,9 +29,7 @@ const (
 // forwarded are the calls that servers forward, each with its reply.
 var forwarded = map[string]func() any{
 	rowraftv1.Table_Pull_FullMethodName:               func() any { return new(rowraftv1.PullReply) },
-	rowraftv1.Table_Push_FullMethodName:               func() any { return new(rowraftv1.PushReply) },
-	rowraftv1.Table_Assign_FullMethodName:             func() any { return new(rowraftv1.AssignReply) },
-	rowraftv1.Table_Delete_FullMethodName:             func() any { return new(rowraftv1.DeleteReply) },
+	rowraftv1.Table_Write_FullMethodName:              func() any { return new(rowraftv1.WriteReply) },
 	rowraftv1.Table_OpenSession_FullMethodName:        func() any { return new(rowraftv1.OpenSessionReply) },
 	rowraftv1.Cluster_IssueIncarnation_FullMethodName: func() any { return new(rowraftv1.IssueIncarnationReply) },
 	rowraftv1.Table_CloseSession_FullMethodName:       func() any { return new(rowraftv1.CloseSessionReply) },

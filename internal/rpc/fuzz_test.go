@@ -31,7 +31,7 @@ func FuzzCodecUnmarshal(f *testing.F) {
 	f.Add([]byte{0x32, 0xff, 0xff, 0xff, 0xff, 0x0f, 1}, uint8(3)) // a payload of 4 GiB
 	f.Fuzz(func(t *testing.T, b []byte, cut uint8) {
 		for _, m := range []proto.Message{
-			new(rowraftv1.PullRequest), new(rowraftv1.PushRequest), new(rowraftv1.PullReply), new(rowraftv1.AssignRequest), new(rowraftv1.DeleteRequest),
+			new(rowraftv1.PullRequest), new(rowraftv1.WriteRequest), new(rowraftv1.PullReply),
 			new(rowraftv1.HelloRequest), new(rowraftv1.ScanReply),
 		} {
 			ref := m.ProtoReflect().New().Interface()
@@ -180,7 +180,7 @@ func FuzzMapFromProto(f *testing.F) {
 
 // FuzzPartSize: what is read is what is said, and nothing else is read.
 func FuzzPartSize(f *testing.F) {
-	for _, said := range []string{"3/4712", "0/0", "/", "1/2/3", "4294967296/1", "1/-1"} {
+	for _, said := range []string{"3/4712", "3/4712/delete", "0/0", "/", "1/2/3", "4294967296/1", "1/-1"} {
 		f.Add(said)
 	}
 	f.Fuzz(func(t *testing.T, said string) {

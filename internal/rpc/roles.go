@@ -35,9 +35,7 @@ var (
 var roles = map[string][]certs.Role{
 	"/rowraft.v1.Table/Pull":         readers,
 	"/rowraft.v1.Table/Scan":         readers,
-	"/rowraft.v1.Table/Push":         trainers,
-	"/rowraft.v1.Table/Assign":       trainers,
-	"/rowraft.v1.Table/Delete":       trainers,
+	"/rowraft.v1.Table/Write":        trainers,
 	"/rowraft.v1.Table/PushStep":     trainers,
 	"/rowraft.v1.Table/WaitClock":    trainers,
 	"/rowraft.v1.Table/OpenSession":  trainers,

@@ -80,6 +80,62 @@ func (ReadMode) EnumDescriptor() ([]byte, []int) {
 	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{0}
 }
 
+// WriteOp is what a write does. The numbers are those in a log entry (docs/formats/entry.md).
+type WriteOp int32
+
+const (
+	WriteOp_WRITE_OP_UNSPECIFIED WriteOp = 0 // refused
+	WriteOp_WRITE_OP_PUSH        WriteOp = 1 // the values are gradients; the table's optimizer runs
+	WriteOp_WRITE_OP_ASSIGN      WriteOp = 2 // the values are weights
+	WriteOp_WRITE_OP_DELETE      WriteOp = 3 // no values: the rows go
+	WriteOp_WRITE_OP_CLOCKED     WriteOp = 4 // a push whose payload begins with a clock record (docs/formats/steps.md)
+)
+
+// Enum value maps for WriteOp.
+var (
+	WriteOp_name = map[int32]string{
+		0: "WRITE_OP_UNSPECIFIED",
+		1: "WRITE_OP_PUSH",
+		2: "WRITE_OP_ASSIGN",
+		3: "WRITE_OP_DELETE",
+		4: "WRITE_OP_CLOCKED",
+	}
+	WriteOp_value = map[string]int32{
+		"WRITE_OP_UNSPECIFIED": 0,
+		"WRITE_OP_PUSH":        1,
+		"WRITE_OP_ASSIGN":      2,
+		"WRITE_OP_DELETE":      3,
+		"WRITE_OP_CLOCKED":     4,
+	}
+)
+
+func (x WriteOp) Enum() *WriteOp {
+	p := new(WriteOp)
+	*p = x
+	return p
+}
+
+func (x WriteOp) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WriteOp) Descriptor() protoreflect.EnumDescriptor {
+	return file_rowraft_v1_table_proto_enumTypes[1].Descriptor()
+}
+
+func (WriteOp) Type() protoreflect.EnumType {
+	return &file_rowraft_v1_table_proto_enumTypes[1]
+}
+
+func (x WriteOp) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WriteOp.Descriptor instead.
+func (WriteOp) EnumDescriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{1}
+}
+
 type StepOutcome int32
 
 const (
@@ -116,11 +172,11 @@ func (x StepOutcome) String() string {
 }
 
 func (StepOutcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_rowraft_v1_table_proto_enumTypes[1].Descriptor()
+	return file_rowraft_v1_table_proto_enumTypes[2].Descriptor()
 }
 
 func (StepOutcome) Type() protoreflect.EnumType {
-	return &file_rowraft_v1_table_proto_enumTypes[1]
+	return &file_rowraft_v1_table_proto_enumTypes[2]
 }
 
 func (x StepOutcome) Number() protoreflect.EnumNumber {
@@ -129,7 +185,7 @@ func (x StepOutcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StepOutcome.Descriptor instead.
 func (StepOutcome) EnumDescriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{1}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{2}
 }
 
 type PullRequest struct {
@@ -322,7 +378,7 @@ func (x *PullReply) GetLag() uint64 {
 	return 0
 }
 
-type PushRequest struct {
+type WriteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
 	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -331,26 +387,26 @@ type PushRequest struct {
 	Incarnation   uint64                 `protobuf:"varint,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                 // issued by Cluster.IssueIncarnation
 	Seq           uint64                 `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`                                 // 1, 2, 3 … per (session, shard)
 	Floor         uint64                 `protobuf:"varint,7,opt,name=floor,proto3" json:"floor,omitempty"`                             // the client holds an answer for every number up to this one
-	Payload       []byte                 `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`                          // segments: strictly ascending keys, gradients; ≤ 4 MiB
-	Clocked       bool                   `protobuf:"varint,9,opt,name=clocked,proto3" json:"clocked,omitempty"`                         // the payload begins with a clock record (docs/formats/steps.md)
+	Payload       []byte                 `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`                          // segments: strictly ascending keys, values as op says; ≤ 4 MiB
+	Op            WriteOp                `protobuf:"varint,9,opt,name=op,proto3,enum=rowraft.v1.WriteOp" json:"op,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PushRequest) Reset() {
-	*x = PushRequest{}
+func (x *WriteRequest) Reset() {
+	*x = WriteRequest{}
 	mi := &file_rowraft_v1_table_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PushRequest) String() string {
+func (x *WriteRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PushRequest) ProtoMessage() {}
+func (*WriteRequest) ProtoMessage() {}
 
-func (x *PushRequest) ProtoReflect() protoreflect.Message {
+func (x *WriteRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_table_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -362,98 +418,98 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
-func (*PushRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
+func (*WriteRequest) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *PushRequest) GetMapVersion() uint64 {
+func (x *WriteRequest) GetMapVersion() uint64 {
 	if x != nil {
 		return x.MapVersion
 	}
 	return 0
 }
 
-func (x *PushRequest) GetShard() uint32 {
+func (x *WriteRequest) GetShard() uint32 {
 	if x != nil {
 		return x.Shard
 	}
 	return 0
 }
 
-func (x *PushRequest) GetTableEpoch() uint64 {
+func (x *WriteRequest) GetTableEpoch() uint64 {
 	if x != nil {
 		return x.TableEpoch
 	}
 	return 0
 }
 
-func (x *PushRequest) GetClientId() []byte {
+func (x *WriteRequest) GetClientId() []byte {
 	if x != nil {
 		return x.ClientId
 	}
 	return nil
 }
 
-func (x *PushRequest) GetIncarnation() uint64 {
+func (x *WriteRequest) GetIncarnation() uint64 {
 	if x != nil {
 		return x.Incarnation
 	}
 	return 0
 }
 
-func (x *PushRequest) GetSeq() uint64 {
+func (x *WriteRequest) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
 	}
 	return 0
 }
 
-func (x *PushRequest) GetFloor() uint64 {
+func (x *WriteRequest) GetFloor() uint64 {
 	if x != nil {
 		return x.Floor
 	}
 	return 0
 }
 
-func (x *PushRequest) GetPayload() []byte {
+func (x *WriteRequest) GetPayload() []byte {
 	if x != nil {
 		return x.Payload
 	}
 	return nil
 }
 
-func (x *PushRequest) GetClocked() bool {
+func (x *WriteRequest) GetOp() WriteOp {
 	if x != nil {
-		return x.Clocked
+		return x.Op
 	}
-	return false
+	return WriteOp_WRITE_OP_UNSPECIFIED
 }
 
-type PushReply struct {
+type WriteReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // index at or after which the push is visible
+	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // index at or after which the write is visible
 	Duplicate     bool                   `protobuf:"varint,3,opt,name=duplicate,proto3" json:"duplicate,omitempty"`                           // had been applied before; nothing was applied now
-	SlowestClock  uint64                 `protobuf:"varint,4,opt,name=slowest_clock,json=slowestClock,proto3" json:"slowest_clock,omitempty"` // to a clocked push: lowest clock of the job's members
+	SlowestClock  uint64                 `protobuf:"varint,4,opt,name=slowest_clock,json=slowestClock,proto3" json:"slowest_clock,omitempty"` // CLOCKED: lowest clock of the job's members
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PushReply) Reset() {
-	*x = PushReply{}
+func (x *WriteReply) Reset() {
+	*x = WriteReply{}
 	mi := &file_rowraft_v1_table_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PushReply) String() string {
+func (x *WriteReply) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PushReply) ProtoMessage() {}
+func (*WriteReply) ProtoMessage() {}
 
-func (x *PushReply) ProtoReflect() protoreflect.Message {
+func (x *WriteReply) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_table_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -465,33 +521,33 @@ func (x *PushReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PushReply.ProtoReflect.Descriptor instead.
-func (*PushReply) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteReply.ProtoReflect.Descriptor instead.
+func (*WriteReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *PushReply) GetTableEpoch() uint64 {
+func (x *WriteReply) GetTableEpoch() uint64 {
 	if x != nil {
 		return x.TableEpoch
 	}
 	return 0
 }
 
-func (x *PushReply) GetAppliedIndex() uint64 {
+func (x *WriteReply) GetAppliedIndex() uint64 {
 	if x != nil {
 		return x.AppliedIndex
 	}
 	return 0
 }
 
-func (x *PushReply) GetDuplicate() bool {
+func (x *WriteReply) GetDuplicate() bool {
 	if x != nil {
 		return x.Duplicate
 	}
 	return false
 }
 
-func (x *PushReply) GetSlowestClock() uint64 {
+func (x *WriteReply) GetSlowestClock() uint64 {
 	if x != nil {
 		return x.SlowestClock
 	}
@@ -898,326 +954,6 @@ func (x *WaitClockReply) GetTableEpoch() uint64 {
 	return 0
 }
 
-type AssignRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
-	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
-	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	ClientId      []byte                 `protobuf:"bytes,4,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
-	Incarnation   uint64                 `protobuf:"varint,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Seq           uint64                 `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`
-	Floor         uint64                 `protobuf:"varint,7,opt,name=floor,proto3" json:"floor,omitempty"`
-	Payload       []byte                 `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"` // segments: strictly ascending keys, weights; ≤ 4 MiB
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *AssignRequest) Reset() {
-	*x = AssignRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AssignRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AssignRequest) ProtoMessage() {}
-
-func (x *AssignRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AssignRequest.ProtoReflect.Descriptor instead.
-func (*AssignRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *AssignRequest) GetMapVersion() uint64 {
-	if x != nil {
-		return x.MapVersion
-	}
-	return 0
-}
-
-func (x *AssignRequest) GetShard() uint32 {
-	if x != nil {
-		return x.Shard
-	}
-	return 0
-}
-
-func (x *AssignRequest) GetTableEpoch() uint64 {
-	if x != nil {
-		return x.TableEpoch
-	}
-	return 0
-}
-
-func (x *AssignRequest) GetClientId() []byte {
-	if x != nil {
-		return x.ClientId
-	}
-	return nil
-}
-
-func (x *AssignRequest) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
-func (x *AssignRequest) GetSeq() uint64 {
-	if x != nil {
-		return x.Seq
-	}
-	return 0
-}
-
-func (x *AssignRequest) GetFloor() uint64 {
-	if x != nil {
-		return x.Floor
-	}
-	return 0
-}
-
-func (x *AssignRequest) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
-type AssignReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	Duplicate     bool                   `protobuf:"varint,3,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *AssignReply) Reset() {
-	*x = AssignReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AssignReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AssignReply) ProtoMessage() {}
-
-func (x *AssignReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AssignReply.ProtoReflect.Descriptor instead.
-func (*AssignReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *AssignReply) GetTableEpoch() uint64 {
-	if x != nil {
-		return x.TableEpoch
-	}
-	return 0
-}
-
-func (x *AssignReply) GetAppliedIndex() uint64 {
-	if x != nil {
-		return x.AppliedIndex
-	}
-	return 0
-}
-
-func (x *AssignReply) GetDuplicate() bool {
-	if x != nil {
-		return x.Duplicate
-	}
-	return false
-}
-
-type DeleteRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
-	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
-	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	ClientId      []byte                 `protobuf:"bytes,4,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"` // 16 bytes
-	Incarnation   uint64                 `protobuf:"varint,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Seq           uint64                 `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`
-	Floor         uint64                 `protobuf:"varint,7,opt,name=floor,proto3" json:"floor,omitempty"`
-	Payload       []byte                 `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"` // segments: strictly ascending keys, no values; ≤ 4 MiB
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DeleteRequest) Reset() {
-	*x = DeleteRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DeleteRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DeleteRequest) ProtoMessage() {}
-
-func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
-func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *DeleteRequest) GetMapVersion() uint64 {
-	if x != nil {
-		return x.MapVersion
-	}
-	return 0
-}
-
-func (x *DeleteRequest) GetShard() uint32 {
-	if x != nil {
-		return x.Shard
-	}
-	return 0
-}
-
-func (x *DeleteRequest) GetTableEpoch() uint64 {
-	if x != nil {
-		return x.TableEpoch
-	}
-	return 0
-}
-
-func (x *DeleteRequest) GetClientId() []byte {
-	if x != nil {
-		return x.ClientId
-	}
-	return nil
-}
-
-func (x *DeleteRequest) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
-func (x *DeleteRequest) GetSeq() uint64 {
-	if x != nil {
-		return x.Seq
-	}
-	return 0
-}
-
-func (x *DeleteRequest) GetFloor() uint64 {
-	if x != nil {
-		return x.Floor
-	}
-	return 0
-}
-
-func (x *DeleteRequest) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
-type DeleteReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
-	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	Duplicate     bool                   `protobuf:"varint,3,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DeleteReply) Reset() {
-	*x = DeleteReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DeleteReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DeleteReply) ProtoMessage() {}
-
-func (x *DeleteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DeleteReply.ProtoReflect.Descriptor instead.
-func (*DeleteReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *DeleteReply) GetTableEpoch() uint64 {
-	if x != nil {
-		return x.TableEpoch
-	}
-	return 0
-}
-
-func (x *DeleteReply) GetAppliedIndex() uint64 {
-	if x != nil {
-		return x.AppliedIndex
-	}
-	return 0
-}
-
-func (x *DeleteReply) GetDuplicate() bool {
-	if x != nil {
-		return x.Duplicate
-	}
-	return false
-}
-
 type ScanRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // cluster map the slots were looked up in
@@ -1235,7 +971,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +983,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +996,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ScanRequest) GetMapVersion() uint64 {
@@ -1341,7 +1077,7 @@ type ScanReply struct {
 
 func (x *ScanReply) Reset() {
 	*x = ScanReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1089,7 @@ func (x *ScanReply) String() string {
 func (*ScanReply) ProtoMessage() {}
 
 func (x *ScanReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1102,7 @@ func (x *ScanReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanReply.ProtoReflect.Descriptor instead.
 func (*ScanReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ScanReply) GetTableEpoch() uint64 {
@@ -1417,7 +1153,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1165,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1178,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -1484,7 +1220,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1232,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1245,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -1544,7 +1280,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1292,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1305,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CloseSessionRequest) GetShard() uint32 {
@@ -1601,7 +1337,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[18]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +1349,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[18]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +1362,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 // ErrorDetail is attached to every status this project makes. A status without
@@ -1660,7 +1396,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[19]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1408,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[19]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1421,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1860,8 +1596,8 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x18\n" +
 	"\apayload\x18\x03 \x01(\fR\apayload\x12\x15\n" +
 	"\x06age_ns\x18\x04 \x01(\x04R\x05ageNs\x12\x10\n" +
-	"\x03lag\x18\x05 \x01(\x04R\x03lag\"\x80\x02\n" +
-	"\vPushRequest\x12\x1f\n" +
+	"\x03lag\x18\x05 \x01(\x04R\x03lag\"\x8c\x02\n" +
+	"\fWriteRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1f\n" +
@@ -1871,9 +1607,10 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\x12\x10\n" +
 	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05floor\x18\a \x01(\x04R\x05floor\x12\x18\n" +
-	"\apayload\x18\b \x01(\fR\apayload\x12\x18\n" +
-	"\aclocked\x18\t \x01(\bR\aclocked\"\x94\x01\n" +
-	"\tPushReply\x12\x1f\n" +
+	"\apayload\x18\b \x01(\fR\apayload\x12#\n" +
+	"\x02op\x18\t \x01(\x0e2\x13.rowraft.v1.WriteOpR\x02op\"\x95\x01\n" +
+	"\n" +
+	"WriteReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
@@ -1919,39 +1656,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\aslowest\x18\x01 \x01(\x04R\aslowest\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1f\n" +
 	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
-	"tableEpoch\"\xe8\x01\n" +
-	"\rAssignRequest\x12\x1f\n" +
-	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\x12\x14\n" +
-	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1f\n" +
-	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
-	"tableEpoch\x12\x1b\n" +
-	"\tclient_id\x18\x04 \x01(\fR\bclientId\x12 \n" +
-	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\x12\x10\n" +
-	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12\x14\n" +
-	"\x05floor\x18\a \x01(\x04R\x05floor\x12\x18\n" +
-	"\apayload\x18\b \x01(\fR\apayload\"q\n" +
-	"\vAssignReply\x12\x1f\n" +
-	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
-	"tableEpoch\x12#\n" +
-	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
-	"\tduplicate\x18\x03 \x01(\bR\tduplicate\"\xe8\x01\n" +
-	"\rDeleteRequest\x12\x1f\n" +
-	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\x12\x14\n" +
-	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1f\n" +
-	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
-	"tableEpoch\x12\x1b\n" +
-	"\tclient_id\x18\x04 \x01(\fR\bclientId\x12 \n" +
-	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\x12\x10\n" +
-	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12\x14\n" +
-	"\x05floor\x18\a \x01(\x04R\x05floor\x12\x18\n" +
-	"\apayload\x18\b \x01(\fR\apayload\"q\n" +
-	"\vDeleteReply\x12\x1f\n" +
-	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
-	"tableEpoch\x12#\n" +
-	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
-	"\tduplicate\x18\x03 \x01(\bR\tduplicate\"\x87\x02\n" +
+	"tableEpoch\"\x87\x02\n" +
 	"\vScanRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -2016,16 +1721,20 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x10READ_MODE_LEADER\x10\x01\x12\x1a\n" +
 	"\x16READ_MODE_LINEARIZABLE\x10\x02\x12\x15\n" +
 	"\x11READ_MODE_BOUNDED\x10\x03*v\n" +
+	"\aWriteOp\x12\x18\n" +
+	"\x14WRITE_OP_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rWRITE_OP_PUSH\x10\x01\x12\x13\n" +
+	"\x0fWRITE_OP_ASSIGN\x10\x02\x12\x13\n" +
+	"\x0fWRITE_OP_DELETE\x10\x03\x12\x14\n" +
+	"\x10WRITE_OP_CLOCKED\x10\x04*v\n" +
 	"\vStepOutcome\x12\x1c\n" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
 	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
-	"\x14STEP_OUTCOME_MISSING\x10\x032\xd5\x04\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xdc\x03\n" +
 	"\x05Table\x126\n" +
-	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x126\n" +
-	"\x04Push\x12\x17.rowraft.v1.PushRequest\x1a\x15.rowraft.v1.PushReply\x12<\n" +
-	"\x06Assign\x12\x19.rowraft.v1.AssignRequest\x1a\x17.rowraft.v1.AssignReply\x12<\n" +
-	"\x06Delete\x12\x19.rowraft.v1.DeleteRequest\x1a\x17.rowraft.v1.DeleteReply\x128\n" +
+	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
+	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x128\n" +
 	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
 	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12E\n" +
 	"\tWaitClock\x12\x1c.rowraft.v1.WaitClockRequest\x1a\x1a.rowraft.v1.WaitClockReply\x12K\n" +
@@ -2044,59 +1753,53 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_table_proto_rawDescData
 }
 
-var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),               // 0: rowraft.v1.ReadMode
-	(StepOutcome)(0),            // 1: rowraft.v1.StepOutcome
-	(*PullRequest)(nil),         // 2: rowraft.v1.PullRequest
-	(*PullReply)(nil),           // 3: rowraft.v1.PullReply
-	(*PushRequest)(nil),         // 4: rowraft.v1.PushRequest
-	(*PushReply)(nil),           // 5: rowraft.v1.PushReply
-	(*DataPosition)(nil),        // 6: rowraft.v1.DataPosition
-	(*PushStepRequest)(nil),     // 7: rowraft.v1.PushStepRequest
-	(*PushStepReply)(nil),       // 8: rowraft.v1.PushStepReply
-	(*WaitClockRequest)(nil),    // 9: rowraft.v1.WaitClockRequest
-	(*WaitClockReply)(nil),      // 10: rowraft.v1.WaitClockReply
-	(*AssignRequest)(nil),       // 11: rowraft.v1.AssignRequest
-	(*AssignReply)(nil),         // 12: rowraft.v1.AssignReply
-	(*DeleteRequest)(nil),       // 13: rowraft.v1.DeleteRequest
-	(*DeleteReply)(nil),         // 14: rowraft.v1.DeleteReply
-	(*ScanRequest)(nil),         // 15: rowraft.v1.ScanRequest
-	(*ScanReply)(nil),           // 16: rowraft.v1.ScanReply
-	(*OpenSessionRequest)(nil),  // 17: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),    // 18: rowraft.v1.OpenSessionReply
-	(*CloseSessionRequest)(nil), // 19: rowraft.v1.CloseSessionRequest
-	(*CloseSessionReply)(nil),   // 20: rowraft.v1.CloseSessionReply
-	(*ErrorDetail)(nil),         // 21: rowraft.v1.ErrorDetail
+	(WriteOp)(0),                // 1: rowraft.v1.WriteOp
+	(StepOutcome)(0),            // 2: rowraft.v1.StepOutcome
+	(*PullRequest)(nil),         // 3: rowraft.v1.PullRequest
+	(*PullReply)(nil),           // 4: rowraft.v1.PullReply
+	(*WriteRequest)(nil),        // 5: rowraft.v1.WriteRequest
+	(*WriteReply)(nil),          // 6: rowraft.v1.WriteReply
+	(*DataPosition)(nil),        // 7: rowraft.v1.DataPosition
+	(*PushStepRequest)(nil),     // 8: rowraft.v1.PushStepRequest
+	(*PushStepReply)(nil),       // 9: rowraft.v1.PushStepReply
+	(*WaitClockRequest)(nil),    // 10: rowraft.v1.WaitClockRequest
+	(*WaitClockReply)(nil),      // 11: rowraft.v1.WaitClockReply
+	(*ScanRequest)(nil),         // 12: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),           // 13: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil),  // 14: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),    // 15: rowraft.v1.OpenSessionReply
+	(*CloseSessionRequest)(nil), // 16: rowraft.v1.CloseSessionRequest
+	(*CloseSessionReply)(nil),   // 17: rowraft.v1.CloseSessionReply
+	(*ErrorDetail)(nil),         // 18: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
-	6,  // 1: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
-	1,  // 2: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
-	2,  // 3: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
-	4,  // 4: rowraft.v1.Table.Push:input_type -> rowraft.v1.PushRequest
-	11, // 5: rowraft.v1.Table.Assign:input_type -> rowraft.v1.AssignRequest
-	13, // 6: rowraft.v1.Table.Delete:input_type -> rowraft.v1.DeleteRequest
-	15, // 7: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
-	7,  // 8: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
-	9,  // 9: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
-	17, // 10: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	19, // 11: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
-	3,  // 12: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	5,  // 13: rowraft.v1.Table.Push:output_type -> rowraft.v1.PushReply
-	12, // 14: rowraft.v1.Table.Assign:output_type -> rowraft.v1.AssignReply
-	14, // 15: rowraft.v1.Table.Delete:output_type -> rowraft.v1.DeleteReply
-	16, // 16: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
-	8,  // 17: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
-	10, // 18: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
-	18, // 19: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	20, // 20: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
-	12, // [12:21] is the sub-list for method output_type
-	3,  // [3:12] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	1,  // 1: rowraft.v1.WriteRequest.op:type_name -> rowraft.v1.WriteOp
+	7,  // 2: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
+	2,  // 3: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
+	3,  // 4: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
+	5,  // 5: rowraft.v1.Table.Write:input_type -> rowraft.v1.WriteRequest
+	12, // 6: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
+	8,  // 7: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
+	10, // 8: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
+	14, // 9: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	16, // 10: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
+	4,  // 11: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	6,  // 12: rowraft.v1.Table.Write:output_type -> rowraft.v1.WriteReply
+	13, // 13: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	9,  // 14: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
+	11, // 15: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
+	15, // 16: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	17, // 17: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
+	11, // [11:18] is the sub-list for method output_type
+	4,  // [4:11] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_table_proto_init() }
@@ -2109,8 +1812,8 @@ func file_rowraft_v1_table_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   20,
+			NumEnums:      3,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

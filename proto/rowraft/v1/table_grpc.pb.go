@@ -23,9 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Table_Pull_FullMethodName         = "/rowraft.v1.Table/Pull"
-	Table_Push_FullMethodName         = "/rowraft.v1.Table/Push"
-	Table_Assign_FullMethodName       = "/rowraft.v1.Table/Assign"
-	Table_Delete_FullMethodName       = "/rowraft.v1.Table/Delete"
+	Table_Write_FullMethodName        = "/rowraft.v1.Table/Write"
 	Table_Scan_FullMethodName         = "/rowraft.v1.Table/Scan"
 	Table_PushStep_FullMethodName     = "/rowraft.v1.Table/PushStep"
 	Table_WaitClock_FullMethodName    = "/rowraft.v1.Table/WaitClock"
@@ -42,18 +40,15 @@ const (
 //
 // Errors are gRPC statuses with an ErrorDetail.
 //
-// Push, Assign and Delete may have the header rowraft-part, SHARD/BYTES of the
-// payload in decimal: a leader without room for it refuses before it reads it.
+// Write may have the header rowraft-part, SHARD/BYTES of the payload in decimal, then
+// /delete if its op is that: a leader without room for it refuses before it reads it.
 type TableClient interface {
 	// Pull reads weights. Never creates a row.
 	Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (*PullReply, error)
-	// Push applies gradients exactly once per (client, incarnation, shard, seq).
-	// The reply comes after the entry is on a majority of disks and applied here.
-	Push(ctx context.Context, in *PushRequest, opts ...grpc.CallOption) (*PushReply, error)
-	// Assign sets weights, numbered like a push.
-	Assign(ctx context.Context, in *AssignRequest, opts ...grpc.CallOption) (*AssignReply, error)
-	// Delete removes rows, numbered like a push.
-	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteReply, error)
+	// Write applies gradients, sets weights or removes rows, exactly once per (client,
+	// incarnation, shard, seq). The reply comes after the entry is on a majority of disks
+	// and applied here.
+	Write(ctx context.Context, in *WriteRequest, opts ...grpc.CallOption) (*WriteReply, error)
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
 	// are of different moments, all of them after the call. Leader only, who proves
@@ -91,30 +86,10 @@ func (c *tableClient) Pull(ctx context.Context, in *PullRequest, opts ...grpc.Ca
 	return out, nil
 }
 
-func (c *tableClient) Push(ctx context.Context, in *PushRequest, opts ...grpc.CallOption) (*PushReply, error) {
+func (c *tableClient) Write(ctx context.Context, in *WriteRequest, opts ...grpc.CallOption) (*WriteReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PushReply)
-	err := c.cc.Invoke(ctx, Table_Push_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *tableClient) Assign(ctx context.Context, in *AssignRequest, opts ...grpc.CallOption) (*AssignReply, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(AssignReply)
-	err := c.cc.Invoke(ctx, Table_Assign_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *tableClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteReply, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DeleteReply)
-	err := c.cc.Invoke(ctx, Table_Delete_FullMethodName, in, out, cOpts...)
+	out := new(WriteReply)
+	err := c.cc.Invoke(ctx, Table_Write_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -189,18 +164,15 @@ func (c *tableClient) CloseSession(ctx context.Context, in *CloseSessionRequest,
 //
 // Errors are gRPC statuses with an ErrorDetail.
 //
-// Push, Assign and Delete may have the header rowraft-part, SHARD/BYTES of the
-// payload in decimal: a leader without room for it refuses before it reads it.
+// Write may have the header rowraft-part, SHARD/BYTES of the payload in decimal, then
+// /delete if its op is that: a leader without room for it refuses before it reads it.
 type TableServer interface {
 	// Pull reads weights. Never creates a row.
 	Pull(context.Context, *PullRequest) (*PullReply, error)
-	// Push applies gradients exactly once per (client, incarnation, shard, seq).
-	// The reply comes after the entry is on a majority of disks and applied here.
-	Push(context.Context, *PushRequest) (*PushReply, error)
-	// Assign sets weights, numbered like a push.
-	Assign(context.Context, *AssignRequest) (*AssignReply, error)
-	// Delete removes rows, numbered like a push.
-	Delete(context.Context, *DeleteRequest) (*DeleteReply, error)
+	// Write applies gradients, sets weights or removes rows, exactly once per (client,
+	// incarnation, shard, seq). The reply comes after the entry is on a majority of disks
+	// and applied here.
+	Write(context.Context, *WriteRequest) (*WriteReply, error)
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
 	// are of different moments, all of them after the call. Leader only, who proves
@@ -231,14 +203,8 @@ type UnimplementedTableServer struct{}
 func (UnimplementedTableServer) Pull(context.Context, *PullRequest) (*PullReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Pull not implemented")
 }
-func (UnimplementedTableServer) Push(context.Context, *PushRequest) (*PushReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method Push not implemented")
-}
-func (UnimplementedTableServer) Assign(context.Context, *AssignRequest) (*AssignReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method Assign not implemented")
-}
-func (UnimplementedTableServer) Delete(context.Context, *DeleteRequest) (*DeleteReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
+func (UnimplementedTableServer) Write(context.Context, *WriteRequest) (*WriteReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Write not implemented")
 }
 func (UnimplementedTableServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanReply]) error {
 	return status.Error(codes.Unimplemented, "method Scan not implemented")
@@ -294,56 +260,20 @@ func _Table_Pull_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Table_Push_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PushRequest)
+func _Table_Write_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WriteRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(TableServer).Push(ctx, in)
+		return srv.(TableServer).Write(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Table_Push_FullMethodName,
+		FullMethod: Table_Write_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TableServer).Push(ctx, req.(*PushRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Table_Assign_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(AssignRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(TableServer).Assign(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Table_Assign_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TableServer).Assign(ctx, req.(*AssignRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Table_Delete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DeleteRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(TableServer).Delete(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Table_Delete_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TableServer).Delete(ctx, req.(*DeleteRequest))
+		return srv.(TableServer).Write(ctx, req.(*WriteRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -443,16 +373,8 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Table_Pull_Handler,
 		},
 		{
-			MethodName: "Push",
-			Handler:    _Table_Push_Handler,
-		},
-		{
-			MethodName: "Assign",
-			Handler:    _Table_Assign_Handler,
-		},
-		{
-			MethodName: "Delete",
-			Handler:    _Table_Delete_Handler,
+			MethodName: "Write",
+			Handler:    _Table_Write_Handler,
 		},
 		{
 			MethodName: "PushStep",
