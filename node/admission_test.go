@@ -1,14 +1,11 @@
 package node
 
 import (
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"regexp"
 	"strconv"
 	"sync"
 	"testing"
-	"testing/fstest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,148 +13,17 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
-
-// Whoever stays below its share of half the pool is never refused, whatever others ask
-// for and in whatever order.
-func TestAPoolIsShared(t *testing.T) {
-	for seed := range uint64(10) {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		const limit, clients = 1000, 8
-		p := newPool(limit)
-		held := make([][]int64, clients) // client 0 is modest: never more than its share of all
-		sum := func(c int) (n int64) {
-			for _, b := range held[c] {
-				n += b
-			}
-			return n
-		}
-		for range 2000 {
-			c := rng.IntN(clients)
-			if n := len(held[c]); n > 0 && rng.IntN(3) == 0 {
-				i := rng.IntN(n)
-				p.add(c, -held[c][i])
-				held[c] = append(held[c][:i], held[c][i+1:]...)
-				continue
-			}
-			n := 1 + rng.Int64N(60)
-			if c == 0 {
-				if n = 1 + rng.Int64N(10); sum(0)+n > limit/(2*clients) {
-					continue
-				}
-			}
-			ok, _ := p.fits(c, n)
-			if !ok && c == 0 {
-				t.Fatalf("seed %d: a client with %d bytes may not have %d more of %d, %d of which %d clients have", seed, sum(0), n, limit, p.used, len(p.by))
-			}
-			if ok {
-				p.add(c, n)
-				held[c] = append(held[c], n)
-			}
-			if p.used > limit {
-				t.Fatalf("seed %d: %d bytes in flight, at most %d", seed, p.used, limit)
-			}
-		}
-	}
-}
-
-func TestOneClientLeavesRoomForOthers(t *testing.T) {
-	p := newPool(100)
-	for p.used < 100 {
-		ok, _ := p.fits("greedy", 10)
-		if !ok {
-			break
-		}
-		p.add("greedy", 10)
-	}
-	if p.used != 50 {
-		t.Errorf("one client alone has %d bytes of 100, want half", p.used)
-	}
-	for i := range 5 {
-		if ok, _ := p.fits(i, 10); !ok {
-			t.Errorf("client %d, which has nothing, is refused with %d of 100 in flight", i, p.used)
-		}
-		p.add(i, 10)
-	}
-	if ok, why := p.fits("one more", 10); ok || why != refusedNode {
-		t.Errorf("with all in flight one more is let in: %v, %v", ok, why)
-	}
-}
-
-// What is larger than every limit would else be refused for ever.
-func TestWhatIsLargeGetsInAlone(t *testing.T) {
-	a := newAdmission(Limits{InFlight: 100, Shard: 50, Client: 25})
-	big, err := a.admit(t.Context(), 3, admitPush, 1000)
-	if err != nil {
-		t.Fatalf("alone: %v", err)
-	}
-	_, err = a.admit(t.Context(), 3, admitPush, 1)
-	o, ok := errors.AsType[*rowraft.OverloadedError](err)
-	if !ok || o.RetryAfter < hintBase || o.RetryAfter > hintMost {
-		t.Fatalf("beside it: %v, want an OverloadedError with a hint", err)
-	}
-	big.release()
-	big.release() // counts once
-	if s := a.stats(); s.used[admitPush] != 0 || s.shards[3] != 0 || s.clients != 0 || s.refused[refusedClient] != 1 {
-		t.Errorf("after it: %+v", s)
-	}
-}
-
-// Ten who wait for one that is let in ask a tenth as often each.
-func TestTheHintGrowsWithRefusals(t *testing.T) {
-	h, now := hint{}, time.Now()
-	first := h.refused(now)
-	var busy time.Duration
-	for range 100 {
-		now = now.Add(time.Millisecond)
-		h.admitted()
-		for range 10 {
-			busy = h.refused(now)
-		}
-	}
-	if first != 2*hintBase || busy < 8*hintBase || busy > 12*hintBase {
-		t.Errorf("the first hint is %v, with ten refusals for one admission %v", first, busy)
-	}
-	for range 10000 {
-		busy = h.refused(now)
-	}
-	if busy != hintMost {
-		t.Errorf("when nobody is let in the hint is %v, want %v", busy, hintMost)
-	}
-	if now = now.Add(time.Minute); h.refused(now) > hintMost {
-		t.Error("it never gets shorter")
-	}
-}
-
-func TestLimitsComeFromMemory(t *testing.T) {
-	disk := fstest.MapFS{"proc/meminfo": {Data: []byte("MemTotal: 8388608 kB\n")}}
-	for _, tc := range []struct {
-		name        string
-		given, want Limits
-	}{
-		{"of the machine", Limits{}, Limits{512 << 20, 256 << 20, 128 << 20, 8 << 30}},
-		{"of a small one", Limits{Memory: 256 << 20}, Limits{64 << 20, 32 << 20, 16 << 20, 256 << 20}},
-		{"of a large one", Limits{Memory: 1 << 40}, Limits{1 << 30, 512 << 20, 256 << 20, 1 << 40}},
-		{"given", Limits{InFlight: 100, Client: 7}, Limits{100, 50, 7, 8 << 30}},
-	} {
-		got := tc.given
-		if err := got.setDefaults(disk); err != nil || got != tc.want {
-			t.Errorf("%s: %+v, %v, want %+v", tc.name, got, err, tc.want)
-		}
-	}
-	if err := (&Limits{Shard: -1}).setDefaults(disk); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
-		t.Errorf("a negative limit: %v", err)
-	}
-}
 
 // A push that waits for a new leader to begin is in memory: where there is no room for it,
 // it is refused at once.
 func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 	applies := make(chan *replica, 1)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.Limits = Limits{InFlight: 1 << 20, Client: 1 << 10}
+		cfg.Limits = admit.Limits{InFlight: 1 << 20, Client: 1 << 10}
 		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
 			select {
 			case applies <- r:
@@ -174,7 +40,7 @@ func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 		_, _, err := r.push(t.Context(), wire.Part{Op: wire.OpPush, Payload: rpc.Pool.Bytes(100)})
 		return err
 	}
-	held, err := r.admit.admit(t.Context(), 0, admitPush, 1000)
+	held, err := r.admit.Admit(t.Context(), 0, admit.Push, 1000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,13 +48,13 @@ func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 	if err := push(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Errorf("a push to a leader that has not begun, and has no room: %v", err)
 	}
-	held.release()
+	held.Release()
 	if err := push(); err == nil { // it waits for its turn, and then is nobody's
 		t.Error("a push of no session is taken")
 	}
 	r.leading.CompareAndSwap(0, term)
-	if s := r.admit.stats(); s.used[admitPush] != 0 {
-		t.Errorf("%d bytes stay counted", s.used[admitPush])
+	if used := r.admit.InFlight(admit.Push); used != 0 {
+		t.Errorf("%d bytes stay counted", used)
 	}
 }
 
@@ -198,7 +64,7 @@ func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 func TestPullsThatWaitCount(t *testing.T) {
 	applies := make(chan *replica, 1)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.Limits = Limits{InFlight: 1 << 20, Client: 4 << 10}
+		cfg.Limits = admit.Limits{InFlight: 1 << 20, Client: 4 << 10}
 		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
 			select {
 			case applies <- r:
@@ -236,7 +102,7 @@ func TestPullsThatWaitCount(t *testing.T) {
 	}
 	eventually(t, ctx, "a pull that waits is counted, with its reply", func() bool {
 		stillWaits()
-		return r.admit.stats().used[admitPull] > 2400
+		return r.admit.InFlight(admit.Pull) > 2400
 	})
 	eventually(t, ctx, "a pull next to one that waits has no room", func() bool {
 		stillWaits()
@@ -244,7 +110,7 @@ func TestPullsThatWaitCount(t *testing.T) {
 	})
 	r.leading.CompareAndSwap(0, term)
 	<-waits
-	eventually(t, ctx, "all is given back", func() bool { return r.admit.stats().used[admitPull] == 0 })
+	eventually(t, ctx, "all is given back", func() bool { return r.admit.InFlight(admit.Pull) == 0 })
 
 	// Each of these would wait for a second.
 	for range 500 {
@@ -288,7 +154,7 @@ func (n *testNode) awaitMetric(t testing.TB, name string, ok func(float64) bool)
 // as its limit, others are served beside it, and what it has not taken counts until its
 // connection ends.
 func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
-	limits := Limits{InFlight: 16 << 20, Client: 4 << 20, Shard: 16 << 20}
+	limits := admit.Limits{InFlight: 16 << 20, Client: 4 << 20, Shard: 16 << 20}
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Limits = limits })
 	ctx, n := testContext(t), c.nodes[0]
 	schema := counterSchema("wide")
@@ -360,7 +226,7 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 // TestPushesBeyondTheLimitAreAskedAgain: with limits far below what is pushed, every
 // push is applied, once, and nothing stays counted.
 func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
-	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.Limits = Limits{InFlight: 8 << 10, Shard: 4 << 10, Client: 2 << 10} })
+	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.Limits = admit.Limits{InFlight: 8 << 10, Shard: 4 << 10, Client: 2 << 10} })
 	ctx := testContext(t)
 	const clients, pushes = 4, 25
 	keys := make([]rowraft.Key, 64)
@@ -415,7 +281,7 @@ func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
 		for _, why := range []string{"client", "share", "shard", "node"} {
 			refused += n.metric(t, fmt.Sprintf(`rowraft_admission_refused_total{reason=%q}`, why))
 		}
-		for _, op := range admittedOpNames {
+		for _, op := range []string{"push", "pull"} {
 			n.awaitMetric(t, fmt.Sprintf(`rowraft_in_flight_bytes{op=%q}`, op), func(v float64) bool { return v == 0 })
 		}
 	}

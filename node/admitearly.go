@@ -26,9 +26,9 @@ func (n *Node) refuseWrite(ctx context.Context) error {
 		return nil // who leads may have room: the caller must hear who that is
 	}
 	if !said.Delete {
-		if err := n.admission.roomForRows(); err != nil {
+		if err := n.admission.RoomForRows(); err != nil {
 			return err
 		}
 	}
-	return n.admission.early(ctx, shard, wire.PartHeaderSize+said.Bytes)
+	return n.admission.Early(ctx, shard, wire.PartHeaderSize+said.Bytes)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -44,7 +45,7 @@ func (p *pusher) push(ctx context.Context) error {
 // What was refused was not applied, all else once.
 func TestAFloodLeavesRoomForOthers(t *testing.T) {
 	const flood, others = 200, 4
-	limits := Limits{InFlight: 64 << 10, Shard: 32 << 10, Client: 64 << 10}
+	limits := admit.Limits{InFlight: 64 << 10, Shard: 32 << 10, Client: 64 << 10}
 	var held atomic.Pointer[chan struct{}] // until it is closed nothing is applied, and all that got in is in flight
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.Limits = limits
@@ -158,7 +159,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	var used atomic.Int64
 	c := startClusterWith(t, 3, 1, func(cfg *Config) {
 		cfg.Limits.Memory = 1 << 30
-		cfg.memoryUse = func() memoryUse { return memoryUse{anonymous: used.Load(), goRuntime: -1, left: -1} }
+		cfg.memoryUse = func() admit.MemoryUse { return admit.MemoryUse{Anonymous: used.Load(), GoRuntime: -1, Left: -1} }
 	})
 	ctx := testContext(t)
 	var stubs []rowraftv1.TableClient

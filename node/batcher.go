@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
@@ -52,11 +53,11 @@ type waiting struct {
 	part wire.Part
 	done chan shard.PartResult // capacity 1: the caller may have left
 
-	ticket *ticket // until it is answered, whether or not the caller waits
+	ticket *admit.Ticket // until it is answered, whether or not the caller waits
 }
 
 func (w *waiting) answer(r shard.PartResult) {
-	w.ticket.release()
+	w.ticket.Release()
 	w.done <- r
 }
 
@@ -80,7 +81,7 @@ func newBatcher(group proposer, header func() wire.EntryHeader) *batcher {
 
 // submit queues a part and returns where its result will come; t is released by then.
 // It never waits: a full queue is CodeOverloaded, and t stays the caller's.
-func (b *batcher) submit(ctx context.Context, p wire.Part, t *ticket) (<-chan shard.PartResult, error) {
+func (b *batcher) submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
 	w := &waiting{ctx: ctx, part: p, done: make(chan shard.PartResult, 1), ticket: t}
 	b.mu.Lock()
 	defer b.mu.Unlock()

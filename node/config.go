@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/scheduler"
@@ -69,7 +70,7 @@ type Config struct {
 	// DiskReserveBytes is kept free: below it pushes are refused; 0: 256 MiB.
 	DiskReserveBytes int64
 	// Limits of what clients have in flight here, and of memory.
-	Limits Limits
+	Limits admit.Limits
 	// SetHeapLimit tells Go's heap of the process what the rows leave of Limits.Memory, as
 	// debug.SetMemoryLimit does; nil: the heap is left alone.
 	SetHeapLimit func(bytes int64)
@@ -121,7 +122,7 @@ type Config struct {
 	// tamper changes what a replica applies; nil but in tests and canaries.
 	tamper func(r *replica, index rowraft.Index, entry []byte) []byte
 
-	memoryUse func() memoryUse // nil but in tests
+	memoryUse func() admit.MemoryUse // nil but in tests
 
 	// announce is what this server says that it understands; the truth, but in tests.
 	announce scheduler.Versions
@@ -154,7 +155,7 @@ func (c *Config) setDefaults() error {
 	if _, err := profileOf(c.Profile); err != nil {
 		return err
 	}
-	if err := c.Limits.setDefaults(os.DirFS("/")); err != nil {
+	if err := c.Limits.SetDefaults(os.DirFS("/")); err != nil {
 		return err
 	}
 	if c.LogBackend != "" && !slices.Contains(raftlog.Backends, c.LogBackend) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/wire"
@@ -46,11 +47,11 @@ func (n *Node) forward(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if p, ok := req.(interface{ GetPayload() []byte }); ok {
 		size = len(p.GetPayload())
 	}
-	t, err := n.admission.admit(ctx, r.shard, admitPush, wire.PartHeaderSize+size)
+	t, err := n.admission.Admit(ctx, r.shard, admit.Push, wire.PartHeaderSize+size)
 	if err != nil {
 		return nil, err
 	}
-	defer t.release()
+	defer t.Release()
 	out, cancel := context.WithCancel(n.onBehalf(ctx))
 	defer cancel()
 	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(out, cancel, leader) })
@@ -62,12 +63,12 @@ func (n *Node) forward(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if !ok {
 		return reply, nil
 	}
-	held, err := n.admission.admit(ctx, r.shard, admitPull, len(pulled.Payload))
+	held, err := n.admission.Admit(ctx, r.shard, admit.Pull, len(pulled.Payload))
 	if err != nil {
 		rpc.Pool.Release(pulled.Payload)
 		return nil, err
 	}
-	keepTicket(ctx, held)
+	admit.KeepUntilTaken(ctx, held)
 	return reply, nil
 }
 

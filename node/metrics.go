@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -114,7 +115,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{buildInfo, timers, fsyncDesc, lateDesc, needDesc, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
 		ch <- d
 	}
-	for _, d := range admissionDescs {
+	for _, d := range admit.Descs {
 		ch <- d
 	}
 	for _, d := range replicaMetrics {
@@ -147,7 +148,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	replicas := m.n.replicaStatus()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
-	m.n.admission.collect(ch)
+	m.n.admission.Collect(ch)
 	ch <- prometheus.MustNewConstMetric(timers, prometheus.GaugeValue, 1, m.n.profile())
 	nodes, tables := m.names()
 	for _, r := range replicas {

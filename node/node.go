@@ -21,6 +21,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/scheduler"
@@ -49,7 +50,7 @@ type Node struct {
 	health   *health.Server
 	control  *control
 
-	admission *admission
+	admission *admit.Admission
 
 	fatal    chan error      // capacity 1: why the process must end
 	stopping context.Context // ends when the services stop
@@ -110,7 +111,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: newAdmission(cfg.Limits), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
+	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: admit.New(cfg.Limits), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
 	if n.identity, err = identity.Open(cfg.FS, cfg.DataDir); err != nil {
@@ -243,7 +244,7 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	wg.Go(func() { n.control.followMap(ctx) })
 	wg.Go(func() { n.control.register(ctx) })
 	wg.Go(func() { n.scrub(ctx) })
-	wg.Go(func() { n.guardMemory(ctx) })
+	wg.Go(func() { n.admission.GuardMemory(ctx, n.cfg.memoryUse, n.cfg.SetHeapLimit, n.log) })
 	wg.Go(func() { n.sweep(ctx) })
 	wg.Go(func() { n.control.hear(ctx) })
 	if source != nil && n.cfg.RenewCert {
@@ -454,7 +455,7 @@ func (n *Node) closeReplicas() error {
 
 // serve starts the gRPC services; the channel gives the error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
-	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls, n.countReplies, n.forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
+	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls, admit.CountReplies, n.forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
 	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
@@ -469,7 +470,7 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	healthpb.RegisterHealthServer(n.grpc, n.health)
 	reflection.Register(n.grpc)
 	served := make(chan error, 1)
-	l := countedListener{rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost, source != nil), n.admission}
+	l := n.admission.Listener(rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost, source != nil))
 	go func() { served <- n.grpc.Serve(l) }()
 	if source == nil {
 		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; this server serves loopback addresses only")

@@ -7,6 +7,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -46,11 +47,11 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 		}
 	}
 	if err != nil {
-		t.release()
+		t.Release()
 		return nil, err
 	}
-	t.shrink(len(got.payload)) // the request is let go of
-	keepTicket(ctx, t)
+	t.Shrink(len(got.payload)) // the request is let go of
+	admit.KeepUntilTaken(ctx, t)
 	return &rowraftv1.PullReply{
 		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
 	}, nil
@@ -59,7 +60,7 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 // admitPull checks a pull and counts it from its arrival: its own bytes, and those of the reply that it
 // asks for. A pull waits for up to a second, and what waits is in memory. A table that this replica does
 // not know may come while the pull waits; the reply is counted when it is made then.
-func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*ticket, error) {
+func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*admit.Ticket, error) {
 	if err := r.mayTouch(ctx, req.Payload); err != nil {
 		return nil, err
 	}
@@ -67,11 +68,11 @@ func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*t
 	if err != nil && rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		return nil, err
 	}
-	return r.admit.admit(ctx, r.shard, admitPull, len(req.Payload)+size)
+	return r.admit.Admit(ctx, r.shard, admit.Pull, len(req.Payload)+size)
 }
 
 // read answers a pull in the mode that it asks for.
-func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *ticket) (pulled, error) {
+func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket) (pulled, error) {
 	minIndex := rowraft.Index(req.MinIndex)
 	switch req.Mode {
 	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
@@ -100,7 +101,7 @@ func boundOf(req *rowraftv1.PullRequest) (bound, error) {
 const maxMaxAge = 365 * 24 * time.Hour
 
 // pull answers a read as the leader, not before minIndex is applied.
-func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *ticket, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
+func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
 	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
 		return r.pullRows(req, t)
 	}
@@ -136,10 +137,10 @@ func (r *replica) awaitApplied(ctx context.Context, index rowraft.Index) error {
 }
 
 // pullRows reads the rows of a pull that t admitted.
-func (r *replica) pullRows(req *rowraftv1.PullRequest, t *ticket) (got pulled, err error) {
+func (r *replica) pullRows(req *rowraftv1.PullRequest, t *admit.Ticket) (got pulled, err error) {
 	var refused error
 	got.payload, got.index, err = r.machine.Pull(req.Payload, req.Presence, func(size int) []byte {
-		if refused = t.grow(len(req.Payload) + size); refused != nil {
+		if refused = t.Grow(len(req.Payload) + size); refused != nil {
 			return nil
 		}
 		return rpc.Pool.Bytes(size)
@@ -172,7 +173,7 @@ func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraf
 
 // pullBounded answers a read on any replica, if it can prove that its rows are as new
 // as b wants when they are read.
-func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *ticket, b bound, minIndex rowraft.Index) (pulled, error) {
+func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b bound, minIndex rowraft.Index) (pulled, error) {
 	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
 		return pulled{}, r.tooStale(proof{}, b, minIndex)
 	}

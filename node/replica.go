@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
@@ -31,7 +32,7 @@ type replica struct {
 	gate    gate // before batch
 	steps   *steps
 	fresh   *freshness
-	admit   *admission // of the server
+	admit   *admit.Admission // of the server
 	log     *slog.Logger
 
 	gateVersion func(rowraft.ShardID, uint16) error // of the server; nil: anything may be logged
@@ -227,7 +228,7 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		rpc.Pool.Release(p.Payload)
 		return 0, false, now
 	}
-	t, err := r.admit.push(ctx, r.shard, &p)
+	t, err := r.admit.Write(ctx, r.shard, &p)
 	if err != nil {
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
@@ -242,20 +243,20 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		err = r.gate.enter(ctx, p.Size())
 	}
 	if err != nil {
-		t.release()
+		t.Release()
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
 	defer r.gate.leave()
 	duplicate, err = checkPart(ctx, r.machine, &p, r.confirm)
 	if err != nil || duplicate {
-		t.release()
+		t.Release()
 		rpc.Pool.Release(p.Payload)
 		return r.machine.AppliedIndex(), duplicate, err
 	}
 	done, err := r.batch.submit(ctx, p, t)
 	if err != nil {
-		t.release()
+		t.Release()
 		return 0, false, err
 	}
 	result, err := wait(ctx, done)

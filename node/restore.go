@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -43,7 +44,7 @@ func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.Restore
 		return &rowraftv1.RestorePartReply{TableEpoch: uint64(r.machine.Epoch()), Staged: true}, nil
 	}
 	reply := r.restoreReply(id)
-	reply.Node, reply.FreeMemory = string(s.n.self.ID), freeMemory(os.DirFS("/"))
+	reply.Node, reply.FreeMemory = string(s.n.self.ID), admit.FreeMemory(os.DirFS("/"))
 	return reply, nil
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/shard"
 )
@@ -35,11 +36,11 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 	if err != nil {
 		return err
 	}
-	t, err := r.admit.admit(stream.Context(), r.shard, admitPull, 2*scanMessageBytes)
+	t, err := r.admit.Admit(stream.Context(), r.shard, admit.Pull, 2*scanMessageBytes)
 	if err != nil {
 		return err
 	}
-	defer t.release()
+	defer t.Release()
 	for c.slot <= req.LastSlot {
 		reply, err := c.fill(req.LastSlot)
 		if err == nil {

@@ -232,7 +232,7 @@ func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 	o := j.open[p.Step]
 	size, heads := len(p.payload), positionBytes*len(p.positions)
 	if o == nil {
-		if err := s.r.admit.roomForRows(); err != nil { // what was begun is finished
+		if err := s.r.admit.RoomForRows(); err != nil { // what was begun is finished
 			return nil, err
 		}
 		o = &openStep{step: p.Step, begun: s.begun + 1, parts: make(map[rowraft.Rank]*rankPart), rates: make(map[rowraft.TableID]wire.Segment), done: make(chan struct{})}

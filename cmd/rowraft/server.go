@@ -24,6 +24,7 @@ import (
 	"github.com/rowraft/rowraft/internal/recentlog"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node"
+	"github.com/rowraft/rowraft/node/admit"
 )
 
 // serverFlags are the flags of `rowraft server`.
@@ -47,7 +48,7 @@ type serverFlags struct {
 	snapshotMax              int64
 	snapshotSend             int64
 	segment                  int
-	limits                   node.Limits
+	limits                   admit.Limits
 	cpuProfile               string
 	readyFile                string
 	logLevel, logFormat      string

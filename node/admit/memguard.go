@@ -1,4 +1,4 @@
-package node
+package admit
 
 import (
 	"context"
@@ -19,19 +19,19 @@ const (
 	memoryLook = 250 * time.Millisecond
 	// memoryTrimEvery bounds how often a process that is full gives garbage back by force.
 	memoryTrimEvery = 10 * time.Second
-	// memoryReserve is what the machine must have left, whoever takes it.
+	// memoryReserve is what all processes together must leave of the machine.
 	memoryReserve = 128 << 20
 	// minHeapLimit is the least that Go's heap is told to live with: below that it would
 	// only collect.
 	minHeapLimit = 128 << 20
 )
 
-// memoryUse is what the process has and what the machine has left, in bytes; a negative
+// MemoryUse is what the process has and what the machine has left, in bytes; a negative
 // number is unknown.
-type memoryUse struct {
-	anonymous int64 // resident, without pages of files: rows, Go's heap, stacks
-	goRuntime int64 // of these what Go has: its heap with garbage, stacks, structures
-	left      int64
+type MemoryUse struct {
+	Anonymous int64 // resident, without pages of files: rows, Go's heap, stacks
+	GoRuntime int64 // of these what Go has: its heap with garbage, stacks, structures
+	Left      int64
 }
 
 // memoryGuard keeps the process below its memory limit. Rows are off Go's heap, so
@@ -41,10 +41,10 @@ type memoryUse struct {
 // One goroutine runs it.
 type memoryGuard struct {
 	limit int64
-	use   func() memoryUse
-	heap  func(bytes int64) // sets Go's soft limit; nil: it is somebody else's
+	use   func() MemoryUse
+	heap  func(bytes int64) // sets Go's soft limit; nil: this server leaves it alone
 	trim  func()            // gives garbage back to the system
-	a     *admission
+	a     *Admission
 	log   *slog.Logger
 
 	full    bool
@@ -68,8 +68,8 @@ func (g *memoryGuard) run(ctx context.Context) {
 
 // look decides by what is used now. Beyond nine tenths of the limit the process is full,
 // until it has less than seven eighths.
-func (g *memoryGuard) look(u memoryUse, now time.Time) {
-	if g.limit <= 0 || u.anonymous < 0 {
+func (g *memoryGuard) look(u MemoryUse, now time.Time) {
+	if g.limit <= 0 || u.Anonymous < 0 {
 		return
 	}
 	g.shareHeap(u)
@@ -78,28 +78,28 @@ func (g *memoryGuard) look(u memoryUse, now time.Time) {
 		most = g.limit / 8 * 7
 	}
 	reserve := min(int64(memoryReserve), g.limit/64)
-	full := u.anonymous > most || u.left >= 0 && u.left < reserve
+	full := u.Anonymous > most || u.Left >= 0 && u.Left < reserve
 	if full && now.Sub(g.trimmed) >= memoryTrimEvery {
 		g.trimmed = now
 		g.trim()
 	}
 	if full != g.full {
 		g.full = full
-		g.log.Warn("memory", "full", full, "used_bytes", u.anonymous, "of_go", u.goRuntime, "limit_bytes", g.limit, "left_on_machine", u.left)
+		g.log.Warn("memory", "full", full, "used_bytes", u.Anonymous, "of_go", u.GoRuntime, "limit_bytes", g.limit, "left_on_machine", u.Left)
 	}
 	why := ""
 	if full {
-		why = fmt.Sprintf("the server has %d bytes of memory, its limit is %d (--memory-limit-bytes), and the machine has %d left: what would make rows is refused until there is room; drop tables, add a server, or give this one more", u.anonymous, g.limit, u.left)
+		why = fmt.Sprintf("the server has %d bytes of memory, its limit is %d (--memory-limit-bytes), and the machine has %d Left: what would make rows is refused until there is room; drop tables, add a server, or give this one more", u.Anonymous, g.limit, u.Left)
 	}
-	g.a.setMemory(u.anonymous, why)
+	g.a.setMemory(u.Anonymous, why)
 }
 
 // shareHeap tells Go's heap what everything else leaves of 85 % of the limit.
-func (g *memoryGuard) shareHeap(u memoryUse) {
-	if g.heap == nil || u.goRuntime < 0 {
+func (g *memoryGuard) shareHeap(u MemoryUse) {
+	if g.heap == nil || u.GoRuntime < 0 {
 		return
 	}
-	rest := max(u.anonymous-u.goRuntime, 0)
+	rest := max(u.Anonymous-u.GoRuntime, 0)
 	want := max(g.limit/100*85-rest, minHeapLimit)
 	if off := want - g.set; off > g.limit/64 || -off > g.limit/64 {
 		g.set = want
@@ -108,7 +108,7 @@ func (g *memoryGuard) shareHeap(u memoryUse) {
 }
 
 // setMemory notes what is used, and why pushes are refused; "": they are not.
-func (a *admission) setMemory(used int64, why string) {
+func (a *Admission) setMemory(used int64, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.memory, a.full = used, why
@@ -120,21 +120,22 @@ func giveMemoryBack() {
 	debug.FreeOSMemory()
 }
 
-// guardMemory runs the guard of this server until ctx ends.
-func (n *Node) guardMemory(ctx context.Context) {
-	use := n.cfg.memoryUse
+// GuardMemory keeps the process below Limits.Memory until ctx ends: it tells heap, unless that is nil, what the
+// rows leave of the limit to Go's heap, and refuses writes that make rows when the process is nearly full. use
+// reads the memory of the process; nil: from /proc.
+func (a *Admission) GuardMemory(ctx context.Context, use func() MemoryUse, heap func(bytes int64), log *slog.Logger) {
 	if use == nil {
 		root := os.DirFS("/")
-		use = func() memoryUse { return readMemory(root) }
+		use = func() MemoryUse { return readMemory(root) }
 	}
-	g := &memoryGuard{limit: n.cfg.Limits.Memory, use: use, heap: n.cfg.SetHeapLimit, trim: giveMemoryBack, a: n.admission, log: n.log}
+	g := &memoryGuard{limit: a.limits.Memory, use: use, heap: heap, trim: giveMemoryBack, a: a, log: log}
 	g.run(ctx)
 }
 
-func readMemory(root fs.FS) memoryUse {
-	u := memoryUse{anonymous: anonymousBytes(root), goRuntime: goBytes(), left: -1}
+func readMemory(root fs.FS) MemoryUse {
+	u := MemoryUse{Anonymous: anonymousBytes(root), GoRuntime: goBytes(), Left: -1}
 	if left := available(root); left > 0 {
-		u.left = int64(left)
+		u.Left = int64(left)
 	}
 	return u
 }

@@ -1,4 +1,4 @@
-package node
+package admit
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // need it: see pool.fits. What alone is larger than a limit is let in when nothing else
 // is there.
 type Limits struct {
-	InFlight int64 // of everybody; 0: a sixteenth of Memory, 64 MiB to 1 GiB
+	InFlight int64 // of all clients together; 0: a sixteenth of Memory, 64 MiB to 1 GiB
 	Shard    int64 // of one shard; 0: half of InFlight
 	Client   int64 // of one client: an identity or, without certificates, a connection; 0: a quarter of InFlight
 	// Memory is what the process may have: beyond nine tenths of it pushes are refused.
@@ -27,16 +27,17 @@ type Limits struct {
 	Memory int64
 }
 
-// admittedOp is what bytes in flight are of.
-type admittedOp uint8
+// Op is what bytes in flight are of.
+type Op uint8
 
+// The operations.
 const (
-	admitPush admittedOp = iota
-	admitPull
-	admittedOps
+	Push Op = iota
+	Pull
+	ops
 )
 
-var admittedOpNames = [admittedOps]string{"push", "pull"}
+var opNames = [ops]string{"push", "pull"}
 
 // refusal is why something was not let in.
 type refusal uint8
@@ -52,26 +53,27 @@ const (
 
 var refusalNames = [refusals]string{"node", "shard", "client", "share", "memory"}
 
-// admission counts the bytes in flight of a server and refuses what is too much, at
+// Admission counts the bytes in flight of a server and refuses what is too much, at
 // once: it queues nothing. A nil one lets everything in.
 //
 // mu is held for some map lookups, never across a call out of this file.
-type admission struct {
+type Admission struct {
 	limits Limits
 
 	mu      sync.Mutex
 	node    pool
 	shards  map[rowraft.ShardID]*pool
-	conns   map[any]map[*ticket]struct{} // replies that open connections have not taken
-	used    [admittedOps]int64
+	conns   map[any]map[*Ticket]struct{} // replies that open connections have not taken
+	used    [ops]int64
 	refused [refusals]uint64
 	hint    hint
 	full    string // why there is no memory for pushes; "": there is
 	memory  int64  // that the process has; 0: not known yet
 }
 
-func newAdmission(l Limits) *admission {
-	return &admission{limits: l, node: newPool(l.InFlight), shards: make(map[rowraft.ShardID]*pool), conns: make(map[any]map[*ticket]struct{})}
+// New returns an admission with limits that are set.
+func New(l Limits) *Admission {
+	return &Admission{limits: l, node: newPool(l.InFlight), shards: make(map[rowraft.ShardID]*pool), conns: make(map[any]map[*Ticket]struct{})}
 }
 
 // pool is what many share: bytes in flight, by client.
@@ -107,22 +109,22 @@ func (p *pool) add(client any, n int64) {
 	}
 }
 
-// ticket is what was let in. It is given back once; more often does nothing.
-type ticket struct {
-	a            *admission
+// Ticket is what was let in. It is given back once; more often does nothing.
+type Ticket struct {
+	a            *Admission
 	client, conn any
 	shard        rowraft.ShardID
-	op           admittedOp
+	op           Op
 	bytes        int64
 	over         bool // under a.mu
 }
 
-// admit lets n bytes in, or refuses them with an *rowraft.OverloadedError.
-func (a *admission) admit(ctx context.Context, shard rowraft.ShardID, op admittedOp, n int) (*ticket, error) {
+// Admit lets n bytes in, or refuses them with an *rowraft.OverloadedError.
+func (a *Admission) Admit(ctx context.Context, shard rowraft.ShardID, op Op, n int) (*Ticket, error) {
 	if a == nil {
 		return nil, nil
 	}
-	t := &ticket{a: a, shard: shard, op: op, bytes: int64(n)}
+	t := &Ticket{a: a, shard: shard, op: op, bytes: int64(n)}
 	t.client, t.conn = rpc.ClientOf(ctx)
 	a.mu.Lock()
 	err := a.admitLocked(t)
@@ -133,18 +135,18 @@ func (a *admission) admit(ctx context.Context, shard rowraft.ShardID, op admitte
 	return t, nil
 }
 
-// push lets a part in. Without memory only what gives some back is.
-func (a *admission) push(ctx context.Context, shard rowraft.ShardID, p *wire.Part) (*ticket, error) {
+// Write admits a part of a shard's log. Without memory only what gives some back is.
+func (a *Admission) Write(ctx context.Context, shard rowraft.ShardID, p *wire.Part) (*Ticket, error) {
 	if p.Op != wire.OpDelete {
-		if err := a.roomForRows(); err != nil {
+		if err := a.RoomForRows(); err != nil {
 			return nil, err
 		}
 	}
-	return a.admit(ctx, shard, admitPush, p.Size())
+	return a.Admit(ctx, shard, Push, p.Size())
 }
 
-// roomForRows refuses what may make rows while there is no memory for them.
-func (a *admission) roomForRows() error {
+// RoomForRows refuses what may make rows while there is no memory for them.
+func (a *Admission) RoomForRows() error {
 	if a == nil {
 		return nil
 	}
@@ -157,9 +159,9 @@ func (a *admission) roomForRows() error {
 	return &rowraft.OverloadedError{What: a.full, RetryAfter: hintMost}
 }
 
-// early refuses what admit would refuse now. It takes no room: what it lets pass is put to
-// admit when it is there.
-func (a *admission) early(ctx context.Context, shard rowraft.ShardID, n int) error {
+// Early refuses what Admit would refuse now. It takes no room: Admit counts what passes, once it
+// has arrived.
+func (a *Admission) Early(ctx context.Context, shard rowraft.ShardID, n int) error {
 	if a == nil {
 		return nil
 	}
@@ -171,7 +173,7 @@ func (a *admission) early(ctx context.Context, shard rowraft.ShardID, n int) err
 
 // shardLocked is the pool of a shard.
 // REQUIRES: a.mu is held.
-func (a *admission) shardLocked(id rowraft.ShardID) *pool {
+func (a *Admission) shardLocked(id rowraft.ShardID) *pool {
 	s := a.shards[id]
 	if s == nil {
 		p := newPool(a.limits.Shard)
@@ -184,7 +186,7 @@ func (a *admission) shardLocked(id rowraft.ShardID) *pool {
 // roomLocked refuses n more bytes of client in the shard whose pool is s if there is no
 // room for them.
 // REQUIRES: a.mu is held.
-func (a *admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int64) error {
+func (a *Admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int64) error {
 	if have := a.node.by[client]; have > 0 && have+n > a.limits.Client {
 		return a.refuseLocked(refusedClient, "this client has %d bytes in flight on this server, at most %d: wait for answers before asking for more (--client-in-flight-bytes)", have, a.limits.Client)
 	}
@@ -201,7 +203,7 @@ func (a *admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int
 }
 
 // REQUIRES: a.mu is held.
-func (a *admission) admitLocked(t *ticket) error {
+func (a *Admission) admitLocked(t *Ticket) error {
 	s := a.shardLocked(t.shard)
 	if err := a.roomLocked(t.client, s, t.shard, t.bytes); err != nil {
 		return err
@@ -210,20 +212,20 @@ func (a *admission) admitLocked(t *ticket) error {
 	s.add(t.client, t.bytes)
 	a.used[t.op] += t.bytes
 	a.hint.admitted()
-	if open := a.conns[t.conn]; open != nil && t.op == admitPull {
+	if open := a.conns[t.conn]; open != nil && t.op == Pull {
 		open[t] = struct{}{}
 	}
 	return nil
 }
 
 // REQUIRES: a.mu is held.
-func (a *admission) refuseLocked(why refusal, format string, args ...any) error {
+func (a *Admission) refuseLocked(why refusal, format string, args ...any) error {
 	a.refused[why]++
 	return &rowraft.OverloadedError{What: fmt.Sprintf(format, args...), RetryAfter: a.hint.refused(time.Now())}
 }
 
-// release gives the bytes of t back.
-func (t *ticket) release() {
+// Release gives the bytes of t back.
+func (t *Ticket) Release() {
 	if t == nil {
 		return
 	}
@@ -232,9 +234,9 @@ func (t *ticket) release() {
 	t.a.mu.Unlock()
 }
 
-// grow counts n bytes in all, if there is room for those that are more. A refused ticket has given its
+// Grow counts n bytes in all, if there is room for those that are more. A refused ticket has given its
 // bytes back.
-func (t *ticket) grow(n int) error {
+func (t *Ticket) Grow(n int) error {
 	if t == nil {
 		return nil
 	}
@@ -250,8 +252,8 @@ func (t *ticket) grow(n int) error {
 	return err
 }
 
-// shrink counts n bytes in all, where those that are fewer have been let go of.
-func (t *ticket) shrink(n int) {
+// Shrink counts n bytes in all, where those that are fewer have been let go of.
+func (t *Ticket) Shrink(n int) {
 	if t == nil {
 		return
 	}
@@ -268,7 +270,7 @@ func (t *ticket) shrink(n int) {
 }
 
 // REQUIRES: a.mu is held.
-func (a *admission) releaseLocked(t *ticket) {
+func (a *Admission) releaseLocked(t *Ticket) {
 	if t.over {
 		return
 	}
@@ -279,9 +281,8 @@ func (a *admission) releaseLocked(t *ticket) {
 	delete(a.conns[t.conn], t)
 }
 
-// hint says how long one who was refused should wait: 20 ms, and as much again for each
-// refusal that came for one admission lately, so that those who wait ask about as often
-// as somebody gets in.
+// hint is how long a refused client should wait: 20 ms, and as much again for each recent
+// refusal per admission. So waiting clients ask about as often as one is admitted.
 type hint struct {
 	since     time.Time
 	ins, outs int
@@ -303,10 +304,10 @@ func (h *hint) refused(now time.Time) time.Duration {
 	return min(hintBase*time.Duration(1+h.outs/(1+h.ins)), hintMost)
 }
 
-// admissionStats is what metrics show.
-type admissionStats struct {
+// stats is what metrics show.
+type stats struct {
 	limits  Limits
-	used    [admittedOps]int64
+	used    [ops]int64
 	refused [refusals]uint64
 	clients int // that have bytes in flight
 	shards  map[rowraft.ShardID]int64
@@ -314,10 +315,17 @@ type admissionStats struct {
 	memory  int64
 }
 
-func (a *admission) stats() admissionStats {
+// InFlight returns the bytes of op that are in flight.
+func (a *Admission) InFlight(op Op) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := admissionStats{limits: a.limits, used: a.used, refused: a.refused, clients: len(a.node.by), shards: make(map[rowraft.ShardID]int64), full: a.full != "", memory: a.memory}
+	return a.used[op]
+}
+
+func (a *Admission) stats() stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := stats{limits: a.limits, used: a.used, refused: a.refused, clients: len(a.node.by), shards: make(map[rowraft.ShardID]int64), full: a.full != "", memory: a.memory}
 	for id, p := range a.shards {
 		s.shards[id] = p.used
 	}

@@ -1,4 +1,4 @@
-package node
+package admit
 
 import (
 	"context"
@@ -11,41 +11,44 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// A reply is in memory until its client has taken it, long after its handler has
-// returned. So the handler leaves the ticket of a reply here, and whoever gives the
-// reply to gRPC has it released when the transport lets go of the payload.
-type replyTicket struct{ t *ticket }
+// replyTicket carries the ticket of a reply from the handler to CountReplies. A reply is in
+// memory until its client has taken it, long after its handler has returned; CountReplies has
+// the ticket released when the transport lets go of the payload.
+type replyTicket struct{ t *Ticket }
 
 type replyTicketKey struct{}
 
-// keepTicket releases t when the reply to the call of ctx was taken.
-func keepTicket(ctx context.Context, t *ticket) {
+// KeepUntilTaken releases t when the reply to the call of ctx was taken.
+func KeepUntilTaken(ctx context.Context, t *Ticket) {
 	if slot, ok := ctx.Value(replyTicketKey{}).(*replyTicket); ok {
 		slot.t = t
 		return
 	}
-	t.release() // not a call over the network
+	t.Release() // not a call over the network
 }
 
-// countReplies is the interceptor of replies to pulls.
-func (n *Node) countReplies(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+// CountReplies is the interceptor of replies to pulls.
+func CountReplies(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	if info.FullMethod != rowraftv1.Table_Pull_FullMethodName {
 		return h(ctx, req)
 	}
 	slot := &replyTicket{}
 	reply, err := h(context.WithValue(ctx, replyTicketKey{}, slot), req)
 	if slot.t == nil || err != nil {
-		slot.t.release()
+		slot.t.Release()
 		return reply, err
 	}
-	return &rpc.Counted{Reply: reply.(*rowraftv1.PullReply), Taken: slot.t.release}, nil
+	return &rpc.Counted{Reply: reply.(*rowraftv1.PullReply), Taken: slot.t.Release}, nil
 }
+
+// Listener returns l, whose connections the admission knows.
+func (a *Admission) Listener(l net.Listener) net.Listener { return countedListener{l, a} }
 
 // countedListener tells the admission which connections are open: what one of them has
 // not taken when it ends is given back then, as gRPC does not say so.
 type countedListener struct {
 	net.Listener
-	a *admission
+	a *Admission
 }
 
 func (l countedListener) Accept() (net.Conn, error) {
@@ -55,7 +58,7 @@ func (l countedListener) Accept() (net.Conn, error) {
 	}
 	key := rpc.ConnKey(c.RemoteAddr())
 	l.a.mu.Lock()
-	l.a.conns[key] = make(map[*ticket]struct{})
+	l.a.conns[key] = make(map[*Ticket]struct{})
 	l.a.mu.Unlock()
 	return &countedConn{Conn: c, ended: sync.OnceFunc(func() { l.a.connEnded(key) })}, nil
 }
@@ -74,7 +77,7 @@ func (c *countedConn) Close() error {
 	return err
 }
 
-func (a *admission) connEnded(key any) {
+func (a *Admission) connEnded(key any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	open := a.conns[key]

@@ -1,4 +1,4 @@
-package node
+package admit
 
 import (
 	"bufio"
@@ -13,10 +13,10 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// freeMemory is how much more this process may take, as far as the machine tells:
+// FreeMemory is how much more this process may take, as far as the machine tells:
 // what it has left, and what the cgroups of the process leave it (version 2). 0 is
 // unknown. GOMEMLIMIT does not count: rows are off the heap that it limits.
-func freeMemory(root fs.FS) uint64 {
+func FreeMemory(root fs.FS) uint64 {
 	free := available(root)
 	if limit := cgroupLimit(root); limit > 0 {
 		left := uint64(1) // none, and known
@@ -97,8 +97,8 @@ func machineMemory(root fs.FS) uint64 {
 	return total
 }
 
-// setDefaults fills in the limits that are not given.
-func (l *Limits) setDefaults(root fs.FS) error {
+// SetDefaults fills in the limits that are not given.
+func (l *Limits) SetDefaults(root fs.FS) error {
 	for _, given := range []struct {
 		name  string
 		bytes int64

@@ -1,4 +1,4 @@
-package node
+package admit
 
 import (
 	"strconv"
@@ -17,15 +17,16 @@ var (
 	memoryLimitDesc   = desc("memory_limit_bytes", "What the process may have; 0: unknown.")
 )
 
-var admissionDescs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc, memoryFullDesc, memoryUsedDesc, memoryLimitDesc}
+// Descs describe what Collect sends.
+var Descs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc, memoryFullDesc, memoryUsedDesc, memoryLimitDesc}
 
-// collect tells what is in flight. No label is a client: there may be any number.
-func (a *admission) collect(ch chan<- prometheus.Metric) {
+// Collect sends what is in flight. No label is a client: there may be any number.
+func (a *Admission) Collect(ch chan<- prometheus.Metric) {
 	s := a.stats()
 	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
-	for op, name := range admittedOpNames {
+	for op, name := range opNames {
 		gauge(inFlightDesc, s.used[op], name)
 	}
 	for id, used := range s.shards {
@@ -38,7 +39,15 @@ func (a *admission) collect(ch chan<- prometheus.Metric) {
 	for why, name := range refusalNames {
 		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(s.refused[why]), name)
 	}
-	gauge(memoryFullDesc, int64(bit(s.full)))
+	full := int64(0)
+	if s.full {
+		full = 1
+	}
+	gauge(memoryFullDesc, full)
 	gauge(memoryUsedDesc, s.memory)
 	gauge(memoryLimitDesc, s.limits.Memory)
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("rowraft_"+name, help, labels, nil)
 }

@@ -1,4 +1,4 @@
-package node
+package admit
 
 import (
 	"fmt"
@@ -27,11 +27,11 @@ func TestFreeMemory(t *testing.T) {
 		for file, text := range tc.files {
 			disk[file] = &fstest.MapFile{Data: []byte(text)}
 		}
-		if got := freeMemory(disk); got != tc.want {
+		if got := FreeMemory(disk); got != tc.want {
 			t.Errorf("%s: %d bytes, want %d", name, got, tc.want)
 		}
 	}
-	if _, err := os.Stat("/proc/meminfo"); err == nil && freeMemory(os.DirFS("/")) == 0 {
+	if _, err := os.Stat("/proc/meminfo"); err == nil && FreeMemory(os.DirFS("/")) == 0 {
 		t.Error("this machine tells nothing")
 	}
 }
