@@ -73,7 +73,7 @@ func sent(t *testing.T, call func() error) {
 
 // transport opens the transport of a group that runs no raft.
 func (c *testCluster) transport(n *testNode) *transport {
-	tr := newTransport(n.store.port.layer("g", nil), &n.store.opts, &n.store.pace, "g", n.store.opts.Logger, strangerReceiver(false))
+	tr := newTransport(n.store.port.layer("g", nil), &n.store.opts, n.store.pace, "g", n.store.opts.Logger, strangerReceiver(false))
 	c.t.Cleanup(func() { tr.Close() })
 	return tr
 }

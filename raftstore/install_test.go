@@ -133,7 +133,7 @@ func TestEntriesBelowSnapshotDoNotReachRaft(t *testing.T) {
 	rcv := strangerReceiver(false)
 	rcv.boundary = func() *boundary { return &boundary{10, 3} }
 	o := &c.nodes[1].store.opts
-	b := newTransport(c.nodes[1].store.port.layer("g", nil), o, &c.nodes[1].store.pace, "g", o.Logger, rcv)
+	b := newTransport(c.nodes[1].store.port.layer("g", nil), o, c.nodes[1].store.pace, "g", o.Logger, rcv)
 	t.Cleanup(func() { b.Close() })
 	got := make(chan raft.AppendEntriesRequest, 1)
 	answered(t, b, func(rpc raft.RPC) {
@@ -203,7 +203,7 @@ func TestRedundantSnapshotIsDeclined(t *testing.T) {
 	rcv.applied = func() uint64 { return 100 }
 	rcv.term = func() uint64 { return 7 }
 	o := &c.nodes[1].store.opts
-	b := newTransport(c.nodes[1].store.port.layer("g", nil), o, &c.nodes[1].store.pace, "g", o.Logger, rcv)
+	b := newTransport(c.nodes[1].store.port.layer("g", nil), o, c.nodes[1].store.pace, "g", o.Logger, rcv)
 	t.Cleanup(func() { b.Close() })
 	var reached atomic.Int64
 	answered(t, b, func(rpc raft.RPC) {

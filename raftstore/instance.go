@@ -63,7 +63,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	}
 	o := &g.store.opts
 	n.heartbeat.Store(int64(heartbeat))
-	n.trans = newTransport(g.store.port.layer(g.cfg.ID, g), o, &g.store.pace, g.cfg.ID, g.log, receiver{
+	n.trans = newTransport(g.store.port.layer(g.cfg.ID, g), o, g.store.pace, g.cfg.ID, g.log, receiver{
 		replica:     raft.ServerID(g.cfg.Replica),
 		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
 		applied:     g.fsm.applied.Load,

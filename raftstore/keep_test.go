@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"golang.org/x/time/rate"
 )
 
 // slowInstalls holds the snapshots that a leader sends after their first half until
@@ -165,7 +166,7 @@ func TestALogDoesNotGrowWithEachStart(t *testing.T) {
 // that is below it, and the end of the transport ends the wait.
 func TestSnapshotsAreSentAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, stop := &pace{perSecond: 1 << 20}, make(chan struct{})
+		p, stop := rate.NewLimiter(1<<20, paceBytes), make(chan struct{})
 		begin := time.Now()
 		var wg sync.WaitGroup
 		for range 2 {
@@ -181,13 +182,25 @@ func TestSnapshotsAreSentAtAPace(t *testing.T) {
 			t.Errorf("two times 4 MiB at 1 MiB/s took %v", took)
 		}
 		time.Sleep(time.Hour) //tidy:allow sleep virtual time
-		begin = time.Now()
-		p.take(1<<20, stop) // the time that was not used is not saved up
-		if took := time.Since(begin); took != 0 {
-			t.Errorf("the first byte after a pause took %v", took)
+		late := &pacedReader{bytes.NewReader(make([]byte, 64<<20)), p, stop}
+		read := func() time.Duration {
+			begin := time.Now()
+			if _, err := io.ReadFull(late, make([]byte, paceBytes)); err != nil {
+				t.Error(err)
+			}
+			return time.Since(begin)
+		}
+		if took := read(); took != 0 {
+			t.Errorf("the first bytes after a pause took %v", took)
+		}
+		if took, want := read(), time.Second*paceBytes/(1<<20); took < want-time.Millisecond { // the pause is not saved up
+			t.Errorf("the next bytes after a pause took %v, want %v", took, want)
 		}
 		close(stop)
-		p.take(1<<30, stop)
+		begin = time.Now()
+		if _, err := io.Copy(io.Discard, late); err != nil {
+			t.Error(err)
+		}
 		if took := time.Since(begin); took != 0 {
 			t.Errorf("after the end it took %v", took)
 		}

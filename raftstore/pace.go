@@ -2,51 +2,31 @@ package raftstore
 
 import (
 	"io"
-	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
-// pace spreads the bytes of all snapshots that this node sends, so that they leave
-// the disk and the network to those who push. Safe for concurrent use.
-type pace struct {
-	perSecond int64
+// paceBytes bounds one read of a pacedReader, and so what all of them together may send at once.
+const paceBytes = 64 << 10
 
-	mu   sync.Mutex
-	free time.Time // when what was let through so far is over
-}
-
-// take waits for n bytes, or for stop.
-func (p *pace) take(n int, stop <-chan struct{}) {
-	p.mu.Lock()
-	now := time.Now()
-	if p.free.Before(now) {
-		p.free = now
-	}
-	wait := p.free.Sub(now)
-	p.free = p.free.Add(time.Duration(float64(n) / float64(p.perSecond) * float64(time.Second)))
-	p.mu.Unlock()
-	if wait < time.Millisecond { // less than a timer's error
-		return
-	}
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-stop:
-	}
-}
-
-// pacedReader reads no faster than pace lets it.
+// pacedReader reads no faster than limit lets all readers of the node together, so that
+// snapshots leave the disk and the network to pushes. limit has a burst of paceBytes.
 type pacedReader struct {
-	r    io.Reader
-	pace *pace
-	stop <-chan struct{}
+	r     io.Reader
+	limit *rate.Limiter
+	stop  <-chan struct{} // ends the waits
 }
 
 func (r *pacedReader) Read(b []byte) (int, error) {
-	n, err := r.r.Read(b)
-	if n > 0 {
-		r.pace.take(n, r.stop)
+	n, err := r.r.Read(b[:min(len(b), paceBytes)])
+	if wait := r.limit.ReserveN(time.Now(), n).Delay(); wait > time.Millisecond { // a timer's error
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-r.stop:
+		}
 	}
 	return n, err
 }

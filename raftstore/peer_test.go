@@ -328,7 +328,7 @@ func TestBacklogHoldsEntriesNotHeartbeats(t *testing.T) {
 		c.open(n)
 	}
 	a := c.transport(c.nodes[0])
-	b := newTransport(c.nodes[1].store.port.layer("g", nil), &c.nodes[1].store.opts, &c.nodes[1].store.pace, "g", c.nodes[1].store.opts.Logger, strangerReceiver(true))
+	b := newTransport(c.nodes[1].store.port.layer("g", nil), &c.nodes[1].store.opts, c.nodes[1].store.pace, "g", c.nodes[1].store.opts.Logger, strangerReceiver(true))
 	t.Cleanup(func() { b.Close() })
 	to := raft.ServerAddress(c.nodes[1].id)
 	header := raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"golang.org/x/time/rate"
 )
 
 // Store holds the groups of one node. Safe for concurrent use.
@@ -44,7 +45,7 @@ type Store struct {
 	// them send theirs.
 	snapshots chan struct{}
 	writing   atomic.Int32 // logs that are being written now
-	pace      pace
+	pace      *rate.Limiter
 
 	stop chan struct{}
 	wg   sync.WaitGroup
@@ -92,7 +93,7 @@ func Open(opts Options) (*Store, error) {
 		opts: opts, lock: lock, marks: known, marksKept: make(chan struct{}),
 		cache:     newEntryCache(opts.EntryCacheBytes),
 		snapshots: make(chan struct{}, 2),
-		pace:      pace{perSecond: opts.SnapshotSendBytesPerSecond},
+		pace:      rate.NewLimiter(rate.Limit(opts.SnapshotSendBytesPerSecond), paceBytes),
 		stop:      make(chan struct{}),
 		slowness:  newSlowness(time.Now()), probing: make(latch, 1), restarting: make(chan struct{}, 1),
 	}

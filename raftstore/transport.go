@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"golang.org/x/time/rate"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
@@ -47,7 +48,7 @@ type transport struct {
 
 	maxRPCBytes   int64
 	maxEntryBytes int64
-	pace          *pace
+	pace          *rate.Limiter
 	receiver      receiver
 
 	consume chan raft.RPC
@@ -108,7 +109,7 @@ var (
 	_ raft.WithClose   = (*transport)(nil)
 )
 
-func newTransport(layer *streamLayer, o *Options, p *pace, group string, log *slog.Logger, rcv receiver) *transport {
+func newTransport(layer *streamLayer, o *Options, p *rate.Limiter, group string, log *slog.Logger, rcv receiver) *transport {
 	inFlight := 1
 	if canary.Is(canary.PipelinedAppends) {
 		inFlight = 2

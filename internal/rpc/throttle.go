@@ -1,11 +1,13 @@
 package rpc
 
 import (
+	"maps"
 	"net"
 	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft/internal/quota"
+	"golang.org/x/time/rate"
 )
 
 // maxThrottled bounds the addresses that a Throttle remembers.
@@ -17,39 +19,32 @@ type Throttle struct {
 	Burst int
 	Every time.Duration
 
-	mu   sync.Mutex
-	full map[string]time.Time // when an address has its whole burst again
+	mu sync.Mutex
+	by map[string]*rate.Limiter
 }
 
 // Allow reports whether addr may make a call now. While more addresses than it can
-// remember have called of late, it lets none in that is new.
+// remember have called recently, it refuses addresses that it does not know.
 func (t *Throttle) Allow(addr net.Addr, now time.Time) bool {
 	host := networkOf(addr)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.full == nil {
-		t.full = make(map[string]time.Time)
-	}
-	full, known := t.full[host]
-	if !known && len(t.full) >= maxThrottled {
-		for h, at := range t.full {
-			if !at.After(now) {
-				delete(t.full, h)
-			}
+	l := t.by[host]
+	if l == nil {
+		if len(t.by) >= maxThrottled {
+			whole := func(_ string, l *rate.Limiter) bool { return l.TokensAt(now) >= float64(t.Burst) }
+			maps.DeleteFunc(t.by, whole)
 		}
-		if len(t.full) >= maxThrottled {
+		if len(t.by) >= maxThrottled {
 			return false
 		}
+		if t.by == nil {
+			t.by = make(map[string]*rate.Limiter)
+		}
+		l = rate.NewLimiter(rate.Every(t.Every), t.Burst)
+		t.by[host] = l
 	}
-	if full.Before(now) {
-		full = now
-	}
-	next := full.Add(t.Every)
-	if next.Sub(now) > time.Duration(t.Burst)*t.Every {
-		return false
-	}
-	t.full[host] = next
-	return true
+	return l.AllowN(now, 1)
 }
 
 // networkOf is who counts as one: an IPv4 address, or the /64 of an IPv6 one, which is
