@@ -56,7 +56,7 @@ if [ -z "$full" ]; then
 	stage test-plain test-plain
 	stage race race
 	stage canaries canaries
-	stage demo demo
+	stage demo demo STEPS=500
 	stage chaos chaos CHAOS_SEEDS="2 3"
 else
 	stage test-plain test-plain PLAIN_PKG="$(scripts/plain-packages.sh | tr '\n' ' ')"
